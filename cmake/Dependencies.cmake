@@ -1,0 +1,49 @@
+# Third-party libraries, all from the distribution's packages, each as one imported target.
+find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(MPI REQUIRED COMPONENTS C)
+find_package(HDF5 REQUIRED COMPONENTS C)
+find_package(ZLIB REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+
+# yaml-cpp 0.7 exports a plain target, 0.8 a namespaced one.
+if(NOT TARGET yaml-cpp::yaml-cpp)
+    add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
+endif()
+
+# The OpenMP build of OpenBLAS: it runs a product on one thread when called from inside a parallel region,
+# which is how attention spreads its tiles over the cores.
+find_library(OPENBLAS_LIBRARY openblas REQUIRED
+    PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp NO_DEFAULT_PATH)
+find_path(OPENBLAS_INCLUDE cblas.h REQUIRED
+    PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp NO_DEFAULT_PATH)
+get_filename_component(OPENBLAS_DIR ${OPENBLAS_LIBRARY} DIRECTORY)
+add_library(openblas INTERFACE)
+target_include_directories(openblas SYSTEM INTERFACE ${OPENBLAS_INCLUDE})
+target_link_libraries(openblas INTERFACE ${OPENBLAS_LIBRARY})
+# libopenblas.so.0 may also be provided by the pthreads build; the run path prefers the one linked here.
+target_link_options(openblas INTERFACE "LINKER:-rpath,${OPENBLAS_DIR}")
+
+add_library(perigee_flags INTERFACE)
+target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror>)
+if(PERIGEE_NATIVE)
+    target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
+endif()
+if(PERIGEE_SANITIZE)
+    target_compile_options(perigee_flags INTERFACE
+        $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1>)
+    target_link_options(perigee_flags INTERFACE -fsanitize=address,undefined)
+endif()
+
+if(PERIGEE_CUDA)
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+        set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
+    endif()
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    find_package(CUDAToolkit REQUIRED)
+endif()

@@ -1,0 +1,18 @@
+# `perigee` and the tools: one small main each, placed in build/<preset>/bin.
+add_executable(perigee src/app/main.cc)
+target_link_libraries(perigee PRIVATE perigee_flags perigee_app)
+
+file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cc)
+foreach(source IN LISTS tool_sources)
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(${name} ${source})
+    target_link_libraries(${name} PRIVATE perigee_flags perigee_app CLI11::CLI11 nlohmann_json::nlohmann_json)
+endforeach()
+
+# Benchmarks keep their own folder; a tool of that name would collide with it.
+file(GLOB bench_sources CONFIGURE_DEPENDS tools/bench/*.cc)
+foreach(source IN LISTS bench_sources)
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(${name} ${source})
+    target_link_libraries(${name} PRIVATE perigee_flags perigee_app CLI11::CLI11 openblas OpenMP::OpenMP_CXX)
+endforeach()

@@ -1,0 +1,35 @@
+# One GoogleTest program per layer from tests/<layer>/*_test.cc, and real-process tests from tests/**/*_test.sh.
+find_package(GTest REQUIRED)
+include(GoogleTest)
+
+file(GLOB support_sources CONFIGURE_DEPENDS tests/support/*.cc)
+list(FILTER support_sources EXCLUDE REGEX "_main\\.cc$")
+add_library(test_support STATIC ${support_sources})
+target_include_directories(test_support PUBLIC ${CMAKE_SOURCE_DIR}/tests)
+target_link_libraries(test_support PUBLIC perigee_app perigee_flags GTest::gtest GTest::gmock)
+
+file(GLOB test_folders LIST_DIRECTORIES true RELATIVE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/tests/*)
+foreach(folder IN LISTS test_folders)
+    file(GLOB sources CONFIGURE_DEPENDS tests/${folder}/*_test.cc)
+    if(sources)
+        add_executable(${folder}_tests ${sources})
+        target_link_libraries(${folder}_tests PRIVATE test_support GTest::gtest_main nlohmann_json::nlohmann_json
+            hdf5::hdf5 yaml-cpp::yaml-cpp)
+        gtest_discover_tests(${folder}_tests TEST_PREFIX ${folder}/ DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
+    endif()
+    # Test helpers that are programs of their own: tests/<layer>/<name>_main.cc becomes bin/<name>.
+    file(GLOB mains CONFIGURE_DEPENDS tests/${folder}/*_main.cc)
+    foreach(main IN LISTS mains)
+        get_filename_component(name ${main} NAME_WE)
+        string(REGEX REPLACE "_main$" "" name ${name})
+        add_executable(${name} ${main})
+        target_link_libraries(${name} PRIVATE test_support)
+    endforeach()
+    file(GLOB scripts CONFIGURE_DEPENDS tests/${folder}/*_test.sh)
+    foreach(script IN LISTS scripts)
+        get_filename_component(name ${script} NAME_WE)
+        add_test(NAME ${folder}/${name} COMMAND bash ${script})
+        set_tests_properties(${folder}/${name} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77
+            ENVIRONMENT "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin;PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
+    endforeach()
+endforeach()

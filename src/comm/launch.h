@@ -1,0 +1,37 @@
+// The process's place in the job, and how the job ends. MPI is initialised here and nowhere else.
+#pragma once
+
+#include <memory>
+
+#include "comm/comm.h"
+
+namespace perigee {
+
+/// One per process, made first in main. Under mpirun (or srun with PMI) it joins the job; started alone it is a job of
+/// one rank and never touches MPI.
+class Launch {
+  public:
+    Launch(int* argc, char*** argv);
+    /// Leaves the job in order. Not called on the error path: see abort().
+    ~Launch();
+    Launch(Launch const&) = delete;
+    Launch& operator=(Launch const&) = delete;
+
+    Comm& world() { return *world_; }
+    int local_rank() const { return local_rank_; }  ///< rank among the processes of this host
+    int local_size() const { return local_size_; }
+
+    /// Prints `message` once per host whatever the number of failing ranks, then ends every process of the job with
+    /// this exit code. Never returns and never calls MPI_Finalize.
+    [[noreturn]] void abort(int exit_code, std::string const& message) noexcept;
+
+  private:
+    std::unique_ptr<Comm> world_;
+    int local_rank_ = 0;
+    int local_size_ = 1;
+    struct Claim;
+    std::unique_ptr<Claim> claim_;
+    bool owns_mpi_ = false;
+};
+
+}  // namespace perigee

@@ -1,0 +1,25 @@
+// YAML to options and back. Strict: unknown and duplicate keys, wrong types and values out of range are errors with
+// file:line:column and the nearest known name, and all of them are reported at once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/schema.h"
+#include "train/options.h"
+
+namespace perigee {
+
+/// Reads `path` over the defaults, then applies overrides ("optimizer.lr=1e-3", in order). Throws Category::config with
+/// one line per problem. Does not check rules between fields: see problems(RunOptions).
+RunOptions load_config(std::string const& path, std::vector<std::string> const& overrides);
+/// The same from text; `name` stands for the file in messages.
+RunOptions parse_config(std::string const& text, std::string const& name, std::vector<std::string> const& overrides);
+
+/// Complete YAML of these options, every key present, which parses to the same options.
+std::string to_yaml(RunOptions const& options);
+
+/// docs/config.md: every key with type, default, range and meaning.
+std::string config_reference();
+
+}  // namespace perigee

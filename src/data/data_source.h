@@ -1,0 +1,37 @@
+// Samples by number. A sample is a pure function of (options, seed, number): the only state of data loading is how many
+// samples were consumed, so a run can resume on any layout.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "data/options.h"
+#include "io/file_system.h"
+#include "tensor/batch.h"
+
+namespace perigee {
+
+enum class Split { train, validation };
+
+class DataSource {
+  public:
+    virtual ~DataSource() = default;
+    /// Samples of one pass over the data: train epochs repeat for ever in another order, validation has just one.
+    virtual int64_t samples_per_epoch() const = 0;
+    /// Appends `sequence_length` tokens of sample `index` (any number >= 0) to the batch: a sample is whole documents
+    /// or pieces of them, and each sample starts a new document.
+    virtual void append_sample(int64_t index, Batch& batch) const = 0;
+    /// What was found, for the log: documents, tokens, samples, tokens never used.
+    virtual std::string summary() const = 0;
+};
+
+/// Opens and checks all files. Throws Category::data naming file and place: missing or truncated files, foreign formats,
+/// no sample of sequence_length + 1 tokens, and, while reading, token ids outside [0, vocab_size).
+std::unique_ptr<DataSource> open_data(DataOptions const& options, Split split, uint64_t seed, int64_t vocab_size,
+                                      FileSystem& files);
+
+/// Samples `first`, `first` + 1, ... `first` + `count` - 1 as one packed batch.
+Batch make_batch(DataSource const& source, int64_t first, int64_t count);
+
+}  // namespace perigee

@@ -1,0 +1,32 @@
+// Where training tokens come from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/schema.h"
+
+namespace perigee {
+
+/// One data set: `path`.bin and `path`.idx (Megatron's format), and optionally `path`.mask (see data/indexed_dataset.h).
+struct DatasetOptions {
+    std::string path;
+    double weight = 1.0;  ///< share of the samples, relative to the other data sets'
+};
+void describe(Schema& schema, DatasetOptions& options);
+
+struct DataOptions {
+    std::vector<DatasetOptions> train;
+    std::vector<DatasetOptions> validation;
+    double validation_fraction = 0.0;  ///< instead of `validation`: this share of each data set's last documents
+    int64_t sequence_length = 1024;    ///< tokens per sample
+    bool document_mask = true;         ///< documents in a sample do not see each other
+    bool shuffle = true;
+    bool mock_data = false;            ///< random tokens with structure instead of files
+    std::string tokenizer = "bytes";
+};
+void describe(Schema& schema, DataOptions& options);
+std::vector<std::string> problems(DataOptions const& options);
+
+}  // namespace perigee

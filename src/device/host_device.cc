@@ -1,0 +1,29 @@
+#include <cstdlib>
+#include <new>
+
+#include "base/error.h"
+#include "device/device.h"
+
+namespace perigee {
+
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+class HostDevice final : public Device {
+  public:
+    void* allocate(size_t bytes) override {
+        void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
+        if (memory == nullptr) fail(Category::internal, "out of memory: {} bytes of host memory", bytes);
+        return memory;
+    }
+    void release(void* memory) noexcept override { std::free(memory); }
+    std::string name() const override { return "cpu"; }
+    bool is_host() const override { return true; }
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_host_device() { return std::make_unique<HostDevice>(); }
+
+}  // namespace perigee

@@ -1,0 +1,13 @@
+// Linked in place of device/cuda/ when the build has no CUDA.
+#include "base/error.h"
+#include "device/device.h"
+
+namespace perigee {
+
+int cuda_device_count() { return 0; }
+
+std::unique_ptr<Device> make_cuda_device(int) {
+    fail(Category::config, "this perigee was built without CUDA: use `device: cpu`, or build the `cuda` preset");
+}
+
+}  // namespace perigee

@@ -1,0 +1,26 @@
+// Choosing the next token from logits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/philox.h"
+#include "base/schema.h"
+
+namespace perigee {
+
+struct SamplingOptions {
+    std::string prompt = "\n";
+    int64_t max_tokens = 200;
+    double temperature = 0.8;  ///< 0: always the most likely token
+    double top_p = 0.95;
+};
+void describe(Schema& schema, SamplingOptions& options);
+
+/// The token chosen from these logits; `index` is the place in the text, so that a text is a function of the seed.
+/// Only the first `allowed` ids take part (padding of the vocabulary is never chosen).
+int32_t sample_token(std::span<float const> logits, int64_t allowed, SamplingOptions const& options,
+                     Philox const& random, int64_t index);
+
+}  // namespace perigee

@@ -1,0 +1,58 @@
+// The Llama family (Llama 2/3, Mistral, Qwen2, Qwen3 dense) with explicit forward and backward through Ops.
+// Parameter names are Hugging Face's.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/options.h"
+#include "ops/ops.h"
+#include "parallel/mesh.h"
+#include "parallel/param_spec.h"
+#include "tensor/arena.h"
+#include "tensor/batch.h"
+
+namespace perigee {
+
+/// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours.
+std::vector<ParamSpec> llama_params(ModelOptions const& options);
+
+/// Fills `weights` (this rank's flat buffer) with initial values: each a function of (seed, name, global index) alone.
+void initialise(Ops& ops, ParamLayout const& layout, TensorView weights, uint64_t seed);
+
+/// Floating-point operations of the forward pass for documents with these borders: 2 per multiply-add, causal attention
+/// over real document lengths, and for MoBA layers the executed blocks and the gate. A training step costs 3 times that,
+/// the gate counted once.
+struct ForwardFlops {
+    double linear = 0;     ///< projections and classifier
+    double attention = 0;  ///< scores and values
+    double gate = 0;       ///< MoBA's block scores, forward only
+    double training() const { return 3 * (linear + attention) + gate; }
+};
+ForwardFlops forward_flops(ModelOptions const& model, MobaOptions const& moba, std::span<AttentionKind const> kinds,
+                           std::span<int32_t const> cu_seqlens);
+
+class Llama {
+  public:
+    Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh, Ops& ops);
+    ~Llama();
+
+    /// Sum over the batch of weight * nll. `kinds` has one entry per layer. Activations come from `arena` and are gone
+    /// at return.
+    double loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
+
+    /// The same, and adds to `grads` (flat, same layout) the gradient of scale * sum(weight * nll).
+    double loss_and_gradient(TensorView weights, TensorView grads, Batch const& batch, double scale,
+                             std::span<AttentionKind const> kinds, Arena& arena);
+
+    /// Logits (f32 in host memory, vocab_size values) that follow the last token of the batch.
+    std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+                                   Arena& arena);
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace perigee

@@ -1,0 +1,79 @@
+// What a Llama-family model is: Hugging Face's names and meanings for the shape, and which layers attend through MoBA.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/schema.h"
+#include "kernels/moba/moba.h"
+
+namespace perigee {
+
+enum class RopeType { standard, linear, llama3, yarn };
+
+struct RopeScaling {
+    RopeType type = RopeType::standard;
+    double factor = 1.0;
+    int64_t original_max_position_embeddings = 0;  ///< llama3, yarn; 0 takes max_position_embeddings
+    double low_freq_factor = 1.0;                  ///< llama3
+    double high_freq_factor = 4.0;                 ///< llama3
+    double beta_fast = 32.0;                       ///< yarn
+    double beta_slow = 1.0;                        ///< yarn
+    double attention_factor = 0.0;                 ///< yarn; 0 takes 0.1 ln(factor) + 1
+};
+void describe(Schema& schema, RopeScaling& options);
+
+struct ModelOptions {
+    int64_t vocab_size = 0;  ///< 0: the tokenizer's size, rounded up to a multiple of 64
+    int64_t hidden_size = 256;
+    int64_t intermediate_size = 768;
+    int64_t num_hidden_layers = 4;
+    int64_t num_attention_heads = 4;
+    int64_t num_key_value_heads = 0;  ///< 0: as many as num_attention_heads
+    int64_t head_dim = 0;             ///< 0: hidden_size / num_attention_heads
+    int64_t max_position_embeddings = 8192;
+    double rope_theta = 10000.0;
+    RopeScaling rope_scaling;
+    double rms_norm_eps = 1e-5;
+    double initializer_range = 0.02;
+    bool tie_word_embeddings = false;
+    bool qkv_bias = false;  ///< Qwen2
+    bool qk_norm = false;   ///< Qwen3
+
+    int64_t kv_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
+    int64_t head_size() const { return head_dim > 0 ? head_dim : hidden_size / num_attention_heads; }
+};
+void describe(Schema& schema, ModelOptions& options);
+/// Sentences about fields that contradict each other; empty when all is well. Keys are given as in the YAML.
+std::vector<std::string> problems(ModelOptions const& options);
+
+enum class AttentionKind { full, moba };
+
+/// Layers that stay full under MoBA: the last `last` ones, and those listed.
+struct FullLayers {
+    int64_t last = 0;
+    std::vector<int64_t> layers;
+};
+void describe(Schema& schema, FullLayers& options);
+
+/// From `step` on, the layers that are not in full_layers use this kind. Parameters are the same either way.
+struct AttentionSwitch {
+    int64_t step = 0;
+    AttentionKind kind = AttentionKind::full;
+};
+void describe(Schema& schema, AttentionSwitch& options);
+
+struct AttentionOptions {
+    AttentionKind kind = AttentionKind::moba;
+    MobaOptions moba;
+    FullLayers full_layers;
+    std::vector<AttentionSwitch> schedule;
+};
+void describe(Schema& schema, AttentionOptions& options);
+std::vector<std::string> problems(AttentionOptions const& options, ModelOptions const& model);
+
+/// The kind each layer uses at a step (0-based): the latest switch at or before it, over the default.
+std::vector<AttentionKind> layer_kinds(AttentionOptions const& options, int64_t layers, int64_t step);
+
+}  // namespace perigee

@@ -1,0 +1,224 @@
+// What a transformer computes: about thirty operations of transformer size, each with its backward. The model is written
+// once, against this interface; HostOps (OpenBLAS, fp32 or fp64) and CudaOps (bf16) implement it.
+//
+// All tensors are row-major, contiguous and on the device of the Ops. Outputs are overwritten unless the name of the
+// argument says `accumulated`. Backward functions never read an output of their own. Shapes use the legend of
+// tensor/tensor.h. Shape errors throw Category::internal.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "device/device.h"
+#include "kernels/moba/moba.h"
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+/// c = op(a) op(b), or c += op(a) op(b); op transposes where asked. All 2-D.
+struct MatMul {
+    TensorView c;
+    ConstView a;
+    ConstView b;
+    bool transpose_a = false;
+    bool transpose_b = false;
+    bool accumulate = false;
+};
+
+/// y = x / sqrt(mean(x^2) + eps) * w over the last dimension; `rstd_T` keeps 1/sqrt(...) for the backward.
+/// With `residual_TD`, x is first replaced by x + residual, and `sum_TD` receives that sum.
+struct RmsNormForward {
+    TensorView y_TD;
+    TensorView rstd_T;
+    ConstView x_TD;
+    ConstView w_D;
+    double eps = 0;
+    ConstView residual_TD = {};
+    TensorView sum_TD = {};
+};
+/// `x_TD` is what was normalised (the sum, where there was a residual). With `dresidual_TD`, dx = dx_norm + dresidual,
+/// which joins the two paths of a residual connection; dx may be the same memory as dresidual.
+struct RmsNormBackward {
+    TensorView dx_TD;
+    TensorView dw_accumulated_D;
+    ConstView dy_TD;
+    ConstView x_TD;
+    ConstView w_D;
+    ConstView rstd_T;
+    ConstView dresidual_TD = {};
+};
+
+/// Splits a fused projection [T, (H + 2G) K] into rotated q and k and plain v: bias, then per-head RMSNorm of q and k
+/// (Qwen3), then RoPE in Hugging Face's half-split layout. Empty views switch a part off.
+struct QkvForward {
+    TensorView q_THK;
+    TensorView k_TGK;
+    TensorView v_TGK;
+    TensorView qkv_TX;       ///< the projection; the bias is added in place, so that the backward can read it
+    ConstView cos_TR;        ///< R = K / 2, from rope_table()
+    ConstView sin_TR;
+    ConstView bias_X = {};
+    ConstView q_norm_K = {};
+    ConstView k_norm_K = {};
+    double eps = 0;
+};
+struct QkvBackward {
+    TensorView dqkv_TX;
+    ConstView dq_THK;
+    ConstView dk_TGK;
+    ConstView dv_TGK;
+    ConstView qkv_TX;        ///< after the bias, as the forward left it
+    ConstView cos_TR;
+    ConstView sin_TR;
+    TensorView dbias_accumulated_X = {};
+    ConstView q_norm_K = {};
+    ConstView k_norm_K = {};
+    TensorView dq_norm_accumulated_K = {};
+    TensorView dk_norm_accumulated_K = {};
+    double eps = 0;
+};
+
+/// Causal softmax attention inside each document; query heads [g H/G, (g+1) H/G) share key/value head g.
+/// `cu_seqlens` (host memory) as in Batch; empty documents are allowed. lse is the natural log-sum-exp of the scaled
+/// scores. With `moba`, only the chosen blocks take part; the choice comes from moba_select.
+struct AttentionForward {
+    TensorView o_THK;
+    TensorView lse_TH;
+    ConstView q_THK;
+    ConstView k_TGK;
+    ConstView v_TGK;
+    std::span<int32_t const> cu_seqlens;
+    double scale = 0;
+    MobaOptions const* moba = nullptr;
+    ConstView chosen_THS = {};
+};
+struct AttentionBackward {
+    TensorView dq_THK;
+    TensorView dk_TGK;
+    TensorView dv_TGK;
+    ConstView do_THK;
+    ConstView q_THK;
+    ConstView k_TGK;
+    ConstView v_TGK;
+    ConstView o_THK;
+    ConstView lse_TH;
+    std::span<int32_t const> cu_seqlens;
+    double scale = 0;
+    MobaOptions const* moba = nullptr;
+    ConstView chosen_THS = {};
+};
+
+/// The blocks each query attends besides its own: chosen [T, H, S] int32 with S = max(top_k - 1, 0), as block indices
+/// inside the document in ascending order, unused places -1 at the end. Pinned rules: docs/numerics.md.
+struct MobaSelect {
+    TensorView chosen_THS;
+    ConstView q_THK;
+    ConstView k_TGK;
+    std::span<int32_t const> cu_seqlens;
+    MobaOptions const* moba = nullptr;
+};
+
+/// Per-row statistics of a softmax over the vocabulary rows [vocab_begin, vocab_begin + V) of a sharded classifier.
+struct SoftmaxStats {
+    TensorView max_T;     ///< largest logit
+    TensorView sum_T;     ///< sum of exp(logit - max)
+    TensorView target_T;  ///< the target's logit, 0 where another shard owns the target
+    ConstView logits_TV;
+    ConstView targets_T;  ///< int32, global ids
+    int64_t vocab_begin = 0;
+};
+/// From global statistics: nll = max + log(sum) - target (0 where the weight is 0), and, unless `dlogits_TV` is empty,
+/// dlogits = weight * scale * (softmax - onehot); dlogits may be the same memory as logits.
+struct CrossEntropy {
+    TensorView nll_T;
+    TensorView dlogits_TV = {};
+    ConstView logits_TV;
+    ConstView targets_T;
+    ConstView weights_T;  ///< f32
+    ConstView max_T;
+    ConstView sum_T;
+    ConstView target_T;
+    double scale = 1;
+    int64_t vocab_begin = 0;
+};
+
+/// AdamW with decoupled weight decay (Loshchilov & Hutter 2019) on flat ranges:
+/// m, v <- moments of g * grad_scale; w <- w - lr (m_hat / (sqrt(v_hat) + eps) + weight_decay w).
+struct AdamW {
+    TensorView w;
+    TensorView m;
+    TensorView v;
+    ConstView g;
+    double lr = 0;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0;
+    double grad_scale = 1;  ///< clipping
+    int64_t step = 1;       ///< 1 at the first update, for the bias correction
+};
+
+class Ops {
+  public:
+    virtual ~Ops() = default;
+
+    virtual Device& device() = 0;
+    virtual DType compute_dtype() const = 0;  ///< of weights and activations
+
+    // Moving bytes between the host and the device; both return when the host memory may be reused or read.
+    virtual void upload(TensorView to, void const* from) = 0;
+    virtual void download(void* to, ConstView from) = 0;
+    virtual void copy(TensorView to, ConstView from) = 0;
+    virtual void fill_zero(TensorView x) = 0;
+
+    virtual void matmul(MatMul const& args) = 0;
+    virtual void add(TensorView accumulated, ConstView x) = 0;  ///< accumulated += x
+    virtual void scale(TensorView x, double factor) = 0;        ///< x *= factor
+
+    /// x[t] = table[ids[t]]; ids int32, in [0, V) (checked by the data loader).
+    virtual void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD) = 0;
+    /// Deterministic: contributions to a row are added in order of t.
+    virtual void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD) = 0;
+
+    virtual void rmsnorm_forward(RmsNormForward const& args) = 0;
+    virtual void rmsnorm_backward(RmsNormBackward const& args) = 0;
+
+    /// cos and sin of position * frequency, times `magnitude` (YaRN's attention factor; 1 otherwise).
+    /// positions int32 [T]; `inverse_frequencies` R values in host memory.
+    virtual void rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positions_T,
+                            std::span<double const> inverse_frequencies, double magnitude) = 0;
+    virtual void qkv_forward(QkvForward const& args) = 0;
+    virtual void qkv_backward(QkvBackward const& args) = 0;
+
+    virtual void attention_forward(AttentionForward const& args) = 0;
+    virtual void attention_backward(AttentionBackward const& args) = 0;
+    virtual void moba_select(MobaSelect const& args) = 0;
+
+    /// y = silu(gate) * up; the fused projection holds gate in columns [0, F), up in [F, 2F).
+    virtual void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) = 0;
+    /// dgate_up may be the same memory as gate_up.
+    virtual void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) = 0;
+
+    virtual void softmax_stats(SoftmaxStats const& args) = 0;
+    virtual void cross_entropy(CrossEntropy const& args) = 0;
+
+    /// Sum of squares, accumulated in fp64; not finite as soon as one element is not finite.
+    virtual double squared_norm(ConstView x) = 0;
+    virtual void adamw(AdamW const& args) = 0;
+};
+
+/// fp32 on the CPU: what `device: cpu` runs. `threads` 0 means every core this process may use.
+std::unique_ptr<Ops> make_host_ops(Device& host, int threads = 0);
+/// The same code in fp64, for tests that compare against finite differences.
+std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
+
+/// Seconds this process has spent inside OpenBLAS on host operations, over all threads, and their number of
+/// floating-point operations; what the benchmarks report.
+struct MatrixClock {
+    double seconds = 0;
+    double flops = 0;
+};
+MatrixClock host_matrix_clock();
+
+}  // namespace perigee

@@ -1,0 +1,57 @@
+// AdamW over the flat parameter buffer, the learning-rate schedule, and the guard that keeps non-finite steps away from
+// the weights.
+#pragma once
+
+#include <cstdint>
+
+#include "base/schema.h"
+#include "ops/ops.h"
+#include "parallel/mesh.h"
+#include "parallel/param_spec.h"
+
+namespace perigee {
+
+struct OptimizerOptions {
+    double lr = 3e-4;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double max_grad_norm = 1.0;  ///< 0 switches clipping off
+};
+void describe(Schema& schema, OptimizerOptions& options);
+
+enum class Decay { cosine, linear, wsd, constant };
+
+struct ScheduleOptions {
+    int64_t warmup_steps = 0;
+    Decay decay = Decay::cosine;
+    double min_lr_ratio = 0.1;
+    int64_t decay_steps = 0;  ///< wsd: length of the final decay; 0 takes a fifth of the run
+};
+void describe(Schema& schema, ScheduleOptions& options);
+
+/// Learning rate of a step (0-based) of a run of `total_steps`: a pure function, so resume needs no state.
+double learning_rate(ScheduleOptions const& options, double peak, int64_t step, int64_t total_steps);
+
+class AdamWOptimizer {
+  public:
+    AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ops& ops);
+
+    /// Global norm over all parameters, each counted once over the mesh.
+    double global_norm(TensorView grads, Mesh const& mesh);
+    /// One update; `applied_updates` counts earlier ones. Clips by `norm`, which must be finite.
+    void update(TensorView weights, TensorView grads, double norm, double lr, int64_t applied_updates);
+
+    TensorView first_moment() { return m_; }   ///< flat f32, for checkpoints
+    TensorView second_moment() { return v_; }
+
+  private:
+    OptimizerOptions options_;
+    ParamLayout const* layout_;
+    Ops* ops_;
+    Buffer m_memory_, v_memory_;
+    TensorView m_, v_;
+};
+
+}  // namespace perigee

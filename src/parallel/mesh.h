@@ -1,0 +1,50 @@
+// The ranks of a job as a grid (dp, cp, tp): tensor parallel fastest, then context, then data. Gives one Comm per axis.
+// A pipeline axis would come between dp and cp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/schema.h"
+#include "comm/comm.h"
+
+namespace perigee {
+
+struct ParallelOptions {
+    int64_t tensor = 1;
+    int64_t context = 1;
+    int64_t data = -1;  ///< -1: whatever the job's ranks leave
+};
+void describe(Schema& schema, ParallelOptions& options);
+
+/// Sizes of the axes for a world of this many ranks; throws Category::config naming both numbers where they do not fit.
+struct MeshShape {
+    int dp = 1;
+    int cp = 1;
+    int tp = 1;
+    int world() const { return dp * cp * tp; }
+};
+MeshShape resolve_mesh(ParallelOptions const& options, int world_size);
+
+class Mesh {
+  public:
+    Mesh(ParallelOptions const& options, Comm& world);
+
+    MeshShape shape() const { return shape_; }
+    int dp_rank() const { return dp_->rank(); }
+    int cp_rank() const { return cp_->rank(); }
+    int tp_rank() const { return tp_->rank(); }
+
+    Comm& world() const { return *world_; }
+    Comm& dp() const { return *dp_; }
+    Comm& cp() const { return *cp_; }
+    Comm& tp() const { return *tp_; }
+    Comm& dp_cp() const { return *dp_cp_; }  ///< the ranks that hold the same weights and different tokens
+
+  private:
+    Comm* world_;
+    MeshShape shape_;
+    std::unique_ptr<Comm> dp_, cp_, tp_, dp_cp_;
+};
+
+}  // namespace perigee

@@ -1,0 +1,73 @@
+// The one list of parameters that model, optimizer, checkpoint and conversion all read: global name, global shape, how
+// tensor parallelism cuts it, how it is initialised, whether weight decay applies. ParamLayout places a rank's parts of
+// all of them in one flat buffer, in list order and without gaps, so that neighbours (q, k and v; gate and up) can be
+// used as one matrix.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+enum class Cut { whole, rows, columns };  ///< whole: every tp rank holds all of it
+enum class Init { normal, ones, zeros };
+
+struct ParamSpec {
+    std::string name;  ///< Hugging Face's, e.g. "model.layers.0.self_attn.q_proj.weight"
+    Shape shape;       ///< global
+    Cut cut = Cut::whole;
+    Init init = Init::normal;
+    double stddev = 0.02;
+    bool decay = true;
+};
+
+/// A box of a global tensor, or a flat range of that box: what one rank holds or one file stores.
+struct Shard {
+    Shape global;
+    Shape begin;   ///< first index in each dimension
+    Shape extent;  ///< size in each dimension
+    int64_t flat_begin = 0;  ///< range of the box's elements in row-major order
+    int64_t flat_count = 0;
+
+    /// Runs of elements that are contiguous both in the global tensor and in the shard, in order.
+    struct Run {
+        int64_t global;  ///< linear index in the global tensor
+        int64_t local;   ///< linear index in the shard, counted from flat_begin
+        int64_t count;
+    };
+    std::vector<Run> runs() const;
+};
+Shard whole_shard(Shape const& global);
+
+class ParamLayout {
+  public:
+    /// The part of each tensor held by rank `tp_rank` of `tp_size`; sizes must divide (Category::config otherwise).
+    ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank);
+
+    struct Entry {
+        ParamSpec spec;
+        Shard shard;      ///< this rank's box
+        Shape local;      ///< its shape
+        int64_t offset;   ///< first element in the flat buffer
+    };
+    std::vector<Entry> const& entries() const { return entries_; }
+    Entry const& entry(std::string const& name) const;  ///< Category::internal for an unknown name
+    int64_t size() const { return size_; }              ///< elements of the flat buffer
+    int64_t global_size() const;                        ///< parameters of the whole model
+
+    /// The named tensor inside a flat buffer of size() elements.
+    TensorView view(TensorView flat, std::string const& name) const;
+    /// Neighbouring tensors first...last of equal row length as one matrix.
+    TensorView view(TensorView flat, std::string const& first, std::string const& last) const;
+
+  private:
+    std::vector<Entry> entries_;
+    std::unordered_map<std::string, size_t> index_;
+    int64_t size_ = 0;
+};
+
+}  // namespace perigee

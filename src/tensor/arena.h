@@ -1,0 +1,53 @@
+// Stack-like memory for activations. The first step finds out how much is needed, taking blocks from the device as it
+// goes; settle() then replaces them by one block, and later steps of the same shapes allocate nothing.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "device/device.h"
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+class Arena {
+  public:
+    explicit Arena(Device& device) : device_(&device) {}
+
+    /// Uninitialised memory, 256-byte aligned, valid until the enclosing Scope ends. `name` shows in error messages.
+    TensorView allocate(std::string_view name, DType dtype, Shape shape);
+
+    /// Frees on destruction everything allocated since its construction. Scopes nest.
+    class Scope {
+      public:
+        explicit Scope(Arena& arena) : arena_(arena), block_(arena.block_), used_(arena.used_) {}
+        ~Scope() {
+            arena_.block_ = block_;
+            arena_.used_ = used_;
+        }
+        Scope(Scope const&) = delete;
+        Scope& operator=(Scope const&) = delete;
+
+      private:
+        Arena& arena_;
+        size_t block_;
+        size_t used_;
+    };
+
+    /// Merges all blocks into one of the peak size. Only between steps, when no view is in use.
+    void settle();
+
+    int64_t capacity_bytes() const;                        ///< taken from the device now
+    int64_t peak_bytes() const { return static_cast<int64_t>(peak_); }  ///< most ever in use at once
+    int64_t growths() const { return growths_; }           ///< times the device was asked for memory
+
+  private:
+    Device* device_;
+    std::vector<Buffer> blocks_;
+    size_t block_ = 0;  ///< index of the block in use
+    size_t used_ = 0;   ///< bytes used in it
+    size_t peak_ = 0;
+    int64_t growths_ = 0;
+};
+
+}  // namespace perigee

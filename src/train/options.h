@@ -1,0 +1,65 @@
+// All options of a run: what one YAML file says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/schema.h"
+#include "checkpoint/checkpoint.h"
+#include "data/options.h"
+#include "eval/sampling.h"
+#include "model/options.h"
+#include "optim/optimizer.h"
+#include "parallel/mesh.h"
+
+namespace perigee {
+
+enum class DeviceChoice { automatic, cpu, cuda };
+enum class NonFinite { skip, stop };
+
+struct TrainOptions {
+    int64_t steps = 1000;
+    int64_t global_batch_size = 8;  ///< samples per step over all ranks; accumulation follows from it
+    int64_t micro_batch_size = 1;   ///< samples per rank and forward pass
+    NonFinite non_finite = NonFinite::skip;
+    int64_t max_skipped_in_a_row = 3;
+};
+void describe(Schema& schema, TrainOptions& options);
+
+struct EvalOptions {
+    int64_t every = 0;     ///< steps between evaluations; 0: never during training
+    int64_t samples = 64;  ///< validation samples, or all where there are fewer
+};
+void describe(Schema& schema, EvalOptions& options);
+
+struct LogOptions {
+    int64_t every = 1;
+    bool progress = true;  ///< progress bar on a terminal
+};
+void describe(Schema& schema, LogOptions& options);
+
+struct RunOptions {
+    std::string output_dir = "runs/default";
+    int64_t seed = 1234;
+    DeviceChoice device = DeviceChoice::automatic;
+    int64_t threads = 0;  ///< per rank on the CPU; 0: every core the rank may use
+    ModelOptions model;
+    AttentionOptions attention;
+    DataOptions data;
+    TrainOptions train;
+    OptimizerOptions optimizer;
+    ScheduleOptions schedule;
+    CheckpointOptions checkpoint;
+    EvalOptions eval;
+    SamplingOptions generate;
+    LogOptions log;
+    ParallelOptions parallel;
+};
+void describe(Schema& schema, RunOptions& options);
+
+/// Every contradiction between fields, sections and the number of ranks, each as a sentence that names keys and both
+/// numbers; empty when the run can start. Fills nothing in.
+std::vector<std::string> problems(RunOptions const& options, int world_size);
+
+}  // namespace perigee

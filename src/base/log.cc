@@ -1,10 +1,12 @@
 #include "base/log.h"
 
-#include <spdlog/sinks/basic_file_sink.h>
+#include <fmt/chrono.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <ctime>
 #include <memory>
+#include <mutex>
 
 namespace perigee::log {
 
@@ -12,7 +14,11 @@ namespace {
 
 struct State {
     State() : logger("perigee", std::make_shared<spdlog::sinks::stderr_sink_mt>()) { logger.set_pattern("%v"); }
+    std::mutex mutex;
     spdlog::logger logger;
+    std::function<void(std::string const&)> mirror;
+    std::function<void()> before;
+    std::function<void()> after;
     int rank = 0;
 };
 
@@ -26,20 +32,30 @@ State& state() {
 
 void set_rank(int rank) { state().rank = rank; }
 
-void open_file(std::string const& path) {
-    auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, /*truncate=*/false);
-    sink->set_pattern("%Y-%m-%d %H:%M:%S  %v");
-    state().logger.sinks().push_back(std::move(sink));
+void mirror(std::function<void(std::string const&)> sink) {
+    std::scoped_lock const lock(state().mutex);
+    state().mirror = std::move(sink);
+}
+
+void around_lines(std::function<void()> before, std::function<void()> after) {
+    std::scoped_lock const lock(state().mutex);
+    state().before = std::move(before);
+    state().after = std::move(after);
 }
 
 void write(Level level, std::string const& line) {
     State& s = state();
+    std::scoped_lock const lock(s.mutex);
     if (s.rank != 0 && level < Level::warning) return;
-    std::string prefix = s.rank != 0 ? fmt::format("rank {}: ", s.rank) : "";
-    if (level == Level::warning) prefix += "warning: ";
-    if (level == Level::error) prefix += "error: ";
-    s.logger.log(spdlog::level::info, "{}{}", prefix, line);
+    std::string text = s.rank != 0 ? fmt::format("rank {}: ", s.rank) : "";
+    if (level == Level::warning) text += "warning: ";
+    if (level == Level::error) text += "error: ";
+    text += line;
+    if (s.before) s.before();
+    s.logger.info(text);
     s.logger.flush();
+    if (s.after) s.after();
+    if (s.mirror) s.mirror(fmt::format("{:%Y-%m-%d %H:%M:%S}  {}", fmt::localtime(std::time(nullptr)), text));
 }
 
 }  // namespace perigee::log

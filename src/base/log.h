@@ -1,9 +1,10 @@
-// Logging for the whole program: lines to standard error and, once opened, to the run's log file.
+// Logging for the whole program: lines to standard error and, once there is a run folder, to its log.txt.
 // Only rank 0 logs at `info`; every rank may `warn`. Thread-safe.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <string>
 
 namespace perigee::log {
@@ -12,8 +13,10 @@ enum class Level { debug, info, warning, error };
 
 /// Ranks other than 0 drop everything below `warning`, and prefix what they do say with their rank.
 void set_rank(int rank);
-/// Appends every later line to this file as well.
-void open_file(std::string const& path);
+/// Hands every later line, with its time in front and without a newline, to `sink` as well; an empty one ends that.
+void mirror(std::function<void(std::string const&)> sink);
+/// Called around each line on the terminal, so that a progress bar can make room and come back.
+void around_lines(std::function<void()> before, std::function<void()> after);
 void write(Level level, std::string const& line);
 
 template <class... Args>

@@ -1,0 +1,99 @@
+#include "train/run_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include <string_view>
+
+#include "base/log.h"
+
+namespace perigee {
+
+Path checkpoint_root(Path const& output_dir) { return output_dir / "checkpoints"; }
+
+/// Lines added to a file. A line that cannot be written is dropped: losing a log line must not end a run.
+struct RunFolder::Appender {
+    Appender(FileSystem& files, Path const& path)
+        : path(path), end(files.exists(path) ? files.file_size(path) : 0), file(files.append(path)) {}
+
+    void line(std::string text) {
+        if (failed) return;
+        text += '\n';
+        try {
+            file->write_at(end, std::as_bytes(std::span(text)));
+            end += static_cast<int64_t>(text.size());
+        } catch (Error const& e) {
+            failed = true;  // first: the warning below may come back here
+            log::warn("{} ends here: {}", path.string(), e.what());
+        }
+    }
+
+    Path path;
+    int64_t end;
+    std::unique_ptr<WritableFile> file;
+    bool failed = false;
+};
+
+RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::move(path)) {
+    try {
+        files_->make_directories(checkpoint_root(path_));
+    } catch (Error const& e) {
+        fail(Category::config, "output_dir cannot be written: {}", e.what());
+    }
+    // An advisory lock dies with its process, so a killed job never blocks the next one.
+    Path const lock_path = path_ / ".lock";
+    lock_ = ::open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+    if (lock_ < 0) fail(Category::config, "output_dir cannot be written: {}", IoError("open", lock_path, errno).what());
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+        std::string const holder = files_->read_text(lock_path, 4096);
+        ::close(lock_);
+        fail(Category::config, "output_dir {} is in use by another job ({})", path_.string(), holder);
+    }
+    char host[256] = "?";
+    ::gethostname(host, sizeof host - 1);
+    std::string const holder = fmt::format("process {} on host {}", ::getpid(), host);
+    if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, holder.data(), holder.size(), 0) < 0)
+        log::warn("{}: the holder's name could not be written", lock_path.string());
+}
+
+RunFolder::~RunFolder() {
+    log::mirror({});
+    ::close(lock_);
+}
+
+void RunFolder::write_config(std::string const& yaml) { files_->replace_text(path_ / "config.yaml", yaml); }
+
+void RunFolder::mirror_log() {
+    log_ = std::make_unique<Appender>(*files_, path_ / "log.txt");
+    log::mirror([log = log_.get()](std::string const& text) { log->line(text); });
+}
+
+void RunFolder::rewind_metrics(int64_t step) {
+    Path const path = path_ / "metrics.jsonl";
+    metrics_.reset();
+    if (!files_->exists(path) || files_->file_size(path) == 0) return;
+    int64_t keep = 0;
+    {
+        auto const mapped = files_->map(path);
+        std::string_view const text(reinterpret_cast<char const*>(mapped->bytes().data()), mapped->bytes().size());
+        while (static_cast<size_t>(keep) < text.size()) {
+            size_t const end = text.find('\n', static_cast<size_t>(keep));
+            if (end == std::string_view::npos) break;  // torn by a kill
+            auto const object = nlohmann::json::parse(text.substr(static_cast<size_t>(keep), end - static_cast<size_t>(keep)),
+                                                      nullptr, /*allow_exceptions=*/false);
+            if (!object.is_object() || object.value("step", step + 1) > step) break;
+            keep = static_cast<int64_t>(end) + 1;
+        }
+    }
+    files_->append(path)->truncate(keep);
+}
+
+void RunFolder::append_metrics(std::string const& json_object) {
+    if (!metrics_) metrics_ = std::make_unique<Appender>(*files_, path_ / "metrics.jsonl");
+    metrics_->line(json_object);
+}
+
+}  // namespace perigee

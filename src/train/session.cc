@@ -1,0 +1,70 @@
+#include "train/session.h"
+
+#include "base/log.h"
+#include "train/run_folder.h"
+#include "train/snapshot.h"
+
+namespace perigee {
+
+namespace {
+
+std::unique_ptr<Device> make_device(DeviceChoice choice) {
+    // Operations on CUDA are not part of this version, so `auto` means the CPU.
+    if (choice == DeviceChoice::cuda)
+        fail(Category::config, "device: cuda is not available yet: this version computes on the CPU");
+    return make_host_device();
+}
+
+}  // namespace
+
+RunOptions resolve(RunOptions options) {
+    if (options.model.vocab_size == 0)
+        options.model.vocab_size = (make_tokenizer(options.data.tokenizer)->vocab_size() + 63) / 64 * 64;
+    return options;
+}
+
+Session::Session(RunOptions const& options, Comm& world, FileSystem& files)
+    : options_(options),
+      files_(&files),
+      mesh_(options.parallel, world),
+      device_(make_device(options.device)),
+      ops_(make_host_ops(*device_, static_cast<int>(options.threads))),
+      layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank()),
+      weights_(*ops_, layout_),
+      model_(options.model, options.attention.moba, layout_, mesh_, *ops_),
+      arena_(*device_) {}
+
+std::unique_ptr<DataSource> Session::open(Split split) const {
+    return open_data(options_.data, split, static_cast<uint64_t>(options_.seed), options_.model.vocab_size, *files_);
+}
+
+std::vector<AttentionKind> Session::kinds(int64_t step) const {
+    return layer_kinds(options_.attention, options_.model.num_hidden_layers, step);
+}
+
+RunState Session::load_weights() {
+    CheckpointOptions where = options_.checkpoint;
+    if (where.resume == "never") where.resume = "auto";
+    auto const found = find_checkpoint(where, options_.output_dir, mesh_.world(), *files_);
+    if (!found)
+        fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
+             checkpoint_root(options_.output_dir).string());
+    found->read(stored_tensors(layout_, weights(), "", whole_range(layout_)));
+    log::info("weights of step {} from {}", found->state().step, found->folder().string());
+    return found->state();
+}
+
+std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
+                                          FileSystem& files) {
+    if (options.resume == "auto") return find_latest(files, world, checkpoint_root(output_dir));
+    if (options.resume != "never") return Checkpoint::open(files, options.resume);
+    Path const root = checkpoint_root(output_dir);
+    if (files.exists(root) && !files.list(root).empty())
+        fail(Category::config,
+             "checkpoint.resume is `never` but {} holds checkpoints, and two runs would mix: choose another output_dir, "
+             "or remove them",
+             root.string());
+    return std::nullopt;
+}
+
+}  // namespace perigee

@@ -1,0 +1,66 @@
+// What train, eval and generate share: a model on a device, its weights, and the data it was configured with.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "data/data_source.h"
+#include "data/tokenizer.h"
+#include "model/llama.h"
+#include "ops/ops.h"
+#include "parallel/mesh.h"
+#include "tensor/arena.h"
+#include "train/options.h"
+
+namespace perigee {
+
+/// Fills in what the options leave open: the vocabulary size from the tokenizer.
+RunOptions resolve(RunOptions options);
+
+/// A flat fp buffer over all parameters of this rank.
+struct FlatTensor {
+    FlatTensor(Ops& ops, ParamLayout const& layout)
+        : memory(ops.device(), static_cast<size_t>(layout.size() * size_of(ops.compute_dtype()))),
+          view(static_cast<std::byte*>(memory.data()), ops.compute_dtype(), {layout.size()}) {}
+    Buffer memory;
+    TensorView view;
+};
+
+class Session {
+  public:
+    /// `options` are resolved and free of problems for this world.
+    Session(RunOptions const& options, Comm& world, FileSystem& files);
+
+    RunOptions const& options() const { return options_; }
+    FileSystem& files() const { return *files_; }
+    Mesh const& mesh() const { return mesh_; }
+    Ops& ops() const { return *ops_; }
+    ParamLayout const& layout() const { return layout_; }
+    Llama& model() { return model_; }
+    Arena& arena() { return arena_; }
+    TensorView weights() const { return weights_.view; }
+    std::unique_ptr<DataSource> open(Split split) const;
+    std::vector<AttentionKind> kinds(int64_t step) const;
+
+    /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names. Returns its state;
+    /// throws Category::checkpoint where there is none.
+    RunState load_weights();
+
+  private:
+    RunOptions options_;
+    FileSystem* files_;
+    Mesh mesh_;
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<Ops> ops_;
+    ParamLayout layout_;
+    FlatTensor weights_;
+    Llama model_;
+    Arena arena_;
+};
+
+/// The checkpoint a run starts from: none, the newest whole one, or the one named. Collective.
+std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
+                                          FileSystem& files);
+
+}  // namespace perigee

@@ -1,0 +1,199 @@
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+
+#include "base/log.h"
+#include "train/evaluate.h"
+#include "train/guard.h"
+#include "train/snapshot.h"
+
+namespace perigee {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+constexpr int64_t kFailedSavesInARow = 3;
+
+/// Rank 0 makes the folder; where it cannot, every rank must know.
+std::unique_ptr<RunFolder> open_folder(RunOptions const& options, Comm& world, FileSystem& files) {
+    if (world.rank() != 0) return nullptr;
+    return std::make_unique<RunFolder>(files, options.output_dir);
+}
+
+bool wants_validation(RunOptions const& options) { return options.eval.every > 0; }
+
+std::string layout_text(Mesh const& mesh, Ops& ops) {
+    MeshShape const s = mesh.shape();
+    return fmt::format("dp {} cp {} tp {} on {}", s.dp, s.cp, s.tp, ops.device().name());
+}
+
+}  // namespace
+
+Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml)
+    : session_(options, world, files),
+      options_(session_.options()),
+      mesh_(session_.mesh()),
+      grads_(session_.ops(), session_.layout()),
+      optimizer_(options_.optimizer, session_.layout(), session_.ops()),
+      train_data_(session_.open(Split::train)),
+      validation_data_(wants_validation(options_) ? session_.open(Split::validation) : nullptr),
+      folder_(open_folder(options_, world, files)),
+      progress_(options_.log.progress && world.rank() == 0) {
+    world.barrier();  // the folder exists, or rank 0 has failed and ends the job
+    if (folder_) {
+        folder_->write_config(resolved_yaml);
+        folder_->mirror_log();
+        log::around_lines([this] { progress_.clear(); }, [this] { progress_.redraw(); });
+    }
+    start();
+}
+
+Trainer::~Trainer() {
+    log::around_lines({}, {});
+}
+
+void Trainer::start() {
+    log::info("{} parameters, {}; {}", format_count(session_.layout().global_size()),
+              layout_text(mesh_, session_.ops()), train_data_->summary());
+    state_.seed = static_cast<uint64_t>(options_.seed);
+    state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
+    auto const found = find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files());
+    if (found) {
+        auto const whole = whole_range(session_.layout());
+        ParamLayout const& layout = session_.layout();
+        found->read(stored_tensors(layout, session_.weights(), "", whole));
+        found->read(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, whole));
+        found->read(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, whole));
+        auto const info = std::move(state_.info);
+        state_ = found->state();
+        for (auto const& [key, now] : info)
+            if (auto const& then = state_.info[key]; then != now)
+                log::warn("resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
+                          key, then, now);
+        if (state_.seed != static_cast<uint64_t>(options_.seed))
+            log::warn("resuming with seed {} a run that began with {}: the order of samples changes", options_.seed,
+                      state_.seed);
+        state_.info = info;
+        state_.seed = static_cast<uint64_t>(options_.seed);
+        saved_step_ = state_.step;
+        log::info("resumed at step {} from {}", state_.step, found->folder().string());
+    } else {
+        initialise(session_.ops(), session_.layout(), session_.weights(), state_.seed);
+    }
+    first_step_ = state_.step;
+    if (folder_) folder_->rewind_metrics(state_.step);
+}
+
+Outcome Trainer::run() {
+    while (state_.step < options_.train.steps) {
+        report(step());
+        bool const stop = mesh_.world().any(stop_.requested());
+        bool const last = stop || state_.step == options_.train.steps;
+        if (options_.eval.every > 0 && !stop && (last || state_.step % options_.eval.every == 0)) run_evaluation();
+        if (last || (options_.checkpoint.every > 0 && state_.step % options_.checkpoint.every == 0)) save(last);
+        if (stop && state_.step < options_.train.steps) {
+            log::info("told to stop: saved at step {}", state_.step);
+            return Outcome::preempted;
+        }
+    }
+    progress_.clear();
+    log::info("finished at step {}", state_.step);
+    return Outcome::finished;
+}
+
+std::vector<Batch> Trainer::next_batches() const {
+    int64_t const micro = options_.train.micro_batch_size;
+    int64_t const dp = mesh_.shape().dp;
+    int64_t const accumulation = options_.train.global_batch_size / (micro * dp);
+    std::vector<Batch> batches;
+    for (int64_t i = 0; i < accumulation; ++i)
+        batches.push_back(
+            make_batch(*train_data_, state_.consumed_samples + (i * dp + mesh_.dp_rank()) * micro, micro));
+    return batches;
+}
+
+StepReport Trainer::step() {
+    auto const start = Clock::now();
+    StepReport r{.step = state_.step + 1, .ranks = mesh_.world().size()};
+    std::vector<Batch> const batches = next_batches();
+    auto const kinds = session_.kinds(state_.step);
+    double weight = 0, flops = 0;
+    for (Batch const& b : batches) {
+        weight = std::accumulate(b.weights_T.begin(), b.weights_T.end(), weight);
+        r.tokens += b.tokens();
+        flops += forward_flops(options_.model, options_.attention.moba, kinds, b.cu_seqlens).training();
+    }
+    r.loss_weight = mesh_.dp_cp().sum(weight);
+    r.tokens = mesh_.dp_cp().sum(r.tokens);
+    r.flops = mesh_.dp_cp().sum(flops);
+    if (!(r.loss_weight > 0))
+        fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
+             state_.consumed_samples, state_.consumed_samples + options_.train.global_batch_size - 1);
+
+    session_.ops().fill_zero(grads_.view);
+    double loss = 0;
+    for (Batch const& b : batches)
+        loss += session_.model().loss_and_gradient(session_.weights(), grads_.view, b, 1.0 / r.loss_weight, kinds,
+                                                   session_.arena());
+    r.loss = mesh_.dp_cp().sum(loss) / r.loss_weight;
+    mesh_.dp_cp().all_reduce(grads_.view);
+    r.grad_norm = optimizer_.global_norm(grads_.view, mesh_);
+    r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state_.step, options_.train.steps);
+
+    Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state_.skipped_in_a_row);
+    r.skipped = verdict == Verdict::skip;
+    if (verdict == Verdict::apply)
+        optimizer_.update(session_.weights(), grads_.view, r.grad_norm, r.lr, state_.applied_updates++);
+    ++state_.step;
+    state_.consumed_samples += options_.train.global_batch_size;
+    r.consumed_samples = state_.consumed_samples;
+    session_.arena().settle();
+    r.seconds = seconds_since(start);
+    return r;
+}
+
+void Trainer::report(StepReport const& r) {
+    // The first step lays out memory and is no guide to the time left.
+    bool const warm = r.step > first_step_ + 1;
+    seconds_per_step_ = warm && seconds_per_step_ > 0 ? 0.9 * seconds_per_step_ + 0.1 * r.seconds : r.seconds;
+    double const eta = seconds_per_step_ * static_cast<double>(options_.train.steps - r.step);
+    if (r.step % options_.log.every == 0 || r.step == options_.train.steps || r.skipped) log::info("{}", log_line(r, eta));
+    if (!folder_) return;
+    folder_->append_metrics(to_json(r));
+    progress_.update(r.step, options_.train.steps, eta);
+}
+
+void Trainer::run_evaluation() {
+    EvalReport const r = evaluate(session_, *validation_data_, state_.step, session_.kinds(state_.step));
+    session_.arena().settle();
+    log::info("step: {}  eval_loss: {:.5f}", r.step, r.loss);
+    if (folder_) folder_->append_metrics(to_json(r));
+}
+
+void Trainer::save(bool last) {
+    if (saved_step_ == state_.step) return;
+    Comm& world = mesh_.world();
+    FlatRange const mine = share(session_.layout(), mesh_.dp_cp().rank(), mesh_.dp_cp().size());
+    auto parts = stored_tensors(session_.layout(), session_.weights(), "", mine);
+    for (auto const& [prefix, moment] : {std::pair{kFirstMoment, optimizer_.first_moment()},
+                                         std::pair{kSecondMoment, optimizer_.second_moment()}})
+        std::ranges::move(stored_tensors(session_.layout(), moment, prefix, mine), std::back_inserter(parts));
+    try {
+        auto const start = Clock::now();
+        save_checkpoint(session_.files(), world, checkpoint_root(options_.output_dir), state_, parts,
+                        options_.checkpoint.keep_last);
+        failed_saves_ = 0;
+        saved_step_ = state_.step;
+        log::info("saved step {} in {:.2f} s", state_.step, seconds_since(start));
+    } catch (Error const& e) {
+        // Every rank throws alike, so all of them go on or stop together.
+        if (e.category() != Category::checkpoint || last || ++failed_saves_ >= kFailedSavesInARow) throw;
+        log::warn("checkpoint at step {} failed, training goes on: {}", state_.step, e.what());
+    }
+}
+
+}  // namespace perigee

@@ -1,0 +1,62 @@
+// The training loop: read it first. One step is next batches -> loss and gradients -> reduce -> judge -> update.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "data/data_source.h"
+#include "optim/optimizer.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/run_folder.h"
+#include "train/session.h"
+#include "train/signals.h"
+
+namespace perigee {
+
+enum class Outcome { finished, preempted };
+
+class Trainer {
+  public:
+    /// Opens data and run folder, resumes from a checkpoint or initialises the weights. `resolved_yaml` is saved with
+    /// the run. Collective, like everything here.
+    Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml);
+    ~Trainer();
+    Trainer(Trainer const&) = delete;
+    Trainer& operator=(Trainer const&) = delete;
+
+    /// Trains until train.steps, or until a rank is told to stop; saves either way.
+    Outcome run();
+    /// One optimizer step on the next global batch. Throws Category::data where no token of it carries loss.
+    StepReport step();
+    /// Writes a checkpoint of the state after the last step. A failed save is reported and training goes on; the third
+    /// in a row, and any at the end of the run, throws Category::checkpoint.
+    void save(bool last);
+
+    RunState const& state() const { return state_; }
+    Session& session() { return session_; }
+
+  private:
+    void start();
+    std::vector<Batch> next_batches() const;
+    void report(StepReport const& report);
+    void run_evaluation();
+
+    Session session_;
+    RunOptions const& options_;
+    Mesh const& mesh_;
+    FlatTensor grads_;
+    AdamWOptimizer optimizer_;
+    std::unique_ptr<DataSource> train_data_;
+    std::unique_ptr<DataSource> validation_data_;
+    std::unique_ptr<RunFolder> folder_;  ///< rank 0 only
+    StopSignal stop_;
+    RunState state_;
+    Progress progress_;
+    int64_t failed_saves_ = 0;
+    int64_t saved_step_ = -1;
+    int64_t first_step_ = 0;       ///< of this process, for the time left
+    double seconds_per_step_ = 0;  ///< smoothed
+};
+
+}  // namespace perigee

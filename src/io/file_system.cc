@@ -1,0 +1,228 @@
+#include "io/file_system.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+namespace perigee {
+
+IoError::IoError(std::string const& operation, Path const& path, int errno_value)
+    : Error(Category::data,
+            fmt::format("cannot {} {}: {}", operation, path.string(), std::generic_category().message(errno_value))),
+      errno_(errno_value) {}
+
+namespace {
+
+/// Repeats a system call that a signal interrupted.
+template <class Call>
+auto retry(Call&& call) {
+    decltype(call()) result;
+    do {
+        result = call();
+    } while (result < 0 && errno == EINTR);
+    return result;
+}
+
+class Descriptor {
+  public:
+    Descriptor(Path path, int flags, char const* operation) : path_(std::move(path)) {
+        fd_ = retry([&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); });
+        if (fd_ < 0) throw IoError(operation, path_, errno);
+    }
+    ~Descriptor() { ::close(fd_); }
+    Descriptor(Descriptor const&) = delete;
+    Descriptor& operator=(Descriptor const&) = delete;
+
+    int fd() const { return fd_; }
+    Path const& path() const { return path_; }
+
+    void sync() const {
+        if (retry([&] { return ::fsync(fd_); }) < 0) throw IoError("sync", path_, errno);
+    }
+    /// Size of a regular file; anything else (a folder, a pipe) is refused.
+    int64_t regular_size() const {
+        struct stat status {};
+        if (::fstat(fd_, &status) < 0) throw IoError("inspect", path_, errno);
+        if (S_ISDIR(status.st_mode)) throw IoError("read", path_, EISDIR);
+        if (!S_ISREG(status.st_mode)) throw IoError("read", path_, EINVAL);
+        return status.st_size;
+    }
+
+  private:
+    Path path_;
+    int fd_ = -1;
+};
+
+class PosixWritableFile : public WritableFile {
+  public:
+    PosixWritableFile(Path const& path, int flags) : file_(path, O_WRONLY | O_CREAT | flags, "create") {}
+
+    void write_at(int64_t offset, std::span<std::byte const> bytes) override {
+        while (!bytes.empty()) {
+            ssize_t const n = retry([&] { return ::pwrite(file_.fd(), bytes.data(), bytes.size(), offset); });
+            if (n < 0) throw IoError("write", file_.path(), errno);
+            if (n == 0) throw IoError("write", file_.path(), ENOSPC);
+            bytes = bytes.subspan(static_cast<size_t>(n));
+            offset += n;
+        }
+    }
+    void truncate(int64_t size) override {
+        if (retry([&] { return ::ftruncate(file_.fd(), size); }) < 0) throw IoError("resize", file_.path(), errno);
+    }
+    void sync() override { file_.sync(); }
+
+  private:
+    Descriptor file_;
+};
+
+class PosixReadableFile : public ReadableFile {
+  public:
+    explicit PosixReadableFile(Path const& path) : file_(path, O_RDONLY, "open"), size_(file_.regular_size()) {}
+
+    int64_t size() const override { return size_; }
+    void read_at(int64_t offset, std::span<std::byte> bytes) override {
+        int64_t const end = offset + static_cast<int64_t>(bytes.size());
+        while (!bytes.empty()) {
+            ssize_t const n = retry([&] { return ::pread(file_.fd(), bytes.data(), bytes.size(), offset); });
+            if (n < 0) throw IoError("read", file_.path(), errno);
+            if (n == 0) {
+                fail(Category::data, "{} ends at byte {}; {} bytes were expected", file_.path().string(), offset, end);
+            }
+            bytes = bytes.subspan(static_cast<size_t>(n));
+            offset += n;
+        }
+    }
+
+  private:
+    Descriptor file_;
+    int64_t size_;
+};
+
+class PosixMappedFile : public MappedFile {
+  public:
+    explicit PosixMappedFile(Path const& path) {
+        Descriptor const file(path, O_RDONLY, "open");
+        auto const size = static_cast<size_t>(file.regular_size());
+        if (size == 0) return;  // mmap refuses empty ranges
+        void* memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd(), 0);
+        if (memory == MAP_FAILED) throw IoError("map", path, errno);
+        bytes_ = {static_cast<std::byte const*>(memory), size};
+    }
+    ~PosixMappedFile() override {
+        if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+    }
+    PosixMappedFile(PosixMappedFile const&) = delete;
+    PosixMappedFile& operator=(PosixMappedFile const&) = delete;
+
+    std::span<std::byte const> bytes() const override { return bytes_; }
+
+  private:
+    std::span<std::byte const> bytes_;
+};
+
+/// The value of a std::filesystem call that reports errors through `error`.
+template <class Call>
+auto checked(char const* operation, Path const& path, Call&& call) {
+    std::error_code error;
+    auto result = call(error);
+    if (error) throw IoError(operation, path, error.value());
+    return result;
+}
+
+class PosixFileSystem : public FileSystem {
+  public:
+    std::unique_ptr<WritableFile> create(Path const& path) override {
+        return std::make_unique<PosixWritableFile>(path, O_TRUNC);
+    }
+    std::unique_ptr<WritableFile> append(Path const& path) override {
+        return std::make_unique<PosixWritableFile>(path, 0);
+    }
+    std::unique_ptr<ReadableFile> open(Path const& path) override { return std::make_unique<PosixReadableFile>(path); }
+    std::unique_ptr<MappedFile> map(Path const& path) override { return std::make_unique<PosixMappedFile>(path); }
+
+    void make_directories(Path const& path) override {
+        checked("create folder", path, [&](auto& error) { return std::filesystem::create_directories(path, error); });
+    }
+    void sync_directory(Path const& path) override {
+        Descriptor const directory(path, O_RDONLY | O_DIRECTORY, "open folder");
+        directory.sync();
+    }
+    void rename(Path const& from, Path const& to) override {
+        if (std::rename(from.c_str(), to.c_str()) < 0) {
+            throw IoError(fmt::format("rename {} to", from.string()), to, errno);
+        }
+    }
+    void remove_all(Path const& path) override {
+        checked("remove", path, [&](auto& error) { return std::filesystem::remove_all(path, error); });
+    }
+
+    bool exists(Path const& path) const override { return std::filesystem::exists(status(path)); }
+    bool is_directory(Path const& path) const override { return std::filesystem::is_directory(status(path)); }
+    int64_t file_size(Path const& path) const override { return Descriptor(path, O_RDONLY, "open").regular_size(); }
+    std::vector<std::string> list(Path const& directory) const override {
+        std::error_code error;
+        std::vector<std::string> names;
+        std::filesystem::directory_iterator entry(directory, error);
+        for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+            names.push_back(entry->path().filename().string());
+        }
+        if (error) throw IoError("list", directory, error.value());
+        std::sort(names.begin(), names.end());
+        return names;
+    }
+    int64_t free_bytes(Path const& path) const override {
+        Path existing = std::filesystem::absolute(path);
+        while (!exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+        struct statvfs status {};
+        if (retry([&] { return ::statvfs(existing.c_str(), &status); }) < 0) {
+            throw IoError("find the free space of", existing, errno);
+        }
+        return static_cast<int64_t>(status.f_bavail) * static_cast<int64_t>(status.f_frsize);
+    }
+
+  private:
+    static std::filesystem::file_status status(Path const& path) {
+        std::error_code error;
+        auto const result = std::filesystem::status(path, error);
+        if (error && result.type() != std::filesystem::file_type::not_found) {
+            throw IoError("inspect", path, error.value());
+        }
+        return result;
+    }
+};
+
+}  // namespace
+
+std::string FileSystem::read_text(Path const& path, int64_t max_bytes) {
+    auto const file = open(path);
+    if (file->size() > max_bytes) {
+        fail(Category::data, "{} has {} bytes; at most {} are accepted", path.string(), file->size(), max_bytes);
+    }
+    std::string text(static_cast<size_t>(file->size()), '\0');
+    file->read_at(0, std::as_writable_bytes(std::span(text)));
+    return text;
+}
+
+void FileSystem::replace_text(Path const& path, std::string const& text) {
+    Path temporary = path;
+    temporary += ".tmp";
+    {
+        auto const file = create(temporary);
+        file->write_at(0, std::as_bytes(std::span(text)));
+        file->sync();
+    }
+    rename(temporary, path);
+    sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+}
+
+std::unique_ptr<FileSystem> make_file_system() { return std::make_unique<PosixFileSystem>(); }
+
+}  // namespace perigee

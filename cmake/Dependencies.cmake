@@ -10,6 +10,9 @@ find_package(CLI11 REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 
+# mpi.h would otherwise bring in Open MPI's C++ bindings, which nothing here uses or links.
+target_compile_definitions(MPI::MPI_C INTERFACE OMPI_SKIP_MPICXX)
+
 # yaml-cpp 0.7 exports a plain target, 0.8 a namespaced one.
 if(NOT TARGET yaml-cpp::yaml-cpp)
     add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)

@@ -1,0 +1,17 @@
+// Comm over MPI, for tensors in host memory. mpi.h stays out of this header; MPI must be initialised (comm/launch.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "comm/comm.h"
+
+namespace perigee {
+
+/// MPI counts are 32-bit: longer transfers travel in pieces of this many bytes.
+inline constexpr int64_t kMpiPieceBytes = int64_t{1} << 30;
+
+/// All ranks of the job. `piece_bytes` is a multiple of 8; other values than the default are for tests.
+std::unique_ptr<Comm> make_mpi_world(int64_t piece_bytes = kMpiPieceBytes);
+
+}  // namespace perigee

@@ -22,8 +22,8 @@ std::vector<ParamSpec> llama_params(ModelOptions const& options);
 void initialise(Ops& ops, ParamLayout const& layout, TensorView weights, uint64_t seed);
 
 /// Floating-point operations of the forward pass for documents with these borders: 2 per multiply-add, causal attention
-/// over real document lengths, and for MoBA layers the executed blocks and the gate. A training step costs 3 times that,
-/// the gate counted once.
+/// over real document lengths, and for MoBA layers the executed blocks and the gate. A training step costs 3 times
+/// that, the gate counted once.
 struct ForwardFlops {
     double linear = 0;     ///< projections and classifier
     double attention = 0;  ///< scores and values

@@ -64,6 +64,8 @@ struct AttentionSwitch {
 };
 void describe(Schema& schema, AttentionSwitch& options);
 
+void describe(Schema& schema, MobaOptions& options);
+
 struct AttentionOptions {
     AttentionKind kind = AttentionKind::moba;
     MobaOptions moba;

@@ -1,9 +1,10 @@
-// What a transformer computes: about thirty operations of transformer size, each with its backward. The model is written
-// once, against this interface; HostOps (OpenBLAS, fp32 or fp64) and CudaOps (bf16) implement it.
+// What a transformer computes: about thirty operations of transformer size, each with its backward. The model is
+// written once, against this interface; HostOps (OpenBLAS, fp32 or fp64) and CudaOps (bf16) implement it.
 //
 // All tensors are row-major, contiguous and on the device of the Ops. Outputs are overwritten unless the name of the
 // argument says `accumulated`. Backward functions never read an output of their own. Shapes use the legend of
-// tensor/tensor.h. Shape errors throw Category::internal.
+// tensor/tensor.h. Statistics (rstd, lse, softmax maxima and sums, nll) and the rope tables are fp32, or fp64 where
+// compute_dtype() is fp64. Shape errors throw Category::internal.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +56,8 @@ struct QkvForward {
     TensorView q_THK;
     TensorView k_TGK;
     TensorView v_TGK;
-    TensorView qkv_TX;       ///< the projection; the bias is added in place, so that the backward can read it
-    ConstView cos_TR;        ///< R = K / 2, from rope_table()
+    TensorView qkv_TX;  ///< the projection; the bias is added in place, so that the backward can read it
+    ConstView cos_TR;   ///< R = K / 2, from rope_table()
     ConstView sin_TR;
     ConstView bias_X = {};
     ConstView q_norm_K = {};
@@ -68,7 +69,7 @@ struct QkvBackward {
     ConstView dq_THK;
     ConstView dk_TGK;
     ConstView dv_TGK;
-    ConstView qkv_TX;        ///< after the bias, as the forward left it
+    ConstView qkv_TX = {};  ///< after the bias, as the forward left it; read only where there are norms
     ConstView cos_TR;
     ConstView sin_TR;
     TensorView dbias_accumulated_X = {};
@@ -213,8 +214,9 @@ std::unique_ptr<Ops> make_host_ops(Device& host, int threads = 0);
 /// The same code in fp64, for tests that compare against finite differences.
 std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
 
-/// Seconds this process has spent inside OpenBLAS on host operations, over all threads, and their number of
-/// floating-point operations; what the benchmarks report.
+/// Wall seconds this process has spent inside OpenBLAS on host operations, and their floating-point operations. A call
+/// from inside a parallel region counts its wall time divided by the threads of the region, so that the seconds of a
+/// step compare with its wall time. What the benchmarks report.
 struct MatrixClock {
     double seconds = 0;
     double flops = 0;

@@ -22,7 +22,7 @@ inline float exp_approx(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    float const power = std::bit_cast<float>((std::bit_cast<int32_t>(shifted) << 23) + 0x3f800000);
+    float const power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);
     float const y = p * power;
     float const low = x < -87.33654f ? 0.0f : y;
     return x > 88.3762626f ? INFINITY : low;

@@ -1,0 +1,136 @@
+#include "model/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace perigee {
+
+void describe(Schema& schema, RopeScaling& o) {
+    schema.choice("rope_type", o.type,
+                  {{"default", RopeType::standard},
+                   {"linear", RopeType::linear},
+                   {"llama3", RopeType::llama3},
+                   {"yarn", RopeType::yarn}},
+                  "how rotary frequencies are stretched to contexts longer than the original");
+    schema.add("factor", o.factor, at_least(1), "ratio of the new context length to the original");
+    schema.add("original_max_position_embeddings", o.original_max_position_embeddings, at_least(0),
+               "context length before stretching (llama3, yarn); 0 takes max_position_embeddings");
+    schema.add("low_freq_factor", o.low_freq_factor, above(0),
+               "llama3: waves longer than the original length over this are stretched fully");
+    schema.add("high_freq_factor", o.high_freq_factor, above(0),
+               "llama3: waves shorter than the original length over this are kept");
+    schema.add("beta_fast", o.beta_fast, above(0), "yarn: dimensions turning more often than this are kept");
+    schema.add("beta_slow", o.beta_slow, above(0), "yarn: dimensions turning less often than this are stretched fully");
+    schema.add("attention_factor", o.attention_factor, at_least(0),
+               "yarn: factor on queries and keys after rotation; 0 takes 0.1 ln(factor) + 1");
+}
+
+void describe(Schema& schema, ModelOptions& o) {
+    schema.add("vocab_size", o.vocab_size, at_least(0),
+               "rows of the embedding; 0 takes the tokenizer's size rounded up to a multiple of 64");
+    schema.add("hidden_size", o.hidden_size, at_least(1), "width of the residual stream");
+    schema.add("intermediate_size", o.intermediate_size, at_least(1), "width of the SwiGLU layer");
+    schema.add("num_hidden_layers", o.num_hidden_layers, at_least(1), "number of transformer blocks");
+    schema.add("num_attention_heads", o.num_attention_heads, at_least(1), "query heads");
+    schema.add("num_key_value_heads", o.num_key_value_heads, at_least(0),
+               "key/value heads, each shared by a group of query heads; 0 takes num_attention_heads");
+    schema.add("head_dim", o.head_dim, at_least(0), "width of one head; 0 takes hidden_size / num_attention_heads");
+    schema.add("max_position_embeddings", o.max_position_embeddings, at_least(1),
+               "longest document the model is meant for");
+    schema.add("rope_theta", o.rope_theta, above(1), "base of the rotary frequencies");
+    schema.section("rope_scaling", o.rope_scaling, "stretching of the rotary frequencies to longer contexts");
+    schema.add("rms_norm_eps", o.rms_norm_eps, above(0), "added to the mean square inside RMSNorm");
+    schema.add("initializer_range", o.initializer_range, above(0),
+               "standard deviation of initial weights; output projections divide it by sqrt(2 num_hidden_layers)");
+    schema.add("tie_word_embeddings", o.tie_word_embeddings, "the classifier uses the embedding's weights");
+    schema.add("qkv_bias", o.qkv_bias, "bias on the query, key and value projections (Qwen2)");
+    schema.add("qk_norm", o.qk_norm, "RMSNorm on every query and key head before rotation (Qwen3)");
+}
+
+std::vector<std::string> problems(ModelOptions const& o) {
+    std::vector<std::string> found;
+    if (o.head_dim == 0 && o.hidden_size % o.num_attention_heads != 0)
+        found.push_back(
+            fmt::format("model.hidden_size = {} is not a multiple of model.num_attention_heads = {}; set "
+                        "model.head_dim or change one of them",
+                        o.hidden_size, o.num_attention_heads));
+    if (o.num_attention_heads % o.kv_heads() != 0)
+        found.push_back(
+            fmt::format("model.num_attention_heads = {} is not a multiple of model.num_key_value_heads = {}",
+                        o.num_attention_heads, o.kv_heads()));
+    if (o.head_size() % 2 != 0)
+        found.push_back(fmt::format("model.head_dim = {} is odd; rotary embedding needs pairs", o.head_size()));
+    RopeScaling const& rope = o.rope_scaling;
+    if (rope.type == RopeType::llama3 && rope.high_freq_factor <= rope.low_freq_factor)
+        found.push_back(fmt::format("model.rope_scaling.high_freq_factor = {} must exceed low_freq_factor = {}",
+                                    rope.high_freq_factor, rope.low_freq_factor));
+    if (rope.type == RopeType::yarn && rope.beta_fast <= rope.beta_slow)
+        found.push_back(fmt::format("model.rope_scaling.beta_fast = {} must exceed beta_slow = {}", rope.beta_fast,
+                                    rope.beta_slow));
+    if (rope.type == RopeType::standard && rope.factor != 1)
+        found.push_back(fmt::format("model.rope_scaling.factor = {} has no effect with rope_type: default; name a type",
+                                    rope.factor));
+    return found;
+}
+
+void describe(Schema& schema, MobaOptions& o) {
+    schema.add("block_size", o.block_size, at_least(1), "keys per block");
+    schema.add("top_k", o.top_k, at_least(1),
+               "blocks each query attends, its own included; 1 is attention inside the block only");
+    schema.add("force_previous", o.force_previous,
+               "the block before the query's own is always among the top_k - 1 chosen ones");
+    schema.choice("selection", o.selection,
+                  {{"per_head", MobaSelection::per_head}, {"per_group", MobaSelection::per_group}},
+                  "who chooses: every query head, or once per group of query heads that share a key/value head");
+}
+
+void describe(Schema& schema, FullLayers& o) {
+    schema.add("last", o.last, at_least(0), "the last so many layers stay full");
+    schema.add("layers", o.layers, at_least(0), "numbers of further layers that stay full, counted from 0");
+}
+
+void describe(Schema& schema, AttentionSwitch& o) {
+    schema.add("step", o.step, at_least(0), "first step, counted from 0, that uses this kind");
+    schema.choice("kind", o.kind, {{"full", AttentionKind::full}, {"moba", AttentionKind::moba}},
+                  "attention of the layers that are not in full_layers");
+}
+
+void describe(Schema& schema, AttentionOptions& o) {
+    schema.choice("kind", o.kind, {{"full", AttentionKind::full}, {"moba", AttentionKind::moba}},
+                  "attention of the layers that are not in full_layers");
+    schema.section("moba", o.moba, "Mixture of Block Attention");
+    schema.section("full_layers", o.full_layers, "layers with full attention under moba: a list, or {last: n}",
+                   &o.full_layers.layers);
+    schema.list("schedule", o.schedule, "switches of kind during the run; the parameters are the same either way");
+}
+
+std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const& model) {
+    std::vector<std::string> found;
+    if (o.full_layers.last > model.num_hidden_layers)
+        found.push_back(fmt::format("attention.full_layers.last = {} exceeds model.num_hidden_layers = {}",
+                                    o.full_layers.last, model.num_hidden_layers));
+    for (int64_t layer : o.full_layers.layers)
+        if (layer < 0 || layer >= model.num_hidden_layers)
+            found.push_back(fmt::format("attention.full_layers names layer {}, but model.num_hidden_layers = {}", layer,
+                                        model.num_hidden_layers));
+    for (size_t i = 1; i < o.schedule.size(); ++i)
+        if (o.schedule[i].step <= o.schedule[i - 1].step)
+            found.push_back(fmt::format("attention.schedule: step {} comes after step {}; steps must increase",
+                                        o.schedule[i].step, o.schedule[i - 1].step));
+    return found;
+}
+
+std::vector<AttentionKind> layer_kinds(AttentionOptions const& o, int64_t layers, int64_t step) {
+    AttentionKind kind = o.kind;
+    for (AttentionSwitch const& change : o.schedule)
+        if (change.step <= step) kind = change.kind;
+    std::vector<AttentionKind> kinds(static_cast<size_t>(layers), kind);
+    for (int64_t i = layers - std::min(o.full_layers.last, layers); i < layers; ++i)
+        kinds[static_cast<size_t>(i)] = AttentionKind::full;
+    for (int64_t layer : o.full_layers.layers)
+        if (0 <= layer && layer < layers) kinds[static_cast<size_t>(layer)] = AttentionKind::full;
+    return kinds;
+}
+
+}  // namespace perigee

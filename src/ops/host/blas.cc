@@ -1,0 +1,108 @@
+#include "ops/host/blas.h"
+
+#include <cblas.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <mutex>
+
+#include "base/log.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+namespace host {
+
+namespace {
+
+/// Each thread counts for itself; the registry outlives them all, so that nothing is lost when a thread ends.
+struct Counter {
+    std::atomic<double> seconds = 0;
+    std::atomic<double> flops = 0;
+};
+struct Registry {
+    std::mutex mutex;
+    std::deque<Counter> counters;
+};
+Registry& registry() {
+    static Registry instance;
+    return instance;
+}
+Counter& this_thread() {
+    thread_local Counter& counter = []() -> Counter& {
+        std::lock_guard const lock(registry().mutex);
+        return registry().counters.emplace_back();
+    }();
+    return counter;
+}
+
+// One writer per counter, so a plain load and store suffice.
+void count(double seconds, double flops) {
+    Counter& mine = this_thread();
+    mine.seconds.store(mine.seconds.load(std::memory_order_relaxed) + seconds, std::memory_order_relaxed);
+    mine.flops.store(mine.flops.load(std::memory_order_relaxed) + flops, std::memory_order_relaxed);
+}
+
+template <class Function>
+void timed_product(Function product, int64_t m, int64_t n, int64_t k) {
+    auto const start = std::chrono::steady_clock::now();
+    product();
+    std::chrono::duration<double> const elapsed = std::chrono::steady_clock::now() - start;
+    count(elapsed.count() / omp_get_num_threads(), 2.0 * double(m) * double(n) * double(k));
+}
+
+blasint stride(int64_t ld) { return static_cast<blasint>(std::max<int64_t>(ld, 1)); }
+CBLAS_TRANSPOSE transposed(bool transpose) { return transpose ? CblasTrans : CblasNoTrans; }
+
+}  // namespace
+
+template <>
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, float const* a, int64_t lda,
+          float const* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+    if (m == 0 || n == 0) return;
+    auto const product = [&] {
+        cblas_sgemm(CblasRowMajor, transposed(transpose_a), transposed(transpose_b), blasint(m), blasint(n), blasint(k),
+                    alpha, a, stride(lda), b, stride(ldb), beta, c, stride(ldc));
+    };
+    timed_product(product, m, n, k);
+}
+
+template <>
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha, double const* a,
+          int64_t lda, double const* b, int64_t ldb, double beta, double* c, int64_t ldc) {
+    if (m == 0 || n == 0) return;
+    auto const product = [&] {
+        cblas_dgemm(CblasRowMajor, transposed(transpose_a), transposed(transpose_b), blasint(m), blasint(n), blasint(k),
+                    alpha, a, stride(lda), b, stride(ldb), beta, c, stride(ldc));
+    };
+    timed_product(product, m, n, k);
+}
+
+void set_threads(int threads) {
+    int const count = threads > 0 ? threads : omp_get_num_procs();
+    omp_set_num_threads(count);
+    openblas_set_num_threads(count);
+    static std::once_flag once;
+    std::call_once(once, [] {
+        if (openblas_get_parallel() != OPENBLAS_OPENMP)
+            log::warn("OpenBLAS is not its OpenMP build ({}): attention will compete with it for the cores",
+                      openblas_get_config());
+    });
+}
+
+}  // namespace host
+
+MatrixClock host_matrix_clock() {
+    MatrixClock total;
+    std::lock_guard const lock(host::registry().mutex);
+    for (host::Counter const& counter : host::registry().counters) {
+        total.seconds += counter.seconds.load(std::memory_order_relaxed);
+        total.flops += counter.flops.load(std::memory_order_relaxed);
+    }
+    return total;
+}
+
+}  // namespace perigee

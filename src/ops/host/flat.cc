@@ -1,0 +1,84 @@
+// Operations on flat ranges of parameters and gradients.
+#include <array>
+#include <cmath>
+
+#include "ops/host/functions.h"
+#include "ops/host/parallel.h"
+
+namespace perigee::host {
+
+namespace {
+constexpr int64_t kGrain = int64_t{1} << 15;
+}
+
+template <class Real>
+void add(TensorView accumulated, ConstView x) {
+    Real* const to = accumulated.as<Real>();
+    Real const* const from = x.as<Real>();
+    parallel_ranges(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) to[i] += from[i];
+    });
+}
+
+template <class Real>
+void scale(TensorView x, double factor) {
+    Real* const values = x.as<Real>();
+    Real const f = static_cast<Real>(factor);
+    parallel_ranges(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) values[i] *= f;
+    });
+}
+
+template <class Real>
+double squared_norm(ConstView x) {
+    Real const* const values = x.as<Real>();
+    constexpr int64_t kChunks = 256;
+    std::array<double, kChunks> partials{};
+    int64_t const chunk = std::max(kGrain, (x.size() + kChunks - 1) / kChunks);
+    parallel_ranges(x.size(), chunk, [&](int64_t begin, int64_t end) {
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = begin; i < end; ++i) sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+        partials[static_cast<size_t>(begin / chunk)] = sum;
+    });
+    double total = 0;
+    for (double partial : partials) total += partial;
+    return total;
+}
+
+template <class Real>
+void adamw(AdamW const& args) {
+    Real* const w = args.w.as<Real>();
+    Real* const m = args.m.as<Real>();
+    Real* const v = args.v.as<Real>();
+    Real const* const g = args.g.as<Real>();
+    auto const steps = static_cast<double>(args.step);
+    Real const lr = static_cast<Real>(args.lr / (1 - std::pow(args.beta1, steps)));
+    Real const unbias = static_cast<Real>(1 / std::sqrt(1 - std::pow(args.beta2, steps)));
+    Real const keep = static_cast<Real>(1 - args.lr * args.weight_decay);
+    Real const b1 = static_cast<Real>(args.beta1), c1 = static_cast<Real>(1 - args.beta1);
+    Real const b2 = static_cast<Real>(args.beta2), c2 = static_cast<Real>(1 - args.beta2);
+    Real const eps = static_cast<Real>(args.eps), grad_scale = static_cast<Real>(args.grad_scale);
+    parallel_ranges(args.w.size(), kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) {
+            Real const grad = g[i] * grad_scale;
+            m[i] = b1 * m[i] + c1 * grad;
+            v[i] = b2 * v[i] + c2 * grad * grad;
+            w[i] = keep * w[i] - lr * (m[i] / (std::sqrt(v[i]) * unbias + eps));
+        }
+    });
+}
+
+template void add<float>(TensorView, ConstView);
+template void add<double>(TensorView, ConstView);
+template void scale<float>(TensorView, double);
+template void scale<double>(TensorView, double);
+template double squared_norm<float>(ConstView);
+template double squared_norm<double>(ConstView);
+template void adamw<float>(AdamW const&);
+template void adamw<double>(AdamW const&);
+
+}  // namespace perigee::host

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Training speed of a plain PyTorch Llama, the peer that Perigee's own training step is measured against.
+
+Written as a competent PyTorch user would: fused projections, scaled_dot_product_attention, fused AdamW, gradient
+clipping, eager or torch.compile, whichever is faster here. Needs tools/bench/setup_torch.sh once.
+
+    .venv/bin/python tools/bench/peer_torch.py --cpu
+    .venv/bin/python tools/bench/peer_torch.py --cpu --ours build/cpu/bin/bench_step   # both, alternating
+
+The second form runs `bench_step --kind full --json` with the same shape, round by round in alternation, so that a
+machine whose speed drifts is fair to both. The last line of output is one JSON object.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Defaults: the model of launch/quickstart.sh."""
+
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    intermediate: int = 768
+    vocab: int = 320
+    sequence: int = 512
+    batch: int = 8
+
+    @property
+    def tokens(self):
+        return self.batch * self.sequence
+
+
+class Attention(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        self.qkv = nn.Linear(shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, bias=False)
+        self.out = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+
+    def forward(self, x, cos, sin):
+        s = self.shape
+        batch, length, _ = x.shape
+        heads = self.qkv(x).view(batch, length, -1, s.head_dim).transpose(1, 2)
+        q, k, v = heads.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
+        o = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True,
+                                           enable_gqa=s.heads != s.kv_heads)
+        return self.out(o.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(shape.hidden, eps=1e-5)
+        self.attention = Attention(shape)
+        self.mlp_norm = nn.RMSNorm(shape.hidden, eps=1e-5)
+        self.gate_up = nn.Linear(shape.hidden, 2 * shape.intermediate, bias=False)
+        self.down = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x, cos, sin):
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    def __init__(self, shape, tied):
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.hidden, eps=1e-5)
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+        if tied:
+            self.head.weight = self.embedding.weight
+        cos, sin = rope_tables(shape.sequence, shape.head_dim)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, ids, targets):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def rope_tables(length, head_dim, theta=10000.0):
+    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.outer(torch.arange(length, dtype=torch.float64), frequency).repeat(1, 2)
+    return angle.cos().float(), angle.sin().float()
+
+
+def rotate(x, cos, sin):
+    low, high = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-high, low), dim=-1) * sin
+
+
+class Trainer:
+    """One model on one device. `synchronise` makes wall-clock times mean finished work."""
+
+    def __init__(self, shape, tied, device, compiled):
+        torch.manual_seed(1234)
+        self.shape = shape
+        self.synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        self.model = Llama(shape, tied).to(device)
+        self.forward = torch.compile(self.model) if compiled else self.model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1,
+                                           fused=True)
+        self.batches = [torch.randint(shape.vocab, (shape.batch, shape.sequence + 1), device=device) for _ in range(8)]
+        self.steps_done = 0
+
+    def step(self):
+        tokens = self.batches[self.steps_done % len(self.batches)]
+        self.steps_done += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.forward(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.item()  # a trainer that logs its loss waits for it
+
+    def seconds(self, steps):
+        """The time of each of `steps` steps."""
+        times = []
+        for _ in range(steps):
+            self.synchronise()
+            start = time.perf_counter()
+            loss = self.step()
+            self.synchronise()
+            times.append(time.perf_counter() - start)
+            if not math.isfinite(loss):
+                sys.exit(f"peer_torch: the loss became {loss}")
+        return times
+
+
+def choose(shape, tied, device, mode, warmup):
+    """The trainer of the wanted mode; for `auto`, the faster of eager and compiled, with both figures."""
+    tried = {}
+    for name in ("eager", "compile") if mode == "auto" else (mode,):
+        try:
+            trainer = Trainer(shape, tied, device, compiled=name == "compile")
+            trainer.seconds(warmup)
+            tried[name] = (statistics.median(trainer.seconds(warmup)), trainer)
+        except Exception as error:  # torch.compile needs a C++ compiler and Python's headers
+            if mode != "auto" or name != "compile":
+                raise
+            print(f"torch.compile does not work here, eager it is: {str(error).splitlines()[0]}", file=sys.stderr)
+    best = min(tried, key=lambda name: tried[name][0])
+    return best, tried[best][1], {name: shape.tokens / seconds for name, (seconds, _) in tried.items()}
+
+
+def ours_seconds(program, shape, tied, threads, steps):
+    """The time of each step of Perigee's bench_step at the same shape, or the median where it prints only that."""
+    command = [program, "--kind", "full", "--json", "--steps", str(steps), "--threads", str(threads)]
+    for field in dataclasses.fields(shape):
+        command += ["--" + field.name.replace("_", "-"), str(getattr(shape, field.name))]
+    if tied:
+        command.append("--tied")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"peer_torch: {' '.join(command)} failed with {done.returncode}:\n{done.stderr.strip()}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        sys.exit(f"peer_torch: {program} --json printed no JSON object:\n{done.stdout.strip()}")
+    return shape.tokens / json.loads(lines[-1])["tokens_per_s"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true", required=True, help="measure on the CPU")
+    for field in dataclasses.fields(Shape):
+        parser.add_argument("--" + field.name.replace("_", "-"), type=int, default=field.default)
+    parser.add_argument("--tied", action="store_true", help="one matrix for embedding and head")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of each round")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; with --ours each runs both, in alternation")
+    parser.add_argument("--warmup", type=int, default=5, help="untimed steps")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--mode", choices=("auto", "eager", "compile"), default="auto")
+    parser.add_argument("--ours", metavar="BENCH_STEP", help="also run this program and print ours / PyTorch")
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    shape = Shape(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Shape)})
+    mode, trainer, tried = choose(shape, options.tied, torch.device("cpu"), options.mode, options.warmup)
+
+    theirs, ours = [], []
+    for number in range(options.rounds):
+        if options.ours:
+            ours.append(ours_seconds(options.ours, shape, options.tied, options.threads, options.steps))
+        trainer.seconds(1)  # wakes the threads and the caches that the other program had
+        theirs.append(statistics.median(trainer.seconds(options.steps)))
+        figures = [f"PyTorch {shape.tokens / theirs[-1]:,.0f} tokens/s"]
+        if ours:
+            figures.insert(0, f"ours {shape.tokens / ours[-1]:,.0f} tokens/s")
+        print(f"round {number + 1}: " + "  ".join(figures))
+
+    result = {
+        "torch": torch.__version__,
+        "device": "cpu",
+        "threads": options.threads,
+        "mode": mode,
+        "tried_tokens_per_s": {name: round(speed, 1) for name, speed in tried.items()},
+        **dataclasses.asdict(shape),
+        "tied": options.tied,
+        "tokens_per_s": round(shape.tokens / statistics.median(theirs), 1),
+    }
+    print(f"PyTorch {torch.__version__} ({mode}): {result['tokens_per_s']:,.0f} tokens/s, median of "
+          f"{options.rounds} rounds of {options.steps} steps on {options.threads} threads")
+    if ours:
+        result["ours_tokens_per_s"] = round(shape.tokens / statistics.median(ours), 1)
+        result["ratio"] = round(statistics.median(theirs) / statistics.median(ours), 4)
+        print(f"ours: {result['ours_tokens_per_s']:,.0f} tokens/s; ours / PyTorch = {result['ratio']:.2f}")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,9 @@
 #include "train/session.h"
 
+#include <sched.h>
+
+#include <algorithm>
+
 #include "base/log.h"
 #include "train/run_folder.h"
 #include "train/snapshot.h"
@@ -15,9 +19,15 @@ std::unique_ptr<Device> make_device(DeviceChoice choice) {
     return make_host_device();
 }
 
+int usable_cores() {
+    cpu_set_t mask;
+    return ::sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
+}
+
 }  // namespace
 
-RunOptions resolve(RunOptions options) {
+RunOptions resolve(RunOptions options, int local_ranks) {
+    if (options.threads == 0) options.threads = std::max(1, usable_cores() / local_ranks);
     if (options.model.vocab_size == 0)
         options.model.vocab_size = (make_tokenizer(options.data.tokenizer)->vocab_size() + 63) / 64 * 64;
     return options;

@@ -15,8 +15,9 @@
 
 namespace perigee {
 
-/// Fills in what the options leave open: the vocabulary size from the tokenizer.
-RunOptions resolve(RunOptions options);
+/// Fills in what the options leave open: the vocabulary size from the tokenizer, and the threads of a rank from the
+/// cores this process may use, shared by the ranks of this host.
+RunOptions resolve(RunOptions options, int local_ranks);
 
 /// A flat fp buffer over all parameters of this rank.
 struct FlatTensor {

@@ -1,0 +1,90 @@
+#include "app/app.h"
+
+#include <cstdio>
+#include <exception>
+
+#include "app/check.h"
+#include "app/command_line.h"
+#include "base/log.h"
+#include "comm/launch.h"
+#include "config/config.h"
+#include "train/evaluate.h"
+#include "train/generate.h"
+#include "train/trainer.h"
+
+namespace perigee {
+
+namespace {
+
+/// The options of this job, or every problem with them at once.
+RunOptions load_options(CommandLine const& command, int world_size, int local_ranks) {
+    RunOptions const options = load_config(command.config, command.overrides);
+    std::vector<std::string> const found = problems(options, world_size);
+    if (!found.empty()) fail(Category::config, "{}: {}", command.config, fmt::join(found, fmt::format("\n{}: ", command.config)));
+    return resolve(options, local_ranks);
+}
+
+int run_train(RunOptions const& options, Comm& world, FileSystem& files) {
+    Trainer trainer(options, world, files, to_yaml(options));
+    return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
+}
+
+int run_eval(RunOptions const& options, Comm& world, FileSystem& files) {
+    Session session(options, world, files);
+    auto const validation = session.open(Split::validation);
+    int64_t const step = session.load_weights().step;
+    EvalReport const report = evaluate(session, *validation, step, session.kinds(step));
+    if (world.rank() == 0) fmt::print("{}\n", to_json(report));
+    return 0;
+}
+
+int run_generate(RunOptions const& options, Comm& world, FileSystem& files) {
+    Session session(options, world, files);
+    int64_t const step = session.load_weights().step;
+    bool const speaks = world.rank() == 0;
+    if (speaks) fmt::print("{}", options.generate.prompt);
+    generate(session, step, [speaks](std::string const& text) {
+        if (!speaks) return;
+        fmt::print("{}", text);
+        std::fflush(stdout);
+    });
+    if (speaks) fmt::print("\n");
+    return 0;
+}
+
+int dispatch(CommandLine const& command, Launch& launch, FileSystem& files) {
+    Comm& world = launch.world();
+    if (command.command == Command::check) {
+        int const ranks = command.world_size > 0 ? command.world_size : world.size();
+        RunOptions const options = load_options(command, ranks, launch.local_size());
+        if (world.rank() == 0) print_check(options, ranks);
+        return 0;
+    }
+    RunOptions const options = load_options(command, world.size(), launch.local_size());
+    switch (command.command) {
+        case Command::train: return run_train(options, world, files);
+        case Command::eval: return run_eval(options, world, files);
+        case Command::generate: return run_generate(options, world, files);
+        case Command::check: break;
+    }
+    return 0;
+}
+
+}  // namespace
+
+int run_app(int argc, char** argv, FileSystem& files) {
+    int exit_code = 0;
+    std::optional<CommandLine> const command = parse_command_line(argc, argv, exit_code);
+    if (!command) return exit_code;
+    Launch launch(&argc, &argv);
+    log::set_rank(launch.world().rank());
+    try {
+        return dispatch(*command, launch, files);
+    } catch (Error const& e) {
+        launch.abort(e.exit_code(), fmt::format("{} error: {}", to_string(e.category()), e.what()));
+    } catch (std::exception const& e) {
+        launch.abort(static_cast<int>(Category::internal), fmt::format("internal error: {}", e.what()));
+    }
+}
+
+}  // namespace perigee

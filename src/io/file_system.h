@@ -53,14 +53,15 @@ class FileSystem {
     virtual ~FileSystem() = default;
 
     virtual std::unique_ptr<WritableFile> create(Path const& path) = 0;  ///< replaces an existing file
-    virtual std::unique_ptr<WritableFile> append(Path const& path) = 0;  ///< keeps what is there; write_at counts from 0
+    virtual std::unique_ptr<WritableFile> append(
+        Path const& path) = 0;  ///< keeps what is there; write_at counts from 0
     virtual std::unique_ptr<ReadableFile> open(Path const& path) = 0;
     virtual std::unique_ptr<MappedFile> map(Path const& path) = 0;
 
     virtual void make_directories(Path const& path) = 0;
     virtual void sync_directory(Path const& path) = 0;
     virtual void rename(Path const& from, Path const& to) = 0;  ///< atomic; replaces a file
-    virtual void remove_all(Path const& path) = 0;               ///< no error where nothing is there
+    virtual void remove_all(Path const& path) = 0;              ///< no error where nothing is there
 
     virtual bool exists(Path const& path) const = 0;
     virtual bool is_directory(Path const& path) const = 0;

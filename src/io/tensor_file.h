@@ -1,6 +1,7 @@
-// A file of named arrays (HDF5, serial). Writing goes through a FileSystem; the HDF5 library sees only memory or a
-// virtual file driver on top of it. Reading refuses what we never write: external links and storage, virtual layouts,
-// filters, soft links.
+// A file of named arrays (HDF5, serial). Writing goes through a FileSystem by way of a virtual file driver, without a
+// copy of the arrays; reading uses the HDF5 library only to learn where the arrays are, and refuses what we never
+// write: soft and external links, external storage, virtual, chunked and compact layouts, filters, other types.
+// A '/' in a name makes a group, so that `h5ls -r` shows a tree. All functions may be called from several threads.
 #pragma once
 
 #include <map>
@@ -18,7 +19,9 @@ using Attributes = std::map<std::string, std::vector<int64_t>>;
 
 class TensorFileWriter {
   public:
+    /// Leaves an unfinished file incomplete and unsynced.
     virtual ~TensorFileWriter() = default;
+    /// Category::internal for a name used twice or one HDF5 cannot hold ("", "a//b", "../a").
     virtual void write(std::string const& name, ConstView values, Attributes const& attributes = {}) = 0;
     /// Completes and syncs the file; returns its size and SHA-256 in hexadecimal. Nothing is valid before.
     struct Result {
@@ -27,6 +30,7 @@ class TensorFileWriter {
     };
     virtual Result finish() = 0;
 };
+/// Failures of the file system pass through as they are (IoError).
 std::unique_ptr<TensorFileWriter> create_tensor_file(FileSystem& files, Path const& path);
 
 class TensorFileReader {
@@ -37,7 +41,8 @@ class TensorFileReader {
         Shape shape;
         Attributes attributes;
     };
-    virtual std::vector<std::string> names() const = 0;
+    virtual std::vector<std::string> names() const = 0;  ///< sorted
+    /// Throws Error of the reader's category for a name the file does not hold; so do the reads.
     virtual Info info(std::string const& name) const = 0;
     /// Whole array into `values` (same dtype and number of elements).
     virtual void read(std::string const& name, TensorView values) const = 0;
@@ -46,5 +51,8 @@ class TensorFileReader {
 };
 /// Throws Error of `category` naming the path for anything that is not such a file.
 std::unique_ptr<TensorFileReader> open_tensor_file(FileSystem& files, Path const& path, Category category);
+
+/// SHA-256 of a file's bytes in hexadecimal, read in pieces of bounded size.
+std::string sha256_of_file(FileSystem& files, Path const& path);
 
 }  // namespace perigee

@@ -1,0 +1,44 @@
+#include "parallel/mesh.h"
+
+namespace perigee {
+
+void describe(Schema& schema, ParallelOptions& options) {
+    schema.add("tensor", options.tensor, at_least(1), "ranks that share every matrix (tensor parallel)");
+    schema.add("context", options.context, at_least(1), "ranks that share every sequence (context parallel)");
+    schema.add("data", options.data, at_least(-1),
+               "ranks that train on different samples (data parallel); -1 takes whatever the job's ranks leave");
+}
+
+MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
+    auto const [tensor, context, data] = options;
+    for (int64_t axis : {tensor, context, data == -1 ? 1 : data}) {
+        if (axis < 1 || axis > world_size) {
+            fail(Category::config, "parallel: tensor {}, context {}, data {} do not fit a job of {} ranks", tensor,
+                 context, data, world_size);
+        }
+    }
+    int64_t const inner = tensor * context;
+    if (data == -1 && world_size % inner != 0) {
+        fail(Category::config, "parallel: tensor {} x context {} = {} does not divide the job's {} ranks", tensor,
+             context, inner, world_size);
+    }
+    int64_t const outer = data == -1 ? world_size / inner : data;
+    if (outer * inner != world_size) {
+        fail(Category::config, "parallel: tensor {} x context {} x data {} = {} is not the job's {} ranks", tensor,
+             context, outer, outer * inner, world_size);
+    }
+    return {.dp = static_cast<int>(outer), .cp = static_cast<int>(context), .tp = static_cast<int>(tensor)};
+}
+
+Mesh::Mesh(ParallelOptions const& options, Comm& world) : world_(&world), shape_(resolve_mesh(options, world.size())) {
+    // rank = (dp * shape.cp + cp) * shape.tp + tp; a group is the ranks that agree on every other axis.
+    int const rank = world.rank();
+    int const tp = rank % shape_.tp;
+    int const dp = rank / (shape_.tp * shape_.cp);
+    tp_ = world.split(rank / shape_.tp, rank);
+    cp_ = world.split(dp * shape_.tp + tp, rank);
+    dp_ = world.split(rank % (shape_.tp * shape_.cp), rank);
+    dp_cp_ = world.split(tp, rank);
+}
+
+}  // namespace perigee

@@ -36,6 +36,8 @@ perigee_layer(tensor LAYERS base device)
 perigee_layer(io LAYERS base device tensor LIBRARIES hdf5::hdf5 ZLIB::ZLIB nlohmann_json::nlohmann_json)
 perigee_layer(kernels ROOT ${CMAKE_SOURCE_DIR}/kernels LAYERS base device tensor)
 perigee_layer(ops LAYERS base device tensor kernels LIBRARIES openblas OpenMP::OpenMP_CXX)
+# A square root that may set errno does not vectorise.
+target_compile_options(perigee_ops PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>)
 perigee_layer(comm LAYERS base device tensor LIBRARIES MPI::MPI_C)
 perigee_layer(parallel LAYERS base device tensor comm ops)
 perigee_layer(model LAYERS base device tensor ops comm parallel)

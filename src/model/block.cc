@@ -1,0 +1,204 @@
+#include "model/block.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace perigee {
+
+namespace {
+
+double attention_scale(Pass const& pass) { return 1 / std::sqrt(static_cast<double>(pass.options.head_size())); }
+
+MobaOptions const* moba_of(Pass const& pass, AttentionKind kind) {
+    return kind == AttentionKind::moba ? &pass.moba : nullptr;
+}
+ConstView chosen_of(BlockActivations const& acts, AttentionKind kind) {
+    return kind == AttentionKind::moba ? ConstView(acts.chosen_THS) : ConstView();
+}
+
+TensorView matrix(TensorView heads_THK) { return heads_THK.reshape({heads_THK[0], heads_THK[1] * heads_THK[2]}); }
+
+/// y = x W^T
+void linear(Ops& ops, TensorView y_TO, ConstView x_TI, ConstView w_OI) {
+    ops.matmul({.c = y_TO, .a = x_TI, .b = w_OI, .transpose_b = true});
+}
+/// dx = dy W and dW += dy^T x
+void linear_backward(Ops& ops, TensorView dx_TI, TensorView dw_OI, ConstView dy_TO, ConstView x_TI, ConstView w_OI) {
+    ops.matmul({.c = dw_OI, .a = dy_TO, .b = x_TI, .transpose_a = true, .accumulate = true});
+    ops.matmul({.c = dx_TI, .a = dy_TO, .b = w_OI});
+}
+
+void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
+                       AttentionKind kind) {
+    Ops& ops = pass.ops;
+    TensorView const qkv_TX = acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX;
+    linear(ops, qkv_TX, acts.normed_TD, weights.qkv_XD);
+    ops.qkv_forward({.q_THK = acts.q_THK,
+                     .k_TGK = acts.k_TGK,
+                     .v_TGK = acts.v_TGK,
+                     .qkv_TX = qkv_TX,
+                     .cos_TR = pass.cos_TR,
+                     .sin_TR = pass.sin_TR,
+                     .bias_X = weights.qkv_bias_X,
+                     .q_norm_K = weights.q_norm_K,
+                     .k_norm_K = weights.k_norm_K,
+                     .eps = pass.options.rms_norm_eps});
+    if (kind == AttentionKind::moba)
+        ops.moba_select({.chosen_THS = acts.chosen_THS,
+                         .q_THK = acts.q_THK,
+                         .k_TGK = acts.k_TGK,
+                         .cu_seqlens = pass.cu_seqlens,
+                         .moba = &pass.moba});
+    ops.attention_forward({.o_THK = acts.o_THK,
+                           .lse_TH = acts.lse_TH,
+                           .q_THK = acts.q_THK,
+                           .k_TGK = acts.k_TGK,
+                           .v_TGK = acts.v_TGK,
+                           .cu_seqlens = pass.cu_seqlens,
+                           .scale = attention_scale(pass),
+                           .moba = moba_of(pass, kind),
+                           .chosen_THS = chosen_of(acts, kind)});
+    linear(ops, pass.branch_TD, matrix(acts.o_THK), weights.o_DX);
+}
+
+/// dx_TD is the gradient of the stream after the attention, and becomes that of the stream before it.
+void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
+                        BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_TD,
+                        AttentionKind kind) {
+    Ops& ops = pass.ops;
+    linear_backward(ops, matrix(temporary.do_THK), grads.o_DX, dx_TD, matrix(acts.o_THK), weights.o_DX);
+    ops.attention_backward({.dq_THK = temporary.dq_THK,
+                            .dk_TGK = temporary.dk_TGK,
+                            .dv_TGK = temporary.dv_TGK,
+                            .do_THK = temporary.do_THK,
+                            .q_THK = acts.q_THK,
+                            .k_TGK = acts.k_TGK,
+                            .v_TGK = acts.v_TGK,
+                            .o_THK = acts.o_THK,
+                            .lse_TH = acts.lse_TH,
+                            .cu_seqlens = pass.cu_seqlens,
+                            .scale = attention_scale(pass),
+                            .moba = moba_of(pass, kind),
+                            .chosen_THS = chosen_of(acts, kind)});
+    ops.qkv_backward({.dqkv_TX = pass.qkv_TX,
+                      .dq_THK = temporary.dq_THK,
+                      .dk_TGK = temporary.dk_TGK,
+                      .dv_TGK = temporary.dv_TGK,
+                      .qkv_TX = acts.qkv_TX,
+                      .cos_TR = pass.cos_TR,
+                      .sin_TR = pass.sin_TR,
+                      .dbias_accumulated_X = grads.qkv_bias_X,
+                      .q_norm_K = weights.q_norm_K,
+                      .k_norm_K = weights.k_norm_K,
+                      .dq_norm_accumulated_K = grads.q_norm_K,
+                      .dk_norm_accumulated_K = grads.k_norm_K,
+                      .eps = pass.options.rms_norm_eps});
+    linear_backward(ops, temporary.dnormed_TD, grads.qkv_XD, pass.qkv_TX, acts.normed_TD, weights.qkv_XD);
+    ops.rmsnorm_backward({.dx_TD = dx_TD,
+                          .dw_accumulated_D = grads.input_norm_D,
+                          .dy_TD = temporary.dnormed_TD,
+                          .x_TD = acts.x_TD,
+                          .w_D = weights.input_norm_D,
+                          .rstd_T = acts.rstd_T,
+                          .dresidual_TD = dx_TD});
+}
+
+}  // namespace
+
+BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOptions const& options, int64_t layer) {
+    auto const name = [&](char const* part) { return fmt::format("model.layers.{}.{}", layer, part); };
+    auto const one = [&](char const* part) { return layout.view(flat, name(part)); };
+    auto const joined = [&](char const* first, char const* last) { return layout.view(flat, name(first), name(last)); };
+    BlockTensors tensors{.input_norm_D = one("input_layernorm.weight"),
+                         .qkv_XD = joined("self_attn.q_proj.weight", "self_attn.v_proj.weight"),
+                         .o_DX = one("self_attn.o_proj.weight"),
+                         .post_norm_D = one("post_attention_layernorm.weight"),
+                         .gate_up_2FD = joined("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+                         .down_DF = one("mlp.down_proj.weight")};
+    if (options.qkv_bias) tensors.qkv_bias_X = joined("self_attn.q_proj.bias", "self_attn.v_proj.bias");
+    if (options.qk_norm) {
+        tensors.q_norm_K = one("self_attn.q_norm.weight");
+        tensors.k_norm_K = one("self_attn.k_norm.weight");
+    }
+    return tensors;
+}
+
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba) {
+    ModelOptions const& o = pass.options;
+    int64_t const T = pass.tokens, D = o.hidden_size, F = o.intermediate_size, H = o.num_attention_heads;
+    Shape const query{T, H, o.head_size()}, key{T, o.kv_heads(), o.head_size()};
+    BlockActivations acts;
+    acts.x_TD = arena.allocate("x", pass.compute(), {T, D});
+    acts.rstd_T = arena.allocate("rstd", pass.statistics(), {T});
+    acts.normed_TD = arena.allocate("normed", pass.compute(), {T, D});
+    if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
+    acts.q_THK = arena.allocate("q", pass.compute(), query);
+    acts.k_TGK = arena.allocate("k", pass.compute(), key);
+    acts.v_TGK = arena.allocate("v", pass.compute(), key);
+    acts.o_THK = arena.allocate("o", pass.compute(), query);
+    acts.lse_TH = arena.allocate("lse", pass.statistics(), {T, H});
+    if (with_moba)
+        acts.chosen_THS = arena.allocate("chosen", DType::i32, {T, H, std::max<int64_t>(pass.moba.top_k - 1, 0)});
+    acts.mid_TD = arena.allocate("mid", pass.compute(), {T, D});
+    acts.mid_rstd_T = arena.allocate("mid_rstd", pass.statistics(), {T});
+    acts.mid_normed_TD = arena.allocate("mid_normed", pass.compute(), {T, D});
+    acts.gate_up_T2F = arena.allocate("gate_up", pass.compute(), {T, 2 * F});
+    acts.y_TF = arena.allocate("y", pass.compute(), {T, F});
+    return acts;
+}
+
+BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
+    ModelOptions const& o = pass.options;
+    int64_t const T = pass.tokens;
+    Shape const query{T, o.num_attention_heads, o.head_size()}, key{T, o.kv_heads(), o.head_size()};
+    return {.dnormed_TD = arena.allocate("dnormed", pass.compute(), {T, o.hidden_size}),
+            .dy_TF = arena.allocate("dy", pass.compute(), {T, o.intermediate_size}),
+            .do_THK = arena.allocate("do", pass.compute(), query),
+            .dq_THK = arena.allocate("dq", pass.compute(), query),
+            .dk_TGK = arena.allocate("dk", pass.compute(), key),
+            .dv_TGK = arena.allocate("dv", pass.compute(), key)};
+}
+
+void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_TD,
+                   AttentionKind kind) {
+    Ops& ops = pass.ops;
+    bool const first = previous_TD.empty();
+    ops.rmsnorm_forward({.y_TD = acts.normed_TD,
+                         .rstd_T = acts.rstd_T,
+                         .x_TD = first ? ConstView(acts.x_TD) : previous_TD,
+                         .w_D = weights.input_norm_D,
+                         .eps = pass.options.rms_norm_eps,
+                         .residual_TD = first ? ConstView() : ConstView(pass.branch_TD),
+                         .sum_TD = first ? TensorView() : acts.x_TD});
+    attention_forward(pass, weights, acts, kind);
+    ops.rmsnorm_forward({.y_TD = acts.mid_normed_TD,
+                         .rstd_T = acts.mid_rstd_T,
+                         .x_TD = acts.x_TD,
+                         .w_D = weights.post_norm_D,
+                         .eps = pass.options.rms_norm_eps,
+                         .residual_TD = pass.branch_TD,
+                         .sum_TD = acts.mid_TD});
+    linear(ops, acts.gate_up_T2F, acts.mid_normed_TD, weights.gate_up_2FD);
+    ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
+    linear(ops, pass.branch_TD, acts.y_TF, weights.down_DF);
+}
+
+void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
+                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_TD,
+                    AttentionKind kind) {
+    Ops& ops = pass.ops;
+    linear_backward(ops, temporary.dy_TF, grads.down_DF, dx_TD, acts.y_TF, weights.down_DF);
+    ops.swiglu_backward(acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F);
+    linear_backward(ops, temporary.dnormed_TD, grads.gate_up_2FD, acts.gate_up_T2F, acts.mid_normed_TD,
+                    weights.gate_up_2FD);
+    ops.rmsnorm_backward({.dx_TD = dx_TD,
+                          .dw_accumulated_D = grads.post_norm_D,
+                          .dy_TD = temporary.dnormed_TD,
+                          .x_TD = acts.mid_TD,
+                          .w_D = weights.post_norm_D,
+                          .rstd_T = acts.mid_rstd_T,
+                          .dresidual_TD = dx_TD});
+    attention_backward(pass, weights, grads, acts, temporary, dx_TD, kind);
+}
+
+}  // namespace perigee

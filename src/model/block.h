@@ -1,0 +1,86 @@
+// One transformer block, forward and backward: norm, attention, norm, SwiGLU, on a residual stream.
+#pragma once
+
+#include <span>
+
+#include "model/options.h"
+#include "ops/ops.h"
+#include "parallel/param_spec.h"
+#include "tensor/arena.h"
+
+namespace perigee {
+
+/// A block's parameters, or their gradients, inside a flat buffer. Absent ones are empty views.
+struct BlockTensors {
+    TensorView input_norm_D;
+    TensorView qkv_XD;  ///< q, k and v projections one after the other
+    TensorView qkv_bias_X = {};
+    TensorView q_norm_K = {};
+    TensorView k_norm_K = {};
+    TensorView o_DX;
+    TensorView post_norm_D;
+    TensorView gate_up_2FD;
+    TensorView down_DF;
+};
+BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOptions const& options, int64_t layer);
+
+/// What one pass over a micro-batch shares between its blocks.
+struct Pass {
+    Ops& ops;
+    ModelOptions const& options;
+    MobaOptions const& moba;
+    int64_t tokens;
+    std::span<int32_t const> cu_seqlens;
+    TensorView cos_TR = {};
+    TensorView sin_TR = {};
+    TensorView branch_TD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
+    TensorView qkv_TX = {};     ///< the fused projection, where no block keeps its own; its gradient in the backward
+
+    DType compute() const { return ops.compute_dtype(); }
+    DType statistics() const { return compute() == DType::f64 ? DType::f64 : DType::f32; }
+    int64_t qkv_width() const { return (options.num_attention_heads + 2 * options.kv_heads()) * options.head_size(); }
+};
+
+/// What the backward of a block reads.
+struct BlockActivations {
+    TensorView x_TD;  ///< the stream at the block's entry
+    TensorView rstd_T;
+    TensorView normed_TD;
+    TensorView qkv_TX;  ///< kept only for the norms of queries and keys
+    TensorView q_THK;
+    TensorView k_TGK;
+    TensorView v_TGK;
+    TensorView o_THK;
+    TensorView lse_TH;
+    TensorView chosen_THS;  ///< MoBA layers only
+    TensorView mid_TD;      ///< the stream between attention and SwiGLU
+    TensorView mid_rstd_T;
+    TensorView mid_normed_TD;
+    TensorView gate_up_T2F;  ///< the backward leaves its gradient here
+    TensorView y_TF;
+};
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba);
+
+/// Reads the stream as `previous_TD` + pass.branch_TD and writes that sum to acts.x_TD; for the first block
+/// `previous_TD` is empty and acts.x_TD holds the embedding. Leaves the SwiGLU's output in pass.branch_TD, so that the
+/// stream after the block is acts.mid_TD + pass.branch_TD. The two may share memory with the previous block's.
+void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_TD,
+                   AttentionKind kind);
+
+/// Memory for a block's backward, shared by all blocks.
+struct BlockGradients {
+    TensorView dnormed_TD;
+    TensorView dy_TF;
+    TensorView do_THK;
+    TensorView dq_THK;
+    TensorView dk_TGK;
+    TensorView dv_TGK;
+};
+BlockGradients allocate_gradients(Arena& arena, Pass const& pass);
+
+/// `dx_TD` holds the gradient of the stream after the block and receives that of the stream before it. Adds to `grads`.
+void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
+                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_TD,
+                    AttentionKind kind);
+
+}  // namespace perigee

@@ -1,0 +1,102 @@
+#include "model/classifier.h"
+
+#include <algorithm>
+#include <span>
+
+namespace perigee {
+
+namespace {
+
+/// About 32 MiB of fp32 logits, and enough rows to keep the products efficient.
+constexpr int64_t kLogits = int64_t{1} << 23;
+constexpr int64_t kMinRows = 128;
+
+/// Device memory for one chunk.
+struct Chunk {
+    TensorView logits_TV;
+    TensorView targets_T;
+    TensorView weights_T;
+    TensorView max_T;
+    TensorView sum_T;
+    TensorView target_T;
+    TensorView nll_T;
+};
+
+Chunk allocate_chunk(Ops const& ops, Arena& arena, int64_t rows, int64_t vocab) {
+    DType const compute = ops.compute_dtype();
+    DType const statistics = compute == DType::f64 ? DType::f64 : DType::f32;
+    return {.logits_TV = arena.allocate("logits", compute, {rows, vocab}),
+            .targets_T = arena.allocate("targets", DType::i32, {rows}),
+            .weights_T = arena.allocate("weights", DType::f32, {rows}),
+            .max_T = arena.allocate("softmax max", statistics, {rows}),
+            .sum_T = arena.allocate("softmax sum", statistics, {rows}),
+            .target_T = arena.allocate("target logit", statistics, {rows}),
+            .nll_T = arena.allocate("nll", statistics, {rows})};
+}
+
+Chunk first_rows(Chunk const& chunk, int64_t rows) {
+    return {.logits_TV = chunk.logits_TV.rows(0, rows),
+            .targets_T = chunk.targets_T.rows(0, rows),
+            .weights_T = chunk.weights_T.rows(0, rows),
+            .max_T = chunk.max_T.rows(0, rows),
+            .sum_T = chunk.sum_T.rows(0, rows),
+            .target_T = chunk.target_T.rows(0, rows),
+            .nll_T = chunk.nll_T.rows(0, rows)};
+}
+
+template <class Real>
+double weighted_sum(Ops& ops, ConstView nll_T, std::span<float const> weights) {
+    std::vector<Real> nll(weights.size());
+    ops.download(nll.data(), nll_T);
+    double sum = 0;
+    for (size_t t = 0; t < weights.size(); ++t) sum += static_cast<double>(weights[t]) * static_cast<double>(nll[t]);
+    return sum;
+}
+
+}  // namespace
+
+double classifier_loss(Ops& ops, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
+                       ClassifierGradient const& gradient) {
+    Arena::Scope const scope(arena);
+    int64_t const tokens = x_TD[0], vocab = w_VD[0];
+    int64_t const size = std::min(tokens, std::max(kMinRows, kLogits / vocab));
+    bool const backward = !gradient.dx_TD.empty();
+    Chunk const memory = allocate_chunk(ops, arena, size, vocab);
+    double loss = 0;
+    for (int64_t begin = 0; begin < tokens; begin += size) {
+        int64_t const end = std::min(tokens, begin + size);
+        std::span const weights(batch.weights_T.data() + begin, static_cast<size_t>(end - begin));
+        if (std::ranges::all_of(weights, [](float w) { return w == 0; })) {
+            if (backward) ops.fill_zero(gradient.dx_TD.rows(begin, end));
+            continue;
+        }
+        Chunk const chunk = first_rows(memory, end - begin);
+        ops.upload(chunk.targets_T, batch.targets_T.data() + begin);
+        ops.upload(chunk.weights_T, weights.data());
+        ConstView const x = x_TD.rows(begin, end);
+        ops.matmul({.c = chunk.logits_TV, .a = x, .b = w_VD, .transpose_b = true});
+        ops.softmax_stats({.max_T = chunk.max_T,
+                           .sum_T = chunk.sum_T,
+                           .target_T = chunk.target_T,
+                           .logits_TV = chunk.logits_TV,
+                           .targets_T = chunk.targets_T});
+        ops.cross_entropy({.nll_T = chunk.nll_T,
+                           .dlogits_TV = backward ? chunk.logits_TV : TensorView(),
+                           .logits_TV = chunk.logits_TV,
+                           .targets_T = chunk.targets_T,
+                           .weights_T = chunk.weights_T,
+                           .max_T = chunk.max_T,
+                           .sum_T = chunk.sum_T,
+                           .target_T = chunk.target_T,
+                           .scale = gradient.scale});
+        loss += chunk.nll_T.dtype == DType::f64 ? weighted_sum<double>(ops, chunk.nll_T, weights)
+                                                : weighted_sum<float>(ops, chunk.nll_T, weights);
+        if (!backward) continue;
+        ops.matmul(
+            {.c = gradient.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = true});
+        ops.matmul({.c = gradient.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = w_VD});
+    }
+    return loss;
+}
+
+}  // namespace perigee

@@ -1,0 +1,179 @@
+#include "model/llama.h"
+
+#include <algorithm>
+
+#include "model/block.h"
+#include "model/classifier.h"
+#include "model/rope.h"
+
+namespace perigee {
+
+namespace {
+
+char const* const kEmbedding = "model.embed_tokens.weight";
+char const* const kFinalNorm = "model.norm.weight";
+
+void check_batch(Batch const& batch, std::span<AttentionKind const> kinds, ModelOptions const& options) {
+    auto const tokens = batch.ids_T.size();
+    PERIGEE_CHECK(tokens > 0 && batch.targets_T.size() == tokens && batch.weights_T.size() == tokens &&
+                      batch.positions_T.size() == tokens,
+                  "a batch of {} ids, {} targets, {} weights and {} positions", tokens, batch.targets_T.size(),
+                  batch.weights_T.size(), batch.positions_T.size());
+    PERIGEE_CHECK(
+        batch.cu_seqlens.size() >= 2 && batch.cu_seqlens.front() == 0 && batch.cu_seqlens.back() == batch.tokens(),
+        "document borders do not run from 0 to {}", tokens);
+    PERIGEE_CHECK(std::ssize(kinds) == options.num_hidden_layers, "{} kinds of attention for {} layers", kinds.size(),
+                  options.num_hidden_layers);
+}
+
+}  // namespace
+
+struct Llama::Impl {
+    ModelOptions options;
+    MobaOptions moba;
+    ParamLayout const& layout;
+    Ops& ops;
+    Rope rope;
+
+    /// The state of one pass after its forward.
+    struct Forward {
+        Pass pass;
+        TensorView ids_T = {};
+        std::vector<BlockActivations> blocks = {};  ///< one per layer, or one for all of them
+        TensorView x_TD = {};                       ///< the stream after the last block
+        TensorView rstd_T = {};
+        TensorView normed_TD = {};
+    };
+
+    TensorView classifier(TensorView flat) const {
+        return layout.view(flat, options.tie_word_embeddings ? kEmbedding : "lm_head.weight");
+    }
+
+    Pass begin(Batch const& batch, Arena& arena) const;
+    Forward forward(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena,
+                    bool keep) const;
+    void backward(TensorView weights, TensorView grads, Forward const& state, BlockGradients const& temporary,
+                  TensorView dx_TD, std::span<AttentionKind const> kinds) const;
+};
+
+Pass Llama::Impl::begin(Batch const& batch, Arena& arena) const {
+    int64_t const T = batch.tokens(), R = options.head_size() / 2;
+    Pass pass{.ops = ops, .options = options, .moba = moba, .tokens = T, .cu_seqlens = batch.cu_seqlens};
+    pass.cos_TR = arena.allocate("cos", pass.statistics(), {T, R});
+    pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
+    pass.branch_TD = arena.allocate("branch", pass.compute(), {T, options.hidden_size});
+    pass.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
+    Arena::Scope const scope(arena);
+    TensorView const positions_T = arena.allocate("positions", DType::i32, {T});
+    ops.upload(positions_T, batch.positions_T.data());
+    ops.rope_table(pass.cos_TR, pass.sin_TR, positions_T, rope.inverse_frequencies, rope.magnitude);
+    return pass;
+}
+
+/// With `keep`, every layer's activations stay for the backward; otherwise all layers use the same memory.
+Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+                                          Arena& arena, bool keep) const {
+    check_batch(batch, kinds, options);
+    Forward state{.pass = begin(batch, arena)};
+    Pass const& pass = state.pass;
+    state.ids_T = arena.allocate("ids", DType::i32, {pass.tokens});
+    ops.upload(state.ids_T, batch.ids_T.data());
+    state.x_TD = arena.allocate("final x", pass.compute(), {pass.tokens, options.hidden_size});
+    state.rstd_T = arena.allocate("final rstd", pass.statistics(), {pass.tokens});
+    state.normed_TD = arena.allocate("final normed", pass.compute(), {pass.tokens, options.hidden_size});
+
+    bool const any_moba = std::ranges::find(kinds, AttentionKind::moba) != kinds.end();
+    ConstView previous_TD;
+    for (size_t layer = 0; layer < kinds.size(); ++layer) {
+        if (keep || layer == 0)
+            state.blocks.push_back(
+                allocate_activations(arena, pass, keep ? kinds[layer] == AttentionKind::moba : any_moba));
+        BlockActivations const& acts = state.blocks.back();
+        if (layer == 0) ops.embedding_forward(acts.x_TD, state.ids_T, layout.view(weights, kEmbedding));
+        block_forward(pass, block_tensors(layout, weights, options, static_cast<int64_t>(layer)), acts, previous_TD,
+                      kinds[layer]);
+        previous_TD = acts.mid_TD;
+    }
+    ops.rmsnorm_forward({.y_TD = state.normed_TD,
+                         .rstd_T = state.rstd_T,
+                         .x_TD = previous_TD,
+                         .w_D = layout.view(weights, kFinalNorm),
+                         .eps = options.rms_norm_eps,
+                         .residual_TD = pass.branch_TD,
+                         .sum_TD = state.x_TD});
+    return state;
+}
+
+/// temporary.dnormed_TD holds the gradient of the final norm's output; dx_TD becomes that of the embedding's.
+void Llama::Impl::backward(TensorView weights, TensorView grads, Forward const& state, BlockGradients const& temporary,
+                           TensorView dx_TD, std::span<AttentionKind const> kinds) const {
+    ops.rmsnorm_backward({.dx_TD = dx_TD,
+                          .dw_accumulated_D = layout.view(grads, kFinalNorm),
+                          .dy_TD = temporary.dnormed_TD,
+                          .x_TD = state.x_TD,
+                          .w_D = layout.view(weights, kFinalNorm),
+                          .rstd_T = state.rstd_T});
+    for (size_t layer = kinds.size(); layer-- > 0;) {
+        auto const index = static_cast<int64_t>(layer);
+        block_backward(state.pass, block_tensors(layout, weights, options, index),
+                       block_tensors(layout, grads, options, index), state.blocks[layer], temporary, dx_TD,
+                       kinds[layer]);
+    }
+    ops.embedding_backward(layout.view(grads, kEmbedding), state.ids_T, dx_TD);
+}
+
+Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh,
+             Ops& ops)
+    : impl_(new Impl{.options = options, .moba = moba, .layout = layout, .ops = ops, .rope = make_rope(options)}) {
+    MeshShape const shape = mesh.shape();
+    if (shape.tp != 1 || shape.cp != 1)
+        fail(Category::config,
+             "parallel.tensor = {} and parallel.context = {}, but the model computes with 1 and 1: use parallel.data",
+             shape.tp, shape.cp);
+}
+
+Llama::~Llama() = default;
+
+double Llama::loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena) {
+    Arena::Scope const scope(arena);
+    Impl::Forward const state = impl_->forward(weights, batch, kinds, arena, false);
+    return classifier_loss(impl_->ops, arena, state.normed_TD, impl_->classifier(weights), batch, {});
+}
+
+double Llama::loss_and_gradient(TensorView weights, TensorView grads, Batch const& batch, double scale,
+                                std::span<AttentionKind const> kinds, Arena& arena) {
+    Arena::Scope const scope(arena);
+    Impl::Forward const state = impl_->forward(weights, batch, kinds, arena, true);
+    TensorView const dx_TD = arena.allocate("dx", state.pass.compute(), state.normed_TD.shape);
+    BlockGradients const temporary = allocate_gradients(arena, state.pass);
+    double const loss =
+        classifier_loss(impl_->ops, arena, state.normed_TD, impl_->classifier(weights), batch,
+                        {.dx_TD = temporary.dnormed_TD, .dw_accumulated_VD = impl_->classifier(grads), .scale = scale});
+    impl_->backward(weights, grads, state, temporary, dx_TD, kinds);
+    return loss;
+}
+
+std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+                                      Arena& arena) {
+    Arena::Scope const scope(arena);
+    Ops& ops = impl_->ops;
+    Impl::Forward const state = impl_->forward(weights, batch, kinds, arena, false);
+    int64_t const vocab = impl_->options.vocab_size;
+    TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab});
+    ops.matmul({.c = logits,
+                .a = state.normed_TD.rows(batch.tokens() - 1, batch.tokens()),
+                .b = impl_->classifier(weights),
+                .transpose_b = true});
+    std::vector<std::byte> raw(static_cast<size_t>(logits.bytes()));
+    ops.download(raw.data(), logits);
+    std::vector<float> values(static_cast<size_t>(vocab));
+    for (size_t i = 0; i < values.size(); ++i) {
+        ConstView const host{raw.data(), logits.dtype, logits.shape};
+        values[i] = logits.dtype == DType::f32   ? host.as<float>()[i]
+                    : logits.dtype == DType::f64 ? static_cast<float>(host.as<double>()[i])
+                                                 : to_float(host.as<bf16>()[i]);
+    }
+    return values;
+}
+
+}  // namespace perigee

@@ -32,6 +32,8 @@ struct ScheduleOptions {
 void describe(Schema& schema, ScheduleOptions& options);
 
 /// Learning rate of a step (0-based) of a run of `total_steps`: a pure function, so resume needs no state.
+/// Warm-up: peak (step + 1) / warmup_steps. Then the fall from the peak, reaching min_lr_ratio peak at step
+/// total_steps.
 double learning_rate(ScheduleOptions const& options, double peak, int64_t step, int64_t total_steps);
 
 class AdamWOptimizer {
@@ -40,10 +42,11 @@ class AdamWOptimizer {
 
     /// Global norm over all parameters, each counted once over the mesh.
     double global_norm(TensorView grads, Mesh const& mesh);
-    /// One update; `applied_updates` counts earlier ones. Clips by `norm`, which must be finite.
+    /// One update of flat buffers; `applied_updates` counts earlier ones. Scales gradients by max_grad_norm / norm
+    /// where `norm` is larger; a norm that is not finite is Category::internal, and nothing has changed.
     void update(TensorView weights, TensorView grads, double norm, double lr, int64_t applied_updates);
 
-    TensorView first_moment() { return m_; }   ///< flat f32, for checkpoints
+    TensorView first_moment() { return m_; }  ///< flat f32 (f64 with fp64 Ops), for checkpoints
     TensorView second_moment() { return v_; }
 
   private:

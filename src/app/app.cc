@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <variant>
 
 #include "app/check.h"
 #include "app/command_line.h"
@@ -20,7 +21,8 @@ namespace {
 RunOptions load_options(CommandLine const& command, int world_size, int local_ranks) {
     RunOptions const options = load_config(command.config, command.overrides);
     std::vector<std::string> const found = problems(options, world_size);
-    if (!found.empty()) fail(Category::config, "{}: {}", command.config, fmt::join(found, fmt::format("\n{}: ", command.config)));
+    if (!found.empty())
+        fail(Category::config, "{}: {}", command.config, fmt::join(found, fmt::format("\n{}: ", command.config)));
     return resolve(options, local_ranks);
 }
 
@@ -62,10 +64,14 @@ int dispatch(CommandLine const& command, Launch& launch, FileSystem& files) {
     }
     RunOptions const options = load_options(command, world.size(), launch.local_size());
     switch (command.command) {
-        case Command::train: return run_train(options, world, files);
-        case Command::eval: return run_eval(options, world, files);
-        case Command::generate: return run_generate(options, world, files);
-        case Command::check: break;
+        case Command::train:
+            return run_train(options, world, files);
+        case Command::eval:
+            return run_eval(options, world, files);
+        case Command::generate:
+            return run_generate(options, world, files);
+        case Command::check:
+            break;
     }
     return 0;
 }
@@ -73,13 +79,16 @@ int dispatch(CommandLine const& command, Launch& launch, FileSystem& files) {
 }  // namespace
 
 int run_app(int argc, char** argv, FileSystem& files) {
-    int exit_code = 0;
-    std::optional<CommandLine> const command = parse_command_line(argc, argv, exit_code);
-    if (!command) return exit_code;
     Launch launch(&argc, &argv);
     log::set_rank(launch.world().rank());
+    auto const parsed = parse_command_line(argc, argv);
+    if (auto const* notice = std::get_if<CommandLineNotice>(&parsed)) {
+        if (notice->exit_code != 0) launch.abort(notice->exit_code, notice->text);
+        if (launch.world().rank() == 0) fmt::print("{}", notice->text);
+        return 0;
+    }
     try {
-        return dispatch(*command, launch, files);
+        return dispatch(std::get<CommandLine>(parsed), launch, files);
     } catch (Error const& e) {
         launch.abort(e.exit_code(), fmt::format("{} error: {}", to_string(e.category()), e.what()));
     } catch (std::exception const& e) {

@@ -4,13 +4,20 @@ namespace perigee {
 
 char const* to_string(Category category) noexcept {
     switch (category) {
-        case Category::internal: return "internal";
-        case Category::config: return "config";
-        case Category::data: return "data";
-        case Category::checkpoint: return "checkpoint";
-        case Category::numeric: return "numeric";
-        case Category::hang: return "hang";
-        case Category::communication: return "communication";
+        case Category::internal:
+            return "internal";
+        case Category::config:
+            return "config";
+        case Category::data:
+            return "data";
+        case Category::checkpoint:
+            return "checkpoint";
+        case Category::numeric:
+            return "numeric";
+        case Category::hang:
+            return "hang";
+        case Category::communication:
+            return "communication";
     }
     return "unknown";
 }

@@ -40,8 +40,8 @@ namespace detail {
 }  // namespace perigee
 
 /// A promise between parts of the program: throws Category::internal with place and message when broken.
-#define PERIGEE_CHECK(condition, ...)                                                                          \
-    do {                                                                                                       \
-        if (!(condition)) [[unlikely]]                                                                         \
+#define PERIGEE_CHECK(condition, ...)                                                                                 \
+    do {                                                                                                              \
+        if (!(condition)) [[unlikely]]                                                                                \
             ::perigee::detail::check_failed(#condition, ::fmt::format(__VA_ARGS__), std::source_location::current()); \
     } while (false)

@@ -42,10 +42,12 @@ struct Field {
         std::function<Schema(size_t)> at;
         std::function<Schema()> example;  ///< schema of a default element, for the reference page
     };
-    /// A section; `shorthand`, where set, also accepts a plain list of integers in its place.
+    /// A section; `shorthand`, where set, points to one of its fields and also accepts that field's list in place of
+    /// the whole section, whose other fields `reset` returns to their defaults.
     struct Section {
         std::shared_ptr<Schema> schema;
         std::vector<int64_t>* shorthand = nullptr;
+        std::function<void()> reset;
     };
     using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*, Choice, Section, List>;
 
@@ -84,11 +86,11 @@ class Schema {
 
     /// A nested section, described by the `describe` of its struct.
     template <class Options>
-    Schema& section(std::string key, Options& options, std::string help,
-                    std::vector<int64_t>* shorthand = nullptr) {
+    Schema& section(std::string key, Options& options, std::string help, std::vector<int64_t>* shorthand = nullptr) {
         auto nested = std::make_shared<Schema>();
         describe(*nested, options);
-        return push(key, help, {}, Field::Section{std::move(nested), shorthand});
+        auto reset = [&options] { options = Options{}; };
+        return push(key, help, {}, Field::Section{std::move(nested), shorthand, std::move(reset)});
     }
 
     /// A list of sections, each described by the `describe` of the element's struct.

@@ -13,7 +13,8 @@ Verdict judge_step(TrainOptions const& options, int64_t step, double loss, doubl
         skipped_in_a_row = 0;
         return Verdict::apply;
     }
-    std::string const what = fmt::format("step {}: loss {} and gradient norm {} are not both finite", step, loss, grad_norm);
+    std::string const what =
+        fmt::format("step {}: loss {} and gradient norm {} are not both finite", step, loss, grad_norm);
     if (options.non_finite == NonFinite::stop)
         fail(Category::numeric, "{}; stopped before the update (train.non_finite: stop)", what);
     if (++skipped_in_a_row > options.max_skipped_in_a_row)

@@ -30,10 +30,11 @@ int64_t resident_bytes() {
 std::string log_line(StepReport const& r, double eta_seconds) {
     double const rate = static_cast<double>(r.tokens) / r.seconds;
     double const tflops = r.flops / r.seconds / r.ranks * 1e-12;
-    return fmt::format("step: {}  loss: {:.5f}  grad_norm: {:.4f}  lr: {:.1e}  tokens/s: {}  tflops: {:.3f}  mfu: n/a  "
-                       "mem: {}  eta: {}{}",
-                       r.step, r.loss, r.grad_norm, r.lr, format_count(static_cast<int64_t>(rate)), tflops,
-                       format_bytes(resident_bytes()), format_duration(eta_seconds), r.skipped ? "  SKIPPED" : "");
+    return fmt::format(
+        "step: {}  loss: {:.5f}  grad_norm: {:.4f}  lr: {:.1e}  tokens/s: {}  tflops: {:.3f}  mfu: n/a  "
+        "mem: {}  eta: {}{}",
+        r.step, r.loss, r.grad_norm, r.lr, format_count(static_cast<int64_t>(rate)), tflops,
+        format_bytes(resident_bytes()), format_duration(eta_seconds), r.skipped ? "  SKIPPED" : "");
 }
 
 std::string to_json(StepReport const& r) {

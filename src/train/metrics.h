@@ -11,12 +11,12 @@ struct StepReport {
     double loss = 0;   ///< weighted mean nll over the global batch
     double grad_norm = 0;
     double lr = 0;
-    bool skipped = false;     ///< not finite: the weights did not move
-    int64_t tokens = 0;       ///< of the global batch
-    double loss_weight = 0;   ///< sum of its loss weights
+    bool skipped = false;          ///< not finite: the weights did not move
+    int64_t tokens = 0;            ///< of the global batch
+    double loss_weight = 0;        ///< sum of its loss weights
     int64_t consumed_samples = 0;  ///< after this step
     double seconds = 0;
-    double flops = 0;         ///< executed, all ranks: causal attention over real documents, MoBA's blocks and gate
+    double flops = 0;  ///< executed, all ranks: causal attention over real documents, MoBA's blocks and gate
     int ranks = 1;
 };
 

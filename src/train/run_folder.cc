@@ -82,8 +82,9 @@ void RunFolder::rewind_metrics(int64_t step) {
         while (static_cast<size_t>(keep) < text.size()) {
             size_t const end = text.find('\n', static_cast<size_t>(keep));
             if (end == std::string_view::npos) break;  // torn by a kill
-            auto const object = nlohmann::json::parse(text.substr(static_cast<size_t>(keep), end - static_cast<size_t>(keep)),
-                                                      nullptr, /*allow_exceptions=*/false);
+            auto const object =
+                nlohmann::json::parse(text.substr(static_cast<size_t>(keep), end - static_cast<size_t>(keep)), nullptr,
+                                      /*allow_exceptions=*/false);
             if (!object.is_object() || object.value("step", step + 1) > step) break;
             keep = static_cast<int64_t>(end) + 1;
         }

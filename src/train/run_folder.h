@@ -10,8 +10,8 @@ namespace perigee {
 
 class RunFolder {
   public:
-    /// Creates what is missing and takes the lock. Throws Category::config where the folder cannot be written or another
-    /// living job holds it. Only rank 0 of a job makes one.
+    /// Creates what is missing and takes the lock. Throws Category::config where the folder cannot be written or
+    /// another living job holds it. Only rank 0 of a job makes one.
     RunFolder(FileSystem& files, Path path);
     ~RunFolder();
     RunFolder(RunFolder const&) = delete;

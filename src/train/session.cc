@@ -70,10 +70,11 @@ std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std:
     if (options.resume != "never") return Checkpoint::open(files, options.resume);
     Path const root = checkpoint_root(output_dir);
     if (files.exists(root) && !files.list(root).empty())
-        fail(Category::config,
-             "checkpoint.resume is `never` but {} holds checkpoints, and two runs would mix: choose another output_dir, "
-             "or remove them",
-             root.string());
+        fail(
+            Category::config,
+            "checkpoint.resume is `never` but {} holds checkpoints, and two runs would mix: choose another output_dir, "
+            "or remove them",
+            root.string());
     return std::nullopt;
 }
 

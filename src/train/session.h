@@ -44,8 +44,8 @@ class Session {
     std::unique_ptr<DataSource> open(Split split) const;
     std::vector<AttentionKind> kinds(int64_t step) const;
 
-    /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names. Returns its state;
-    /// throws Category::checkpoint where there is none.
+    /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names. Returns its
+    /// state; throws Category::checkpoint where there is none.
     RunState load_weights();
 
   private:

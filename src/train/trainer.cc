@@ -52,9 +52,7 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
     start();
 }
 
-Trainer::~Trainer() {
-    log::around_lines({}, {});
-}
+Trainer::~Trainer() { log::around_lines({}, {}); }
 
 void Trainer::start() {
     log::info("{} parameters, {}; {}", format_count(session_.layout().global_size()),
@@ -72,8 +70,9 @@ void Trainer::start() {
         state_ = found->state();
         for (auto const& [key, now] : info)
             if (auto const& then = state_.info[key]; then != now)
-                log::warn("resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
-                          key, then, now);
+                log::warn(
+                    "resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
+                    key, then, now);
         if (state_.seed != static_cast<uint64_t>(options_.seed))
             log::warn("resuming with seed {} a run that began with {}: the order of samples changes", options_.seed,
                       state_.seed);
@@ -161,7 +160,8 @@ void Trainer::report(StepReport const& r) {
     bool const warm = r.step > first_step_ + 1;
     seconds_per_step_ = warm && seconds_per_step_ > 0 ? 0.9 * seconds_per_step_ + 0.1 * r.seconds : r.seconds;
     double const eta = seconds_per_step_ * static_cast<double>(options_.train.steps - r.step);
-    if (r.step % options_.log.every == 0 || r.step == options_.train.steps || r.skipped) log::info("{}", log_line(r, eta));
+    if (r.step % options_.log.every == 0 || r.step == options_.train.steps || r.skipped)
+        log::info("{}", log_line(r, eta));
     if (!folder_) return;
     folder_->append_metrics(to_json(r));
     progress_.update(r.step, options_.train.steps, eta);
@@ -179,8 +179,8 @@ void Trainer::save(bool last) {
     Comm& world = mesh_.world();
     FlatRange const mine = share(session_.layout(), mesh_.dp_cp().rank(), mesh_.dp_cp().size());
     auto parts = stored_tensors(session_.layout(), session_.weights(), "", mine);
-    for (auto const& [prefix, moment] : {std::pair{kFirstMoment, optimizer_.first_moment()},
-                                         std::pair{kSecondMoment, optimizer_.second_moment()}})
+    for (auto const& [prefix, moment] :
+         {std::pair{kFirstMoment, optimizer_.first_moment()}, std::pair{kSecondMoment, optimizer_.second_moment()}})
         std::ranges::move(stored_tensors(session_.layout(), moment, prefix, mine), std::back_inserter(parts));
     try {
         auto const start = Clock::now();

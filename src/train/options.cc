@@ -1,0 +1,145 @@
+#include "train/options.h"
+
+#include <limits>
+
+#include "base/error.h"
+
+namespace perigee {
+
+void describe(Schema& schema, TrainOptions& options) {
+    schema.add("steps", options.steps, at_least(1), "optimizer steps of the whole run, resumed parts included")
+        .add("global_batch_size", options.global_batch_size, at_least(1),
+             "samples per step over all ranks; gradient accumulation follows from it")
+        .add("micro_batch_size", options.micro_batch_size, at_least(1), "samples per rank and forward pass")
+        .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
+                "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
+                "see it")
+        .add("max_skipped_in_a_row", options.max_skipped_in_a_row, at_least(0),
+             "with non_finite: skip, stop when more steps than this are skipped one after the other");
+}
+
+void describe(Schema& schema, EvalOptions& options) {
+    schema
+        .add("every", options.every, at_least(0), "steps between evaluations on held-out data; 0: never while training")
+        .add("samples", options.samples, at_least(1), "held-out samples per evaluation, or all where there are fewer");
+}
+
+void describe(Schema& schema, LogOptions& options) {
+    schema.add("every", options.every, at_least(1), "steps between log lines; metrics.jsonl has every step")
+        .add("progress", options.progress, "show a progress bar on a terminal");
+}
+
+void describe(Schema& schema, RunOptions& options) {
+    schema.add("output_dir", options.output_dir, "folder of the run: resolved config, metrics, log, checkpoints")
+        .add("seed", options.seed, at_least(0), "every random number of the run follows from it")
+        .choice("device", options.device,
+                {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
+                "where to compute; auto takes a GPU where there is one")
+        .add("threads", options.threads, between(0, 4096), "CPU threads per rank; 0: every core the rank may use")
+        .section("model", options.model, "Shape of the transformer, with Hugging Face's names and meanings.")
+        .section("attention", options.attention, "Which layers attend through MoBA, and how.")
+        .section("data", options.data, "Where tokens come from and how samples are made of them.")
+        .section("train", options.train, "Length of the run, batch, and what to do about broken steps.")
+        .section("optimizer", options.optimizer, "AdamW and gradient clipping.")
+        .section("schedule", options.schedule, "The learning rate over the run.")
+        .section("checkpoint", options.checkpoint, "Saving and resuming.")
+        .section("eval", options.eval, "Evaluation on held-out data while training.")
+        .section("generate", options.generate, "Text generation, for `perigee generate`.")
+        .section("log", options.log, "What the run shows while it goes.")
+        .section("parallel", options.parallel, "How the ranks share the work.");
+}
+
+namespace {
+
+/// A growing list of sentences.
+struct Sentences {
+    std::vector<std::string> list;
+    template <class... Args>
+    void add(fmt::format_string<Args...> format, Args&&... args) {
+        list.push_back(fmt::format(format, std::forward<Args>(args)...));
+    }
+    void add_all(std::vector<std::string> const& more) { list.insert(list.end(), more.begin(), more.end()); }
+};
+
+void check_batch(RunOptions const& options, int dp, Sentences& out) {
+    TrainOptions const& train = options.train;
+    if (train.global_batch_size % dp != 0 || train.global_batch_size / dp % train.micro_batch_size != 0) {
+        out.add(
+            "train.global_batch_size ({}) must be a multiple of train.micro_batch_size ({}) times the data-parallel "
+            "ranks ({})",
+            train.global_batch_size, train.micro_batch_size, dp);
+    }
+    constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
+    if (train.micro_batch_size > kMostTokens / options.data.sequence_length) {
+        out.add("train.micro_batch_size ({}) times data.sequence_length ({}) must be at most {} tokens",
+                train.micro_batch_size, options.data.sequence_length, kMostTokens);
+    }
+}
+
+/// Returns the data-parallel ranks, 1 where the layout does not fit the job.
+int check_layout(RunOptions const& options, int world_size, Sentences& out) {
+    ParallelOptions const& parallel = options.parallel;
+    if (parallel.tensor != 1 || parallel.context != 1) {
+        out.add(
+            "parallel.tensor is {} and parallel.context is {}: tensor and context parallelism above 1 are not "
+            "available yet",
+            parallel.tensor, parallel.context);
+    }
+    if (options.model.num_attention_heads % parallel.tensor != 0) {
+        out.add("model.num_attention_heads ({}) must be a multiple of parallel.tensor ({})",
+                options.model.num_attention_heads, parallel.tensor);
+    }
+    if (options.model.kv_heads() % parallel.tensor != 0) {
+        out.add("model.num_key_value_heads ({}) must be a multiple of parallel.tensor ({})", options.model.kv_heads(),
+                parallel.tensor);
+    }
+    try {
+        return resolve_mesh(parallel, world_size).dp;
+    } catch (Error const& error) {
+        out.add("{}", error.what());
+        return 1;
+    }
+}
+
+void check_schedule(RunOptions const& options, Sentences& out) {
+    ScheduleOptions const& schedule = options.schedule;
+    int64_t const steps = options.train.steps;
+    if (schedule.warmup_steps > steps)
+        out.add("schedule.warmup_steps ({}) must be at most train.steps ({})", schedule.warmup_steps, steps);
+    if (schedule.decay == Decay::wsd && schedule.warmup_steps <= steps &&
+        schedule.decay_steps > steps - schedule.warmup_steps) {
+        out.add("schedule.warmup_steps ({}) and schedule.decay_steps ({}) together must be at most train.steps ({})",
+                schedule.warmup_steps, schedule.decay_steps, steps);
+    }
+}
+
+void check_data(RunOptions const& options, Sentences& out) {
+    if (options.output_dir.empty()) out.add("output_dir is empty: name the folder of the run");
+    if (options.data.sequence_length > options.model.max_position_embeddings) {
+        out.add("data.sequence_length ({}) must be at most model.max_position_embeddings ({})",
+                options.data.sequence_length, options.model.max_position_embeddings);
+    }
+    bool const held_out = !options.data.validation.empty() || options.data.validation_fraction > 0;
+    if (options.eval.every > 0 && !held_out && !options.data.mock_data) {
+        out.add(
+            "eval.every is {} but there is no held-out data: give data.validation or a data.validation_fraction "
+            "above 0",
+            options.eval.every);
+    }
+}
+
+}  // namespace
+
+std::vector<std::string> problems(RunOptions const& options, int world_size) {
+    Sentences out;
+    out.add_all(problems(options.model));
+    out.add_all(problems(options.attention, options.model));
+    out.add_all(problems(options.data));
+    int const dp = check_layout(options, world_size, out);
+    check_batch(options, dp, out);
+    check_schedule(options, out);
+    check_data(options, out);
+    return std::move(out.list);
+}
+
+}  // namespace perigee

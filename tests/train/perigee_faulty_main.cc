@@ -1,0 +1,44 @@
+// `perigee` over a disk that kills it: PERIGEE_KILL=OPERATION:PATH_PART:COUNT[:after] ends this process with SIGKILL
+// before (or after) the COUNT-th operation of that name on a path that contains PATH_PART. Only rank PERIGEE_KILL_RANK
+// (default 0) dies by itself; mpirun ends the others. Operation names: support/fault_file_system.h.
+#include <csignal>
+#include <cstdlib>
+#include <string>
+
+#include "app/app.h"
+#include "support/fault_file_system.h"
+
+namespace {
+
+using Operation = perigee::testing::FaultFileSystem::Operation;
+
+std::string environment(char const* name, char const* otherwise) {
+    char const* value = std::getenv(name);
+    return value != nullptr ? value : otherwise;
+}
+
+std::string cut(std::string& text) {
+    size_t const colon = text.find(':');
+    std::string const head = text.substr(0, colon);
+    text = colon == std::string::npos ? "" : text.substr(colon + 1);
+    return head;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    auto real = perigee::make_file_system();
+    perigee::testing::FaultFileSystem files(*real);
+    std::string plan = environment("PERIGEE_KILL", "");
+    bool const mine = environment("OMPI_COMM_WORLD_RANK", "0") == environment("PERIGEE_KILL_RANK", "0");
+    if (!plan.empty() && mine) {
+        std::string const name = cut(plan);
+        std::string const part = cut(plan);
+        int64_t left = std::stoll(cut(plan));
+        auto const kill = [=](Operation const& op) mutable {
+            if (op.name == name && op.path.string().find(part) != std::string::npos && --left == 0) std::raise(SIGKILL);
+        };
+        (plan == "after" ? files.after : files.before) = kill;
+    }
+    return perigee::run_app(argc, argv, files);
+}

@@ -1,0 +1,82 @@
+#include "train/run_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "base/log.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RunFolderTest : public ::testing::Test {
+  protected:
+    RunFolderTest() {
+        std::string pattern = std::filesystem::temp_directory_path() / "perigee_run_XXXXXX";
+        path_ = ::mkdtemp(pattern.data());
+    }
+    ~RunFolderTest() override { std::filesystem::remove_all(path_); }
+    std::string text(char const* name) { return files_->read_text(path_ / name, 1 << 20); }
+
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    Path path_;
+};
+
+TEST_F(RunFolderTest, second_job_is_refused_until_the_first_has_gone) {
+    auto first = std::make_unique<RunFolder>(*files_, path_);
+    try {
+        RunFolder second(*files_, path_);
+        FAIL() << "two jobs hold one folder";
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::config);
+        EXPECT_THAT(e.what(), HasSubstr(fmt::format("process {}", ::getpid())));
+    }
+    first.reset();
+    EXPECT_NO_THROW(RunFolder(*files_, path_));
+}
+
+TEST_F(RunFolderTest, rewinding_drops_later_steps_and_a_torn_line) {
+    {
+        RunFolder folder(*files_, path_);
+        for (int step = 1; step <= 5; ++step) folder.append_metrics(fmt::format(R"({{"step":{}}})", step));
+        folder.append_metrics(R"({"step":5,"eval_loss":2.5})");
+        folder.append_metrics(R"({"st)");
+    }
+    RunFolder folder(*files_, path_);
+    folder.rewind_metrics(5);
+    EXPECT_EQ(text("metrics.jsonl"),
+              "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4}\n{\"step\":5}\n"
+              "{\"step\":5,\"eval_loss\":2.5}\n");
+    folder.rewind_metrics(2);
+    folder.append_metrics(R"({"step":3,"again":true})");
+    EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
+    folder.rewind_metrics(0);
+    EXPECT_EQ(text("metrics.jsonl"), "");
+}
+
+TEST_F(RunFolderTest, log_lines_are_copied_into_the_folder) {
+    {
+        RunFolder folder(*files_, path_);
+        folder.mirror_log();
+        log::info("a line for {}", "the file");
+    }
+    log::info("this one comes too late");
+    EXPECT_THAT(text("log.txt"), HasSubstr("a line for the file\n"));
+    EXPECT_THAT(text("log.txt"), ::testing::Not(HasSubstr("too late")));
+}
+
+TEST_F(RunFolderTest, a_folder_that_cannot_be_made_is_a_config_error) {
+    try {
+        RunFolder folder(*files_, "/proc/perigee");
+        FAIL();
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::config);
+        EXPECT_THAT(e.what(), HasSubstr("/proc/perigee"));
+    }
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,157 @@
+#include "optim/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/random.h"
+
+namespace perigee {
+namespace {
+
+using testing::random_normal;
+
+/// Matrices between norms and biases, so that equal decay comes in several runs.
+std::vector<ParamSpec> some_params() {
+    return {{.name = "embed", .shape = {13, 8}},
+            {.name = "norm1", .shape = {8}, .decay = false},
+            {.name = "bias", .shape = {24}, .decay = false},
+            {.name = "q", .shape = {8, 8}},
+            {.name = "k", .shape = {4, 8}},
+            {.name = "norm2", .shape = {8}, .decay = false}};
+}
+
+/// AdamW as in Algorithm 2 of Loshchilov & Hutter (2019), element by element in fp64.
+struct PlainAdamW {
+    OptimizerOptions options;
+    std::vector<double> m, v;
+
+    void update(std::vector<double>& w, std::vector<double> const& g, ParamLayout const& layout, double lr, int t) {
+        m.resize(w.size());
+        v.resize(w.size());
+        double squares = 0;
+        for (double x : g) squares += x * x;
+        double const norm = std::sqrt(squares);
+        bool const clip = options.max_grad_norm > 0 && norm > options.max_grad_norm;
+        for (auto const& entry : layout.entries()) {
+            for (int64_t k = 0; k < entry.local.size(); ++k) {
+                auto const i = static_cast<size_t>(entry.offset + k);
+                double const grad = clip ? g[i] * options.max_grad_norm / norm : g[i];
+                m[i] = options.beta1 * m[i] + (1 - options.beta1) * grad;
+                v[i] = options.beta2 * v[i] + (1 - options.beta2) * grad * grad;
+                double const m_hat = m[i] / (1 - std::pow(options.beta1, t));
+                double const v_hat = v[i] / (1 - std::pow(options.beta2, t));
+                double const decay = entry.spec.decay ? options.weight_decay * w[i] : 0;
+                w[i] -= lr * (m_hat / (std::sqrt(v_hat) + options.eps) + decay);
+            }
+        }
+    }
+};
+
+template <class Real>
+TensorView view(std::vector<Real>& x) {
+    return TensorView(x.data(), Shape{static_cast<int64_t>(x.size())});
+}
+
+template <class Real>
+class OptimizerTest : public ::testing::Test {
+  protected:
+    std::unique_ptr<Ops> make_ops() {
+        return std::is_same_v<Real, double> ? make_host_ops_f64(*host, 2) : make_host_ops(*host, 2);
+    }
+    std::vector<Real> copy_of(TensorView x) const { return {x.template as<Real>(), x.template as<Real>() + x.size()}; }
+    static constexpr double kTolerance = std::is_same_v<Real, double> ? 1e-13 : 2e-6;
+
+    std::unique_ptr<Device> host = make_host_device();
+    std::unique_ptr<Comm> world = make_single_comm();
+    std::unique_ptr<Ops> ops = make_ops();
+    ParamLayout layout{some_params(), 1, 0};
+    Mesh mesh{{}, *world};
+    std::vector<Real> weights = random_normal<Real>(layout.size(), 21);
+    std::vector<Real> grads = random_normal<Real>(layout.size(), 22);
+};
+using Reals = ::testing::Types<float, double>;
+TYPED_TEST_SUITE(OptimizerTest, Reals);
+
+TYPED_TEST(OptimizerTest, FollowsPlainAdamWStepByStepWithAndWithoutClipping) {
+    using Real = TypeParam;
+    for (double max_norm : {0.0, 5.0, 1e9}) {
+        OptimizerOptions const options{.weight_decay = 0.3, .max_grad_norm = max_norm};
+        AdamWOptimizer optimizer(options, this->layout, *this->ops);
+        PlainAdamW plain{.options = options, .m = {}, .v = {}};
+        std::vector<Real> w = this->weights;
+        std::vector<double> want(w.begin(), w.end());
+        for (int step = 0; step < 30; ++step) {
+            // Norms from 1.6 to 160 around a limit of 5: some steps are clipped, some are not.
+            auto g = random_normal<Real>(this->layout.size(), 100 + static_cast<uint64_t>(step), step % 3 ? 0.1 : 10);
+            double const lr = learning_rate({.warmup_steps = 5}, 0.02, step, 30);
+            double const norm = optimizer.global_norm(view(g), this->mesh);
+            optimizer.update(view(w), view(g), norm, lr, step);
+            plain.update(want, std::vector<double>(g.begin(), g.end()), this->layout, lr, step + 1);
+            ASSERT_LT(testing::relative_error(w, want), this->kTolerance) << "step " << step << " limit " << max_norm;
+        }
+        EXPECT_LT(testing::relative_error(this->copy_of(optimizer.first_moment()), plain.m), this->kTolerance);
+        EXPECT_LT(testing::relative_error(this->copy_of(optimizer.second_moment()), plain.v), this->kTolerance);
+    }
+}
+
+TYPED_TEST(OptimizerTest, WithoutGradientOnlyDecayedParametersShrink) {
+    using Real = TypeParam;
+    AdamWOptimizer optimizer({.weight_decay = 0.5}, this->layout, *this->ops);
+    std::vector<Real> w = this->weights, zero(w.size());
+    optimizer.update(view(w), view(zero), 0.0, 0.1, 0);
+    for (auto const& entry : this->layout.entries()) {
+        for (int64_t k = 0; k < entry.local.size(); ++k) {
+            auto const i = static_cast<size_t>(entry.offset + k);
+            double const want = static_cast<double>(this->weights[i]) * (entry.spec.decay ? 0.95 : 1.0);
+            EXPECT_NEAR(static_cast<double>(w[i]), want, 1e-6) << entry.spec.name;
+            EXPECT_EQ(w[i] == this->weights[i], !entry.spec.decay) << entry.spec.name;
+        }
+    }
+}
+
+TYPED_TEST(OptimizerTest, GlobalNormIsTheEuclideanNormOfAllGradients) {
+    AdamWOptimizer optimizer({}, this->layout, *this->ops);
+    double squares = 0;
+    for (auto g : this->grads) squares += static_cast<double>(g) * static_cast<double>(g);
+    EXPECT_NEAR(optimizer.global_norm(view(this->grads), this->mesh), std::sqrt(squares), 1e-12);
+}
+
+TYPED_TEST(OptimizerTest, OneNonFiniteGradientAnywhereMakesTheNormNonFiniteAndTheUpdateRefused) {
+    using Real = TypeParam;
+    AdamWOptimizer optimizer({}, this->layout, *this->ops);
+    for (double poison : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+        for (size_t at = 0; at < this->grads.size(); at += 7) {
+            std::vector<Real> g = this->grads, w = this->weights;
+            g[at] = static_cast<Real>(poison);
+            double const norm = optimizer.global_norm(view(g), this->mesh);
+            ASSERT_FALSE(std::isfinite(norm)) << poison << " at " << at;
+            ASSERT_THROW(optimizer.update(view(w), view(g), norm, 0.1, 0), Error);
+            ASSERT_EQ(w, this->weights);
+        }
+    }
+    EXPECT_EQ(this->copy_of(optimizer.first_moment()), std::vector<Real>(this->weights.size()));
+    EXPECT_EQ(this->copy_of(optimizer.second_moment()), std::vector<Real>(this->weights.size()));
+}
+
+TYPED_TEST(OptimizerTest, RepeatsBitForBitFromSavedMoments) {
+    using Real = TypeParam;
+    auto run = [&](AdamWOptimizer& optimizer, std::vector<Real>& w, int begin, int end) {
+        for (int step = begin; step < end; ++step) {
+            auto g = random_normal<Real>(this->layout.size(), 300 + static_cast<uint64_t>(step));
+            optimizer.update(view(w), view(g), optimizer.global_norm(view(g), this->mesh), 0.01, step);
+        }
+    };
+    AdamWOptimizer unbroken({}, this->layout, *this->ops), first({}, this->layout, *this->ops),
+        second({}, this->layout, *this->ops);
+    std::vector<Real> w = this->weights, resumed = this->weights;
+    run(unbroken, w, 0, 10);
+    run(first, resumed, 0, 4);
+    this->ops->copy(second.first_moment(), first.first_moment());
+    this->ops->copy(second.second_moment(), first.second_moment());
+    run(second, resumed, 4, 10);
+    EXPECT_EQ(w, resumed);
+}
+
+}  // namespace
+}  // namespace perigee

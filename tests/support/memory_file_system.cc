@@ -137,7 +137,8 @@ std::unique_ptr<WritableFile> MemoryFileSystem::open_for_writing(Path const& pat
     NodePointer node = find(path);
     if (node && node->directory) throw IoError("create", path, EISDIR);
     if (!node) {
-        NodePointer const folder = need(path.parent_path(), "create", true);
+        NodePointer const folder = find(path.parent_path());
+        if (!folder || !folder->directory) throw IoError("create", path, folder ? ENOTDIR : ENOENT);
         node = std::make_shared<Node>();
         apply({{folder, path.filename().string(), node}});
     } else if (replace) {

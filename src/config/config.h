@@ -19,6 +19,9 @@ RunOptions parse_config(std::string const& text, std::string const& name, std::v
 /// Complete YAML of these options, every key present, which parses to the same options.
 std::string to_yaml(RunOptions const& options);
 
+/// A text as a YAML scalar that reads back as the same text, for building overrides.
+std::string yaml_text(std::string const& text);
+
 /// docs/config.md: every key with type, default, range and meaning.
 std::string config_reference();
 

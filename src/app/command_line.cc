@@ -1,0 +1,81 @@
+#include "app/command_line.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <sstream>
+
+#include "base/error.h"
+#include "config/config.h"
+
+namespace perigee {
+namespace {
+
+struct CommandHelp {
+    Command command;
+    char const* name;
+    char const* help;
+};
+constexpr std::array kCommands = {
+    CommandHelp{Command::train, "train", "Train a model, or go on with a run that was stopped"},
+    CommandHelp{Command::eval, "eval", "Loss of a checkpoint on held-out data"},
+    CommandHelp{Command::generate, "generate", "Continue a text with a checkpoint"},
+    CommandHelp{Command::check, "check", "Show resolved options, layout, memory and FLOPs; needs no data and no GPU"},
+};
+
+/// What CLI11 fills in while it parses.
+struct Typed {
+    CommandLine result;
+    std::string prompt;
+    int64_t max_tokens = 0;
+    bool mock_data = false;
+};
+
+void add_command(CLI::App& app, CommandHelp const& command, Typed& typed) {
+    CLI::App* const sub = app.add_subcommand(command.name, command.help);
+    sub->add_option("CONFIG", typed.result.config, "YAML file; docs/config.md lists its keys")->required();
+    sub->add_option("key=value", typed.result.overrides,
+                    "Override the file, as in optimizer.lr=1e-3 data.train.0.path=x");
+    if (command.command == Command::check) {
+        sub->add_option("--world-size", typed.result.world_size, "Ranks to plan for, instead of as many as run this")
+            ->check(CLI::Range(1, 1 << 20));
+    } else {
+        sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
+    }
+    if (command.command == Command::generate) {
+        sub->add_option("--prompt", typed.prompt, "Short for generate.prompt=TEXT; TEXT is taken as it is");
+        sub->add_option("--max-tokens", typed.max_tokens, "Short for generate.max_tokens=N");
+    }
+    sub->callback([&typed, sub, command] {
+        typed.result.command = command.command;
+        auto& overrides = typed.result.overrides;
+        if (typed.mock_data) overrides.push_back("data.mock_data=true");
+        if (command.command != Command::generate) return;
+        if (sub->count("--prompt") > 0) overrides.push_back("generate.prompt=" + yaml_text(typed.prompt));
+        if (sub->count("--max-tokens") > 0)
+            overrides.push_back(fmt::format("generate.max_tokens={}", typed.max_tokens));
+    });
+}
+
+}  // namespace
+
+std::variant<CommandLine, CommandLineNotice> parse_command_line(int argc, char const* const* argv) {
+    CLI::App app("Trains transformers with Mixture of Block Attention", "perigee");
+    app.set_version_flag("--version", "perigee " PERIGEE_VERSION);
+    app.require_subcommand(1);
+    Typed typed;
+    for (CommandHelp const& command : kCommands) add_command(app, command, typed);
+    try {
+        app.parse(argc, argv);
+        return typed.result;
+    } catch (CLI::ParseError const& stop) {
+        std::ostringstream out, error;
+        bool const is_usage_error = app.exit(stop, out, error) != 0;
+        int const code = is_usage_error ? static_cast<int>(Category::config) : 0;
+        return CommandLineNotice{out.str() + error.str(), code};
+    }
+}
+
+}  // namespace perigee

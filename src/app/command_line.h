@@ -1,0 +1,29 @@
+// What the user typed: `perigee train|eval|generate|check CONFIG [key=value...]`. Knows nothing of what options mean.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace perigee {
+
+enum class Command { train, eval, generate, check };
+
+struct CommandLine {
+    Command command = Command::train;
+    std::string config;                  ///< path of the YAML file
+    std::vector<std::string> overrides;  ///< "key=value" in order; flags such as --prompt come last, as overrides
+    int world_size = 0;                  ///< check: ranks to plan for; 0: as many as run it
+};
+
+/// Text to print instead of running a command: help and version (exit code 0, to stdout), or what is wrong with the
+/// command line (exit code 2, to stderr).
+struct CommandLineNotice {
+    std::string text;
+    int exit_code = 0;
+};
+
+/// Prints nothing itself, so that a job of many ranks can say it once.
+std::variant<CommandLine, CommandLineNotice> parse_command_line(int argc, char const* const* argv);
+
+}  // namespace perigee

@@ -1,0 +1,55 @@
+#include "eval/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+
+namespace perigee {
+
+void describe(Schema& schema, SamplingOptions& options) {
+    schema.add("prompt", options.prompt, "text that `perigee generate` continues")
+        .add("max_tokens", options.max_tokens, at_least(1), "tokens to generate, unless the document ends before")
+        .add("temperature", options.temperature, at_least(0),
+             "logits are divided by it: below 1 is more predictable, 0 always takes the most likely token")
+        .add("top_p", options.top_p, {.low = 0, .high = 1, .strict_low = true},
+             "draw from the fewest most likely tokens whose probabilities reach this sum; 1 draws from all");
+}
+
+int32_t sample_token(std::span<float const> logits, int64_t allowed, SamplingOptions const& options,
+                     Philox const& random, int64_t index) {
+    PERIGEE_CHECK(0 < allowed && allowed <= static_cast<int64_t>(logits.size()), "{} of {} logits", allowed,
+                  logits.size());
+    logits = logits.first(static_cast<size_t>(allowed));
+    for (float const x : logits) {
+        if (std::isnan(x) || (std::isinf(x) && x > 0)) fail(Category::numeric, "a logit of token {} is {}", index, x);
+    }
+    auto const best = static_cast<size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    if (std::isinf(logits[best])) fail(Category::numeric, "all logits of token {} are -inf", index);
+    if (options.temperature == 0) return static_cast<int32_t>(best);
+
+    // Equal logits in order of id, so that the choice does not depend on the sorting algorithm.
+    std::vector<int32_t> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+    });
+    std::vector<double> cumulative(logits.size());
+    double sum = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+        double const distance = static_cast<double>(logits[static_cast<size_t>(order[i])]) - logits[best];
+        sum += std::exp(distance / options.temperature);
+        cumulative[i] = sum;
+    }
+    // The nucleus ends with the token that reaches top_p. Source: Holtzman et al., "The Curious Case of Neural Text
+    // Degeneration", ICLR 2020.
+    auto const end = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
+    double const nucleus = end == cumulative.end() ? sum : *end;
+    double const drawn = random.uniform(static_cast<uint64_t>(index)) * nucleus;
+    auto const chosen = std::upper_bound(cumulative.begin(), cumulative.end(), drawn);
+    return order[static_cast<size_t>(chosen - cumulative.begin())];
+}
+
+}  // namespace perigee

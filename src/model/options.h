@@ -34,7 +34,7 @@ struct ModelOptions {
     int64_t head_dim = 0;             ///< 0: hidden_size / num_attention_heads
     int64_t max_position_embeddings = 8192;
     double rope_theta = 10000.0;
-    RopeScaling rope_scaling;
+    RopeScaling rope_scaling = {};
     double rms_norm_eps = 1e-5;
     double initializer_range = 0.02;
     bool tie_word_embeddings = false;

@@ -11,8 +11,8 @@ namespace perigee {
 enum class MobaSelection { per_head, per_group };
 
 struct MobaOptions {
-    int64_t block_size = 512;  ///< B: keys per block
-    int64_t top_k = 3;         ///< k: blocks a query attends, its own included; k = 1 is block-local attention
+    int64_t block_size = 512;     ///< B: keys per block
+    int64_t top_k = 3;            ///< k: blocks a query attends, its own included; k = 1 is block-local attention
     bool force_previous = false;  ///< the block before the query's own is always among the k - 1
     MobaSelection selection = MobaSelection::per_head;
 };

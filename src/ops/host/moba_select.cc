@@ -1,0 +1,134 @@
+#include "ops/host/moba_select.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/host/tiles.h"
+
+namespace perigee::host {
+namespace {
+
+/// The mean key of every complete block, [blocks, G, K]; the rows of incomplete blocks, which nobody can choose, are 0.
+template <class Real>
+std::vector<Real> centroids(MobaSelect const& args, BlockGrid const& grid) {
+    int64_t const width = args.k_TGK[1] * args.k_TGK[2], blocks = static_cast<int64_t>(grid.blocks.size());
+    auto const* const k = args.k_TGK.as<Real>();
+    std::vector<Real> means(blocks * width, Real{0});
+#pragma omp parallel for
+    for (int64_t block = 0; block < blocks; ++block) {
+        auto const [begin, end] = grid.blocks[block];
+        if (end - begin < grid.block_size) continue;
+        Real* const mean = means.data() + block * width;
+        for (int64_t t = begin; t < end; ++t)
+            for (int64_t i = 0; i < width; ++i) mean[i] += k[t * width + i];
+        for (int64_t i = 0; i < width; ++i) mean[i] /= static_cast<Real>(grid.block_size);
+    }
+    return means;
+}
+
+/// Chooses for one query at a time. Scans from the latest block to the first with strict comparisons, so that the later
+/// of equal scores wins and NaN never does.
+template <class Real>
+class Chooser {
+  public:
+    Chooser(int64_t slots, bool force_previous) : force_previous_(force_previous), best_(slots) {}
+
+    /// `scores` of the blocks before `current`; writes all slots of `chosen`.
+    void choose(Real const* scores, int64_t current, int32_t* chosen) {
+        int64_t const slots = std::ssize(best_);
+        int64_t const forced = force_previous_ && current > 0 ? 1 : 0;
+        if (forced > 0) chosen[0] = static_cast<int32_t>(current - 1);
+        int64_t found = forced;
+        for (int64_t block = current - forced; block-- > 0 && forced < slots;) {
+            Real const score = scores[block];
+            if (std::isnan(score) || (found == slots && !(score > best_[slots - 1]))) continue;
+            int64_t place = std::min(found, slots - 1);
+            for (; place > forced && best_[place - 1] < score; --place) {
+                best_[place] = best_[place - 1];
+                chosen[place] = chosen[place - 1];
+            }
+            best_[place] = score;
+            chosen[place] = static_cast<int32_t>(block);
+            found = std::min(found + 1, slots);
+        }
+        std::sort(chosen, chosen + found);
+        std::fill(chosen + found, chosen + slots, -1);
+    }
+
+  private:
+    bool force_previous_;
+    std::vector<Real> best_;  ///< scores of the chosen blocks, best first
+};
+
+/// Up to kTileRows tokens of a document.
+struct QueryTile {
+    int64_t document_begin = 0;
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t first_block = 0;  ///< of the document, in the grid
+};
+
+std::vector<QueryTile> query_tiles(std::span<int32_t const> cu_seqlens, BlockGrid const& grid) {
+    std::vector<QueryTile> tiles;
+    for (size_t d = 0; d + 1 < cu_seqlens.size(); ++d)
+        for (int64_t begin = cu_seqlens[d]; begin < cu_seqlens[d + 1]; begin += kTileRows)
+            tiles.push_back(
+                {cu_seqlens[d], begin, std::min<int64_t>(begin + kTileRows, cu_seqlens[d + 1]), grid.first[d]});
+    return tiles;
+}
+
+/// out[r] = the sum of the group's queries of row r.
+template <class Real>
+void sum_group(Real const* q, int64_t rows, int64_t stride, int64_t group, int64_t dim, Real* out) {
+    for (int64_t r = 0; r < rows; ++r) {
+        std::copy_n(q + r * stride, dim, out + r * dim);
+        for (int64_t j = 1; j < group; ++j)
+            for (int64_t i = 0; i < dim; ++i) out[r * dim + i] += q[r * stride + j * dim + i];
+    }
+}
+
+}  // namespace
+
+template <class Real>
+void choose_blocks(MobaSelect const& args, BlockGrid const& grid) {
+    int64_t const H = args.q_THK[1], G = args.k_TGK[1], K = args.q_THK[2], R = H / G, S = args.chosen_THS[2];
+    bool const shared = args.moba->selection == MobaSelection::per_group;
+    auto const* const q = args.q_THK.as<Real>();
+    auto* const chosen = args.chosen_THS.as<int32_t>();
+    std::vector<Real> const means = centroids<Real>(args, grid);
+    std::vector<QueryTile> const tiles = query_tiles(args.cu_seqlens, grid);
+    int64_t const choices = shared ? G : H;  // per token
+    int64_t const tasks = std::ssize(tiles) * choices;
+#pragma omp parallel
+    {
+        Chooser<Real> chooser(S, args.moba->force_previous);
+        std::vector<Real> scores, summed(shared ? kTileRows * K : 0);
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < tasks; ++task) {
+            QueryTile const& tile = tiles[task / choices];
+            int64_t const h = shared ? task % choices * R : task % choices, g = h / R;
+            int64_t const rows = tile.end - tile.begin;
+            int64_t const candidates = (tile.end - 1 - tile.document_begin) / grid.block_size;
+            Rows<Real const> queries{q + (tile.begin * H + h) * K, H * K};
+            if (shared) {
+                sum_group(queries.data, rows, queries.stride, R, K, summed.data());
+                queries = {summed.data(), K};
+            }
+            scores.resize(rows * candidates);
+            if (candidates > 0)
+                gemm<Real>(false, true, rows, candidates, K, 1, queries.data, queries.stride,
+                           means.data() + (tile.first_block * G + g) * K, G * K, 0, scores.data(), candidates);
+            for (int64_t r = 0; r < rows; ++r) {
+                int64_t const t = tile.begin + r;
+                int32_t* const choice = chosen + (t * H + h) * S;
+                chooser.choose(scores.data() + r * candidates, (t - tile.document_begin) / grid.block_size, choice);
+                for (int64_t j = 1; shared && j < R; ++j) std::copy_n(choice, S, choice + j * S);
+            }
+        }
+    }
+}
+
+template void choose_blocks<float>(MobaSelect const&, BlockGrid const&);
+template void choose_blocks<double>(MobaSelect const&, BlockGrid const&);
+
+}  // namespace perigee::host

@@ -1,0 +1,12 @@
+// The choice of MoBA: which blocks of the past each query attends. Rules: docs/numerics.md.
+#pragma once
+
+#include "ops/host/moba_routes.h"
+
+namespace perigee::host {
+
+/// Writes all of `args.chosen_THS`, S > 0.
+template <class Real>
+void choose_blocks(MobaSelect const& args, BlockGrid const& grid);
+
+}  // namespace perigee::host

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "data/options.h"
@@ -17,17 +18,19 @@ enum class Split { train, validation };
 class DataSource {
   public:
     virtual ~DataSource() = default;
-    /// Samples of one pass over the data: train epochs repeat for ever in another order, validation has just one.
+    /// Samples in all data sets together. Training goes on for ever: each data set starts a new epoch, in another
+    /// order, whenever its own samples are used up. Validation repeats after this many.
     virtual int64_t samples_per_epoch() const = 0;
     /// Appends `sequence_length` tokens of sample `index` (any number >= 0) to the batch: a sample is whole documents
     /// or pieces of them, and each sample starts a new document.
     virtual void append_sample(int64_t index, Batch& batch) const = 0;
-    /// What was found, for the log: documents, tokens, samples, tokens never used.
+    /// What was found, for the log: documents, tokens, samples, tokens never used. One line per data set.
     virtual std::string summary() const = 0;
 };
 
-/// Opens and checks all files. Throws Category::data naming file and place: missing or truncated files, foreign formats,
-/// no sample of sequence_length + 1 tokens, and, while reading, token ids outside [0, vocab_size).
+/// Opens and checks all files. Throws Category::data naming file and place: missing or truncated files, foreign
+/// formats, no sample of sequence_length + 1 tokens, too few documents to split, and, while reading, token ids outside
+/// [0, vocab_size). The options must be free of problems(); Split::validation needs has_validation().
 std::unique_ptr<DataSource> open_data(DataOptions const& options, Split split, uint64_t seed, int64_t vocab_size,
                                       FileSystem& files);
 

@@ -9,7 +9,8 @@
 
 namespace perigee {
 
-/// One data set: `path`.bin and `path`.idx (Megatron's format), and optionally `path`.mask (see data/indexed_dataset.h).
+/// One data set: `path`.bin and `path`.idx (Megatron's format), and optionally `path`.mask (see
+/// data/indexed_dataset.h).
 struct DatasetOptions {
     std::string path;
     double weight = 1.0;  ///< share of the samples, relative to the other data sets'
@@ -23,10 +24,13 @@ struct DataOptions {
     int64_t sequence_length = 1024;    ///< tokens per sample
     bool document_mask = true;         ///< documents in a sample do not see each other
     bool shuffle = true;
-    bool mock_data = false;            ///< random tokens with structure instead of files
+    bool mock_data = false;  ///< random tokens with structure instead of files
     std::string tokenizer = "bytes";
 };
 void describe(Schema& schema, DataOptions& options);
 std::vector<std::string> problems(DataOptions const& options);
+
+/// Whether these options name validation data.
+bool has_validation(DataOptions const& options);
 
 }  // namespace perigee

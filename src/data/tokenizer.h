@@ -13,7 +13,8 @@ class Tokenizer {
   public:
     virtual ~Tokenizer() = default;
     virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-    /// Bytes of the tokens; not necessarily whole UTF-8 characters. Ids outside the vocabulary throw Category::data.
+    /// Bytes of the tokens; not necessarily whole UTF-8 characters. The end of a document is no text; ids outside the
+    /// vocabulary throw Category::data.
     virtual std::string decode(std::vector<int32_t> const& ids) const = 0;
     virtual int64_t vocab_size() const = 0;
     virtual int32_t end_of_document() const = 0;

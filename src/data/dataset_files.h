@@ -1,0 +1,30 @@
+// The bytes that reader and writer of indexed data sets agree on, see data/indexed_dataset.h.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+namespace perigee {
+
+static_assert(std::endian::native == std::endian::little, "the files are little endian");
+
+inline constexpr std::string_view kIndexMagic{"MMIDIDX\0\0", 9};
+inline constexpr std::string_view kMaskMagic{"PGEMASK\0", 8};
+inline constexpr uint64_t kIndexVersion = 1;
+inline constexpr uint64_t kMaskVersion = 1;
+inline constexpr int64_t kIndexHeaderBytes = 34;
+inline constexpr int64_t kMaskHeaderBytes = 24;
+
+/// Reads a number that need not be aligned.
+template <class Number>
+Number load(std::byte const* at) {
+    Number value;
+    std::memcpy(&value, at, sizeof(Number));
+    return value;
+}
+
+}  // namespace perigee

@@ -1,0 +1,155 @@
+#include "data/file_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ranges>
+
+#include "base/philox.h"
+#include "data/packing.h"
+#include "data/permutation.h"
+
+namespace perigee {
+
+namespace {
+
+/// First of the last documents that together hold at least `fraction` of the tokens.
+int64_t first_held_out(IndexedDataset const& data, double fraction) {
+    auto const wanted =
+        std::max<int64_t>(1, static_cast<int64_t>(std::ceil(fraction * static_cast<double>(data.tokens()))));
+    auto const documents = std::views::iota(int64_t{0}, data.documents());
+    auto const too_late = std::ranges::partition_point(
+        documents, [&](int64_t document) { return data.tokens() - data.document_begin(document) >= wanted; });
+    auto const first = static_cast<int64_t>(too_late - documents.begin()) - 1;
+    if (first <= 0 || data.document_begin(first) == 0) {
+        fail(Category::data,
+             "{}: validation_fraction {} wants {} of {} tokens in whole documents, which leaves none of the {} "
+             "documents "
+             "to train on",
+             data.prefix().string(), fraction, wanted, data.tokens(), data.documents());
+    }
+    return first;
+}
+
+std::vector<double> weights_of(std::vector<DatasetOptions> const& datasets) {
+    std::vector<double> weights;
+    for (auto const& dataset : datasets) weights.push_back(dataset.weight);
+    return weights;
+}
+
+/// Key of the order in which a data set's samples are read. Stream: 16 bits for the data set, 48 for the epoch.
+Philox order_key(uint64_t seed, size_t dataset, int64_t epoch) {
+    return Philox(seed, Purpose::sample_order, uint64_t{dataset} << 48 | static_cast<uint64_t>(epoch));
+}
+
+}  // namespace
+
+FileSource::FileSource(DataOptions const& options, Split split, uint64_t seed, int64_t vocab_size, FileSystem& files)
+    : options_(options), split_(split), seed_(seed), vocab_size_(vocab_size), blend_(weights_of(options.train)) {
+    bool const own_list = split == Split::validation && !options.validation.empty();
+    for (auto const& dataset : own_list ? options.validation : options.train) {
+        parts_.push_back(open_part(dataset.path, files));
+        samples_ += parts_.back().samples;
+    }
+}
+
+FileSource::Part FileSource::open_part(std::string const& path, FileSystem& files) const {
+    Part part;
+    part.data = std::make_unique<IndexedDataset>(files, path);
+    part.end_document = part.data->documents();
+    if (options_.validation_fraction > 0) {
+        int64_t const border = first_held_out(*part.data, options_.validation_fraction);
+        (split_ == Split::train ? part.end_document : part.first_document) = border;
+    }
+    part.first_token = part.data->document_begin(part.first_document);
+    part.end_token = part.data->document_begin(part.end_document);
+    int64_t const tokens = part.end_token - part.first_token;
+    part.samples = (tokens - 1) / options_.sequence_length;
+    if (part.samples == 0) {
+        fail(Category::data, "{}: {} tokens in {} {} documents, but one sample takes sequence_length + 1 = {}", path,
+             tokens, part.end_document - part.first_document, split_ == Split::train ? "training" : "validation",
+             options_.sequence_length + 1);
+    }
+    return part;
+}
+
+FileSource::Place FileSource::train_place(int64_t index) const {
+    auto const [dataset, count] = blend_.at(index);
+    auto const part = static_cast<size_t>(dataset);
+    int64_t const samples = parts_[part].samples;
+    int64_t const sample = count % samples;
+    if (!options_.shuffle) return {part, sample};
+    Permutation const order(static_cast<uint64_t>(samples), order_key(seed_, part, count / samples));
+    return {part, static_cast<int64_t>(order(static_cast<uint64_t>(sample)))};
+}
+
+FileSource::Place FileSource::validation_place(int64_t index) const {
+    Permutation const order(static_cast<uint64_t>(samples_), order_key(0, 0, 0));
+    auto sample = static_cast<int64_t>(order(static_cast<uint64_t>(index % samples_)));
+    size_t part = 0;
+    while (sample >= parts_[part].samples) sample -= parts_[part++].samples;
+    return {part, sample};
+}
+
+FileSource::Place FileSource::place_of(int64_t index) const {
+    PERIGEE_CHECK(index >= 0, "sample {}", index);
+    return split_ == Split::train ? train_place(index) : validation_place(index);
+}
+
+std::vector<int32_t> FileSource::read_tokens(Part const& part, int64_t position) const {
+    std::vector<int64_t> stored(static_cast<size_t>(options_.sequence_length + 1));
+    part.data->read(position, stored);
+    std::vector<int32_t> tokens;
+    tokens.reserve(stored.size());
+    for (int64_t const id : stored) {
+        if (id < 0 || id >= vocab_size_) {
+            int64_t const at = position + static_cast<int64_t>(tokens.size());
+            int64_t const document = part.data->document_at(at);
+            fail(Category::data, "{}.bin: document {}, token {}: id {} is outside the vocabulary of {}",
+                 part.data->prefix().string(), document, at - part.data->document_begin(document), id, vocab_size_);
+        }
+        tokens.push_back(static_cast<int32_t>(id));
+    }
+    return tokens;
+}
+
+void FileSource::append_sample(int64_t index, Batch& batch) const {
+    Place const place = place_of(index);
+    Part const& part = parts_[place.part];
+    IndexedDataset const& data = *part.data;
+    int64_t const begin = part.first_token + place.sample * options_.sequence_length;
+    int64_t const last = begin + options_.sequence_length;
+
+    Stretch stretch{.tokens = read_tokens(part, begin), .in_loss = {}, .document_begins = {}};
+    stretch.in_loss.assign(stretch.tokens.size(), 1);
+    if (data.has_mask()) {
+        for (size_t i = 0; i < stretch.in_loss.size(); ++i) {
+            stretch.in_loss[i] = data.in_loss(begin + static_cast<int64_t>(i)) ? 1 : 0;
+        }
+    }
+    for (int64_t document = data.document_at(begin) + 1; document < data.documents(); ++document) {
+        int64_t const border = data.document_begin(document) - begin;
+        if (border > last - begin) break;
+        // Empty documents begin where their successor does.
+        if (stretch.document_begins.empty() || stretch.document_begins.back() != border) {
+            stretch.document_begins.push_back(border);
+        }
+    }
+    append_stretch(stretch, options_.document_mask, batch);
+}
+
+std::string FileSource::summary() const {
+    std::string text;
+    for (Part const& part : parts_) {
+        int64_t const tokens = part.end_token - part.first_token;
+        int64_t const unused = tokens - part.samples * options_.sequence_length - 1;
+        text += fmt::format("{}{}: {} {} documents, {} tokens ({}{}), {} samples of {}, {} tokens never used",
+                            text.empty() ? "" : "\n", part.data->prefix().string(),
+                            fmt::group_digits(part.end_document - part.first_document),
+                            split_ == Split::train ? "training" : "validation", fmt::group_digits(tokens),
+                            to_string(part.data->token_type()), part.data->has_mask() ? ", loss mask" : "",
+                            fmt::group_digits(part.samples), fmt::group_digits(options_.sequence_length), unused);
+    }
+    return text;
+}
+
+}  // namespace perigee

@@ -1,0 +1,102 @@
+// Tokenized documents on disk in Megatron-LM's format (megatron/core/datasets/indexed_dataset.py), little endian:
+//   PREFIX.idx   "MMIDIDX\0\0", u64 version = 1, u8 dtype code, u64 sequences, u64 borders,
+//                i32[sequences] lengths, i64[sequences] byte offsets into the .bin, i64[borders] document borders
+//                counted in sequences (first 0, last `sequences`), optionally i8[sequences] modes (not used)
+//   PREFIX.bin   the tokens, end to end
+//   PREFIX.mask  ours, optional: "PGEMASK\0", u64 version = 1, u64 tokens, then one bit per token, lowest bit of a byte
+//                first, unused bits 0. 1 = the token counts as a target of the loss
+// The arrays of the .idx start at byte 34 and are not aligned.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/file_system.h"
+
+namespace perigee {
+
+/// Codes of the .idx header. Floating point (6, 7) is not a token.
+enum class TokenType : uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 = 8 };
+int64_t size_of(TokenType type);
+char const* to_string(TokenType type);
+
+/// Reader. Everything is checked when it opens, so that no later read leaves the files: errors are Category::data and
+/// name the file, what was expected and what was found. Positions and counts are in tokens unless said.
+class IndexedDataset {
+  public:
+    /// `prefix` is the path without .bin and .idx.
+    IndexedDataset(FileSystem& files, Path const& prefix);
+
+    Path const& prefix() const { return prefix_; }
+    TokenType token_type() const { return type_; }
+    int64_t tokens() const { return tokens_; }
+    int64_t documents() const { return borders_ - 1; }
+    bool has_mask() const { return mask_ != nullptr; }
+
+    /// First position of a document in [0, documents()]; the end of the last one for documents().
+    int64_t document_begin(int64_t document) const;
+    /// The document that holds `position` in [0, tokens()). Binary search.
+    int64_t document_at(int64_t position) const;
+    /// Tokens [position, position + values.size()), as stored.
+    void read(int64_t position, std::span<int64_t> values) const;
+    /// Whether the token counts as a target; always true without a mask file.
+    bool in_loss(int64_t position) const;
+
+  private:
+    void parse_header();
+    void check_sequences(int64_t bin_bytes);
+    void check_borders() const;
+    void open_mask(FileSystem& files);
+    int64_t sequence_begin(int64_t sequence) const;
+    int64_t border(int64_t index) const;
+
+    Path prefix_;
+    std::unique_ptr<MappedFile> index_, bin_, mask_;
+    TokenType type_ = TokenType::u16;
+    int64_t sequences_ = 0, borders_ = 0, tokens_ = 0;
+    std::byte const* lengths_ = nullptr;  // views into index_
+    std::byte const* offsets_ = nullptr;
+    std::byte const* borders_at_ = nullptr;
+};
+
+/// Writer of documents one by one; memory grows by four bytes per document only. The files appear under their names
+/// when `finish` returns, the index last; a writer destroyed before leaves nothing behind.
+class IndexedDatasetWriter {
+  public:
+    /// Tokens take two bytes when vocab_size < 65500, else four. `with_mask` also writes PREFIX.mask.
+    IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_mask = false);
+    ~IndexedDatasetWriter();
+    IndexedDatasetWriter(IndexedDatasetWriter const&) = delete;
+    IndexedDatasetWriter& operator=(IndexedDatasetWriter const&) = delete;
+
+    /// `loss` has one entry per token, 1 where it counts as a target; given exactly when the writer writes a mask.
+    /// Throws Category::data for ids outside [0, vocab_size).
+    void add_document(std::span<int32_t const> tokens, std::span<uint8_t const> loss = {});
+    /// Throws Category::data when there are no tokens: the reader would refuse such files.
+    void finish();
+
+    int64_t documents() const { return static_cast<int64_t>(lengths_.size()); }
+    int64_t tokens() const { return tokens_; }
+    TokenType token_type() const { return type_; }
+
+  private:
+    /// One of the three files, written under a temporary name through a buffer.
+    class Output;
+
+    void write_index();
+    Path path(char const* extension) const;
+
+    FileSystem& files_;
+    Path prefix_;
+    int64_t vocab_size_;
+    TokenType type_;
+    std::unique_ptr<Output> bin_, mask_, index_;
+    std::vector<int32_t> lengths_;
+    int64_t tokens_ = 0;
+    uint8_t mask_byte_ = 0;
+};
+
+}  // namespace perigee

@@ -1,0 +1,108 @@
+#include "data/options.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <set>
+
+#include "base/error.h"
+#include "data/blend.h"
+#include "data/tokenizer.h"
+
+namespace perigee {
+
+void describe(Schema& schema, DatasetOptions& options) {
+    schema.add(
+        "path", options.path,
+        "prefix of the files: PREFIX.bin and PREFIX.idx (Megatron's format), optionally PREFIX.mask with one loss "
+        "bit per token");
+    schema.add("weight", options.weight, {.low = 0, .high = 1e9, .strict_low = true},
+               "share of the training samples relative to the other data sets'; samples repeat where it asks for more "
+               "than there are");
+}
+
+void describe(Schema& schema, DataOptions& options) {
+    schema.list("train", options.train, "data sets to train on, mixed by weight");
+    schema.list("validation", options.validation,
+                "data sets for validation; each of their samples is used once, in an order that never changes");
+    schema.add(
+        "validation_fraction", options.validation_fraction, between(0, 0.5),
+        "instead of `validation`: hold out the last documents of each training set, as few as hold this share of "
+        "its tokens");
+    schema.add("sequence_length", options.sequence_length, between(1, 1 << 30), "tokens per sample");
+    schema.add("document_mask", options.document_mask,
+               "documents in a sample do not see each other, and no document's last token predicts the next document");
+    schema.add("shuffle", options.shuffle, "read the training samples in another random order in every epoch");
+    schema.add("mock_data", options.mock_data,
+               "made-up tokens with a structure that can be learnt, instead of files: for trying things out and for "
+               "measuring speed");
+    schema.add("tokenizer", options.tokenizer, "turns text into tokens and back when generating: bytes");
+}
+
+namespace {
+
+void check_path(DatasetOptions const& dataset, std::string const& where, std::vector<std::string>& found) {
+    if (dataset.path.empty()) found.push_back(fmt::format("{}: path is missing", where));
+    for (char const* const extension : {".bin", ".idx"}) {
+        if (!dataset.path.ends_with(extension)) continue;
+        found.push_back(fmt::format("{}: path \"{}\" must be the prefix, without {}", where, dataset.path, extension));
+    }
+}
+
+void check_weights(std::vector<DatasetOptions> const& datasets, std::vector<std::string>& found) {
+    std::vector<double> weights;
+    for (auto const& dataset : datasets) {
+        if (!(dataset.weight > 0)) return;  // reported by the range of the key
+        weights.push_back(dataset.weight);
+    }
+    if (weights.empty()) return;
+    auto const quotas = Blend::quotas_of(weights);
+    for (size_t i = 0; i < quotas.size(); ++i) {
+        if (quotas[i] > 0) continue;
+        found.push_back(
+            fmt::format("train[{}]: weight {} of {} is less than one sample in {}: raise it or drop the set", i,
+                        weights[i], datasets[i].path, Blend::kPeriod));
+    }
+}
+
+}  // namespace
+
+std::vector<std::string> problems(DataOptions const& options) {
+    std::vector<std::string> found;
+    std::set<std::string> train_paths;
+    for (size_t i = 0; i < options.train.size(); ++i) {
+        check_path(options.train[i], fmt::format("train[{}]", i), found);
+        train_paths.insert(std::filesystem::path(options.train[i].path).lexically_normal().string());
+    }
+    for (size_t i = 0; i < options.validation.size(); ++i) {
+        auto const& dataset = options.validation[i];
+        check_path(dataset, fmt::format("validation[{}]", i), found);
+        if (train_paths.contains(std::filesystem::path(dataset.path).lexically_normal().string())) {
+            found.push_back(fmt::format("validation[{}]: {} is also trained on", i, dataset.path));
+        }
+        if (dataset.weight != 1.0) {
+            found.push_back(fmt::format("validation[{}]: weight {} has no effect: validation uses each sample once", i,
+                                        dataset.weight));
+        }
+    }
+    check_weights(options.train, found);
+    if (options.train.empty() && !options.mock_data) {
+        found.push_back("train: no data sets given; list some, or set mock_data: true");
+    }
+    if (!options.validation.empty() && options.validation_fraction > 0) {
+        found.push_back(fmt::format("validation_fraction: {} and {} validation data sets exclude each other",
+                                    options.validation_fraction, options.validation.size()));
+    }
+    try {
+        make_tokenizer(options.tokenizer);
+    } catch (Error const& error) {
+        found.push_back(fmt::format("tokenizer: {}", error.what()));
+    }
+    return found;
+}
+
+bool has_validation(DataOptions const& options) {
+    return options.mock_data || !options.validation.empty() || options.validation_fraction > 0;
+}
+
+}  // namespace perigee

@@ -1,0 +1,325 @@
+#include "data/indexed_dataset.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/philox.h"
+#include "megatron_files.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::AllOf;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::little_endian;
+using testing::MegatronFiles;
+using testing::read_bytes;
+using testing::write_bytes;
+
+std::string patched(std::string text, size_t at, std::string const& bytes) {
+    std::copy(bytes.begin(), bytes.end(), text.begin() + static_cast<std::ptrdiff_t>(at));
+    return text;
+}
+
+class IndexedDatasetTest : public ::testing::Test {
+  protected:
+    std::string open_error() {
+        return error_of(Category::data, [&] { IndexedDataset(*files_, prefix_); });
+    }
+    std::filesystem::path file(char const* extension) const { return prefix_.string() + extension; }
+    void patch(char const* extension, size_t at, std::string const& bytes) {
+        std::string text = read_bytes(file(extension));
+        ASSERT_LE(at + bytes.size(), text.size());
+        write_bytes(file(extension), patched(text, at, bytes));
+    }
+    void resize(char const* extension, int64_t change) {
+        std::filesystem::resize_file(file(extension),
+                                     std::filesystem::file_size(file(extension)) + static_cast<uintmax_t>(change));
+    }
+
+    testing::TemporaryFolder folder_;
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    Path prefix_ = folder_ / "set";
+    MegatronFiles const three_{.sequences = {{1, 2, 3}, {4, 5}, {6, 7, 8, 9}}, .borders = {}};
+    // Layout of three_'s index: lengths at 34, offsets at 46, borders at 70, end at 102.
+};
+
+std::vector<int64_t> tokens_of(IndexedDataset const& data, int64_t document) {
+    std::vector<int64_t> tokens(static_cast<size_t>(data.document_begin(document + 1) - data.document_begin(document)));
+    data.read(data.document_begin(document), tokens);
+    return tokens;
+}
+
+struct DTypeCase {
+    int code;
+    int bytes;
+    int64_t low, high;
+};
+
+class EveryTokenType : public IndexedDatasetTest, public ::testing::WithParamInterface<DTypeCase> {};
+
+TEST_P(EveryTokenType, ReadsBackWhatTheFormatSays) {
+    auto const [code, bytes, low, high] = GetParam();
+    MegatronFiles const written{
+        .dtype_code = code, .token_bytes = bytes, .sequences = {{low, 0, high}, {7}, {high, low}}, .borders = {}};
+    written.write(prefix_);
+    IndexedDataset const data(*files_, prefix_);
+    ASSERT_EQ(data.documents(), 3);
+    EXPECT_EQ(data.tokens(), 6);
+    for (int64_t document = 0; document < 3; ++document) {
+        EXPECT_EQ(tokens_of(data, document), written.sequences[static_cast<size_t>(document)]);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EveryTokenType,
+                         ::testing::Values(DTypeCase{1, 1, 0, 255}, DTypeCase{2, 1, -128, 127},
+                                           DTypeCase{3, 2, -32768, 32767}, DTypeCase{4, 4, INT32_MIN, INT32_MAX},
+                                           DTypeCase{5, 8, INT64_MIN, INT64_MAX}, DTypeCase{8, 2, 0, 65535}));
+
+TEST_F(IndexedDatasetTest, DocumentsMayHoldSeveralSequencesOrNone) {
+    MegatronFiles const written{
+        .sequences = {{1, 2}, {3}, {}, {4, 5, 6}}, .borders = {0, 0, 2, 2, 3, 4, 4}, .modes = true};
+    written.write(prefix_);
+    IndexedDataset const data(*files_, prefix_);
+    ASSERT_EQ(data.documents(), 6);
+    std::vector<int64_t> begins;
+    for (int64_t document = 0; document <= 6; ++document) begins.push_back(data.document_begin(document));
+    EXPECT_EQ(begins, (std::vector<int64_t>{0, 0, 3, 3, 3, 6, 6}));
+    std::vector<int64_t> holders;
+    for (int64_t position = 0; position < 6; ++position) holders.push_back(data.document_at(position));
+    EXPECT_EQ(holders, (std::vector<int64_t>{1, 1, 1, 4, 4, 4}));
+}
+
+TEST_F(IndexedDatasetTest, FindsTheDocumentOfEveryTokenAmongMany) {
+    Philox const random(11, Purpose::mock_data);
+    MegatronFiles written;
+    std::vector<int64_t> holder;
+    for (uint64_t document = 0; document < 300; ++document) {
+        uint64_t const length = random.below(document, 5);
+        written.sequences.emplace_back(length, 1);
+        holder.insert(holder.end(), length, static_cast<int64_t>(document));
+    }
+    written.write(prefix_);
+    IndexedDataset const data(*files_, prefix_);
+    ASSERT_EQ(data.tokens(), static_cast<int64_t>(holder.size()));
+    for (size_t i = 0; i < holder.size(); ++i) EXPECT_EQ(data.document_at(static_cast<int64_t>(i)), holder[i]);
+}
+
+TEST_F(IndexedDatasetTest, MissingOrEmptyFilesAreNamed) {
+    EXPECT_THAT(open_error(), HasSubstr(file(".idx").string()));
+    write_bytes(file(".idx"), three_.idx());
+    EXPECT_THAT(open_error(), HasSubstr(file(".bin").string()));
+    write_bytes(file(".bin"), "");
+    EXPECT_THAT(open_error(), AllOf(HasSubstr(file(".bin").string()), HasSubstr("truncated")));
+    write_bytes(file(".idx"), "");
+    EXPECT_THAT(open_error(), HasSubstr("does not start with MMIDIDX"));
+}
+
+TEST_F(IndexedDatasetTest, TruncationAtAnyByteIsFound) {
+    std::string const idx = three_.idx(), bin = three_.bin();
+    ASSERT_EQ(idx.size(), 102u);
+    three_.write(prefix_);
+    ASSERT_EQ(open_error(), "no error");
+    for (size_t size = 0; size < idx.size(); ++size) {
+        write_bytes(file(".idx"), idx.substr(0, size));
+        EXPECT_THAT(open_error(), HasSubstr(file(".idx").string())) << size;
+    }
+    write_bytes(file(".idx"), idx);
+    for (size_t size = 0; size < bin.size(); ++size) {
+        write_bytes(file(".bin"), bin.substr(0, size));
+        EXPECT_THAT(open_error(), HasSubstr(file(".bin").string())) << size;
+    }
+}
+
+TEST_F(IndexedDatasetTest, FilesLargerThanTheIndexSaysAreRefused) {
+    three_.write(prefix_);
+    resize(".bin", 2);
+    EXPECT_THAT(open_error(), AllOf(HasSubstr("20 bytes"), HasSubstr("accounts for 18")));
+    three_.write(prefix_);
+    resize(".idx", 1);
+    EXPECT_THAT(open_error(), AllOf(HasSubstr("102 bytes (105 with modes)"), HasSubstr("has 103 bytes")));
+}
+
+TEST_F(IndexedDatasetTest, ForeignHeadersAreRefused) {
+    three_.write(prefix_);
+    patch(".idx", 0, "PK");
+    EXPECT_THAT(open_error(), HasSubstr("not a Megatron index"));
+    three_.write(prefix_);
+    patch(".idx", 9, little_endian(2, 8));
+    EXPECT_THAT(open_error(), HasSubstr("version 2, expected 1"));
+    for (int const code : {0, 6, 7, 9, 255}) {
+        three_.write(prefix_);
+        patch(".idx", 17, little_endian(static_cast<uint64_t>(code), 1));
+        EXPECT_THAT(open_error(), HasSubstr(fmt::format("dtype code {}", code)));
+    }
+}
+
+TEST_F(IndexedDatasetTest, CountsThatOverflowAreRefused) {
+    uint64_t const huge[] = {4,
+                             uint64_t{1} << 61,
+                             uint64_t{1} << 62,
+                             uint64_t{1} << 63,
+                             ~uint64_t{0},
+                             (~uint64_t{0} - 33) / 12,
+                             0x1555555555555556};
+    for (uint64_t const count : huge) {
+        for (size_t const at : {18u, 26u}) {
+            if (at == 26 && count == 4) continue;  // the true number of borders
+            three_.write(prefix_);
+            patch(".idx", at, little_endian(count, 8));
+            EXPECT_THAT(open_error(), HasSubstr(fmt::format("{}", count)));
+        }
+    }
+}
+
+TEST_F(IndexedDatasetTest, NoDocumentsIsAnError) {
+    MegatronFiles{.sequences = {}, .borders = {0}}.write(prefix_);
+    EXPECT_THAT(open_error(), HasSubstr("no documents"));
+    MegatronFiles{.sequences = {{}, {}}, .borders = {}}.write(prefix_);
+    EXPECT_THAT(open_error(), HasSubstr("no tokens"));
+}
+
+TEST_F(IndexedDatasetTest, LengthsOffsetsAndBordersMustTileTheTokens) {
+    auto const error_after = [&](size_t at, std::string const& bytes) {
+        three_.write(prefix_);
+        patch(".idx", at, bytes);
+        return open_error();
+    };
+    EXPECT_THAT(error_after(38, little_endian(0xffffffff, 4)), HasSubstr("sequence 1 has length -1"));
+    EXPECT_THAT(error_after(34, little_endian(0x7fffffff, 4)), HasSubstr("sequence 0"));
+    EXPECT_THAT(error_after(42, little_endian(5, 4)), HasSubstr("sequence 2 of 3 ends at byte 20"));
+    EXPECT_THAT(error_after(42, little_endian(3, 4)), HasSubstr("accounts for 16"));
+    EXPECT_THAT(error_after(54, little_endian(1000, 8)), HasSubstr("sequence 1 starts at byte 1000 of the .bin"));
+    EXPECT_THAT(error_after(54, little_endian(~uint64_t{0}, 8)), HasSubstr("starts at byte -1"));
+    EXPECT_THAT(error_after(54, little_endian(4, 8)), HasSubstr("expected 6"));
+    EXPECT_THAT(error_after(70, little_endian(1, 8)), HasSubstr("run from 1 to 3, expected from 0 to 3"));
+    EXPECT_THAT(error_after(94, little_endian(9, 8)), HasSubstr("run from 0 to 9"));
+    EXPECT_THAT(error_after(86, little_endian(0, 8)), HasSubstr("border 2 is 0, less than 1"));
+    EXPECT_THAT(error_after(78, little_endian(~uint64_t{0}, 8)), HasSubstr("border 1 is -1"));
+    EXPECT_THAT(error_after(86, little_endian(7, 8)), HasSubstr("border 3 is 3, less than 7"));
+}
+
+TEST_F(IndexedDatasetTest, MaskBitsAreReadLowestFirst) {
+    three_.write(prefix_);
+    std::vector<int> const bits{1, 0, 0, 1, 1, 0, 1, 0, 1};
+    write_bytes(file(".mask"), MegatronFiles::mask(bits));
+    IndexedDataset const data(*files_, prefix_);
+    ASSERT_TRUE(data.has_mask());
+    for (size_t i = 0; i < bits.size(); ++i) EXPECT_EQ(data.in_loss(static_cast<int64_t>(i)), bits[i] == 1) << i;
+}
+
+TEST_F(IndexedDatasetTest, WithoutMaskEveryTokenCounts) {
+    three_.write(prefix_);
+    IndexedDataset const data(*files_, prefix_);
+    EXPECT_FALSE(data.has_mask());
+    for (int64_t i = 0; i < data.tokens(); ++i) EXPECT_TRUE(data.in_loss(i));
+}
+
+TEST_F(IndexedDatasetTest, DamagedMasksAreRefused) {
+    three_.write(prefix_);
+    std::string const good = MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0, 1});
+    auto const error_with = [&](std::string const& mask) {
+        write_bytes(file(".mask"), mask);
+        return open_error();
+    };
+    ASSERT_EQ(error_with(good), "no error");
+    for (size_t size = 0; size < good.size(); ++size) {
+        EXPECT_THAT(error_with(good.substr(0, size)), HasSubstr(file(".mask").string())) << size;
+    }
+    EXPECT_THAT(error_with(good + '\0'), HasSubstr("27 bytes, expected 26"));
+    EXPECT_THAT(error_with(patched(good, 8, "\2")), HasSubstr("version 2"));
+    EXPECT_THAT(error_with(patched(good, 0, "X")), HasSubstr("not a loss mask"));
+    EXPECT_THAT(error_with(MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0})),
+                HasSubstr("8 tokens, but the data set has 9"));
+    EXPECT_THAT(error_with(patched(good, 25, "\3")), HasSubstr("after the last token"));
+}
+
+class WriterTest : public IndexedDatasetTest {};
+
+TEST_F(WriterTest, WritesExactlyTheFormat) {
+    IndexedDatasetWriter writer(*files_, prefix_, 257, true);
+    std::vector<std::vector<int32_t>> const documents{{1, 2, 256}, {4, 5}, {6, 7, 8, 9}};
+    std::vector<std::vector<uint8_t>> const loss{{1, 0, 0}, {1, 1}, {0, 1, 0, 1}};
+    for (size_t i = 0; i < documents.size(); ++i) writer.add_document(documents[i], loss[i]);
+    EXPECT_FALSE(files_->exists(file(".idx")));
+    EXPECT_FALSE(files_->exists(file(".bin")));
+    writer.finish();
+    MegatronFiles const expected{.sequences = {{1, 2, 256}, {4, 5}, {6, 7, 8, 9}}, .borders = {}};
+    EXPECT_EQ(read_bytes(file(".idx")), expected.idx());
+    EXPECT_EQ(read_bytes(file(".bin")), expected.bin());
+    EXPECT_EQ(read_bytes(file(".mask")), MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0, 1}));
+}
+
+TEST_F(WriterTest, TokensTakeFourBytesFromVocabulary65500) {
+    for (int64_t const vocab : {int64_t{65499}, int64_t{65500}}) {
+        IndexedDatasetWriter writer(*files_, prefix_, vocab);
+        writer.add_document(std::vector<int32_t>{static_cast<int32_t>(vocab - 1), 3});
+        writer.finish();
+        MegatronFiles const expected{.dtype_code = vocab < 65500 ? 8 : 4,
+                                     .token_bytes = vocab < 65500 ? 2 : 4,
+                                     .sequences = {{vocab - 1, 3}},
+                                     .borders = {}};
+        EXPECT_EQ(read_bytes(file(".idx")), expected.idx());
+        EXPECT_EQ(read_bytes(file(".bin")), expected.bin());
+    }
+}
+
+TEST_F(WriterTest, LargeDataSetsRoundTrip) {
+    Philox const random(23, Purpose::mock_data);
+    std::vector<std::vector<int64_t>> documents;
+    IndexedDatasetWriter writer(*files_, prefix_, 100000, true);
+    std::vector<int> bits;
+    uint64_t counter = 0;
+    for (int document = 0; document < 700; ++document) {
+        std::vector<int32_t> tokens(random.below(counter++, 1500));
+        std::vector<uint8_t> loss;
+        for (auto& token : tokens) {
+            token = static_cast<int32_t>(random.below(counter++, 100000));
+            loss.push_back(static_cast<uint8_t>(token & 1));
+            bits.push_back(token & 1);
+        }
+        documents.emplace_back(tokens.begin(), tokens.end());
+        writer.add_document(tokens, loss);
+    }
+    writer.finish();
+    IndexedDataset const data(*files_, prefix_);
+    ASSERT_EQ(data.documents(), 700);
+    for (int64_t i = 0; i < 700; ++i) ASSERT_EQ(tokens_of(data, i), documents[static_cast<size_t>(i)]);
+    for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(data.in_loss(static_cast<int64_t>(i)), bits[i] == 1) << i;
+}
+
+TEST_F(WriterTest, RefusesIdsOutsideTheVocabulary) {
+    IndexedDatasetWriter writer(*files_, prefix_, 257);
+    for (int32_t const id : {-1, 257}) {
+        EXPECT_THAT(error_of(Category::data, [&] { writer.add_document(std::vector<int32_t>{id}); }),
+                    HasSubstr(fmt::format("token id {}", id)));
+    }
+}
+
+TEST_F(WriterTest, AnUnfinishedWriterLeavesNothingAndKeepsWhatWasThere) {
+    three_.write(prefix_);
+    {
+        IndexedDatasetWriter writer(*files_, prefix_, 257, true);
+        writer.add_document(std::vector<int32_t>{1}, std::vector<uint8_t>{1});
+    }
+    EXPECT_EQ(files_->list(prefix_.parent_path()), (std::vector<std::string>{"set.bin", "set.idx"}));
+    EXPECT_EQ(read_bytes(file(".bin")), three_.bin());
+}
+
+TEST_F(WriterTest, AnOldMaskDoesNotOutliveItsDataSet) {
+    three_.write(prefix_);
+    write_bytes(file(".mask"), MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0, 1}));
+    IndexedDatasetWriter writer(*files_, prefix_, 257);
+    writer.add_document(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});
+    writer.finish();
+    EXPECT_FALSE(IndexedDataset(*files_, prefix_).has_mask());
+}
+
+TEST_F(WriterTest, NothingToWriteIsAnError) {
+    IndexedDatasetWriter writer(*files_, prefix_, 257);
+    EXPECT_THAT(error_of(Category::data, [&] { writer.finish(); }), HasSubstr("no tokens"));
+}
+
+}  // namespace
+}  // namespace perigee

@@ -15,7 +15,12 @@ foreach(folder IN LISTS test_folders)
         add_executable(${folder}_tests ${sources})
         target_link_libraries(${folder}_tests PRIVATE test_support GTest::gtest_main nlohmann_json::nlohmann_json
             hdf5::hdf5 yaml-cpp::yaml-cpp)
-        gtest_discover_tests(${folder}_tests TEST_PREFIX ${folder}/ DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
+        # Tests that need a GPU have Gpu in their names and skip themselves without one: `ctest -L gpu` runs them alone.
+        set(discovery TEST_PREFIX ${folder}/ DISCOVERY_TIMEOUT 60)
+        gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER -*Gpu* TEST_LIST ${folder}_cpu
+            PROPERTIES TIMEOUT 300)
+        gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER *Gpu* TEST_LIST ${folder}_gpu
+            PROPERTIES TIMEOUT 300 LABELS gpu)
     endif()
     # Test helpers that are programs of their own: tests/<layer>/<name>_main.cc becomes bin/<name>.
     file(GLOB mains CONFIGURE_DEPENDS tests/${folder}/*_main.cc)

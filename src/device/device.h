@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace perigee {
 
@@ -13,6 +14,8 @@ class Device {
     /// At least 256-byte aligned and never null; throws Category::internal when memory is exhausted.
     virtual void* allocate(size_t bytes) = 0;
     virtual void release(void* memory) noexcept = 0;
+    /// Copies between memory of this device and of the host, whichever way the pointers say, and waits for it.
+    virtual void copy(void* to, void const* from, size_t bytes) = 0;
     /// "cpu", or the GPU's name.
     virtual std::string name() const = 0;
     virtual bool is_host() const = 0;

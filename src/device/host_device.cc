@@ -1,4 +1,5 @@
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "base/error.h"
@@ -18,6 +19,9 @@ class HostDevice final : public Device {
         return memory;
     }
     void release(void* memory) noexcept override { std::free(memory); }
+    void copy(void* to, void const* from, size_t bytes) override {
+        if (bytes > 0) std::memmove(to, from, bytes);
+    }
     std::string name() const override { return "cpu"; }
     bool is_host() const override { return true; }
 };

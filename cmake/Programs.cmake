@@ -5,7 +5,8 @@ target_link_libraries(perigee PRIVATE perigee_flags perigee_app)
 file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cc)
 foreach(source IN LISTS tool_sources)
     get_filename_component(name ${source} NAME_WE)
-    add_executable(${name} ${source})
+    file(GLOB parts CONFIGURE_DEPENDS tools/${name}/*.cc)  # of a tool that does not fit one file
+    add_executable(${name} ${source} ${parts})
     target_link_libraries(${name} PRIVATE perigee_flags perigee_app CLI11::CLI11 nlohmann_json::nlohmann_json)
 endforeach()
 

@@ -80,9 +80,10 @@ void describe(Schema& schema, MobaOptions& o) {
                "blocks each query attends, its own included; 1 is attention inside the block only");
     schema.add("force_previous", o.force_previous,
                "the block before the query's own is always among the top_k - 1 chosen ones");
-    schema.choice("selection", o.selection,
-                  {{"per_head", MobaSelection::per_head}, {"per_group", MobaSelection::per_group}},
-                  "who chooses: every query head, or once per group of query heads that share a key/value head");
+    schema.choice("shared_selection", o.selection,
+                  {{"none", MobaSelection::per_head}, {"group", MobaSelection::per_group}},
+                  "none: every query head chooses its blocks; group: one choice for the query heads that share a "
+                  "key/value head");
 }
 
 void describe(Schema& schema, FullLayers& o) {
@@ -99,7 +100,7 @@ void describe(Schema& schema, AttentionSwitch& o) {
 void describe(Schema& schema, AttentionOptions& o) {
     schema.choice("kind", o.kind, {{"full", AttentionKind::full}, {"moba", AttentionKind::moba}},
                   "attention of the layers that are not in full_layers");
-    schema.section("moba", o.moba, "Mixture of Block Attention");
+    describe(schema, o.moba);
     schema.section("full_layers", o.full_layers, "layers with full attention under moba: a list, or {last: n}",
                    &o.full_layers.layers);
     schema.list("schedule", o.schedule, "switches of kind during the run; the parameters are the same either way");

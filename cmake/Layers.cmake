@@ -49,3 +49,4 @@ perigee_layer(train LAYERS base device tensor io ops comm parallel model optim d
     LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(config LAYERS base train LIBRARIES yaml-cpp::yaml-cpp)
 perigee_layer(app LAYERS base config train LIBRARIES CLI11::CLI11 EXCLUDE "/main\\.cc$")
+target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")

@@ -29,7 +29,7 @@ Row row(Field const&, Field::Section const& target) {
 }
 Row row(Field const&, Field::List const&) { return {"list of sections", "[]", ""}; }
 
-std::string code(std::string const& text) { return text.empty() ? "" : "`" + text + "`"; }
+std::string code(std::string const& text) { return text.empty() ? "" : fmt::format("`{}`", text); }
 
 std::string cell(std::string_view text) {
     std::string result;

@@ -176,7 +176,7 @@ std::string write_text(std::string_view value) {
     bool const starts_well = !value.empty() && (is_letter(value[0]) || value[0] == '_' || value[0] == '/');
     if (starts_well && std::all_of(value.begin(), value.end(), is_plain) && !is_reserved(value))
         return std::string(value);
-    return "\"" + escaped(value) + "\"";
+    return fmt::format("\"{}\"", escaped(value));
 }
 
 std::string shortened(std::string_view text) {
@@ -187,7 +187,7 @@ std::string shortened(std::string_view text) {
     return escaped(text.substr(0, end)) + "...";
 }
 
-std::string shown(std::string_view text) { return "\"" + shortened(text) + "\""; }
+std::string shown(std::string_view text) { return fmt::format("\"{}\"", shortened(text)); }
 
 std::string to_string(Range const& range) {
     bool const low = std::isfinite(range.low), high = std::isfinite(range.high);

@@ -25,7 +25,7 @@ class Writer {
         if (!after_dash_) out_.append(static_cast<size_t>(indent), ' ');
         after_dash_ = false;
     }
-    void scalar(std::string const& text) { out_ += " " + text + "\n"; }
+    void scalar(std::string const& text) { out_ += fmt::format(" {}\n", text); }
 
     void value(bool const* target, int) { scalar(*target ? "true" : "false"); }
     void value(int64_t const* target, int) { scalar(fmt::format("{}", *target)); }

@@ -1,0 +1,71 @@
+#include "app/check.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "app/dry_run.h"
+#include "config/config.h"
+#include "model/llama.h"
+#include "train/progress.h"
+
+namespace perigee {
+namespace {
+
+void print_layout(RunOptions const& options, MeshShape const& mesh) {
+    TrainOptions const& train = options.train;
+    int64_t const accumulation = train.global_batch_size / (train.micro_batch_size * mesh.dp);
+    fmt::print("#\n# layout\n");
+    fmt::print("#   {} rank{} = data {} x context {} x tensor {}\n", mesh.world(), mesh.world() == 1 ? "" : "s",
+               mesh.dp, mesh.cp, mesh.tp);
+    fmt::print("#   global batch of {} samples = data {} x accumulation {} x micro-batch {}\n", train.global_batch_size,
+               mesh.dp, accumulation, train.micro_batch_size);
+    fmt::print("#   {} tokens per step, {} in the run\n",
+               format_count(train.global_batch_size * options.data.sequence_length),
+               format_count(train.steps * train.global_batch_size * options.data.sequence_length));
+}
+
+void print_memory(RunOptions const& options, int64_t parameters) {
+    StepMemory const step = step_memory(options);
+    int64_t const weights = parameters * size_of(DType::f32);
+    fmt::print("#\n# memory per rank (fp32 on the CPU), without data and the libraries' own\n");
+    auto const line = [](char const* name, int64_t bytes, char const* what) {
+        fmt::print("#   {:<12} {:>10}  {}\n", name, format_bytes(bytes), what);
+    };
+    line("weights", weights, "");
+    line("gradients", weights, "");
+    line("optimizer", 2 * weights, "two moments");
+    line("activations", step.activations - step.logits, "one micro-batch, forward and backward");
+    line("logits", step.logits, "one chunk of tokens");
+    line("sum", 4 * weights + step.activations, "");
+}
+
+void print_flops(RunOptions const& options) {
+    auto const length = static_cast<int32_t>(options.data.sequence_length);
+    std::array<int32_t, 2> const document = {0, length};
+    auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, 0);
+    ForwardFlops const flops = forward_flops(options.model, options.attention.moba, kinds, document);
+    fmt::print("#\n# FLOPs per token (documents of {} tokens, attention as in the first step)\n", length);
+    fmt::print("#   {:<12} {:>10} {:>10}\n", "", "forward", "training");
+    auto const line = [length](char const* name, double forward, double training) {
+        fmt::print("#   {:<12} {:>10.4g} {:>10.4g}\n", name, forward / length, training / length);
+    };
+    line("linear", flops.linear, 3 * flops.linear);
+    line("attention", flops.attention, 3 * flops.attention);
+    line("gate", flops.gate, flops.gate);
+    line("sum", flops.linear + flops.attention + flops.gate, flops.training());
+}
+
+}  // namespace
+
+void print_check(RunOptions const& options, int world_size) {
+    MeshShape const mesh = resolve_mesh(options.parallel, world_size);
+    ParamLayout const layout(llama_params(options.model), mesh.tp, 0);
+    fmt::print("{}", to_yaml(options));
+    print_layout(options, mesh);
+    fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
+    print_memory(options, layout.size());
+    print_flops(options);
+}
+
+}  // namespace perigee

@@ -1,0 +1,12 @@
+// `perigee check`: what a configuration means, without data, devices or a job.
+#pragma once
+
+#include "train/options.h"
+
+namespace perigee {
+
+/// Prints to stdout the resolved configuration as YAML and, as YAML comments, the layout over `world_size` ranks,
+/// parameters, bytes per rank by class, and FLOPs per token. `options` are resolved and free of problems.
+void print_check(RunOptions const& options, int world_size);
+
+}  // namespace perigee

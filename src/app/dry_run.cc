@@ -1,0 +1,116 @@
+#include "app/dry_run.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "model/llama.h"
+
+namespace perigee {
+namespace {
+
+/// Addresses without memory: whoever touches them ends with a segmentation fault.
+class AddressSpace : public Device {
+  public:
+    ~AddressSpace() override {
+        for (auto const& [memory, bytes] : mapped_) ::munmap(memory, bytes);
+    }
+    void* allocate(size_t bytes) override {
+        bytes = std::max<size_t>(bytes, 1);
+        void* const memory = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED)
+            fail(Category::config, "a step needs more than the {} bytes of an address space", bytes);
+        mapped_.emplace(memory, bytes);
+        return memory;
+    }
+    void release(void* memory) noexcept override {
+        auto const found = mapped_.find(memory);
+        ::munmap(found->first, found->second);
+        mapped_.erase(found);
+    }
+    void copy(void*, void const*, size_t) override {}
+    std::string name() const override { return "address space"; }
+    bool is_host() const override { return false; }
+
+  private:
+    std::unordered_map<void*, size_t> mapped_;
+};
+
+/// Computes nothing, and remembers the largest logits it was shown.
+class DryOps : public Ops {
+  public:
+    explicit DryOps(Device& device) : device_(&device) {}
+    int64_t logits_bytes() const { return logits_bytes_; }
+
+    Device& device() override { return *device_; }
+    DType compute_dtype() const override { return DType::f32; }
+    void upload(TensorView, void const*) override {}
+    void download(void*, ConstView) override {}
+    void copy(TensorView, ConstView) override {}
+    void fill_zero(TensorView) override {}
+    void matmul(MatMul const&) override {}
+    void add(TensorView, ConstView) override {}
+    void scale(TensorView, double) override {}
+    void embedding_forward(TensorView, ConstView, ConstView) override {}
+    void embedding_backward(TensorView, ConstView, ConstView) override {}
+    void rmsnorm_forward(RmsNormForward const&) override {}
+    void rmsnorm_backward(RmsNormBackward const&) override {}
+    void rope_table(TensorView, TensorView, ConstView, std::span<double const>, double) override {}
+    void qkv_forward(QkvForward const&) override {}
+    void qkv_backward(QkvBackward const&) override {}
+    void attention_forward(AttentionForward const&) override {}
+    void attention_backward(AttentionBackward const&) override {}
+    void moba_select(MobaSelect const&) override {}
+    void swiglu_forward(TensorView, ConstView) override {}
+    void swiglu_backward(TensorView, ConstView, ConstView) override {}
+    void softmax_stats(SoftmaxStats const&) override {}
+    void cross_entropy(CrossEntropy const& args) override {
+        logits_bytes_ = std::max(logits_bytes_, args.logits_TV.bytes());
+    }
+    double squared_norm(ConstView) override { return 0; }
+    void adamw(AdamW const&) override {}
+
+  private:
+    Device* device_;
+    int64_t logits_bytes_ = 0;
+};
+
+Batch full_documents(int64_t samples, int64_t length) {
+    auto const tokens = static_cast<size_t>(samples * length);
+    Batch batch;
+    batch.ids_T.resize(tokens);
+    batch.targets_T.resize(tokens);
+    batch.weights_T.assign(tokens, 1.0f);
+    batch.positions_T.resize(tokens);
+    for (int64_t i = 0; i <= samples; ++i) batch.cu_seqlens.push_back(static_cast<int32_t>(i * length));
+    return batch;
+}
+
+}  // namespace
+
+StepMemory step_memory(RunOptions const& options) {
+    AddressSpace device;
+    DryOps ops(device);
+    auto const world = make_single_comm();
+    Mesh const mesh(ParallelOptions{}, *world);
+    ParamLayout const layout(llama_params(options.model), 1, 0);
+    Llama model(options.model, options.attention.moba, layout, mesh, ops);
+    Buffer const memory(device, static_cast<size_t>(layout.size() * size_of(DType::f32)));
+    TensorView const flat(static_cast<std::byte*>(memory.data()), DType::f32, {layout.size()});
+    Batch const batch = full_documents(options.train.micro_batch_size, options.data.sequence_length);
+
+    std::vector<int64_t> steps = {0};
+    for (AttentionSwitch const& change : options.attention.schedule) steps.push_back(change.step);
+    StepMemory result;
+    for (int64_t const step : steps) {
+        Arena arena(device);
+        auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, step);
+        model.loss_and_gradient(flat, flat, batch, 1.0, kinds, arena);
+        result.activations = std::max(result.activations, arena.peak_bytes());
+    }
+    result.logits = ops.logits_bytes();
+    return result;
+}
+
+}  // namespace perigee

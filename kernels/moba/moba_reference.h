@@ -15,8 +15,8 @@ struct ReferenceProblem {
     int64_t kv_heads = 0;  ///< G, a divisor of H
     int64_t head_dim = 0;  ///< K
     double scale = 0;
-    std::vector<int32_t> cu_seqlens;
-    std::vector<double> q, k, v, d_o;
+    std::vector<int32_t> cu_seqlens = {0};
+    std::vector<double> q = {}, k = {}, v = {}, d_o = {};
 
     int64_t tokens() const { return cu_seqlens.back(); }
 };

@@ -1,0 +1,150 @@
+// Products, and operations on flat ranges: add, scale, squared norm, AdamW.
+#include <thread>
+
+#include "ops/host/blas.h"
+#include "ops/op_check.h"
+
+namespace perigee::testing {
+
+namespace {
+
+Values naive_product(Values const& a, Values const& b, int64_t m, int64_t n, int64_t k, bool ta, bool tb) {
+    Values c(static_cast<size_t>(m * n));
+    for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j)
+            for (int64_t l = 0; l < k; ++l)
+                c[static_cast<size_t>(i * n + j)] += a[static_cast<size_t>(ta ? l * m + i : i * k + l)] *
+                                                     b[static_cast<size_t>(tb ? j * k + l : l * n + j)];
+    return c;
+}
+
+TEST(MatMul, AgreesWithTheDefinitionForEveryTransposition) {
+    auto const device = make_host_device();
+    auto const wide = make_host_ops_f64(*device, 2);
+    auto const narrow = make_host_ops(*device, 2);
+    int64_t const m = 19, n = 23, k = 31;
+    Values const a = random_normal<double>(m * k, 1), b = random_normal<double>(k * n, 2);
+    for (bool ta : {false, true}) {
+        for (bool tb : {false, true}) {
+            Values const expected = naive_product(a, b, m, n, k, ta, tb);
+            auto const product = [&]<class Real>(Ops& ops, Real, bool accumulate) {
+                HostTensor<Real> x(ta ? Shape{k, m} : Shape{m, k}, a), y(tb ? Shape{n, k} : Shape{k, n}, b), c({m, n});
+                if (accumulate) c.values.assign(c.values.size(), Real(3));
+                ops.matmul({.c = c.view(),
+                            .a = x.view(),
+                            .b = y.view(),
+                            .transpose_a = ta,
+                            .transpose_b = tb,
+                            .accumulate = accumulate});
+                Values result = c.wide();
+                if (accumulate)
+                    for (double& r : result) r -= 3;
+                return result;
+            };
+            for (bool accumulate : {false, true}) {
+                EXPECT_LT(relative_error(product(*wide, double(), accumulate), expected), 1e-14);
+                EXPECT_LT(relative_error(product(*narrow, float(), accumulate), expected), 1e-6);
+            }
+        }
+    }
+}
+
+TEST(MatMul, RefusesShapesThatDoNotFit) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 1);
+    HostTensor<float> a({2, 3}), b({4, 5}), c({2, 5});
+    EXPECT_THROW(ops->matmul({.c = c.view(), .a = a.view(), .b = b.view()}), Error);
+}
+
+TEST(MatMul, IsCountedInTheClockOnEveryThread) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 1);
+    std::vector<float> const a = random_normal<float>(64 * 64, 1);
+    MatrixClock const before = host_matrix_clock();
+    auto const product = [&a] {
+        std::vector<float> c(64 * 64);
+        host::gemm<float>(false, false, 64, 64, 64, 1, a.data(), 64, a.data(), 64, 0, c.data(), 64);
+    };
+    product();
+    for (int i = 0; i < 5; ++i) std::thread(product).join();
+    MatrixClock const after = host_matrix_clock();
+    EXPECT_DOUBLE_EQ(after.flops - before.flops, 6 * 2.0 * 64 * 64 * 64);
+    EXPECT_GT(after.seconds, before.seconds);
+}
+
+TEST(FlatOps, AddAndScale) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops_f64(*device, 2);
+    int64_t const size = 100003;
+    Values x = random_normal<double>(size, 1);
+    Values const start = x, y = random_normal<double>(size, 2);
+    TensorView const view(x.data(), {size});
+    ops->add(view, ConstView(y.data(), {size}));
+    ops->scale(view, -2.5);
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], -2.5 * (start[i] + y[i]));
+}
+
+TEST(FlatOps, SquaredNormIsExactInFp64AndIndependentOfThreads) {
+    auto const device = make_host_device();
+    std::vector<float> const x = random_normal<float>(1000003, 3);
+    long double expected = 0;
+    for (float v : x) expected += static_cast<long double>(v) * v;
+    ConstView const view(x.data(), {std::ssize(x)});
+    double const two = make_host_ops(*device, 2)->squared_norm(view);
+    EXPECT_NEAR(two / static_cast<double>(expected), 1, 1e-13);
+    EXPECT_EQ(make_host_ops(*device, 1)->squared_norm(view), two);
+}
+
+TEST(FlatOps, SquaredNormShowsEveryElementThatIsNotFinite) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 2);
+    for (float bad : {NAN, INFINITY, -INFINITY}) {
+        for (size_t place : {size_t{0}, size_t{77777}, size_t{99999}}) {
+            std::vector<float> x(100000, 1e30f);  // finite in fp64, though not squared in fp32
+            ConstView const view(x.data(), {100000});
+            EXPECT_TRUE(std::isfinite(ops->squared_norm(view)));
+            x[place] = bad;
+            EXPECT_FALSE(std::isfinite(ops->squared_norm(view)));
+        }
+    }
+}
+
+/// The update as published, one element in fp64.
+double reference_adamw(double& w, double& m, double& v, double g, AdamW const& o) {
+    g *= o.grad_scale;
+    m = o.beta1 * m + (1 - o.beta1) * g;
+    v = o.beta2 * v + (1 - o.beta2) * g * g;
+    double const m_hat = m / (1 - std::pow(o.beta1, static_cast<double>(o.step)));
+    double const v_hat = v / (1 - std::pow(o.beta2, static_cast<double>(o.step)));
+    return w -= o.lr * (m_hat / (std::sqrt(v_hat) + o.eps) + o.weight_decay * w);
+}
+
+template <class Real>
+double adamw_error(Ops& ops, int64_t size) {
+    std::vector<Real> w = random_normal<Real>(size, 1), m(w.size()), v(w.size());
+    Values w_ref(w.begin(), w.end()), m_ref(w.size()), v_ref(w.size());
+    for (int64_t step = 1; step <= 5; ++step) {
+        std::vector<Real> const g = random_normal<Real>(size, 10 + static_cast<uint64_t>(step), 0.1);
+        AdamW const update{.w = {w.data(), {size}},
+                           .m = {m.data(), {size}},
+                           .v = {v.data(), {size}},
+                           .g = {g.data(), {size}},
+                           .lr = 0.01,
+                           .weight_decay = 0.1,
+                           .grad_scale = 0.5,
+                           .step = step};
+        ops.adamw(update);
+        for (size_t i = 0; i < w.size(); ++i) reference_adamw(w_ref[i], m_ref[i], v_ref[i], g[i], update);
+    }
+    return std::max({relative_error(w, w_ref), relative_error(m, m_ref), relative_error(v, v_ref)});
+}
+
+TEST(FlatOps, AdamWFollowsThePublishedUpdate) {
+    auto const device = make_host_device();
+    EXPECT_LT(adamw_error<double>(*make_host_ops_f64(*device, 2), 70001), 1e-13);
+    EXPECT_LT(adamw_error<float>(*make_host_ops(*device, 2), 70001), 1e-5);
+}
+
+}  // namespace
+
+}  // namespace perigee::testing

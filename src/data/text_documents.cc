@@ -1,0 +1,168 @@
+#include "data/text_documents.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "data/html_text.h"
+#include "data/text_reader.h"
+
+namespace perigee {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxFolderDepth = 64;  // a link to a folder above would never end
+
+std::string name_without_gz(Path const& path) {
+    return path.extension() == ".gz" ? path.stem().string() : path.filename().string();
+}
+
+void list_folder(FileSystem& files, Path const& folder, std::vector<std::string> const& suffixes, int depth,
+                 std::vector<Path>& found) {
+    if (depth > kMaxFolderDepth) {
+        fail(Category::data, "{}: more than {} folders deep", folder.string(), kMaxFolderDepth);
+    }
+    for (auto const& name : files.list(folder)) {
+        Path const path = folder / name;
+        if (files.is_directory(path)) {
+            list_folder(files, path, suffixes, depth + 1, found);
+        } else if (suffixes.empty() || std::any_of(suffixes.begin(), suffixes.end(), [&](auto const& suffix) {
+                       return name_without_gz(path).ends_with(suffix);
+                   })) {
+            found.push_back(path);
+        }
+    }
+}
+
+/// Finds the text under one key of the outermost object without building the rest; nlohmann's parser does not recurse.
+class TextFinder : public nlohmann::json_sax<json> {
+  public:
+    explicit TextFinder(std::string const& wanted) : wanted_(wanted) {}
+
+    std::string text, problem;
+    bool found = false;
+
+    bool null() override { return other("null"); }
+    bool boolean(bool) override { return other("a boolean"); }
+    bool number_integer(number_integer_t) override { return other("a number"); }
+    bool number_unsigned(number_unsigned_t) override { return other("a number"); }
+    bool number_float(number_float_t, string_t const&) override { return other("a number"); }
+    bool binary(binary_t&) override { return other("binary"); }
+    bool string(string_t& value) override {
+        if (depth_ == 0) return other("a string");
+        if (!at_wanted_) return true;
+        at_wanted_ = false;
+        text = std::move(value);
+        found = true;
+        return true;
+    }
+    bool key(string_t& name) override {
+        at_wanted_ = depth_ == 1 && name == wanted_;
+        return true;
+    }
+    bool start_object(size_t) override {
+        if (at_wanted_) return other("an object");
+        return deeper();
+    }
+    bool start_array(size_t) override { return other("an array") && deeper(); }
+    bool end_object() override { return --depth_, true; }
+    bool end_array() override { return --depth_, true; }
+    bool parse_error(size_t position, std::string const&, json::exception const& error) override {
+        std::string_view reason = error.what();
+        // "[json.exception.parse_error.101] parse error at line 1, column 4: syntax error ..."
+        for (std::string_view const prefix : {"] ", ": "}) {
+            if (size_t const end = reason.find(prefix); end != reason.npos) reason.remove_prefix(end + prefix.size());
+        }
+        problem = fmt::format("malformed JSON at byte {}: {}", position, reason);
+        return false;
+    }
+
+  private:
+    bool other(char const* what) {
+        if (depth_ == 0) problem = fmt::format("{}, where an object is expected", what);
+        if (at_wanted_) problem = fmt::format("\"{}\" is {}, where text is expected", wanted_, what);
+        return problem.empty();
+    }
+    bool deeper() {
+        if (++depth_ > kMaxJsonDepth) problem = fmt::format("nested more than {} deep", kMaxJsonDepth);
+        return problem.empty();
+    }
+
+    std::string const& wanted_;
+    bool at_wanted_ = false;
+    int depth_ = 0;
+};
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n\f\v") == line.npos; }
+
+void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument const& use) {
+    std::string line;
+    while (reader.read_line(line, kMaxJsonLineBytes)) {
+        if (is_blank(line)) continue;
+        TextFinder finder(options.key);
+        json::sax_parse(line, &finder);
+        if (finder.problem.empty() && !finder.found) finder.problem = fmt::format("no \"{}\"", options.key);
+        if (!finder.problem.empty()) {
+            fail(Category::data, "{}:{}: {}", reader.path().string(), reader.line_number(), finder.problem);
+        }
+        use(finder.text, reader.bytes_read());
+    }
+}
+
+void read_text(TextReader& reader, TextOptions const& options, UseDocument const& use) {
+    std::string document, blanks, line;
+    int64_t blank_run = 0;
+    while (reader.read_line(line, kMaxDocumentBytes)) {
+        if (options.blank_lines > 0 && is_blank(line)) {
+            ++blank_run;
+            blanks += line;
+        } else {
+            if (options.blank_lines > 0 && blank_run >= options.blank_lines) {
+                if (!document.empty()) use(document, reader.bytes_read());
+                document.clear();
+            } else {
+                document += blanks;
+            }
+            blanks.clear();
+            blank_run = 0;
+            document += line;
+        }
+        if (static_cast<int64_t>(document.size() + blanks.size()) > kMaxDocumentBytes) {
+            fail(Category::data, "{}:{}: a document of more than {} bytes; blank lines can split it",
+                 reader.path().string(), reader.line_number(), kMaxDocumentBytes);
+        }
+    }
+    use(document, reader.bytes_read());
+}
+
+bool is_jsonl(Path const& path, TextOptions const& options) {
+    if (options.format != TextOptions::Format::automatic) return options.format == TextOptions::Format::jsonl;
+    auto const name = name_without_gz(path);
+    return name.ends_with(".jsonl") || name.ends_with(".ndjson");
+}
+
+}  // namespace
+
+std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
+                                  std::vector<std::string> const& suffixes) {
+    std::vector<Path> found;
+    for (Path const& input : inputs) {
+        if (!files.exists(input)) fail(Category::data, "{}: no such file or folder", input.string());
+        if (files.is_directory(input)) {
+            list_folder(files, input, suffixes, 0, found);
+        } else {
+            found.push_back(input);
+        }
+    }
+    return found;
+}
+
+void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use) {
+    TextReader reader(files, path);
+    UseDocument const stripped = [&](std::string_view text, int64_t bytes) { use(html_to_text(text), bytes); };
+    auto* const read = is_jsonl(path, options) ? &read_jsonl : &read_text;
+    read(reader, options, options.strip_html ? stripped : use);
+}
+
+}  // namespace perigee

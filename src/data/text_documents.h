@@ -1,0 +1,39 @@
+// Documents from text files and JSONL files (one JSON object per line), plain or compressed by gzip.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/file_system.h"
+
+namespace perigee {
+
+struct TextOptions {
+    enum class Format { automatic, text, jsonl };
+    Format format = Format::automatic;  ///< automatic: JSONL where the name ends in .jsonl or .ndjson, before any .gz
+    std::string key = "text";           ///< JSONL: where the text is
+    int64_t blank_lines = 0;            ///< text: this many blank lines or more separate documents; 0: one per file
+    bool strip_html = false;            ///< keep only the readable text of each document
+};
+
+inline constexpr int64_t kMaxJsonLineBytes = int64_t{64} << 20;
+inline constexpr int64_t kMaxDocumentBytes = int64_t{1} << 30;
+inline constexpr int kMaxJsonDepth = 100;
+
+/// Files and, of folders, all files below whose name ends in one of `suffixes` (all if none given; .gz does not count),
+/// in the order given, folders sorted by name. Throws Category::data for what does not exist.
+std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
+                                  std::vector<std::string> const& suffixes);
+
+/// A document and the bytes of the file read so far.
+using UseDocument = std::function<void(std::string_view text, int64_t bytes_read)>;
+
+/// Calls `use` for every document of the file, empty ones included. Memory is bounded by the largest document. Throws
+/// Category::data with file, line and reason: malformed or too long or too deeply nested JSON, no text under the key,
+/// documents over kMaxDocumentBytes, damaged compression.
+void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use);
+
+}  // namespace perigee

@@ -1,0 +1,41 @@
+// Lines of a text file, plain or compressed by gzip (told by its first bytes, whatever its name), in bounded memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "io/file_system.h"
+
+namespace perigee {
+
+class TextReader {
+  public:
+    TextReader(FileSystem& files, Path path);
+    ~TextReader();
+
+    /// Replaces `line` by the next one with its line end; false after the last. Throws Category::data naming file and
+    /// line for lines of more than `max_bytes` and for damaged or truncated compression.
+    bool read_line(std::string& line, int64_t max_bytes);
+
+    Path const& path() const { return path_; }
+    int64_t line_number() const { return line_number_; }  ///< of the line read last; the first is 1
+    int64_t bytes_read() const { return offset_; }        ///< of the file on disk
+
+  private:
+    struct Inflater;
+
+    bool refill();
+    bool read_raw();
+    void inflate_some();
+
+    Path path_;
+    std::unique_ptr<ReadableFile> file_;
+    std::unique_ptr<Inflater> inflater_;  ///< only for compressed files
+    std::string raw_, text_;              ///< as on disk; ready to be read
+    size_t begin_ = 0;                    ///< of what is not yet read of text_
+    int64_t offset_ = 0;
+    int64_t line_number_ = 0;
+};
+
+}  // namespace perigee

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,62 +20,67 @@
 namespace perigee {
 
 struct CheckpointOptions {
-    int64_t every = 100;     ///< steps between checkpoints; 0: only at the end and when told to stop
-    int64_t keep_last = 3;   ///< 0 keeps all
+    int64_t every = 100;          ///< steps between checkpoints; 0: only at the end and when told to stop
+    int64_t keep_last = 3;        ///< 0 keeps all
     std::string resume = "auto";  ///< auto, never, or a checkpoint folder
 };
 void describe(Schema& schema, CheckpointOptions& options);
 
 /// Everything a run needs beside tensors.
 struct RunState {
-    int64_t step = 0;              ///< steps done
+    int64_t step = 0;  ///< steps done
     int64_t consumed_samples = 0;
-    int64_t applied_updates = 0;   ///< optimizer updates done; steps skipped by the guard do not count
+    int64_t applied_updates = 0;  ///< optimizer updates done; steps skipped by the guard do not count
     int64_t skipped_in_a_row = 0;
     uint64_t seed = 0;
-    std::map<std::string, std::string> info;  ///< layout, library versions, model shape: recorded, and compared by the reader where it matters
+    /// Layout, library versions, model shape: recorded, and compared by the reader where it matters. UTF-8.
+    std::map<std::string, std::string> info;
+    bool operator==(RunState const&) const = default;
 };
 
 /// One tensor to store or to fill: which part of which global tensor, and the host memory that holds it.
 struct StoredTensor {
     std::string name;  ///< "model.layers.0.mlp.up_proj.weight", "optimizer.m/model.layers..."
     Shard shard;
-    TensorView values;
+    TensorView values;  ///< shard.flat_count elements
 };
 
 /// Writes a checkpoint. Every rank of `world` calls it with the parts it is to write; together they cover every tensor
-/// once. On failure the previous checkpoint is untouched, the temporary folder is removed as far as possible, and every
-/// rank throws Category::checkpoint.
+/// once. On failure the previous checkpoints are untouched, the temporary folder is removed as far as possible, and
+/// every rank throws the same Category::checkpoint. A checkpoint of the same step is replaced. Afterwards only the
+/// `keep_last` newest up to this step remain; what crashes left behind is removed.
 void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
                      std::vector<StoredTensor> const& parts, int64_t keep_last);
+
+struct Manifest;
 
 /// A checkpoint folder whose files were verified against its manifest, hashes included, before anything is read.
 class Checkpoint {
   public:
     /// Throws Category::checkpoint naming file, expected and found.
     static Checkpoint open(FileSystem& files, Path const& folder);
+    /// Collective: the ranks share the work of verifying, and all succeed or throw the same error.
+    static Checkpoint open(FileSystem& files, Comm& world, Path const& folder);
 
-    RunState const& state() const { return state_; }
+    RunState const& state() const;
     Path const& folder() const { return folder_; }
     std::map<std::string, Shape> const& tensors() const { return tensors_; }  ///< global shapes by name
-    /// Fills each part from whatever files hold its elements. Throws for missing tensors, other shapes or gaps.
+    /// Fills each part from whatever files hold its elements, for any layout on either side. Throws
+    /// Category::checkpoint for missing tensors, other shapes and other types before it touches any part.
     void read(std::vector<StoredTensor> const& parts) const;
 
   private:
-    FileSystem* files_ = nullptr;
+    Checkpoint(FileSystem& files, Path folder, std::shared_ptr<Manifest const> manifest);
+
+    FileSystem* files_;
     Path folder_;
-    RunState state_;
+    std::shared_ptr<Manifest const> manifest_;
     std::map<std::string, Shape> tensors_;
-    struct Piece {
-        std::string file;
-        std::string dataset;
-        Shard shard;
-    };
-    std::map<std::string, std::vector<Piece>> pieces_;
 };
 
-/// The newest folder of `root` that verifies, or nothing. Damaged ones are skipped with a warning that says what is
-/// wrong; temporary ones are ignored. Collective: rank 0 decides, all ranks open the same folder.
+/// The newest checkpoint of `root` that verifies; nothing where there is none. Damaged ones are skipped with a warning
+/// that says what is wrong, temporary ones are ignored; when all are damaged it throws Category::checkpoint rather than
+/// let a run start anew unasked. Collective: all ranks open the same folder.
 std::optional<Checkpoint> find_latest(FileSystem& files, Comm& world, Path const& root);
 
 }  // namespace perigee

@@ -1,0 +1,35 @@
+// The names of checkpoint folders inside `root`. step_00000100: a whole checkpoint. step_00000100.tmp: being written.
+// step_00000100.old: a whole one that a new save of the same step is about to replace. .trash-...: being removed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "io/file_system.h"
+
+namespace perigee {
+
+inline constexpr char kTemporarySuffix[] = ".tmp";
+inline constexpr char kReplacedSuffix[] = ".old";
+
+std::string step_name(int64_t step);
+
+struct StepFolder {
+    int64_t step;
+    std::string name;
+    bool operator==(StepFolder const&) const = default;
+};
+/// The folders named step_<digits> + `suffix`, newest first.
+std::vector<StepFolder> step_folders(FileSystem& files, Path const& root, std::string const& suffix = "");
+
+/// Creates the folder and what leads to it, so that they outlast a power loss.
+void make_durable_folder(FileSystem& files, Path const& path);
+/// Removes a folder of `root` in a way that never leaves half of it under its name.
+void discard(FileSystem& files, Path const& root, std::string const& name);
+/// Removes what crashes left in `root`, or gives a folder its name back. What cannot be removed is warned about.
+void clean_up(FileSystem& files, Path const& root);
+/// Removes all but the `keep_last` newest checkpoints up to `step`, which itself always stays.
+void prune(FileSystem& files, Path const& root, int64_t step, int64_t keep_last);
+
+}  // namespace perigee

@@ -1,0 +1,156 @@
+// The order of operations is the point of this file: nothing that a reader trusts exists before everything it names is
+// on the disk.
+#include "base/log.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
+#include "io/tensor_file.h"
+
+namespace perigee {
+
+namespace {
+
+/// Room for what a tensor file holds beside values, per tensor.
+constexpr int64_t kOverheadBytes = 2048;
+
+int64_t bytes_to_write(std::vector<StoredTensor> const& parts) {
+    int64_t bytes = 0;
+    for (StoredTensor const& part : parts) bytes += part.values.bytes() + kOverheadBytes;
+    return bytes;
+}
+
+std::vector<int64_t> list(Shape const& shape) {
+    std::vector<int64_t> extents;
+    for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
+    return extents;
+}
+
+class Save {
+  public:
+    Save(FileSystem& files, Path root, int64_t step)
+        : files_(files),
+          root_(std::move(root)),
+          name_(step_name(step)),
+          temporary_(root_ / (name_ + kTemporarySuffix)) {}
+
+    void prepare(int64_t bytes) {
+        make_durable_folder(files_, root_);
+        clean_up(files_, root_);
+        int64_t const needed = bytes + bytes / 10;
+        int64_t const free = files_.free_bytes(root_);
+        if (free <= needed) {
+            fail(Category::checkpoint, "no room for a checkpoint in {}: {} bytes needed, {} bytes free", root_.string(),
+                 needed, free);
+        }
+        files_.make_directories(temporary_);
+    }
+
+    /// This rank's file; a rank without parts writes none.
+    Manifest write_parts(int rank, std::vector<StoredTensor> const& parts) {
+        Manifest manifest;
+        if (parts.empty()) return manifest;
+        std::string const file = fmt::format("rank_{:04}.h5", rank);
+        auto writer = create_tensor_file(files_, temporary_ / file);
+        for (StoredTensor const& part : parts) {
+            Shard const& s = part.shard;
+            PERIGEE_CHECK(part.values.size() == s.flat_count, "`{}` holds {} of {} elements", part.name,
+                          part.values.size(), s.flat_count);
+            auto& tensor = manifest.tensors.try_emplace(part.name, Manifest::Tensor{part.values.dtype, s.global, {}})
+                               .first->second;
+            PERIGEE_CHECK(tensor.dtype == part.values.dtype && tensor.shape == s.global, "two kinds of `{}`",
+                          part.name);
+            std::string const dataset =
+                tensor.pieces.empty() ? part.name : fmt::format("{}#{}", part.name, tensor.pieces.size());
+            bool const whole_box = s.flat_count == s.extent.size();
+            // The attributes let a person with h5dump see what a piece is; the program reads the manifest.
+            writer->write(dataset, part.values.reshape(whole_box ? s.extent : Shape{s.flat_count}),
+                          {{"shape", list(s.global)},
+                           {"begin", list(s.begin)},
+                           {"extent", list(s.extent)},
+                           {"flat", {s.flat_begin, s.flat_count}}});
+            tensor.pieces.push_back({0, dataset, s});
+        }
+        auto const result = writer->finish();
+        manifest.files.push_back({file, result.bytes, result.sha256});
+        return manifest;
+    }
+
+    /// From here on the new checkpoint exists, or the old state does; nothing in between is taken for either.
+    void commit(Manifest const& manifest) {
+        manifest.check_pieces(temporary_.string());
+        std::string const text = manifest.to_text();
+        {
+            auto const file = files_.create(temporary_ / kManifestName);
+            file->write_at(0, std::as_bytes(std::span(text)));
+            file->sync();
+        }
+        files_.sync_directory(temporary_);
+        bool const replaces = files_.exists(root_ / name_);
+        if (replaces) files_.rename(root_ / name_, replaced());
+        try {
+            if (replaces) files_.sync_directory(root_);
+            files_.rename(temporary_, root_ / name_);
+        } catch (Error const&) {
+            if (replaces) files_.rename(replaced(), root_ / name_);
+            throw;
+        }
+        files_.sync_directory(root_);
+    }
+
+    void tidy(int64_t step, int64_t keep_last) {
+        try {
+            clean_up(files_, root_);
+            prune(files_, root_, step, keep_last);
+        } catch (Error const& e) {
+            log::warn("an old checkpoint stays: {}", e.what());
+        }
+    }
+
+    void abandon() noexcept {
+        try {
+            files_.remove_all(temporary_);
+        } catch (std::exception const& e) {
+            log::warn("{} stays behind: {}", temporary_.string(), e.what());
+        }
+    }
+
+  private:
+    Path replaced() const { return root_ / (name_ + kReplacedSuffix); }
+
+    FileSystem& files_;
+    Path root_;
+    std::string name_;
+    Path temporary_;
+};
+
+}  // namespace
+
+void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
+                     std::vector<StoredTensor> const& parts, int64_t keep_last) {
+    PERIGEE_CHECK(state.step >= 0, "step {}", state.step);
+    Save save(files, root, state.step);
+    bool const first = world.rank() == 0;
+    int64_t const bytes = world.sum(bytes_to_write(parts));
+    try {
+        agree(world, [&] {
+            if (first) save.prepare(bytes);
+        });
+        std::string report;
+        agree(world, [&] { report = save.write_parts(world.rank(), parts).to_text(); });
+        std::vector<std::string> const reports = world.gather_text(report);
+        agree(world, [&] {
+            if (!first) return;
+            Manifest manifest;
+            manifest.state = state;
+            for (std::string const& text : reports) manifest.merge(Manifest::parse(text, "report of a rank"));
+            save.commit(manifest);
+        });
+    } catch (Error const& e) {
+        if (first && e.category() == Category::checkpoint) save.abandon();
+        throw;
+    }
+    if (first) save.tidy(state.step, keep_last);
+}
+
+}  // namespace perigee

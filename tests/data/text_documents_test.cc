@@ -1,0 +1,203 @@
+#include "data/text_documents.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+
+#include "base/philox.h"
+#include "data/html_text.h"
+#include "data/text_reader.h"
+#include "megatron_files.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::read_bytes;
+using testing::write_bytes;
+
+class TextTest : public ::testing::Test {
+  protected:
+    Path text_file(std::string const& name, std::string const& bytes) {
+        write_bytes(folder_ / name, bytes);
+        return folder_ / name;
+    }
+    Path gzip_file(std::string const& name, std::string const& bytes) {
+        auto const path = (folder_ / name).string();
+        gzFile file = gzopen(path.c_str(), "wb");
+        gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
+        gzclose(file);
+        return path;
+    }
+    std::vector<std::string> documents(Path const& path, TextOptions const& options = {}) {
+        std::vector<std::string> found;
+        for_each_document(*files_, path, options, [&](std::string_view text, int64_t) { found.emplace_back(text); });
+        return found;
+    }
+    std::string documents_error(Path const& path, TextOptions const& options = {}) {
+        return error_of(Category::data, [&] { documents(path, options); });
+    }
+    /// Text that does not compress to nothing, with lines of many lengths.
+    static std::string long_text(uint64_t seed, size_t bytes) {
+        Philox const random(seed, Purpose::mock_data);
+        std::string text;
+        for (size_t i = 0; i < bytes; ++i) {
+            text.push_back(random.below(i, 50) == 0 ? '\n' : static_cast<char>('a' + random.u64(i) % 26));
+        }
+        return text;
+    }
+
+    testing::TemporaryFolder folder_;
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+};
+
+TEST_F(TextTest, AFileIsOneDocumentByteForByte) {
+    for (std::string const text : {"one\ntwo", "one\r\n\r\n\n two\n", "", "\n", "\xff\xfe binary \x01"}) {
+        EXPECT_THAT(documents(text_file("a.txt", text)), ElementsAre(text));
+    }
+    std::string const text = long_text(1, 1000000);
+    EXPECT_THAT(documents(text_file("a.txt", text)), ElementsAre(text));
+}
+
+TEST_F(TextTest, CompressedFilesReadLikePlainOnes) {
+    std::string const text = long_text(2, 1000000);
+    EXPECT_THAT(documents(gzip_file("a.txt.gz", text)), ElementsAre(text));
+    EXPECT_THAT(documents(gzip_file("no_such_suffix", text)), ElementsAre(text));
+    EXPECT_THAT(documents(gzip_file("zeros.gz", std::string(3000000, 'x'))), ElementsAre(std::string(3000000, 'x')));
+    EXPECT_THAT(documents(gzip_file("empty.gz", "")), ElementsAre(""));
+}
+
+TEST_F(TextTest, CompressedStreamsEndToEndAreOneFile) {
+    std::string const a = long_text(3, 300000), b = long_text(4, 300000);
+    std::string const both = read_bytes(gzip_file("a.gz", a)) + read_bytes(gzip_file("b.gz", b));
+    EXPECT_THAT(documents(text_file("both.gz", both)), ElementsAre(a + b));
+}
+
+TEST_F(TextTest, DamagedCompressionIsAnError) {
+    std::string const good = read_bytes(gzip_file("a.gz", long_text(5, 100000)));
+    for (size_t const size : {size_t{3}, size_t{20}, good.size() / 2, good.size() - 9, good.size() - 1}) {
+        EXPECT_THAT(documents_error(text_file("a.gz", good.substr(0, size))),
+                    AllOf(HasSubstr("a.gz"), HasSubstr("truncated")));
+    }
+    std::string damaged = good;
+    damaged[good.size() / 2] ^= 0x40;
+    EXPECT_THAT(documents_error(text_file("a.gz", damaged)), HasSubstr("damaged compression"));
+    EXPECT_THAT(documents_error(text_file("a.gz", good + "rubbish")), HasSubstr("damaged compression"));
+}
+
+TEST_F(TextTest, LinesHaveACap) {
+    TextReader reader(*files_, text_file("a.txt", "1234\n12345\n"));
+    std::string line;
+    ASSERT_TRUE(reader.read_line(line, 5));
+    EXPECT_EQ(line, "1234\n");
+    EXPECT_THAT(error_of(Category::data, [&] { reader.read_line(line, 5); }),
+                AllOf(HasSubstr("a.txt:2:"), HasSubstr("5 bytes")));
+}
+
+TEST_F(TextTest, BlankLinesSplitDocuments) {
+    Path const path = text_file("a.txt", "\n\n\na\n\nb\n \t\n\nc\n\n\n\n\nd");
+    EXPECT_THAT(documents(path, {.blank_lines = 2}), ElementsAre("a\n\nb\n", "c\n", "d"));
+    EXPECT_THAT(documents(path, {.blank_lines = 1}), ElementsAre("a\n", "b\n", "c\n", "d"));
+    EXPECT_THAT(documents(path, {.blank_lines = 3}), ElementsAre("a\n\nb\n \t\n\nc\n", "d"));
+    EXPECT_THAT(documents(text_file("b.txt", "a\n\n\n"), {.blank_lines = 2}), ElementsAre("a\n"));
+}
+
+TEST_F(TextTest, JsonLinesGiveTheirText) {
+    std::string const lines =
+        "{\"id\": 1, \"text\": \"one\\n\\u00e9\"}\n"
+        "\n"
+        "{\"meta\": {\"text\": \"inner\", \"list\": [1, {\"text\": 2}]}, \"text\": \"two\", \"x\": null}\r\n"
+        "{\"text\": \"\"}";
+    EXPECT_THAT(documents(text_file("a.jsonl", lines)), ElementsAre("one\n\xc3\xa9", "two", ""));
+    EXPECT_THAT(documents(gzip_file("a.ndjson.gz", lines)), ElementsAre("one\n\xc3\xa9", "two", ""));
+    TextOptions options{.format = TextOptions::Format::jsonl, .key = "body"};
+    EXPECT_THAT(documents(text_file("a.txt", "{\"body\": \"b\", \"text\": 1}"), options), ElementsAre("b"));
+    options.format = TextOptions::Format::text;
+    EXPECT_THAT(documents(text_file("b.jsonl", "{}"), options), ElementsAre("{}"));
+}
+
+TEST_F(TextTest, BadJsonLinesAreLocated) {
+    auto const error_of_line = [&](std::string const& line) {
+        return documents_error(text_file("a.jsonl", "{\"text\": \"good\"}\n" + line + "\n"));
+    };
+    EXPECT_THAT(error_of_line("{\"text\": "),
+                AllOf(HasSubstr("a.jsonl:2: malformed JSON at byte"), HasSubstr("syntax error")));
+    EXPECT_THAT(error_of_line("{\"text\": \"a\"} x"), HasSubstr("malformed"));
+    EXPECT_THAT(error_of_line("{\"text\": \"\xff\"}"), HasSubstr("malformed"));
+    EXPECT_THAT(error_of_line("{\"other\": \"a\"}"), HasSubstr("a.jsonl:2: no \"text\""));
+    EXPECT_THAT(error_of_line("{\"text\": 7}"), HasSubstr("\"text\" is a number"));
+    EXPECT_THAT(error_of_line("{\"text\": null}"), HasSubstr("\"text\" is null"));
+    EXPECT_THAT(error_of_line("{\"text\": [\"a\"]}"), HasSubstr("\"text\" is an array"));
+    EXPECT_THAT(error_of_line("{\"text\": {\"text\": \"a\"}}"), HasSubstr("\"text\" is an object"));
+    EXPECT_THAT(error_of_line("\"text\""), HasSubstr("a string, where an object is expected"));
+    EXPECT_THAT(error_of_line("[{\"text\": \"a\"}]"), HasSubstr("an array, where an object is expected"));
+    std::string const deep = std::string(100, '[') + std::string(100, ']');
+    EXPECT_THAT(error_of_line("{\"x\": " + deep + ", \"text\": \"a\"}"), HasSubstr("nested more than 100 deep"));
+    EXPECT_EQ(error_of_line("{\"x\": " + deep.substr(1, 198) + ", \"text\": \"a\"}"), "no error");
+    EXPECT_THAT(error_of_line("{\"x\": " + std::string(1000000, '[')), HasSubstr("nested more than 100 deep"));
+}
+
+TEST_F(TextTest, FoldersAreListedInOrder) {
+    for (char const* const name : {"b", "b/c", "a"}) std::filesystem::create_directory(folder_ / name);
+    for (char const* const name : {"b/2.txt", "b/1.txt.gz", "b/c/9.html", "a/7.txt", "z.css"}) text_file(name, "x");
+    auto const names = [&](std::vector<Path> const& inputs, std::vector<std::string> const& suffixes) {
+        std::vector<std::string> found;
+        for (auto const& path : list_text_files(*files_, inputs, suffixes)) {
+            found.push_back(std::filesystem::relative(path, folder_ / "").string());
+        }
+        return found;
+    };
+    EXPECT_THAT(names({folder_ / ""}, {}), ElementsAre("a/7.txt", "b/1.txt.gz", "b/2.txt", "b/c/9.html", "z.css"));
+    EXPECT_THAT(names({folder_ / ""}, {".txt"}), ElementsAre("a/7.txt", "b/1.txt.gz", "b/2.txt"));
+    EXPECT_THAT(names({folder_ / "z.css", folder_ / "a"}, {".txt"}), ElementsAre("z.css", "a/7.txt"));
+    EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "q"}, {}); }),
+                HasSubstr("q: no such"));
+}
+
+TEST_F(TextTest, AFolderThatContainsItselfIsAnError) {
+    std::filesystem::create_directory(folder_ / "a");
+    std::filesystem::create_directory_symlink(folder_ / "a", folder_ / "a/self");
+    EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "a"}, {}); }), HasSubstr("self"));
+}
+
+TEST(HtmlText, KeepsWhatAReaderSees) {
+    EXPECT_EQ(html_to_text("<html><head><title>T</title><style>p { x: '</p>' }</style></head><body>"
+                           "<h1 class=\"a > b\">Head</h1><p>One <b>two</b>\n   three.<p>Four<br>five</body></html>"),
+              "T\nHead\nOne two three.\nFour\nfive\n");
+    EXPECT_EQ(html_to_text("a<!-- <p> -->b<script>if (x < 1) { '<p>' }</SCRIPT >c<SCRIPT>z</script>"), "abc\n");
+    EXPECT_EQ(html_to_text("<pre>  a\n    b &lt;c&gt;\n</pre>  d   e"), "  a\n    b <c>\nd e\n");
+}
+
+TEST(HtmlText, DecodesEntities) {
+    EXPECT_EQ(html_to_text("&lt;a&gt; &amp;amp; &quot;&apos; &#65;&#x42;&#xe9; x&nbsp;y&mdash;z"),
+              "<a> &amp; \"' AB\xc3\xa9 x y\xe2\x80\x94z\n");
+    EXPECT_EQ(html_to_text("&#128512;&#xD800;&#0;&#1114112;"),
+              "\xf0\x9f\x98\x80\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\n");
+    EXPECT_EQ(html_to_text("R&D & AT&T; &unknown; &#; &#x; &#12x; &"), "R&D & AT&T; &unknown; &#; &#x; &#12x; &\n");
+}
+
+TEST(HtmlText, SurvivesWhatIsNotWellFormed) {
+    EXPECT_EQ(html_to_text("a < b <3 c<"), "a < b <3 c<\n");
+    EXPECT_EQ(html_to_text("a<p"), "a\n");
+    EXPECT_EQ(html_to_text("a<p x=\"never ends"), "a\n");
+    EXPECT_EQ(html_to_text("a<!-- never ends"), "a\n");
+    EXPECT_EQ(html_to_text("a<script> never ends </"), "a\n");
+    EXPECT_EQ(html_to_text("</pre>a  b"), "a b\n");
+    EXPECT_EQ(html_to_text(""), "");
+    EXPECT_EQ(html_to_text(" \n<p> <p>"), "");
+    Philox const random(9, Purpose::mock_data);
+    std::string const pieces[] = {"<", ">", "/",      "!--", "-->", "\"", "'", "&",
+                                  "#", ";", "script", "pre", "p",   " ",  "x"};
+    for (uint64_t trial = 0; trial < 2000; ++trial) {
+        std::string html;
+        for (uint64_t i = 0; i < 40; ++i) html += pieces[random.below(trial * 40 + i, std::size(pieces))];
+        EXPECT_LE(html_to_text(html).size(), html.size() + 1);
+    }
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# The tokenizer as a user runs it: what it writes, what it says, and how it fails.
+set -euo pipefail
+tokenize=$PERIGEE_BIN/tokenize
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+fail() { echo "FAILED: $*" >&2; exit 1; }
+bytes() { od -An -v -tu1 -w1 "$1" | tr -s ' \n' ' '; }
+expect_failure() {  # exit code, pattern of the message, command...
+    local code=$1 pattern=$2 status=0
+    shift 2
+    "$@" >out 2>err || status=$?
+    [ "$status" -eq "$code" ] || fail "exit code $status instead of $code: $*: $(cat err)"
+    grep -q "$pattern" err || fail "no '$pattern' in: $(cat err)"
+}
+
+mkdir -p docs/sub
+printf 'ab' >docs/a.txt
+printf '  \n' >docs/empty.txt
+printf 'c\n' | gzip >docs/sub/c.txt.gz
+printf '<p>skipped' >docs/sub/page.html
+
+summary=$("$tokenize" docs --suffix .txt --output made/set)
+[ "$summary" = "made/set.bin, .idx: 2 documents, 6 tokens (u16, bytes tokenizer) from 3 files, 0.00 MB of text; 1 empty documents skipped" ] ||
+    fail "summary: $summary"
+[ "$(bytes made/set.bin)" = " 97 0 98 0 0 1 99 0 10 0 0 1 " ] || fail "tokens: $(bytes made/set.bin)"
+[ "$(head -c 7 made/set.idx)" = MMIDIDX ] || fail "no index"
+[ "$(ls made | tr '\n' ' ')" = "set.bin set.idx " ] || fail "left over: $(ls made)"
+
+"$tokenize" docs/sub/page.html docs/a.txt --strip-html --no-append-eod -o page >/dev/null
+[ "$(tr -d '\0' <page.bin | tr '\n' ' ')" = "skipped ab " ] || fail "html: $(tr -d '\0' <page.bin)"
+
+printf '{"text": "x"}\n{"text": "yz"}\n' >two.jsonl
+"$tokenize" two.jsonl -o two >/dev/null
+[ "$(bytes two.bin)" = " 120 0 0 1 121 0 122 0 0 1 " ] || fail "jsonl: $(bytes two.bin)"
+printf 'one\n\n\ntwo\n' >blank.txt
+"$tokenize" blank.txt --split-on-blank-lines 2 -o blank | grep -q ': 2 documents' || fail "blank lines do not split"
+
+# A failure keeps the old files and leaves no others.
+printf '{"text": "x"}\n{"text": 5}\n' >bad.jsonl
+before=$(cat two.bin two.idx | cksum)
+expect_failure 3 'bad.jsonl:2: "text" is a number' "$tokenize" bad.jsonl -o two
+[ "$(cat two.bin two.idx | cksum)" = "$before" ] || fail "a failed run changed the old files"
+[ -z "$(ls -- *.tmp 2>/dev/null)" ] || fail "a failed run left $(ls -- *.tmp)"
+
+expect_failure 3 'nowhere: no such' "$tokenize" nowhere -o x
+expect_failure 3 'no tokens' "$tokenize" docs/empty.txt -o x
+expect_failure 2 'unknown tokenizer "words"' "$tokenize" docs --tokenizer words -o x
+expect_failure 2 'output is required' "$tokenize" docs
+expect_failure 2 'format' "$tokenize" docs --format pdf -o x
+"$tokenize" --help | grep -q -- '--strip-html' || fail "no help"
+
+# The text cap on a JSONL line: 64 MiB.
+{ printf '{"text": "'; head -c 67108864 /dev/zero | tr '\0' a; printf '"}\n'; } >long.jsonl
+expect_failure 3 'long.jsonl:1: a line of more than 67108864 bytes' "$tokenize" long.jsonl -o x
+[ ! -e x.bin ] || fail "output of a failed run"
+echo "tokenize: all as expected"

@@ -67,7 +67,7 @@ std::string render_progress(int64_t step, int64_t steps, double eta_seconds, std
     if (room >= kFewestBarColumns) {
         int64_t const bar = std::min(room, kBarColumns);
         auto const filled = static_cast<size_t>(done * static_cast<double>(bar));
-        line = "[" + std::string(filled, '#') + std::string(static_cast<size_t>(bar) - filled, '.') + "]";
+        line = fmt::format("[{:#<{}}{:.<{}}]", "", filled, "", static_cast<size_t>(bar) - filled);
     }
     line += tail;
     if (!text.empty()) line.append(" ").append(text);

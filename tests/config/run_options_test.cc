@@ -1,0 +1,224 @@
+// The options of a run: defaults, the files that ship, the rules between fields, and the committed reference page.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "config/config.h"
+#include "config/schema_yaml.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::filesystem::path source() { return std::filesystem::path(__FILE__).parent_path().parent_path().parent_path(); }
+
+std::string read(std::filesystem::path const& path) {
+    std::ifstream const file(path);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+RunOptions with(std::string const& yaml) { return parse_config("data: {mock_data: true}\n" + yaml, "f.yaml", {}); }
+
+std::string refusal(std::string const& yaml, std::vector<std::string> const& overrides = {}) {
+    try {
+        parse_config(yaml, "f.yaml", overrides);
+        return "accepted";
+    } catch (Error const& error) {
+        EXPECT_EQ(error.category(), Category::config);
+        return error.what();
+    }
+}
+
+TEST(RunOptionsYaml, OfEveryShippedConfigurationIsValidAndFreeOfProblems) {
+    int files = 0;
+    for (auto const& entry : std::filesystem::directory_iterator(source() / "configs")) {
+        if (entry.path().extension() != ".yaml") continue;
+        ++files;
+        RunOptions options = load_config(entry.path(), {});
+        if (!options.data.mock_data)
+            options = load_config(entry.path(), {"data.mock_data=true", "data.train=[]", "data.validation_fraction=0"});
+        EXPECT_THAT(problems(options, 1), IsEmpty()) << entry.path();
+        EXPECT_THAT(problems(options, 2), IsEmpty()) << entry.path();
+    }
+    EXPECT_GE(files, 2);
+}
+
+TEST(RunOptionsYaml, HasMobasKeysBesideTheOthersOfAttention) {
+    auto const options = with(
+        "attention:\n"
+        "  kind: moba\n"
+        "  block_size: 64\n"
+        "  top_k: 5\n"
+        "  force_previous: true\n"
+        "  shared_selection: group\n"
+        "  full_layers: [0, 3]\n"
+        "  schedule: [{step: 0, kind: full}, {step: 100, kind: moba}]\n");
+    EXPECT_EQ(options.attention.moba.block_size, 64);
+    EXPECT_EQ(options.attention.moba.top_k, 5);
+    EXPECT_TRUE(options.attention.moba.force_previous);
+    EXPECT_EQ(options.attention.moba.selection, MobaSelection::per_group);
+    EXPECT_THAT(options.attention.full_layers.layers, ElementsAre(0, 3));
+    ASSERT_EQ(options.attention.schedule.size(), 2u);
+    EXPECT_EQ(options.attention.schedule[1].step, 100);
+    EXPECT_EQ(options.attention.schedule[0].kind, AttentionKind::full);
+}
+
+TEST(RunOptionsYaml, NamesTheLikelyKey) {
+    EXPECT_EQ(refusal("model:\n  hiden_size: 32\noptimizer:\n  weigth_decay: 0.1\n", {"trian.steps=1"}),
+              "f.yaml:2:3: unknown key \"hiden_size\" in model; did you mean \"hidden_size\"?\n"
+              "f.yaml:4:3: unknown key \"weigth_decay\" in optimizer; did you mean \"weight_decay\"?\n"
+              "command line: 'trian.steps=1': unknown key \"trian\"; did you mean \"train\"?");
+    EXPECT_THAT(refusal("lr: 0.1\n"), HasSubstr("did you mean \"optimizer.lr\"?"));
+    EXPECT_THAT(refusal("train: {batch_size: 0}\n"), HasSubstr("known are steps, global_batch_size"));
+}
+
+TEST(RunOptionsYaml, OfAMissingFileNamesIt) {
+    try {
+        load_config("/nowhere/at_all.yaml", {});
+        ADD_FAILURE() << "accepted";
+    } catch (Error const& error) {
+        EXPECT_EQ(error.category(), Category::config);
+        EXPECT_STREQ(error.what(), "/nowhere/at_all.yaml: cannot open the configuration: No such file or directory");
+    }
+    EXPECT_THROW(load_config(std::filesystem::temp_directory_path(), {}), Error);
+}
+
+/// Sets every field of a schema to a random value it allows.
+class Randomizer {
+  public:
+    explicit Randomizer(uint64_t seed) : random_(seed, Purpose::mock_data) {}
+    void fill(Schema const& schema) {
+        for (Field const& field : schema.fields())
+            std::visit([&](auto const& target) { set(field.range, target); }, field.target);
+    }
+
+  private:
+    uint64_t below(uint64_t n) { return random_.below(next_++, n); }
+    double uniform() { return random_.uniform(next_++); }
+    static double low(Range const& range) { return std::max(range.low, -1e9); }
+    static double high(Range const& range) { return std::min(range.high, 1e12); }
+
+    void set(Range const&, bool* target) { *target = below(2) == 0; }
+    void set(Range const& range, int64_t* target) {
+        auto const first = static_cast<int64_t>(low(range)), last = static_cast<int64_t>(high(range));
+        uint64_t const span = below(2) == 0 ? 100 : static_cast<uint64_t>(last - first) + 1;
+        *target = std::min(last, first + static_cast<int64_t>(below(span)));
+    }
+    void set(Range const& range, double* target) {
+        double const scale = below(2) == 0 ? 1.0 : 1e-6;
+        *target =
+            std::min(high(range), low(range) + (1e-12 + uniform()) * scale * std::min(1e3, high(range) - low(range)));
+    }
+    void set(Range const&, std::string* target) {
+        static std::vector<std::string> const kTexts = {"",        "auto", "yes", "0x1", "a b", "\n", "it's \"so\": #1",
+                                                        "\xC3\xA9"};
+        *target = kTexts[below(kTexts.size())];
+    }
+    void set(Range const& range, std::vector<int64_t>* target) {
+        target->resize(below(4));
+        for (int64_t& value : *target) set(range, &value);
+    }
+    void set(Range const&, Field::Choice const& target) { target.select(below(target.names.size())); }
+    void set(Range const&, Field::Section const& target) { fill(*target.schema); }
+    void set(Range const&, Field::List const& target) {
+        target.clear();
+        for (uint64_t i = 0, count = below(3); i < count; ++i) fill(target.append());
+    }
+
+    Philox random_;
+    uint64_t next_ = 0;
+};
+
+TEST(RunOptionsYaml, WrittenReadsBackAsTheSame) {
+    EXPECT_EQ(to_yaml(parse_config(to_yaml({}), "f.yaml", {})), to_yaml({}));
+    for (uint64_t seed = 0; seed < 300; ++seed) {
+        RunOptions options;
+        Schema schema;
+        describe(schema, options);
+        Randomizer(seed).fill(schema);
+        std::string const yaml = to_yaml(options);
+        ASSERT_NE(yaml, to_yaml({}));
+        ASSERT_EQ(to_yaml(parse_config(yaml, "f.yaml", {})), yaml) << "seed " << seed;
+    }
+}
+
+struct Rule {
+    char const* yaml;
+    int world_size;
+    std::vector<char const*> parts;  ///< of the one sentence
+};
+
+TEST(Problems, NameTheKeysAndBothNumbers) {
+    std::vector<Rule> const rules = {
+        {"model: {num_attention_heads: 4, num_key_value_heads: 3}",
+         1,
+         {"num_attention_heads", "4", "num_key_value_heads", "3"}},
+        {"model: {hidden_size: 30, num_attention_heads: 4}", 1, {"hidden_size", "30", "num_attention_heads", "4"}},
+        {"model: {num_hidden_layers: 2}\nattention: {full_layers: [2]}", 1, {"full_layers", "2", "num_hidden_layers"}},
+        {"train: {global_batch_size: 8, micro_batch_size: 3}",
+         1,
+         {"global_batch_size (8)", "micro_batch_size (3)", "ranks (1)"}},
+        {"train: {global_batch_size: 8, micro_batch_size: 2}",
+         3,
+         {"global_batch_size (8)", "micro_batch_size (2)", "ranks (3)"}},
+        {"train: {global_batch_size: 2, micro_batch_size: 4}", 1, {"global_batch_size (2)", "micro_batch_size (4)"}},
+        {"parallel: {data: 4}", 2, {"data 4", "2 ranks"}},
+        {"model: {max_position_embeddings: 512}", 1, {"sequence_length (1024)", "max_position_embeddings (512)"}},
+        {"schedule: {warmup_steps: 2000}", 1, {"warmup_steps (2000)", "train.steps (1000)"}},
+        {"schedule: {warmup_steps: 600, decay: wsd, decay_steps: 500}",
+         1,
+         {"warmup_steps (600)", "decay_steps (500)", "(1000)"}},
+        {"output_dir: \"\"", 1, {"output_dir"}},
+        {"train: {global_batch_size: 4194304, micro_batch_size: 4194304}", 1, {"4194304", "1024", "2147483647"}},
+    };
+    for (Rule const& rule : rules) {
+        auto const found = problems(with(rule.yaml), rule.world_size);
+        ASSERT_EQ(found.size(), 1u) << rule.yaml << "\n" << ::testing::PrintToString(found);
+        for (char const* const part : rule.parts) EXPECT_THAT(found[0], HasSubstr(part)) << rule.yaml;
+    }
+}
+
+TEST(Problems, RefuseParallelismThatDoesNotExistYet) {
+    for (char const* const yaml :
+         {"parallel: {tensor: 2}", "parallel: {context: 2}", "parallel: {tensor: 4, context: 2}"}) {
+        auto const found = problems(with(yaml), 8);
+        ASSERT_EQ(found.size(), 1u) << yaml;
+        EXPECT_THAT(found[0], HasSubstr("tensor and context parallelism above 1 are not available yet"));
+    }
+    auto const heads = problems(with("parallel: {tensor: 3}"), 3);
+    EXPECT_THAT(heads, ::testing::Contains("model.num_attention_heads (4) must be a multiple of parallel.tensor (3)"));
+}
+
+TEST(Problems, AreAllReportedAtOnce) {
+    EXPECT_EQ(
+        problems(with("model: {num_key_value_heads: 3}\nschedule: {warmup_steps: 5000}\noutput_dir: \"\""), 1).size(),
+        3u);
+}
+
+TEST(Problems, WantHeldOutDataForEvaluation) {
+    auto const found =
+        problems(parse_config("eval: {every: 10}\ndata: {train: [{path: /nowhere/x}]}", "f.yaml", {}), 1);
+    EXPECT_THAT(found, ::testing::Contains(HasSubstr("eval.every is 10 but there is no held-out data")));
+    auto const fraction = problems(
+        parse_config("eval: {every: 10}\ndata: {train: [{path: /nowhere/x}], validation_fraction: 0.1}", "f.yaml", {}),
+        1);
+    EXPECT_THAT(fraction, ::testing::Not(::testing::Contains(HasSubstr("held-out"))));
+}
+
+TEST(ReferencePage, IsTheGeneratedOne) {
+    EXPECT_EQ(read(source() / "docs/config.md"), config_reference())
+        << "docs/config.md is out of date: build/cpu/bin/config_reference > docs/config.md";
+}
+
+}  // namespace
+}  // namespace perigee

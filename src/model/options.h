@@ -53,7 +53,7 @@ enum class AttentionKind { full, moba };
 /// Layers that stay full under MoBA: the last `last` ones, and those listed.
 struct FullLayers {
     int64_t last = 0;
-    std::vector<int64_t> layers;
+    std::vector<int64_t> layers = {};
 };
 void describe(Schema& schema, FullLayers& options);
 
@@ -68,9 +68,9 @@ void describe(Schema& schema, MobaOptions& options);
 
 struct AttentionOptions {
     AttentionKind kind = AttentionKind::moba;
-    MobaOptions moba;
-    FullLayers full_layers;
-    std::vector<AttentionSwitch> schedule;
+    MobaOptions moba = {};
+    FullLayers full_layers = {};
+    std::vector<AttentionSwitch> schedule = {};
 };
 void describe(Schema& schema, AttentionOptions& options);
 std::vector<std::string> problems(AttentionOptions const& options, ModelOptions const& model);

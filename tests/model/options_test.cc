@@ -1,0 +1,96 @@
+#include "model/options.h"
+
+#include <gmock/gmock.h>
+
+namespace perigee {
+
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr auto kFull = AttentionKind::full;
+constexpr auto kMoba = AttentionKind::moba;
+
+TEST(ModelOptions, DefaultsAreSound) {
+    EXPECT_THAT(problems(ModelOptions{}), IsEmpty());
+    EXPECT_THAT(problems(AttentionOptions{}, ModelOptions{}), IsEmpty());
+}
+
+TEST(ModelOptions, ZeroTakesTheUsualValue) {
+    ModelOptions const options{.hidden_size = 512, .num_attention_heads = 8};
+    EXPECT_EQ(options.kv_heads(), 8);
+    EXPECT_EQ(options.head_size(), 64);
+}
+
+TEST(ModelOptions, ContradictionsNameBothNumbers) {
+    EXPECT_THAT(problems(ModelOptions{.hidden_size = 100, .num_attention_heads = 3, .num_key_value_heads = 3}),
+                ElementsAre(AllOf(HasSubstr("model.hidden_size = 100"), HasSubstr("model.num_attention_heads = 3")),
+                            HasSubstr("model.head_dim = 33")));
+    EXPECT_THAT(problems(ModelOptions{.num_attention_heads = 4, .num_key_value_heads = 3}),
+                ElementsAre(AllOf(HasSubstr("model.num_attention_heads = 4"), HasSubstr("num_key_value_heads = 3"))));
+    EXPECT_THAT(problems(ModelOptions{.head_dim = 7}), ElementsAre(HasSubstr("7 is odd")));
+    EXPECT_THAT(problems(ModelOptions{.rope_scaling = {.factor = 2}}), ElementsAre(HasSubstr("rope_type")));
+    EXPECT_THAT(problems(ModelOptions{.rope_scaling = {.type = RopeType::yarn, .factor = 2, .beta_fast = 1}}),
+                ElementsAre(HasSubstr("beta_fast")));
+    EXPECT_THAT(problems(ModelOptions{.rope_scaling = {.type = RopeType::llama3, .high_freq_factor = 1}}),
+                ElementsAre(HasSubstr("high_freq_factor")));
+}
+
+TEST(AttentionOptions, ContradictionsAreFound) {
+    ModelOptions const model{.num_hidden_layers = 4};
+    EXPECT_THAT(problems({.full_layers = {.last = 5, .layers = {4, 1}}}, model),
+                ElementsAre(HasSubstr("last = 5"), HasSubstr("layer 4")));
+    EXPECT_THAT(problems({.schedule = {{.step = 10}, {.step = 10}}}, model), ElementsAre(HasSubstr("step 10")));
+}
+
+TEST(LayerKinds, FullLayersStayFull) {
+    AttentionOptions const options{.kind = kMoba, .full_layers = {.last = 2, .layers = {0}}};
+    EXPECT_THAT(layer_kinds(options, 5, 0), ElementsAre(kFull, kMoba, kMoba, kFull, kFull));
+    EXPECT_THAT(layer_kinds({.kind = kFull}, 2, 0), ElementsAre(kFull, kFull));
+    EXPECT_THAT(layer_kinds({.kind = kMoba}, 2, 0), ElementsAre(kMoba, kMoba));
+}
+
+TEST(LayerKinds, TheLatestSwitchDecides) {
+    AttentionOptions const options{.kind = kMoba,
+                                   .full_layers = {.last = 1},
+                                   .schedule = {{.step = 10, .kind = kFull}, {.step = 20, .kind = kMoba}}};
+    for (auto const& [step, kind] :
+         {std::pair(0, kMoba), {9, kMoba}, {10, kFull}, {19, kFull}, {20, kMoba}, {99, kMoba}})
+        EXPECT_THAT(layer_kinds(options, 2, step), ElementsAre(kind, kFull)) << step;
+}
+
+std::vector<std::string> keys_of(Schema const& schema) {
+    std::vector<std::string> keys;
+    for (Field const& field : schema.fields()) {
+        EXPECT_FALSE(field.help.empty()) << field.key;
+        keys.push_back(field.key);
+    }
+    return keys;
+}
+
+TEST(Schema, ModelKeysAreHuggingFaces) {
+    ModelOptions options;
+    Schema schema;
+    describe(schema, options);
+    EXPECT_THAT(keys_of(schema), ElementsAre("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                                             "num_attention_heads", "num_key_value_heads", "head_dim",
+                                             "max_position_embeddings", "rope_theta", "rope_scaling", "rms_norm_eps",
+                                             "initializer_range", "tie_word_embeddings", "qkv_bias", "qk_norm"));
+}
+
+TEST(Schema, AttentionDescribesEveryKey) {
+    AttentionOptions options;
+    Schema schema;
+    describe(schema, options);
+    EXPECT_THAT(keys_of(schema), ElementsAre("kind", "block_size", "top_k", "force_previous", "shared_selection",
+                                             "full_layers", "schedule"));
+    auto const& full_layers = std::get<Field::Section>(schema.fields()[5].target);
+    EXPECT_EQ(full_layers.shorthand, &options.full_layers.layers);
+    EXPECT_THAT(keys_of(*full_layers.schema), ElementsAre("last", "layers"));
+}
+
+}  // namespace
+
+}  // namespace perigee

@@ -1,0 +1,106 @@
+// A model small enough for finite differences, with random weights large enough to matter.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/comm.h"
+#include "model/llama.h"
+#include "support/random.h"
+
+namespace perigee::testing {
+
+/// Grouped heads, three layers, nothing a multiple of a vector's width.
+inline ModelOptions tiny_options() {
+    ModelOptions options;
+    options.vocab_size = 11;
+    options.hidden_size = 12;
+    options.intermediate_size = 10;
+    options.num_hidden_layers = 3;
+    options.num_attention_heads = 4;
+    options.num_key_value_heads = 2;
+    options.head_dim = 6;
+    options.max_position_embeddings = 64;
+    options.rope_theta = 100;
+    return options;
+}
+inline MobaOptions tiny_moba() { return {.block_size = 4, .top_k = 3}; }
+
+/// Documents of these lengths with random tokens; about a third of the loss weights are 0.
+inline Batch random_batch(std::vector<int64_t> const& lengths, int64_t vocab, uint64_t seed) {
+    Philox const random(seed, Purpose::mock_data, 1);
+    Batch batch;
+    batch.cu_seqlens.push_back(0);
+    uint64_t index = 0;
+    auto const draw = [&](int64_t below) { return random.below(index++, static_cast<uint64_t>(below)); };
+    for (int64_t length : lengths) {
+        for (int64_t t = 0; t < length; ++t) {
+            batch.ids_T.push_back(static_cast<int32_t>(draw(vocab)));
+            batch.targets_T.push_back(static_cast<int32_t>(draw(vocab)));
+            batch.weights_T.push_back(0.5f * static_cast<float>(draw(3)));
+            batch.positions_T.push_back(static_cast<int32_t>(t));
+        }
+        batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens()));
+    }
+    return batch;
+}
+
+template <class Real>
+class TinyModel {
+  public:
+    TinyModel(ModelOptions const& options, MobaOptions const& moba, uint64_t seed)
+        : layout(llama_params(options), 1, 0),
+          weights(random_normal<Real>(layout.size(), seed, 0.4)),
+          grads(weights.size()),
+          ops_(make_ops()),
+          model_(options, moba, layout, mesh_, *ops_) {
+        for (ParamLayout::Entry const& entry : layout.entries())
+            if (entry.spec.init == Init::ones)
+                for (int64_t i = 0; i < entry.local.size(); ++i) weights[static_cast<size_t>(entry.offset + i)] += 1;
+    }
+
+    double loss(Batch const& batch, std::vector<AttentionKind> const& kinds) {
+        double const value = model_.loss(view(weights), batch, kinds, arena);
+        arena.settle();
+        return value;
+    }
+    /// Adds to `grads`.
+    double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1) {
+        double const value = model_.loss_and_gradient(view(weights), view(grads), batch, scale, kinds, arena);
+        arena.settle();
+        return value;
+    }
+    std::vector<float> next_logits(Batch const& batch, std::vector<AttentionKind> const& kinds) {
+        return model_.next_logits(view(weights), batch, kinds, arena);
+    }
+
+  private:
+    TensorView view(std::vector<Real>& flat) { return {flat.data(), {std::ssize(flat)}}; }
+    std::unique_ptr<Ops> make_ops() {
+        if constexpr (std::is_same_v<Real, float>)
+            return make_host_ops(*device_, 1);
+        else
+            return make_host_ops_f64(*device_, 1);
+    }
+
+    std::unique_ptr<Device> device_ = make_host_device();
+    std::unique_ptr<Comm> world_ = make_single_comm();
+    Mesh mesh_{ParallelOptions{}, *world_};
+
+  public:
+    ParamLayout layout;
+    std::vector<Real> weights;
+    std::vector<Real> grads;
+    Arena arena{*device_};
+
+  private:
+    std::unique_ptr<Ops> ops_;
+    Llama model_;
+};
+
+inline std::vector<AttentionKind> all(AttentionKind kind) { return std::vector<AttentionKind>(3, kind); }
+inline std::vector<AttentionKind> mixed() { return {AttentionKind::moba, AttentionKind::moba, AttentionKind::full}; }
+
+}  // namespace perigee::testing

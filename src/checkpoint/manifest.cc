@@ -108,7 +108,7 @@ class Parser {
         auto plain = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; };
         if (file.name.empty() || file.name.size() > 255 || file.name.front() == '.' || file.name == kManifestName ||
             !std::all_of(file.name.begin(), file.name.end(), plain)) {
-            refuse("`{}` is not the plain name of a file in its folder", file.name);
+            refuse("{} is not the plain name of a file in its folder", excerpt(file.name));
         }
         return file;
     }

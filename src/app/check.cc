@@ -20,9 +20,9 @@ void print_layout(RunOptions const& options, MeshShape const& mesh) {
                mesh.dp, mesh.cp, mesh.tp);
     fmt::print("#   global batch of {} samples = data {} x accumulation {} x micro-batch {}\n", train.global_batch_size,
                mesh.dp, accumulation, train.micro_batch_size);
-    fmt::print("#   {} tokens per step, {} in the run\n",
-               format_count(train.global_batch_size * options.data.sequence_length),
-               format_count(train.steps * train.global_batch_size * options.data.sequence_length));
+    int64_t const tokens = train.global_batch_size * options.data.sequence_length;
+    fmt::print("#   {} tokens per step, {:.4g} in the run\n", format_count(tokens),
+               static_cast<double>(tokens) * static_cast<double>(train.steps));
 }
 
 void print_memory(RunOptions const& options, int64_t parameters) {

@@ -1,14 +1,16 @@
 #include "app/command_line.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <sstream>
 
 #include "base/error.h"
 #include "config/config.h"
+#include "config/nearest.h"
 
 namespace perigee {
 namespace {
@@ -59,9 +61,25 @@ void add_command(CLI::App& app, CommandHelp const& command, Typed& typed) {
     });
 }
 
+/// The first word, where it is meant as a command but is none; CLI11 would only say that a command is missing.
+std::optional<CommandLineNotice> unknown_command(int argc, char const* const* argv) {
+    if (argc < 2 || argv[1][0] == '-') return std::nullopt;
+    std::vector<std::string> names;
+    for (CommandHelp const& command : kCommands) names.emplace_back(command.name);
+    std::string const word = argv[1];
+    if (std::find(names.begin(), names.end(), word) != names.end()) return std::nullopt;
+    std::string const guess = nearest(word, names);
+    std::string const advice = guess.empty() ? fmt::format("known are {}", fmt::join(names, ", "))
+                                             : fmt::format("did you mean \"{}\"?", guess);
+    return CommandLineNotice{
+        fmt::format("unknown command \"{}\"; {}\nRun with --help for more information.\n", word, advice),
+        static_cast<int>(Category::config)};
+}
+
 }  // namespace
 
 std::variant<CommandLine, CommandLineNotice> parse_command_line(int argc, char const* const* argv) {
+    if (auto notice = unknown_command(argc, argv)) return *notice;
     CLI::App app("Trains transformers with Mixture of Block Attention", "perigee");
     app.set_version_flag("--version", "perigee " PERIGEE_VERSION);
     app.require_subcommand(1);

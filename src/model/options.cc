@@ -26,17 +26,19 @@ void describe(Schema& schema, RopeScaling& o) {
                "yarn: factor on queries and keys after rotation; 0 takes 0.1 ln(factor) + 1");
 }
 
+// The upper ends keep every size of a tensor, and the sum over a model's, within 64 bits.
 void describe(Schema& schema, ModelOptions& o) {
-    schema.add("vocab_size", o.vocab_size, at_least(0),
+    schema.add("vocab_size", o.vocab_size, between(0, 1 << 28),
                "rows of the embedding; 0 takes the tokenizer's size rounded up to a multiple of 64");
-    schema.add("hidden_size", o.hidden_size, at_least(1), "width of the residual stream");
-    schema.add("intermediate_size", o.intermediate_size, at_least(1), "width of the SwiGLU layer");
-    schema.add("num_hidden_layers", o.num_hidden_layers, at_least(1), "number of transformer blocks");
-    schema.add("num_attention_heads", o.num_attention_heads, at_least(1), "query heads");
-    schema.add("num_key_value_heads", o.num_key_value_heads, at_least(0),
+    schema.add("hidden_size", o.hidden_size, between(1, 1 << 20), "width of the residual stream");
+    schema.add("intermediate_size", o.intermediate_size, between(1, 1 << 22), "width of the SwiGLU layer");
+    schema.add("num_hidden_layers", o.num_hidden_layers, between(1, 1 << 12), "number of transformer blocks");
+    schema.add("num_attention_heads", o.num_attention_heads, between(1, 1 << 12), "query heads");
+    schema.add("num_key_value_heads", o.num_key_value_heads, between(0, 1 << 12),
                "key/value heads, each shared by a group of query heads; 0 takes num_attention_heads");
-    schema.add("head_dim", o.head_dim, at_least(0), "width of one head; 0 takes hidden_size / num_attention_heads");
-    schema.add("max_position_embeddings", o.max_position_embeddings, at_least(1),
+    schema.add("head_dim", o.head_dim, between(0, 1 << 12),
+               "width of one head; 0 takes hidden_size / num_attention_heads");
+    schema.add("max_position_embeddings", o.max_position_embeddings, between(1, 1 << 30),
                "longest document the model is meant for");
     schema.add("rope_theta", o.rope_theta, above(1), "base of the rotary frequencies");
     schema.section("rope_scaling", o.rope_scaling, "stretching of the rotary frequencies to longer contexts");
@@ -75,8 +77,8 @@ std::vector<std::string> problems(ModelOptions const& o) {
 }
 
 void describe(Schema& schema, MobaOptions& o) {
-    schema.add("block_size", o.block_size, at_least(1), "keys per block");
-    schema.add("top_k", o.top_k, at_least(1),
+    schema.add("block_size", o.block_size, between(1, 1 << 30), "keys per block");
+    schema.add("top_k", o.top_k, between(1, 1 << 16),
                "blocks each query attends, its own included; 1 is attention inside the block only");
     schema.add("force_previous", o.force_previous,
                "the block before the query's own is always among the top_k - 1 chosen ones");

@@ -7,10 +7,10 @@
 namespace perigee {
 
 void describe(Schema& schema, TrainOptions& options) {
-    schema.add("steps", options.steps, at_least(1), "optimizer steps of the whole run, resumed parts included")
-        .add("global_batch_size", options.global_batch_size, at_least(1),
+    schema.add("steps", options.steps, between(1, 1e12), "optimizer steps of the whole run, resumed parts included")
+        .add("global_batch_size", options.global_batch_size, between(1, 1 << 30),
              "samples per step over all ranks; gradient accumulation follows from it")
-        .add("micro_batch_size", options.micro_batch_size, at_least(1), "samples per rank and forward pass")
+        .add("micro_batch_size", options.micro_batch_size, between(1, 1 << 30), "samples per rank and forward pass")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")

@@ -46,7 +46,7 @@ TEST(GoodYaml, NumbersMayBeWrittenInEveryUsualWay) {
                                                      {"25e-2", 0.25},
                                                      {"4.9e-324", 4.9e-324},
                                                      {"1.7976931348623157e308", 1.7976931348623157e308}}) {
-        EXPECT_EQ(read_sample("optimizer: {lr: " + text + "}").optimizer.lr, value) << text;
+        EXPECT_EQ(read_sample(fmt::format("optimizer: {{lr: {}}}", text)).optimizer.lr, value) << text;
     }
 }
 
@@ -61,7 +61,7 @@ TEST(GoodYaml, TextNeedsQuotesOnlyWhereItCouldBeSomethingElse) {
                                                                                       {"\"\\n\"", "\n"},
                                                                                       {"|\n  a\n  b\n", "a\nb\n"},
                                                                                       {">-\n  a\n  b\n", "a b"}}) {
-        EXPECT_EQ(read_sample("output_dir: " + text).output_dir, value) << text;
+        EXPECT_EQ(read_sample(fmt::format("output_dir: {}", text)).output_dir, value) << text;
     }
 }
 
@@ -237,7 +237,7 @@ TEST(MutatedYaml, EitherReadsOrIsRefusedAsConfiguration) {
                 default:
                     text.insert(at, text.substr(random.below(4 * i + 3, text.size()), length));
             }
-            if (text.empty()) text = "x";
+            if (text.empty()) text.assign(1, 'x');
         }
         try {
             read_sample(text);

@@ -165,7 +165,7 @@ TEST(Problems, NameTheKeysAndBothNumbers) {
         {"model: {num_attention_heads: 4, num_key_value_heads: 3}",
          1,
          {"num_attention_heads", "4", "num_key_value_heads", "3"}},
-        {"model: {hidden_size: 30, num_attention_heads: 4}", 1, {"hidden_size", "30", "num_attention_heads", "4"}},
+        {"model: {hidden_size: 34, num_attention_heads: 4}", 1, {"hidden_size", "34", "num_attention_heads", "4"}},
         {"model: {num_hidden_layers: 2}\nattention: {full_layers: [2]}", 1, {"full_layers", "2", "num_hidden_layers"}},
         {"train: {global_batch_size: 8, micro_batch_size: 3}",
          1,

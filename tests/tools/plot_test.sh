@@ -76,9 +76,11 @@ check "the SVG is well formed" python3 -c "import sys, xml.dom.minidom as x; x.p
 check "no coordinate is lost" bash -c "! grep -qE '(nan|inf)[ ,\"]' '$work/two.svg'"
 
 check "a folder without metrics" fails_with 3 "none/metrics.jsonl: cannot be read" "$work/none"
-check "an unknown key, with those that exist" fails_with 3 "'los'; found: eval_loss, loss, lr, step" "$work/falling" --key los
+check "an unknown key, with those that exist" \
+    fails_with 3 "'los'; found: eval_loss, loss, lr, step" "$work/falling" --key los
 check "a key without any number" fails_with 3 "'grad_norm'" "$work/falling" --key grad_norm
-check "an output that cannot be written" fails_with 3 "no/such.svg: cannot be written" "$work/falling" --output "$work/no/such.svg"
+check "an output that cannot be written" \
+    fails_with 3 "no/such.svg: cannot be written" "$work/falling" --output "$work/no/such.svg"
 
 ((failures == 0)) && echo "plot: all as expected"
 exit $((failures > 0))

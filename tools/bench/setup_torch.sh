@@ -2,7 +2,8 @@
 # Makes .venv at the root of the repository with PyTorch, numpy and h5py, for the comparison against PyTorch
 # (tools/bench/peer_torch.py) and the attention check (tests/tools/attention_torch_check.py). Safe to run again.
 # PyPI's torch for x86-64 carries the CUDA libraries (5 GB installed) and runs on the CPU as well; where an index of
-# CPU-only wheels can be reached, TORCH_INDEX=URL takes torch from there (1 GB). PYTHON=python3.12 picks the interpreter.
+# CPU-only wheels can be reached, TORCH_INDEX=URL takes torch from there (1 GB). PYTHON=python3.12 picks the
+# interpreter.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

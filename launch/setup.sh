@@ -35,9 +35,11 @@ trap 'rm -f "$log"' EXIT
 
 echo "setup: installing ${missing[*]}"
 "${as_root[@]}" apt-get update >"$log" 2>&1 || { cat "$log" >&2; stop "apt-get update failed"; }
+"${as_root[@]}" apt-get install --yes --no-install-recommends "${missing[@]}" >"$log" 2>&1 && exit 0
+
+tail -n 20 "$log" >&2
 for package in "${missing[@]}"; do
-    "${as_root[@]}" apt-get install --simulate --no-install-recommends "$package" >"$log" 2>&1 ||
-        { tail -n 5 "$log" >&2; stop "package $package cannot be installed"; }
+    "${as_root[@]}" apt-get install --simulate --no-install-recommends "$package" >/dev/null 2>&1 ||
+        stop "package $package cannot be installed"
 done
-"${as_root[@]}" apt-get install --yes --no-install-recommends "${missing[@]}" >"$log" 2>&1 ||
-    { tail -n 20 "$log" >&2; stop "installing ${missing[*]} failed"; }
+stop "installing failed: ${missing[*]}"

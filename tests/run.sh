@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 launch/setup.sh --developer
 
 build() {
-    cmake --preset "$1" >/dev/null
+    cmake --preset "$1" -DPERIGEE_TESTS=ON >/dev/null
     cmake --build --preset "$1" -- --quiet
 }
 

@@ -30,13 +30,13 @@ void print_memory(RunOptions const& options, int64_t parameters) {
     int64_t const weights = parameters * size_of(DType::f32);
     fmt::print("#\n# memory per rank (fp32 on the CPU), without data and the libraries' own\n");
     auto const line = [](char const* name, int64_t bytes, char const* what) {
-        fmt::print("#   {:<12} {:>10}  {}\n", name, format_bytes(bytes), what);
+        fmt::print("#   {:<12} {:>10}{}\n", name, format_bytes(bytes), what);
     };
     line("weights", weights, "");
     line("gradients", weights, "");
-    line("optimizer", 2 * weights, "two moments");
-    line("activations", step.activations - step.logits, "one micro-batch, forward and backward");
-    line("logits", step.logits, "one chunk of tokens");
+    line("optimizer", 2 * weights, "  two moments");
+    line("activations", step.activations - step.logits, "  one micro-batch, forward and backward");
+    line("logits", step.logits, "  one chunk of tokens");
     line("sum", 4 * weights + step.activations, "");
 }
 

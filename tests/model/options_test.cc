@@ -40,22 +40,30 @@ TEST(ModelOptions, ContradictionsNameBothNumbers) {
 
 TEST(AttentionOptions, ContradictionsAreFound) {
     ModelOptions const model{.num_hidden_layers = 4};
-    EXPECT_THAT(problems({.full_layers = {.last = 5, .layers = {4, 1}}}, model),
-                ElementsAre(HasSubstr("last = 5"), HasSubstr("layer 4")));
-    EXPECT_THAT(problems({.schedule = {{.step = 10}, {.step = 10}}}, model), ElementsAre(HasSubstr("step 10")));
+    AttentionOptions options;
+    options.full_layers.last = 5;
+    options.full_layers.layers = {4, 1};
+    options.schedule = {{.step = 10}, {.step = 10}};
+    EXPECT_THAT(problems(options, model),
+                ElementsAre(HasSubstr("last = 5"), HasSubstr("layer 4"), HasSubstr("step 10")));
 }
 
 TEST(LayerKinds, FullLayersStayFull) {
-    AttentionOptions const options{.kind = kMoba, .full_layers = {.last = 2, .layers = {0}}};
+    AttentionOptions options;
+    options.kind = kMoba;
+    EXPECT_THAT(layer_kinds(options, 2, 0), ElementsAre(kMoba, kMoba));
+    options.full_layers.last = 2;
+    options.full_layers.layers = {0};
     EXPECT_THAT(layer_kinds(options, 5, 0), ElementsAre(kFull, kMoba, kMoba, kFull, kFull));
-    EXPECT_THAT(layer_kinds({.kind = kFull}, 2, 0), ElementsAre(kFull, kFull));
-    EXPECT_THAT(layer_kinds({.kind = kMoba}, 2, 0), ElementsAre(kMoba, kMoba));
+    options.kind = kFull;
+    EXPECT_THAT(layer_kinds(options, 2, 0), ElementsAre(kFull, kFull));
 }
 
 TEST(LayerKinds, TheLatestSwitchDecides) {
-    AttentionOptions const options{.kind = kMoba,
-                                   .full_layers = {.last = 1},
-                                   .schedule = {{.step = 10, .kind = kFull}, {.step = 20, .kind = kMoba}}};
+    AttentionOptions options;
+    options.kind = kMoba;
+    options.full_layers.last = 1;
+    options.schedule = {{.step = 10, .kind = kFull}, {.step = 20, .kind = kMoba}};
     for (auto const& [step, kind] :
          {std::pair(0, kMoba), {9, kMoba}, {10, kFull}, {19, kFull}, {20, kMoba}, {99, kMoba}})
         EXPECT_THAT(layer_kinds(options, 2, step), ElementsAre(kind, kFull)) << step;

@@ -98,6 +98,14 @@ class Save : public ::testing::TestWithParam<Scenario> {
         }
     }
 
+    void expect_final_names_to_be_whole(FileSystem& files) {
+        if (!files.exists(kRoot)) return;
+        for (std::string const& name : files.list(kRoot)) {
+            if (name.size() != std::string("step_00000001").size()) continue;
+            EXPECT_NO_THROW(Checkpoint::open(files, Path(kRoot) / name)) << name;
+        }
+    }
+
     MemoryFileSystem disk_;
     bool newest_seen_ = false, older_seen_ = false;
 };
@@ -124,6 +132,9 @@ TEST_P(Save, LeavesThePreviousCheckpointWhenAnOperationFails) {
                 EXPECT_EQ(resume(*disk), Found::newest);  // only tidying up failed
             } else {
                 EXPECT_THAT(message, AllOf(HasSubstr("/"), HasSubstr(error == EIO ? "Input/output" : "No space")));
+                for (int64_t step : GetParam().steps_before) {
+                    EXPECT_TRUE(disk->exists(Path(kRoot) / fmt::format("step_{:08}", step)));
+                }
                 EXPECT_FALSE(disk->exists(Path(kRoot) / fmt::format("step_{:08}.tmp", GetParam().step)) &&
                              faulty.operations().back().index != i);
             }
@@ -171,6 +182,7 @@ TEST_P(Save, LeavesAWholeCheckpointWheneverThePowerIsLost) {
     save_new(watching);
     for (Loss const& loss : losses) {
         SCOPED_TRACE(loss.when);
+        expect_final_names_to_be_whole(*loss.disk);
         expect_previous_or_new(*loss.disk);
     }
     EXPECT_GT(losses.size(), 100u);
@@ -208,6 +220,15 @@ TEST(SaveOnTwoRanks, FailsOnBothWhenOneCannotWrite) {
     }
     for (auto const& error : on_two_ranks(-1, 0, nullptr)) EXPECT_FALSE(error);
     EXPECT_THAT(disk.list(kRoot), ElementsAre("step_00000001", "step_00000002"));
+}
+
+TEST(SaveAfterACrashWhileReplacing, GivesTheReplacedCheckpointItsNameBack) {
+    MemoryFileSystem disk;
+    save(disk, kRoot, 2, old_tensors());
+    disk.rename(Path(kRoot) / "step_00000002", Path(kRoot) / "step_00000002.old");
+    save(disk, kRoot, 3, new_tensors());
+    EXPECT_THAT(disk.list(kRoot), ElementsAre("step_00000002", "step_00000003"));
+    EXPECT_EQ(load(Checkpoint::open(disk, Path(kRoot) / "step_00000002"), old_tensors()), old_tensors());
 }
 
 TEST(SaveWithLittleSpace, SaysHowMuchIsNeededAndWritesNothing) {

@@ -52,14 +52,6 @@ std::atomic<int>* claim_word(MPI_Comm host, int local_rank, MPI_Win& window) {
     return static_cast<std::atomic<int>*>(word);
 }
 
-void print_failure(int exit_code, std::string const& message) noexcept {
-    bool const known =
-        exit_code >= static_cast<int>(Category::internal) && exit_code <= static_cast<int>(Category::communication);
-    char const* const kind = known ? to_string(static_cast<Category>(exit_code)) : "";
-    std::fprintf(stderr, "perigee: %s%serror: %s\n", kind, known ? " " : "", message.c_str());
-    std::fflush(stderr);
-}
-
 }  // namespace
 
 struct Launch::Claim {
@@ -109,7 +101,8 @@ void Launch::abort(int exit_code, std::string const& message) noexcept {
     int unclaimed = 0;
     bool const speaks = claim_ == nullptr || claim_->word->compare_exchange_strong(unclaimed, 1);
     if (speaks) {
-        print_failure(exit_code, message);
+        std::fprintf(stderr, "perigee: %s\n", message.c_str());
+        std::fflush(stderr);
         if (owns_mpi_) MPI_Abort(MPI_COMM_WORLD, exit_code);
     } else {
         std::this_thread::sleep_for(kAbortPatience);

@@ -11,6 +11,7 @@ namespace perigee {
 /// one rank and never touches MPI.
 class Launch {
   public:
+    /// Throws Category::communication where launcher and MPI library do not belong together.
     Launch(int* argc, char*** argv);
     /// Leaves the job in order. Not called on the error path: see abort().
     ~Launch();
@@ -21,8 +22,9 @@ class Launch {
     int local_rank() const { return local_rank_; }  ///< rank among the processes of this host
     int local_size() const { return local_size_; }
 
-    /// Prints `message` once per host whatever the number of failing ranks, then ends every process of the job with
-    /// this exit code. Never returns and never calls MPI_Finalize.
+    /// Prints "perigee: <message>" once per host whatever the number of failing ranks, then ends
+    /// every process of the job; mpirun returns the exit code. Never returns and never calls MPI_Finalize. Any thread
+    /// may call it, also while another one hangs in a collective.
     [[noreturn]] void abort(int exit_code, std::string const& message) noexcept;
 
   private:

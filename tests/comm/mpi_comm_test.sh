@@ -11,7 +11,7 @@ expect_end() {
     local how=$1 code=$2 messages=$3 token="--token=$$-$1" status=0 begin=$SECONDS
     ranks 3 "$program" "--fail=$how" "--code=$code" "$token" || status=$?
     [ "$status" = "$code" ] || complain "$how: mpirun returned $status, expected $code"
-    [ "$(grep -c 'error: told to fail' "$scratch/log")" = "$messages" ] || complain "$how: messages"
+    [ "$(grep -c '^perigee: told to fail' "$scratch/log")" = "$messages" ] || complain "$how: messages"
     [ $((SECONDS - begin)) -le 10 ] || complain "$how: took $((SECONDS - begin)) s to end"
     ! pgrep -f -- "$token" >/dev/null || complain "$how: processes left behind"
 }

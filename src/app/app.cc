@@ -76,10 +76,7 @@ int dispatch(CommandLine const& command, Launch& launch, FileSystem& files) {
     return 0;
 }
 
-}  // namespace
-
-int run_app(int argc, char** argv, FileSystem& files) {
-    Launch launch(&argc, &argv);
+int run_job(int argc, char** argv, Launch& launch, FileSystem& files) {
     log::set_rank(launch.world().rank());
     auto const parsed = parse_command_line(argc, argv);
     if (auto const* notice = std::get_if<CommandLineNotice>(&parsed)) {
@@ -93,6 +90,18 @@ int run_app(int argc, char** argv, FileSystem& files) {
         launch.abort(e.exit_code(), fmt::format("{} error: {}", to_string(e.category()), e.what()));
     } catch (std::exception const& e) {
         launch.abort(static_cast<int>(Category::internal), fmt::format("internal error: {}", e.what()));
+    }
+}
+
+}  // namespace
+
+int run_app(int argc, char** argv, FileSystem& files) {
+    try {
+        Launch launch(&argc, &argv);
+        return run_job(argc, argv, launch, files);
+    } catch (Error const& e) {  // joining the job failed: there is no job yet to end
+        fmt::print(stderr, "perigee: {} error: {}\n", to_string(e.category()), e.what());
+        return e.exit_code();
     }
 }
 

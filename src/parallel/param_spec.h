@@ -28,8 +28,8 @@ struct ParamSpec {
 /// A box of a global tensor, or a flat range of that box: what one rank holds or one file stores.
 struct Shard {
     Shape global;
-    Shape begin;   ///< first index in each dimension
-    Shape extent;  ///< size in each dimension
+    Shape begin;             ///< first index in each dimension
+    Shape extent;            ///< size in each dimension
     int64_t flat_begin = 0;  ///< range of the box's elements in row-major order
     int64_t flat_count = 0;
 
@@ -50,9 +50,9 @@ class ParamLayout {
 
     struct Entry {
         ParamSpec spec;
-        Shard shard;      ///< this rank's box
-        Shape local;      ///< its shape
-        int64_t offset;   ///< first element in the flat buffer
+        Shard shard;     ///< this rank's box
+        Shape local;     ///< its shape
+        int64_t offset;  ///< first element in the flat buffer
     };
     std::vector<Entry> const& entries() const { return entries_; }
     Entry const& entry(std::string const& name) const;  ///< Category::internal for an unknown name

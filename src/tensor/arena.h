@@ -37,9 +37,9 @@ class Arena {
     /// Merges all blocks into one of the peak size. Only between steps, when no view is in use.
     void settle();
 
-    int64_t capacity_bytes() const;                        ///< taken from the device now
+    int64_t capacity_bytes() const;                                     ///< taken from the device now
     int64_t peak_bytes() const { return static_cast<int64_t>(peak_); }  ///< most ever in use at once
-    int64_t growths() const { return growths_; }           ///< times the device was asked for memory
+    int64_t growths() const { return growths_; }                        ///< times the device was asked for memory
 
   private:
     Device* device_;

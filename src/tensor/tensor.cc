@@ -4,24 +4,36 @@ namespace perigee {
 
 int64_t size_of(DType dtype) {
     switch (dtype) {
-        case DType::f32: return 4;
-        case DType::f64: return 8;
-        case DType::bf16: return 2;
-        case DType::i32: return 4;
-        case DType::i64: return 8;
-        case DType::u8: return 1;
+        case DType::f32:
+            return 4;
+        case DType::f64:
+            return 8;
+        case DType::bf16:
+            return 2;
+        case DType::i32:
+            return 4;
+        case DType::i64:
+            return 8;
+        case DType::u8:
+            return 1;
     }
     return 0;
 }
 
 char const* to_string(DType dtype) {
     switch (dtype) {
-        case DType::f32: return "f32";
-        case DType::f64: return "f64";
-        case DType::bf16: return "bf16";
-        case DType::i32: return "i32";
-        case DType::i64: return "i64";
-        case DType::u8: return "u8";
+        case DType::f32:
+            return "f32";
+        case DType::f64:
+            return "f64";
+        case DType::bf16:
+            return "bf16";
+        case DType::i32:
+            return "i32";
+        case DType::i64:
+            return "i64";
+        case DType::u8:
+            return "u8";
     }
     return "?";
 }

@@ -22,12 +22,30 @@ char const* to_string(DType dtype);
 
 template <class T>
 struct dtype_of;
-template <> struct dtype_of<float> { static constexpr DType value = DType::f32; };
-template <> struct dtype_of<double> { static constexpr DType value = DType::f64; };
-template <> struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct dtype_of<int32_t> { static constexpr DType value = DType::i32; };
-template <> struct dtype_of<int64_t> { static constexpr DType value = DType::i64; };
-template <> struct dtype_of<uint8_t> { static constexpr DType value = DType::u8; };
+template <>
+struct dtype_of<float> {
+    static constexpr DType value = DType::f32;
+};
+template <>
+struct dtype_of<double> {
+    static constexpr DType value = DType::f64;
+};
+template <>
+struct dtype_of<bf16> {
+    static constexpr DType value = DType::bf16;
+};
+template <>
+struct dtype_of<int32_t> {
+    static constexpr DType value = DType::i32;
+};
+template <>
+struct dtype_of<int64_t> {
+    static constexpr DType value = DType::i64;
+};
+template <>
+struct dtype_of<uint8_t> {
+    static constexpr DType value = DType::u8;
+};
 
 /// Up to four extents, each >= 0.
 class Shape {
@@ -63,15 +81,10 @@ struct BasicView {
     BasicView(Byte* memory, DType type, Shape extents) : data(memory), dtype(type), shape(extents) {}
     /// A view of values in host memory.
     template <class T>
-        requires(std::is_const_v<Byte> || !std::is_const_v<T>)
-    BasicView(T* values, Shape extents)
+    requires(std::is_const_v<Byte> || !std::is_const_v<T>) BasicView(T* values, Shape extents)
         : data(reinterpret_cast<Byte*>(values)), dtype(dtype_of<std::remove_const_t<T>>::value), shape(extents) {}
     /// A mutable view is also a constant one.
-    operator BasicView<std::byte const>() const
-        requires(!std::is_const_v<Byte>)
-    {
-        return {data, dtype, shape};
-    }
+    operator BasicView<std::byte const>() const requires(!std::is_const_v<Byte>) { return {data, dtype, shape}; }
 
     bool empty() const { return data == nullptr; }
     int64_t size() const { return shape.size(); }

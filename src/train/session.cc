@@ -67,8 +67,8 @@ RunState Session::load_weights() {
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
                                           FileSystem& files) {
     if (options.resume == "auto") return find_latest(files, world, checkpoint_root(output_dir));
-    if (options.resume != "never") return Checkpoint::open(files, options.resume);
     Path const root = checkpoint_root(output_dir);
+    if (options.resume != "never") return Checkpoint::open(files, world, options.resume);
     if (files.exists(root) && !files.list(root).empty())
         fail(
             Category::config,

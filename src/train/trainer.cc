@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/log.h"
+#include "checkpoint/folders.h"
 #include "train/evaluate.h"
 #include "train/guard.h"
 #include "train/snapshot.h"
@@ -68,6 +69,12 @@ void Trainer::start() {
         found->read(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, whole));
         auto const info = std::move(state_.info);
         state_ = found->state();
+        auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
+        if (!steps.empty() && steps.front().step > state_.step)
+            fail(Category::config,
+                 "checkpoint.resume goes back to step {}, but {} holds {}, which a later `resume: auto` would prefer: "
+                 "choose another output_dir, or remove the later checkpoints",
+                 state_.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
         for (auto const& [key, now] : info)
             if (auto const& then = state_.info[key]; then != now)
                 log::warn(

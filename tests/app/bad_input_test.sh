@@ -65,7 +65,7 @@ expect 3 'tokens\.idx' "truncated index" "$perigee" train "$good" "${files[@]}"
 expect 3 'tokens.*vocab' "token id beyond the vocabulary" "$mpirun" 2 "$perigee" train "$good" "${files[@]}" model.vocab_size=50
 "$PERIGEE_BIN/tokenize" "$work/empty" --output "$work/nothing" >/dev/null 2>&1
 expect 3 'nothing' "empty data set" "$perigee" train "$good" data.mock_data=false data.train.0.path="$work/nothing"
-expect 3 'tokens' "no full sample" "$perigee" train "$good" "${files[@]}" data.sequence_length=8192
+expect 3 'tokens' "no full sample" "$perigee" train "$good" "${files[@]}" data.sequence_length=32768 model.max_position_embeddings=32768
 
 rm -rf "$work/run"
 "$perigee" train "$good" >/dev/null 2>&1 || { echo "FAILED: the good config does not train"; exit 1; }
@@ -86,10 +86,12 @@ expect 2 'in use' "two jobs on one folder" "$mpirun" 2 "$perigee" train "$good" 
 exec 9>&-
 
 # A full disk: the run ends with the checkpoint code, and what was saved before is still there and still resumes.
-if mkdir "$work/small" && mount -t tmpfs -o size=1200k tmpfs "$work/small" 2>/dev/null; then
+if mkdir "$work/small" && mount -t tmpfs -o size=2000k tmpfs "$work/small" 2>/dev/null; then
     trap 'umount "$work/small"; rm -rf "$work"' EXIT
-    "$perigee" train "$good" output_dir="$work/small/run" >/dev/null 2>&1 || echo "note: the first save did not fit"
-    dd if=/dev/zero of="$work/small/filler" bs=1k 2>/dev/null
+    "$perigee" train "$good" output_dir="$work/small/run" >/dev/null 2>&1 || echo "FAILED: the first save did not fit"
+    # Room for the config and the log, not for a checkpoint of 470 kB.
+    free=$(df --output=avail -k "$work/small" | tail -1)
+    dd if=/dev/zero of="$work/small/filler" bs=1k count=$((free - 200)) 2>/dev/null
     expect 4 "No space left|free" "full disk" "$perigee" train "$good" output_dir="$work/small/run" train.steps=5
     rm "$work/small/filler"
     "$perigee" train "$good" output_dir="$work/small/run" train.steps=4 >/dev/null 2>"$work/err" &&

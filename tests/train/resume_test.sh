@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # 40 steps unbroken equal 20 + kill + 20: every loss and the final checkpoint, bit for bit, with 1 and with 2 ranks, the
 # kill placed before, inside (at every kind of operation of the save protocol) and after a save. Real processes, SIGKILL.
+set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 export OMP_NUM_THREADS=1
 
@@ -37,8 +38,8 @@ for n in 1 2; do
         write:metrics.jsonl:15:0 write:metrics.jsonl:27:20 \
         make_directories:step_00000020.tmp:1:0 create:rank_0000:1:0 write:rank_0000:2:0 sync:rank_0000:1:0 \
         create:manifest.json:1:0 write:manifest.json:1:0 sync:manifest.json:1:0 \
-        sync_directory:step_00000020.tmp:1:0 rename:step_00000020:1:0 sync_directory:checkpoints:1:20 \
-        create:rank_0000:2:20 write:rank_0000:9:20 rename:step_00000040:1:20; do
+        sync_directory:step_00000020.tmp:1:0 rename:step_00000020:1:0 sync_directory:checkpoints:2:20 \
+        create:step_00000040:1:20 write:step_00000040:4:20 rename:step_00000040:1:20; do
         IFS=: read -r operation path count step <<<"$point"
         folder=$scratch/broken_$n
         rm -rf "$folder"

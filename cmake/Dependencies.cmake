@@ -20,10 +20,10 @@ endif()
 
 # The OpenMP build of OpenBLAS: it runs a product on one thread when called from inside a parallel region,
 # which is how attention spreads its tiles over the cores.
-find_library(OPENBLAS_LIBRARY openblas REQUIRED
-    PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp NO_DEFAULT_PATH)
-find_path(OPENBLAS_INCLUDE cblas.h REQUIRED
-    PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp NO_DEFAULT_PATH)
+# Another build works too: the program says at its start that it is not the best one.
+find_library(OPENBLAS_LIBRARY openblas HINTS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp REQUIRED)
+find_path(OPENBLAS_INCLUDE cblas.h HINTS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp
+    PATH_SUFFIXES openblas openblas-openmp openblas-pthread REQUIRED)
 get_filename_component(OPENBLAS_DIR ${OPENBLAS_LIBRARY} DIRECTORY)
 add_library(openblas INTERFACE)
 target_include_directories(openblas SYSTEM INTERFACE ${OPENBLAS_INCLUDE})

@@ -21,22 +21,22 @@ cmake --build --preset "$preset" --target perigee tokenize plot
 bin=build/$preset/bin
 
 say "Text"
-# The Perl manual: about 9 MB of English prose and code in 200 documents, from the distribution's perl-doc package.
-text=data/perl-doc
+# The Git manual: 3 MB of English in 292 documents, from the package git-doc.
+text=data/git-doc
 if [ ! -d "$text" ]; then
     mkdir -p data
     fetched=$(mktemp -d data/fetch.XXXXXX)
     trap 'rm -rf "$fetched"' EXIT
     as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo)
-    download() { (cd "$fetched" && apt-get download perl-doc) >"$fetched/log" 2>&1; }
+    download() { (cd "$fetched" && apt-get download git-doc) >"$fetched/log" 2>&1; }
     download || { "${as_root[@]}" apt-get update >/dev/null && download; } ||
-        { cat "$fetched/log" >&2; echo "quickstart: package perl-doc cannot be downloaded" >&2; exit 1; }
-    dpkg-deb --extract "$fetched"/perl-doc_*.deb "$fetched/files"
+        { cat "$fetched/log" >&2; echo "quickstart: package git-doc cannot be downloaded" >&2; exit 1; }
+    dpkg-deb --extract "$fetched"/git-doc_*.deb "$fetched/files"
     mv "$fetched/files" "$text"
 fi
 if [ ! -f data/quickstart.idx ]; then
-    "$bin/tokenize" "$text" --suffix .pod --output data/quickstart
+    "$bin/tokenize" "$text/usr/share/doc/git-doc" --suffix .txt --output data/quickstart
 else
     echo "data/quickstart.bin and .idx are there"
 fi
@@ -65,7 +65,7 @@ $run/loss.svg        the loss as a picture
 $run/checkpoints/    the latest checkpoints; the same command resumes from them
 
 Three things to try next:
-  $bin/perigee generate $config --prompt "=head1 NAME"
+  $bin/perigee generate $config --prompt "To undo a commit, "
   launch/mpirun.sh 2 $bin/perigee train $config train.steps=600
   $bin/perigee check $config model.hidden_size=1024 data.sequence_length=8192 --world-size 8
 EOF

@@ -38,8 +38,9 @@ struct Typed {
 void add_command(CLI::App& app, CommandHelp const& command, Typed& typed) {
     CLI::App* const sub = app.add_subcommand(command.name, command.help);
     sub->add_option("CONFIG", typed.result.config, "YAML file; docs/config.md lists its keys")->required();
-    sub->add_option("key=value", typed.result.overrides,
-                    "Override the file, as in optimizer.lr=1e-3 data.train.0.path=x");
+    sub->add_option("overrides", typed.result.overrides,
+                    "Override the file, as in optimizer.lr=1e-3 data.train.0.path=x")
+        ->type_name("key=value");
     if (command.command == Command::check) {
         sub->add_option("--world-size", typed.result.world_size, "Ranks to plan for, instead of as many as run this")
             ->check(CLI::Range(1, 1 << 20));

@@ -186,8 +186,11 @@ std::shared_ptr<YamlNode const> parse_yaml(std::string const& text, Findings& fi
         findings.add(refused.place, refused.sentence);
     } catch (YAML::Exception const& error) {
         bool const unclosed = error.msg == YAML::ErrorMsg::DOC_IN_SCALAR;
-        findings.add(place_of(error.mark),
-                     fmt::format("not valid YAML: {}", unclosed ? "a quote before is not closed" : error.msg));
+        // yaml-cpp 0.8 names the anchor, 0.7 does not: one sentence for both.
+        bool const undefined = error.msg.starts_with("the referenced anchor is not defined");
+        findings.add(place_of(error.mark), fmt::format("not valid YAML: {}", unclosed ? "a quote before is not closed"
+                                                                             : undefined ? "this anchor is not defined"
+                                                                                         : error.msg.c_str()));
     }
     return nullptr;
 }

@@ -1,0 +1,158 @@
+#include "train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "config/config.h"
+#include "data/indexed_dataset.h"
+#include "support/random.h"
+#include "support/temporary_folder.h"
+#include "support/thread_comm.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A tiny hybrid run on made-up data.
+RunOptions tiny(Path const& output) {
+    RunOptions o = parse_config(R"(
+model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1}
+attention: {kind: moba, block_size: 16, top_k: 2, full_layers: {last: 1}}
+data: {mock_data: true, sequence_length: 64}
+train: {steps: 4, global_batch_size: 4, micro_batch_size: 1}
+threads: 1
+log: {progress: false}
+)",
+                                "tiny", {});
+    o.output_dir = output.string();
+    return resolve(o, 1);
+}
+
+std::vector<std::byte> bits(TensorView x) { return {x.data, x.data + x.bytes()}; }
+
+class TrainerTest : public ::testing::Test {
+  protected:
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    testing::TemporaryFolder folder_;
+    std::unique_ptr<Comm> alone_ = make_single_comm();
+};
+
+TEST_F(TrainerTest, steps_that_are_not_finite_leave_weights_moments_and_update_count_untouched) {
+    RunOptions options = tiny(folder_.path() / "run");
+    options.train.max_skipped_in_a_row = 2;
+    Trainer trainer(options, *alone_, *files_, "");
+    trainer.step();
+    ASSERT_EQ(trainer.state().applied_updates, 1);
+    Session& session = trainer.session();
+    float& weight = session.layout().view(session.weights(), "model.norm.weight").as<float>()[0];
+    float const before = weight;
+    weight = std::numeric_limits<float>::quiet_NaN();
+    auto const poisoned = bits(session.weights());
+    for (int i = 0; i < 2; ++i) {
+        StepReport const r = trainer.step();
+        EXPECT_TRUE(r.skipped);
+        EXPECT_FALSE(std::isfinite(r.loss) && std::isfinite(r.grad_norm));
+    }
+    EXPECT_TRUE(bits(session.weights()) == poisoned);
+    EXPECT_EQ(trainer.state().applied_updates, 1);
+    EXPECT_EQ(trainer.state().step, 3);
+    try {
+        trainer.step();
+        FAIL() << "a third skipped step in a row must end the run";
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::numeric);
+        EXPECT_THAT(e.what(), HasSubstr("step 4"));
+    }
+    weight = before;
+    EXPECT_FALSE(trainer.step().skipped) << "the moments were poisoned too";
+    EXPECT_EQ(trainer.state().applied_updates, 2);
+}
+
+TEST_F(TrainerTest, layers_switch_between_moba_and_full_at_their_step) {
+    RunOptions moba = tiny(folder_.path() / "moba"), switched = tiny(folder_.path() / "switched");
+    switched.attention.schedule = {{.step = 2, .kind = AttentionKind::full}};
+    Trainer a(moba, *alone_, *files_, ""), b(switched, *alone_, *files_, "");
+    for (int step = 0; step < 2; ++step) EXPECT_EQ(a.step().loss, b.step().loss);
+    EXPECT_NE(a.step().loss, b.step().loss);
+}
+
+/// 40 documents of 100 tokens in which only even samples of 64 tokens carry loss, on every ninth token: with two ranks
+/// and one sample per rank and pass, the second rank never has any.
+std::string half_masked_data(FileSystem& files, Path const& prefix) {
+    IndexedDatasetWriter writer(files, prefix, 257, /*with_mask=*/true);
+    int64_t token = 0;
+    for (int document = 0; document < 40; ++document) {
+        std::vector<int32_t> ids;
+        std::vector<uint8_t> loss;
+        for (int i = 0; i < 100; ++i, ++token) {
+            ids.push_back((document * 7 + i * 13) % 256);
+            int64_t const sample = (token - 1) / 64;  // of the sample in which this token is a target
+            loss.push_back(sample % 2 == 0 && token % 9 == 0);
+        }
+        writer.add_document(ids, loss);
+    }
+    writer.finish();
+    return prefix.string();
+}
+
+struct Trained {
+    std::vector<double> losses;
+    std::vector<float> weights;
+};
+
+Trained train(RunOptions options, int ranks, FileSystem& files) {
+    Trained result;
+    testing::run_ranks(ranks, [&](Comm& world) {
+        Trainer trainer(options, world, files, "");
+        std::vector<double> losses;
+        for (int64_t step = 0; step < options.train.steps; ++step) losses.push_back(trainer.step().loss);
+        if (world.rank() != 0) return;
+        TensorView const w = trainer.session().weights();
+        result = {losses, {w.as<float>(), w.as<float>() + w.size()}};
+    });
+    return result;
+}
+
+TEST_F(TrainerTest, a_rank_whose_tokens_are_all_masked_contributes_nothing_and_breaks_nothing) {
+    RunOptions options = tiny(folder_.path() / "one");
+    options.data.mock_data = false;
+    options.data.shuffle = false;
+    options.data.train = {{.path = half_masked_data(*files_, folder_.path() / "masked")}};
+    Trained const one = train(options, 1, *files_);
+    options.output_dir = (folder_.path() / "two").string();
+    Trained const two = train(options, 2, *files_);
+    ASSERT_EQ(one.losses.size(), 4u);
+    for (size_t step = 0; step < 4; ++step)
+        EXPECT_NEAR(two.losses[step] / one.losses[step], 1.0, 1e-6) << "step " << step;
+    EXPECT_LT(testing::relative_error(two.weights, one.weights), 1e-5);
+}
+
+TEST_F(TrainerTest, a_global_batch_without_loss_is_an_error_that_names_the_step) {
+    RunOptions options = tiny(folder_.path() / "run");
+    options.data.mock_data = false;
+    options.data.shuffle = false;
+    IndexedDatasetWriter writer(*files_, folder_.path() / "none", 257, /*with_mask=*/true);
+    std::vector<int32_t> const ids(2000, 65);
+    std::vector<uint8_t> loss(2000, 0);
+    std::fill_n(loss.begin(), 257, 1);  // the first global batch, and no other
+    writer.add_document(ids, loss);
+    writer.finish();
+    options.data.train = {{.path = (folder_.path() / "none").string()}};
+    Trainer trainer(options, *alone_, *files_, "");
+    EXPECT_TRUE(std::isfinite(trainer.step().loss));
+    try {
+        trainer.step();
+        FAIL() << "no token carries loss";
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::data);
+        EXPECT_THAT(e.what(), HasSubstr("step 2"));
+    }
+}
+
+}  // namespace
+}  // namespace perigee

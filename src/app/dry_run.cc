@@ -52,8 +52,8 @@ class DryOps : public Ops {
     void matmul(MatMul const&) override {}
     void add(TensorView, ConstView) override {}
     void scale(TensorView, double) override {}
-    void embedding_forward(TensorView, ConstView, ConstView) override {}
-    void embedding_backward(TensorView, ConstView, ConstView) override {}
+    void embedding_forward(TensorView, ConstView, ConstView, int64_t) override {}
+    void embedding_backward(TensorView, ConstView, ConstView, int64_t) override {}
     void rmsnorm_forward(RmsNormForward const&) override {}
     void rmsnorm_backward(RmsNormBackward const&) override {}
     void rope_table(TensorView, TensorView, ConstView, std::span<double const>, double) override {}
@@ -65,6 +65,7 @@ class DryOps : public Ops {
     void swiglu_forward(TensorView, ConstView) override {}
     void swiglu_backward(TensorView, ConstView, ConstView) override {}
     void softmax_stats(SoftmaxStats const&) override {}
+    void softmax_rescale(TensorView, ConstView, ConstView) override {}
     void cross_entropy(CrossEntropy const& args) override {
         logits_bytes_ = std::max(logits_bytes_, args.logits_TV.bytes());
     }

@@ -89,7 +89,7 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Batch const& batch
             state.blocks.push_back(
                 allocate_activations(arena, pass, keep ? kinds[layer] == AttentionKind::moba : any_moba));
         BlockActivations const& acts = state.blocks.back();
-        if (layer == 0) ops.embedding_forward(acts.x_TD, state.ids_T, layout.view(weights, kEmbedding));
+        if (layer == 0) ops.embedding_forward(acts.x_TD, state.ids_T, layout.view(weights, kEmbedding), 0);
         block_forward(pass, block_tensors(layout, weights, options, static_cast<int64_t>(layer)), acts, previous_TD,
                       kinds[layer]);
         previous_TD = acts.mid_TD;
@@ -119,7 +119,7 @@ void Llama::Impl::backward(TensorView weights, TensorView grads, Forward const& 
                        block_tensors(layout, grads, options, index), state.blocks[layer], temporary, dx_TD,
                        kinds[layer]);
     }
-    ops.embedding_backward(layout.view(grads, kEmbedding), state.ids_T, dx_TD);
+    ops.embedding_backward(layout.view(grads, kEmbedding), state.ids_T, dx_TD, 0);
 }
 
 Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh,

@@ -177,10 +177,12 @@ class Ops {
     virtual void add(TensorView accumulated, ConstView x) = 0;  ///< accumulated += x
     virtual void scale(TensorView x, double factor) = 0;        ///< x *= factor
 
-    /// x[t] = table[ids[t]]; ids int32, in [0, V) (checked by the data loader).
-    virtual void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD) = 0;
-    /// Deterministic: contributions to a row are added in order of t.
-    virtual void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD) = 0;
+    /// x[t] = table[ids[t] - vocab_begin], or zeros where another shard of the vocabulary owns ids[t]; ids int32, in
+    /// the whole vocabulary (checked by the data loader).
+    virtual void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) = 0;
+    /// Deterministic: contributions to a row are added in order of t. Ids of other shards contribute nothing.
+    virtual void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                                    int64_t vocab_begin) = 0;
 
     virtual void rmsnorm_forward(RmsNormForward const& args) = 0;
     virtual void rmsnorm_backward(RmsNormBackward const& args) = 0;
@@ -202,6 +204,8 @@ class Ops {
     virtual void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) = 0;
 
     virtual void softmax_stats(SoftmaxStats const& args) = 0;
+    /// sum *= exp(max - global_max): sums of exponentials over shards can then be added.
+    virtual void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) = 0;
     virtual void cross_entropy(CrossEntropy const& args) = 0;
 
     /// Sum of squares, accumulated in fp64; not finite as soon as one element is not finite.

@@ -75,16 +75,17 @@ void HostOps<Real>::scale(TensorView x, double factor) {
 }
 
 template <class Real>
-void HostOps<Real>::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD) {
+void HostOps<Real>::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) {
     expect_rank("table", table_VD, 2);
     expect("x", x_TD, {ids_T.size(), table_VD[1]});
-    host::embedding_forward<Real>(x_TD, ids_T, table_VD);
+    host::embedding_forward<Real>(x_TD, ids_T, table_VD, vocab_begin);
 }
 template <class Real>
-void HostOps<Real>::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD) {
+void HostOps<Real>::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                                       int64_t vocab_begin) {
     expect_rank("dtable", dtable_accumulated_VD, 2);
     expect("dx", dx_TD, {ids_T.size(), dtable_accumulated_VD[1]});
-    host::embedding_backward<Real>(dtable_accumulated_VD, ids_T, dx_TD);
+    host::embedding_backward<Real>(dtable_accumulated_VD, ids_T, dx_TD, vocab_begin);
 }
 
 template <class Real>
@@ -190,6 +191,12 @@ void HostOps<Real>::softmax_stats(SoftmaxStats const& args) {
     expect("target", args.target_T, tokens);
     expect("targets", args.targets_T, tokens);
     host::softmax_stats<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) {
+    expect("max", max_T, sum_T.shape);
+    expect("global max", global_max_T, sum_T.shape);
+    host::softmax_rescale<Real>(sum_T, max_T, global_max_T);
 }
 template <class Real>
 void HostOps<Real>::cross_entropy(CrossEntropy const& args) {

@@ -52,7 +52,7 @@ struct Llama::Impl {
     Pass begin(Batch const& batch, Arena& arena) const;
     Forward forward(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena,
                     bool keep) const;
-    void backward(TensorView weights, TensorView grads, Forward const& state, BlockGradients const& temporary,
+    void backward(TensorView weights, GradientSink const& sink, Forward const& state, BlockGradients const& temporary,
                   TensorView dx_TD, std::span<AttentionKind const> kinds) const;
 };
 
@@ -105,14 +105,21 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Batch const& batch
 }
 
 /// temporary.dnormed_TD holds the gradient of the final norm's output; dx_TD becomes that of the embedding's.
-void Llama::Impl::backward(TensorView weights, TensorView grads, Forward const& state, BlockGradients const& temporary,
-                           TensorView dx_TD, std::span<AttentionKind const> kinds) const {
+void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Forward const& state,
+                           BlockGradients const& temporary, TensorView dx_TD,
+                           std::span<AttentionKind const> kinds) const {
+    TensorView const grads = sink.grads;
+    // The flat buffer is in forward order, so what is complete is always its end.
+    auto const done_from = [&](std::string const& first) {
+        if (sink.on_done) sink.on_done(layout.entry(first).offset);
+    };
     ops.rmsnorm_backward({.dx_TD = dx_TD,
                           .dw_accumulated_D = layout.view(grads, kFinalNorm),
                           .dy_TD = temporary.dnormed_TD,
                           .x_TD = state.x_TD,
                           .w_D = layout.view(weights, kFinalNorm),
                           .rstd_T = state.rstd_T});
+    done_from(kFinalNorm);
     for (size_t layer = kinds.size(); layer-- > 0;) {
         auto const index = static_cast<int64_t>(layer);
         block_backward(state.pass, block_tensors(layout, weights, options, index),

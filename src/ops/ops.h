@@ -17,6 +17,19 @@
 
 namespace perigee {
 
+/// Copies `rows` runs of `width` elements. Run i starts at element begin + i * stride of its side; strides are at least
+/// `width`, and the two sides do not overlap.
+struct CopyRows {
+    TensorView to;
+    int64_t to_begin = 0;
+    int64_t to_stride = 0;
+    ConstView from;
+    int64_t from_begin = 0;
+    int64_t from_stride = 0;
+    int64_t rows = 0;
+    int64_t width = 0;
+};
+
 /// c = op(a) op(b), or c += op(a) op(b); op transposes where asked. All 2-D.
 struct MatMul {
     TensorView c;
@@ -83,6 +96,8 @@ struct QkvBackward {
 /// Causal softmax attention inside each document; query heads [g H/G, (g+1) H/G) share key/value head g.
 /// `cu_seqlens` (host memory) as in Batch; empty documents are allowed. lse is the natural log-sum-exp of the scaled
 /// scores. With `moba`, only the chosen blocks take part; the choice comes from moba_select.
+/// The borders and the keys cover all T tokens of a pack, the queries a range of them: the rows of q and of everything
+/// shaped like q are the tokens [query_begin, query_begin + rows).
 struct AttentionForward {
     TensorView o_THK;
     TensorView lse_TH;
@@ -93,7 +108,9 @@ struct AttentionForward {
     double scale = 0;
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
+    int64_t query_begin = 0;
 };
+/// dk and dv are what these queries contribute, for all T tokens.
 struct AttentionBackward {
     TensorView dq_THK;
     TensorView dk_TGK;
@@ -108,6 +125,8 @@ struct AttentionBackward {
     double scale = 0;
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
+    int64_t query_begin = 0;
+    bool add_to_dkv = false;  ///< dk and dv += instead of =
 };
 
 /// The blocks each query attends besides its own: chosen [T, H, S] int32 with S = max(top_k - 1, 0), as block indices
@@ -118,6 +137,7 @@ struct MobaSelect {
     ConstView k_TGK;
     std::span<int32_t const> cu_seqlens;
     MobaOptions const* moba = nullptr;
+    int64_t query_begin = 0;  ///< as in AttentionForward
 };
 
 /// Per-row statistics of a softmax over the vocabulary rows [vocab_begin, vocab_begin + V) of a sharded classifier.
@@ -171,6 +191,7 @@ class Ops {
     virtual void upload(TensorView to, void const* from) = 0;
     virtual void download(void* to, ConstView from) = 0;
     virtual void copy(TensorView to, ConstView from) = 0;
+    virtual void copy_rows(CopyRows const& args) = 0;
     virtual void fill_zero(TensorView x) = 0;
 
     virtual void matmul(MatMul const& args) = 0;

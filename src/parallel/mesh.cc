@@ -7,10 +7,15 @@ void describe(Schema& schema, ParallelOptions& options) {
     schema.add("context", options.context, at_least(1), "ranks that share every sequence (context parallel)");
     schema.add("data", options.data, at_least(-1),
                "ranks that train on different samples (data parallel); -1 takes whatever the job's ranks leave");
+    schema.choice(
+        "context_mode", options.context_mode,
+        {{"auto", ContextMode::automatic}, {"ulysses", ContextMode::ulysses}, {"allgather", ContextMode::allgather}},
+        "how context-parallel ranks share attention: ulysses exchanges heads for tokens, allgather collects "
+        "all keys and values; auto takes ulysses where the key/value heads of a rank divide by `context`");
 }
 
 MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
-    auto const [tensor, context, data] = options;
+    int64_t const tensor = options.tensor, context = options.context, data = options.data;
     for (int64_t axis : {tensor, context, data == -1 ? 1 : data}) {
         if (axis < 1 || axis > world_size) {
             fail(Category::config, "parallel: tensor {}, context {}, data {} do not fit a job of {} ranks", tensor,

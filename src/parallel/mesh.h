@@ -10,10 +10,14 @@
 
 namespace perigee {
 
+/// How context-parallel ranks share attention: parallel/context.h.
+enum class ContextMode { automatic, ulysses, allgather };
+
 struct ParallelOptions {
     int64_t tensor = 1;
     int64_t context = 1;
     int64_t data = -1;  ///< -1: whatever the job's ranks leave
+    ContextMode context_mode = ContextMode::automatic;
 };
 void describe(Schema& schema, ParallelOptions& options);
 

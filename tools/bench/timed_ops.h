@@ -33,6 +33,9 @@ class TimedOps final : public Ops {
     void copy(TensorView to, ConstView from) override {
         timed("copy", [&] { inner_.copy(to, from); });
     }
+    void copy_rows(CopyRows const& args) override {
+        timed("copy_rows", [&] { inner_.copy_rows(args); });
+    }
     void fill_zero(TensorView x) override {
         timed("fill_zero", [&] { inner_.fill_zero(x); });
     }

@@ -19,6 +19,7 @@ class HostOps final : public Ops {
     void upload(TensorView to, void const* from) override;
     void download(void* to, ConstView from) override;
     void copy(TensorView to, ConstView from) override;
+    void copy_rows(CopyRows const& args) override;
     void fill_zero(TensorView x) override;
 
     void matmul(MatMul const& args) override;

@@ -108,7 +108,7 @@ StepMemory step_memory(RunOptions const& options) {
     for (int64_t const step : steps) {
         Arena arena(device);
         auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, step);
-        model.loss_and_gradient(flat, flat, batch, 1.0, kinds, arena);
+        model.loss_and_gradient(flat, {.grads = flat}, batch, kinds, arena);
         result.activations = std::max(result.activations, arena.peak_bytes());
     }
     result.logits = ops.logits_bytes();

@@ -125,8 +125,10 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Forward
         block_backward(state.pass, block_tensors(layout, weights, options, index),
                        block_tensors(layout, grads, options, index), state.blocks[layer], temporary, dx_TD,
                        kinds[layer]);
+        done_from(fmt::format("model.layers.{}.input_layernorm.weight", layer));
     }
     ops.embedding_backward(layout.view(grads, kEmbedding), state.ids_T, dx_TD, 0);
+    done_from(kEmbedding);
 }
 
 Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh,
@@ -147,16 +149,16 @@ double Llama::loss(TensorView weights, Batch const& batch, std::span<AttentionKi
     return classifier_loss(impl_->ops, arena, state.normed_TD, impl_->classifier(weights), batch, {});
 }
 
-double Llama::loss_and_gradient(TensorView weights, TensorView grads, Batch const& batch, double scale,
+double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
                                 std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
     Impl::Forward const state = impl_->forward(weights, batch, kinds, arena, true);
     TensorView const dx_TD = arena.allocate("dx", state.pass.compute(), state.normed_TD.shape);
     BlockGradients const temporary = allocate_gradients(arena, state.pass);
-    double const loss =
-        classifier_loss(impl_->ops, arena, state.normed_TD, impl_->classifier(weights), batch,
-                        {.dx_TD = temporary.dnormed_TD, .dw_accumulated_VD = impl_->classifier(grads), .scale = scale});
-    impl_->backward(weights, grads, state, temporary, dx_TD, kinds);
+    double const loss = classifier_loss(
+        impl_->ops, arena, state.normed_TD, impl_->classifier(weights), batch,
+        {.dx_TD = temporary.dnormed_TD, .dw_accumulated_VD = impl_->classifier(sink.grads), .scale = sink.scale});
+    impl_->backward(weights, sink, state, temporary, dx_TD, kinds);
     return loss;
 }
 

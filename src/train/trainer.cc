@@ -143,8 +143,8 @@ StepReport Trainer::step() {
     session_.ops().fill_zero(grads_.view);
     double loss = 0;
     for (Batch const& b : batches)
-        loss += session_.model().loss_and_gradient(session_.weights(), grads_.view, b, 1.0 / r.loss_weight, kinds,
-                                                   session_.arena());
+        loss += session_.model().loss_and_gradient(
+            session_.weights(), {.grads = grads_.view, .scale = 1.0 / r.loss_weight}, b, kinds, session_.arena());
     r.loss = mesh_.dp_cp().sum(loss) / r.loss_weight;
     mesh_.dp_cp().all_reduce(grads_.view);
     r.grad_norm = optimizer_.global_norm(grads_.view, mesh_);

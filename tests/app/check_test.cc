@@ -51,8 +51,8 @@ int64_t real_peak(RunOptions const& options) {
     batch.cu_seqlens.push_back(static_cast<int32_t>(tokens));
     Arena arena(*device);
     auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, 0);
-    double const loss =
-        model.loss_and_gradient(weights_view, TensorView(grads.data(), {layout.size()}), batch, 1.0, kinds, arena);
+    double const loss = model.loss_and_gradient(weights_view, {.grads = TensorView(grads.data(), {layout.size()})},
+                                                batch, kinds, arena);
     EXPECT_GT(loss, 0);
     return arena.peak_bytes();
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -23,6 +24,7 @@ struct CheckpointOptions {
     int64_t every = 100;          ///< steps between checkpoints; 0: only at the end and when told to stop
     int64_t keep_last = 3;        ///< 0 keeps all
     std::string resume = "auto";  ///< auto, never, or a checkpoint folder
+    bool asynchronous = true;     ///< copy the state, then write it while training goes on
 };
 void describe(Schema& schema, CheckpointOptions& options);
 
@@ -53,6 +55,38 @@ void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState 
                      std::vector<StoredTensor> const& parts, int64_t keep_last);
 
 struct Manifest;
+class SaveFolder;
+
+/// The same in its phases, so that the writing in the middle can be left to another thread.
+class CheckpointSave {
+  public:
+    /// Makes the temporary folder. Collective; `bytes` are the stored_bytes() that write() will be given on this rank.
+    CheckpointSave(FileSystem& files, Comm& world, Path const& root, RunState const& state, int64_t bytes,
+                   int64_t keep_last);
+    ~CheckpointSave();
+    CheckpointSave(CheckpointSave const&) = delete;
+    CheckpointSave& operator=(CheckpointSave const&) = delete;
+
+    RunState const& state() const { return state_; }
+    /// Writes this rank's file. Does not communicate; a failure is kept for commit().
+    void write(std::vector<StoredTensor> const& parts) noexcept;
+    /// Makes the checkpoint of what all ranks wrote. Collective, after write() has returned on this rank.
+    void commit();
+
+  private:
+    template <class Action>
+    void or_abandon(Action&& action);
+
+    Comm& world_;
+    RunState state_;
+    int64_t keep_last_;
+    std::unique_ptr<SaveFolder> folder_;
+    std::string report_;  ///< what this rank wrote
+    std::exception_ptr write_error_;
+};
+
+/// Room that `parts` take in a file, what comes with the values included.
+int64_t stored_bytes(std::vector<StoredTensor> const& parts);
 
 /// A checkpoint folder whose files were verified against its manifest, hashes included, before anything is read.
 class Checkpoint {

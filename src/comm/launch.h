@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "comm/comm.h"
+#include "comm/host_board.h"
 
 namespace perigee {
 
@@ -21,6 +22,7 @@ class Launch {
     Comm& world() { return *world_; }
     int local_rank() const { return local_rank_; }  ///< rank among the processes of this host
     int local_size() const { return local_size_; }
+    HostBoard const& board() const { return board_; }
 
     /// Prints "perigee: <message>" once per host whatever the number of failing ranks, then ends
     /// every process of the job; mpirun returns the exit code. Never returns and never calls MPI_Finalize. Any thread
@@ -28,11 +30,15 @@ class Launch {
     [[noreturn]] void abort(int exit_code, std::string const& message) noexcept;
 
   private:
+    void share_memory();
+
     std::unique_ptr<Comm> world_;
     int local_rank_ = 0;
     int local_size_ = 1;
-    struct Claim;
-    std::unique_ptr<Claim> claim_;
+    RankStatus alone_;  ///< the board of a job without MPI
+    HostBoard board_;
+    struct Shared;
+    std::unique_ptr<Shared> shared_;
     bool owns_mpi_ = false;
 };
 

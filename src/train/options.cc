@@ -46,6 +46,7 @@ void describe(Schema& schema, RunOptions& options) {
         .section("eval", options.eval, "Evaluation on held-out data while training.")
         .section("generate", options.generate, "Text generation, for `perigee generate`.")
         .section("log", options.log, "What the run shows while it goes.")
+        .section("watchdog", options.watchdog, "Time limits for parts of a run, so that a hanging rank ends the job.")
         .section("parallel", options.parallel, "How the ranks share the work.");
 }
 

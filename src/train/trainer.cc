@@ -34,7 +34,8 @@ std::string layout_text(Mesh const& mesh, Ops& ops) {
 
 }  // namespace
 
-Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml)
+Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml,
+                 Watchdog* watchdog)
     : session_(options, world, files),
       options_(session_.options()),
       mesh_(session_.mesh()),
@@ -43,8 +44,11 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
       train_data_(session_.open(Split::train)),
       validation_data_(wants_validation(options_) ? session_.open(Split::validation) : nullptr),
       folder_(open_folder(options_, world, files)),
+      saver_(files, world, checkpoint_root(options_.output_dir), options_.checkpoint.keep_last),
+      watchdog_(watchdog),
       progress_(options_.log.progress && world.rank() == 0) {
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job
+    if (watchdog_ != nullptr) watchdog_->report_into(options_.output_dir);
     if (folder_) {
         folder_->write_config(resolved_yaml);
         folder_->mirror_log();
@@ -54,6 +58,11 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
 }
 
 Trainer::~Trainer() { log::around_lines({}, {}); }
+
+void Trainer::enter(Section section) {
+    bool const in_step = section == Section::first_step || section == Section::step;
+    if (watchdog_ != nullptr) watchdog_->enter(section, state_.step + (in_step ? 1 : 0));
+}
 
 void Trainer::start() {
     log::info("{} parameters, {}; {}", format_count(session_.layout().global_size()),
@@ -96,8 +105,15 @@ void Trainer::start() {
 
 Outcome Trainer::run() {
     while (state_.step < options_.train.steps) {
-        report(step());
-        bool const stop = mesh_.world().any(stop_.requested());
+        enter(state_.step == first_step_ ? Section::first_step : Section::step);
+        try {
+            report(step());
+        } catch (Error const& e) {
+            // All ranks judge alike: the last good state is worth keeping before they leave.
+            if (e.category() == Category::numeric && saver_.in_flight()) finish_save(/*last=*/false);
+            throw;
+        }
+        bool const stop = told_to_stop();
         bool const last = stop || state_.step == options_.train.steps;
         if (options_.eval.every > 0 && !stop && (last || state_.step % options_.eval.every == 0)) run_evaluation();
         if (last || (options_.checkpoint.every > 0 && state_.step % options_.checkpoint.every == 0)) save(last);
@@ -109,6 +125,14 @@ Outcome Trainer::run() {
     progress_.clear();
     log::info("finished at step {}", state_.step);
     return Outcome::finished;
+}
+
+bool Trainer::told_to_stop() {
+    // One message for both: whether a rank was told to stop, and whether one still writes.
+    int64_t flags[2] = {stop_.requested(), saver_.writing()};
+    mesh_.world().all_reduce(TensorView(flags, Shape{2}), Reduce::max);
+    if (saver_.in_flight() && flags[1] == 0) finish_save(/*last=*/false);
+    return flags[0] != 0;
 }
 
 std::vector<Batch> Trainer::next_batches() const {
@@ -175,6 +199,7 @@ void Trainer::report(StepReport const& r) {
 }
 
 void Trainer::run_evaluation() {
+    enter(Section::eval);
     EvalReport const r = evaluate(session_, *validation_data_, state_.step, session_.kinds(state_.step));
     session_.arena().settle();
     log::info("step: {}  eval_loss: {:.5f}", r.step, r.loss);
@@ -182,25 +207,44 @@ void Trainer::run_evaluation() {
 }
 
 void Trainer::save(bool last) {
+    if (saver_.in_flight()) finish_save(last && saver_.step() == state_.step);
     if (saved_step_ == state_.step) return;
-    Comm& world = mesh_.world();
+    begin_save(last);
+    if (saver_.in_flight() && (last || !options_.checkpoint.asynchronous)) finish_save(last);
+}
+
+void Trainer::begin_save(bool last) {
+    enter(Section::save);
     FlatRange const mine = share(session_.layout(), mesh_.dp_cp().rank(), mesh_.dp_cp().size());
     auto parts = stored_tensors(session_.layout(), session_.weights(), "", mine);
     for (auto const& [prefix, moment] :
          {std::pair{kFirstMoment, optimizer_.first_moment()}, std::pair{kSecondMoment, optimizer_.second_moment()}})
         std::ranges::move(stored_tensors(session_.layout(), moment, prefix, mine), std::back_inserter(parts));
     try {
-        auto const start = Clock::now();
-        save_checkpoint(session_.files(), world, checkpoint_root(options_.output_dir), state_, parts,
-                        options_.checkpoint.keep_last);
-        failed_saves_ = 0;
-        saved_step_ = state_.step;
-        log::info("saved step {} in {:.2f} s", state_.step, seconds_since(start));
+        save_began_ = Clock::now();
+        saver_.begin(state_, parts);
     } catch (Error const& e) {
-        // Every rank throws alike, so all of them go on or stop together.
-        if (e.category() != Category::checkpoint || last || ++failed_saves_ >= kFailedSavesInARow) throw;
-        log::warn("checkpoint at step {} failed, training goes on: {}", state_.step, e.what());
+        save_failed(e, state_.step, last);
     }
+}
+
+void Trainer::finish_save(bool last) {
+    enter(Section::save);
+    int64_t const step = saver_.step();
+    try {
+        saver_.finish();
+        failed_saves_ = 0;
+        saved_step_ = step;
+        log::info("saved step {} in {:.2f} s", step, seconds_since(save_began_));
+    } catch (Error const& e) {
+        save_failed(e, step, last);
+    }
+}
+
+void Trainer::save_failed(Error const& error, int64_t step, bool last) {
+    // Every rank throws alike, so all of them go on or stop together.
+    if (error.category() != Category::checkpoint || last || ++failed_saves_ >= kFailedSavesInARow) throw error;
+    log::warn("checkpoint at step {} failed, training goes on: {}", step, error.what());
 }
 
 }  // namespace perigee

@@ -72,7 +72,7 @@ struct AttentionTensors {
     TensorView q_THK;
     TensorView k_TGK;
     TensorView v_TGK;
-    TensorView o_THK;
+    TensorView o_THK = {};
 };
 
 /// What a layer keeps from its forward to its backward.
@@ -114,10 +114,14 @@ class ContextAttention {
     void backward(Gradients const& grads, AttentionActivations const& acts, MobaOptions const* moba) const;
 
   private:
-    struct Gathered;
-
     bool exchanges() const { return cp_->size() > 1 && mode_ == ContextMode::ulysses; }
     bool gathers() const { return cp_->size() > 1 && mode_ == ContextMode::allgather; }
+
+    /// q, k and v for this many tokens and 1 / `parts` of the heads.
+    AttentionTensors allocate_qkv(int64_t tokens, int64_t parts) const;
+    TensorView allocate_heads(char const* name, int64_t tokens, int64_t heads) const;
+    /// Ranges of the pack that the attended queries cover, in their order.
+    std::vector<TokenRange> queries() const;
 
     Ops* ops_;
     Comm* cp_;

@@ -8,7 +8,7 @@
 namespace perigee {
 
 template <class Real>
-class HostOps final : public Ops {
+class HostOps : public Ops {
   public:
     /// `threads` as in make_host_ops.
     HostOps(Device& device, int threads);

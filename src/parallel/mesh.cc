@@ -12,6 +12,10 @@ void describe(Schema& schema, ParallelOptions& options) {
         {{"auto", ContextMode::automatic}, {"ulysses", ContextMode::ulysses}, {"allgather", ContextMode::allgather}},
         "how context-parallel ranks share attention: ulysses exchanges heads for tokens, allgather collects "
         "all keys and values; auto takes ulysses where the key/value heads of a rank divide by `context`");
+    schema.add("zero", options.zero,
+               "ranks with the same weights share the optimizer's moments and the update (ZeRO-1); off, each does all");
+    schema.add("bucket_mib", options.bucket_mib, between(1, 1 << 16),
+               "MiB of gradients that ranks sum at once, while the backward goes on");
 }
 
 MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
@@ -35,7 +39,8 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
     return {.dp = static_cast<int>(outer), .cp = static_cast<int>(context), .tp = static_cast<int>(tensor)};
 }
 
-Mesh::Mesh(ParallelOptions const& options, Comm& world) : world_(&world), shape_(resolve_mesh(options, world.size())) {
+Mesh::Mesh(ParallelOptions const& options, Comm& world)
+    : world_(&world), shape_(resolve_mesh(options, world.size())), context_mode_(options.context_mode) {
     // rank = (dp * shape.cp + cp) * shape.tp + tp; a group is the ranks that agree on every other axis.
     int const rank = world.rank();
     int const tp = rank % shape_.tp;

@@ -18,6 +18,8 @@ struct ParallelOptions {
     int64_t context = 1;
     int64_t data = -1;  ///< -1: whatever the job's ranks leave
     ContextMode context_mode = ContextMode::automatic;
+    bool zero = true;         ///< ZeRO-1: parallel/buckets.h
+    int64_t bucket_mib = 64;  ///< of gradients, sent at once
 };
 void describe(Schema& schema, ParallelOptions& options);
 
@@ -35,6 +37,7 @@ class Mesh {
     Mesh(ParallelOptions const& options, Comm& world);
 
     MeshShape shape() const { return shape_; }
+    ContextMode context_mode() const { return context_mode_; }  ///< as the options ask
     int dp_rank() const { return dp_->rank(); }
     int cp_rank() const { return cp_->rank(); }
     int tp_rank() const { return tp_->rank(); }
@@ -48,6 +51,7 @@ class Mesh {
   private:
     Comm* world_;
     MeshShape shape_;
+    ContextMode context_mode_;
     std::unique_ptr<Comm> dp_, cp_, tp_, dp_cp_;
 };
 

@@ -40,7 +40,9 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
       options_(session_.options()),
       mesh_(session_.mesh()),
       grads_(session_.ops(), session_.layout()),
-      optimizer_(options_.optimizer, session_.layout(), session_.ops()),
+      replicas_(session_.layout(), make_buckets(options_.parallel, session_.layout(), mesh_.shape()), mesh_,
+                options_.parallel.zero, session_.ops()),
+      optimizer_(options_.optimizer, session_.layout(), replicas_.ownership(), session_.ops()),
       train_data_(session_.open(Split::train)),
       validation_data_(wants_validation(options_) ? session_.open(Split::validation) : nullptr),
       folder_(open_folder(options_, world, files)),
@@ -71,11 +73,7 @@ void Trainer::start() {
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     auto const found = find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files());
     if (found) {
-        auto const whole = whole_range(session_.layout());
-        ParamLayout const& layout = session_.layout();
-        found->read(stored_tensors(layout, session_.weights(), "", whole));
-        found->read(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, whole));
-        found->read(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, whole));
+        found->read(tensors({session_.layout().whole()}));
         auto const info = std::move(state_.info);
         state_ = found->state();
         auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
@@ -135,6 +133,16 @@ bool Trainer::told_to_stop() {
     return flags[0] != 0;
 }
 
+std::vector<StoredTensor> Trainer::tensors(std::vector<FlatRange> const& ranges) const {
+    ParamLayout const& layout = session_.layout();
+    auto stored = stored_tensors(layout, {{layout.whole(), session_.weights()}}, "", ranges);
+    std::ranges::move(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, ranges),
+                      std::back_inserter(stored));
+    std::ranges::move(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, ranges),
+                      std::back_inserter(stored));
+    return stored;
+}
+
 std::vector<Batch> Trainer::next_batches() const {
     int64_t const micro = options_.train.micro_batch_size;
     int64_t const dp = mesh_.shape().dp;
@@ -166,18 +174,21 @@ StepReport Trainer::step() {
 
     session_.ops().fill_zero(grads_.view);
     double loss = 0;
-    for (Batch const& b : batches)
-        loss += session_.model().loss_and_gradient(
-            session_.weights(), {.grads = grads_.view, .scale = 1.0 / r.loss_weight}, b, kinds, session_.arena());
+    GradientSink sink{.grads = grads_.view, .scale = 1.0 / r.loss_weight};
+    for (Batch const& b : batches) {
+        if (&b == &batches.back()) sink.on_done = [this](int64_t begin) { replicas_.reduce_from(grads_.view, begin); };
+        loss += session_.model().loss_and_gradient(session_.weights(), sink, b, kinds, session_.arena());
+    }
     r.loss = mesh_.dp_cp().sum(loss) / r.loss_weight;
-    mesh_.dp_cp().all_reduce(grads_.view);
     r.grad_norm = optimizer_.global_norm(grads_.view, mesh_);
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state_.step, options_.train.steps);
 
     Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state_.skipped_in_a_row);
     r.skipped = verdict == Verdict::skip;
-    if (verdict == Verdict::apply)
+    if (verdict == Verdict::apply) {
         optimizer_.update(session_.weights(), grads_.view, r.grad_norm, r.lr, state_.applied_updates++);
+        replicas_.gather(session_.weights());
+    }
     ++state_.step;
     state_.consumed_samples += options_.train.global_batch_size;
     r.consumed_samples = state_.consumed_samples;
@@ -215,14 +226,9 @@ void Trainer::save(bool last) {
 
 void Trainer::begin_save(bool last) {
     enter(Section::save);
-    FlatRange const mine = share(session_.layout(), mesh_.dp_cp().rank(), mesh_.dp_cp().size());
-    auto parts = stored_tensors(session_.layout(), session_.weights(), "", mine);
-    for (auto const& [prefix, moment] :
-         {std::pair{kFirstMoment, optimizer_.first_moment()}, std::pair{kSecondMoment, optimizer_.second_moment()}})
-        std::ranges::move(stored_tensors(session_.layout(), moment, prefix, mine), std::back_inserter(parts));
     try {
         save_began_ = Clock::now();
-        saver_.begin(state_, parts);
+        saver_.begin(state_, tensors(replicas_.ownership().owned));
     } catch (Error const& e) {
         save_failed(e, state_.step, last);
     }

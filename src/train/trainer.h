@@ -8,6 +8,7 @@
 #include "checkpoint/saver.h"
 #include "data/data_source.h"
 #include "optim/optimizer.h"
+#include "parallel/buckets.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
@@ -49,6 +50,8 @@ class Trainer {
     void finish_save(bool last);
     void save_failed(Error const& error, int64_t step, bool last);
     std::vector<Batch> next_batches() const;
+    /// Weights and moments, as far as this rank holds them in `ranges` of its flat buffers.
+    std::vector<StoredTensor> tensors(std::vector<FlatRange> const& ranges) const;
     void report(StepReport const& report);
     void run_evaluation();
 
@@ -56,6 +59,7 @@ class Trainer {
     RunOptions const& options_;
     Mesh const& mesh_;
     FlatTensor grads_;
+    Replicas replicas_;
     AdamWOptimizer optimizer_;
     std::unique_ptr<DataSource> train_data_;
     std::unique_ptr<DataSource> validation_data_;

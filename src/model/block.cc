@@ -1,19 +1,11 @@
 #include "model/block.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace perigee {
 
 namespace {
 
-double attention_scale(Pass const& pass) { return 1 / std::sqrt(static_cast<double>(pass.options.head_size())); }
-
 MobaOptions const* moba_of(Pass const& pass, AttentionKind kind) {
     return kind == AttentionKind::moba ? &pass.moba : nullptr;
-}
-ConstView chosen_of(BlockActivations const& acts, AttentionKind kind) {
-    return kind == AttentionKind::moba ? ConstView(acts.chosen_THS) : ConstView();
 }
 
 TensorView matrix(TensorView heads_THK) { return heads_THK.reshape({heads_THK[0], heads_THK[1] * heads_THK[2]}); }
@@ -48,9 +40,9 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
     Ops& ops = pass.ops;
     TensorView const qkv_TX = acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX;
     spread(pass, qkv_TX, acts.normed_PD, weights.qkv_XD);
-    ops.qkv_forward({.q_THK = acts.q_THK,
-                     .k_TGK = acts.k_TGK,
-                     .v_TGK = acts.v_TGK,
+    ops.qkv_forward({.q_THK = acts.attention.local.q_THK,
+                     .k_TGK = acts.attention.local.k_TGK,
+                     .v_TGK = acts.attention.local.v_TGK,
                      .qkv_TX = qkv_TX,
                      .cos_TR = pass.cos_TR,
                      .sin_TR = pass.sin_TR,
@@ -58,22 +50,8 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
                      .q_norm_K = weights.q_norm_K,
                      .k_norm_K = weights.k_norm_K,
                      .eps = pass.options.rms_norm_eps});
-    if (kind == AttentionKind::moba)
-        ops.moba_select({.chosen_THS = acts.chosen_THS,
-                         .q_THK = acts.q_THK,
-                         .k_TGK = acts.k_TGK,
-                         .cu_seqlens = pass.cu_seqlens,
-                         .moba = &pass.moba});
-    ops.attention_forward({.o_THK = acts.o_THK,
-                           .lse_TH = acts.lse_TH,
-                           .q_THK = acts.q_THK,
-                           .k_TGK = acts.k_TGK,
-                           .v_TGK = acts.v_TGK,
-                           .cu_seqlens = pass.cu_seqlens,
-                           .scale = attention_scale(pass),
-                           .moba = moba_of(pass, kind),
-                           .chosen_THS = chosen_of(acts, kind)});
-    join(pass, pass.branch_PD, matrix(acts.o_THK), weights.o_DX);
+    pass.attention.forward(acts.attention, moba_of(pass, kind));
+    join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
 }
 
 /// dx_PD is the gradient of the stream after the attention, and becomes that of the stream before it.
@@ -81,20 +59,12 @@ void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTens
                         BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
                         AttentionKind kind) {
     Ops& ops = pass.ops;
-    join_backward(pass, matrix(temporary.do_THK), grads.o_DX, dx_PD, matrix(acts.o_THK), weights.o_DX);
-    ops.attention_backward({.dq_THK = temporary.dq_THK,
-                            .dk_TGK = temporary.dk_TGK,
-                            .dv_TGK = temporary.dv_TGK,
-                            .do_THK = temporary.do_THK,
-                            .q_THK = acts.q_THK,
-                            .k_TGK = acts.k_TGK,
-                            .v_TGK = acts.v_TGK,
-                            .o_THK = acts.o_THK,
-                            .lse_TH = acts.lse_TH,
-                            .cu_seqlens = pass.cu_seqlens,
-                            .scale = attention_scale(pass),
-                            .moba = moba_of(pass, kind),
-                            .chosen_THS = chosen_of(acts, kind)});
+    join_backward(pass, matrix(temporary.do_THK), grads.o_DX, dx_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
+    pass.attention.backward({.dq_THK = temporary.dq_THK,
+                             .dk_TGK = temporary.dk_TGK,
+                             .dv_TGK = temporary.dv_TGK,
+                             .do_THK = temporary.do_THK},
+                            acts.attention, moba_of(pass, kind));
     ops.qkv_backward({.dqkv_TX = pass.qkv_TX,
                       .dq_THK = temporary.dq_THK,
                       .dk_TGK = temporary.dk_TGK,
@@ -140,20 +110,13 @@ BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOpti
 
 BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba) {
     ModelOptions const& o = pass.options;
-    int64_t const T = pass.tokens, P = pass.part(), D = o.hidden_size, F = pass.intermediate(), H = pass.heads();
-    Shape const query{T, H, o.head_size()}, key{T, pass.kv_heads(), o.head_size()};
+    int64_t const T = pass.tokens, P = pass.part(), D = o.hidden_size, F = pass.intermediate();
     BlockActivations acts;
     acts.x_PD = arena.allocate("x", pass.compute(), {P, D});
     acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
     acts.normed_PD = arena.allocate("normed", pass.compute(), {P, D});
     if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-    acts.q_THK = arena.allocate("q", pass.compute(), query);
-    acts.k_TGK = arena.allocate("k", pass.compute(), key);
-    acts.v_TGK = arena.allocate("v", pass.compute(), key);
-    acts.o_THK = arena.allocate("o", pass.compute(), query);
-    acts.lse_TH = arena.allocate("lse", pass.statistics(), {T, H});
-    if (with_moba)
-        acts.chosen_THS = arena.allocate("chosen", DType::i32, {T, H, std::max<int64_t>(pass.moba.top_k - 1, 0)});
+    acts.attention = pass.attention.allocate(with_moba ? &pass.moba : nullptr);
     acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
     acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
     acts.mid_normed_PD = arena.allocate("mid_normed", pass.compute(), {P, D});

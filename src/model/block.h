@@ -1,11 +1,13 @@
 // One transformer block, forward and backward: norm, attention, norm, SwiGLU, on a residual stream. Of T tokens the
-// stream holds P = T / tp on each tp rank (parallel/sequence.h); heads, F and the widths of products are this rank's.
+// stream holds P = T / tp on each tp rank (parallel/sequence.h); heads, F and the widths of products are this rank's. T
+// is this cp rank's share of the batch: only the attention knows of the others.
 #pragma once
 
 #include <span>
 
 #include "model/options.h"
 #include "ops/ops.h"
+#include "parallel/context.h"
 #include "parallel/mesh.h"
 #include "parallel/param_spec.h"
 #include "parallel/sequence.h"
@@ -34,8 +36,8 @@ struct Pass {
     MobaOptions const& moba;
     Mesh const& mesh;
     SequenceParallel stream;
-    int64_t tokens;  ///< T: all tokens of this cp rank
-    std::span<int32_t const> cu_seqlens;
+    ContextAttention attention;
+    int64_t tokens;  ///< T
     TensorView cos_TR = {};
     TensorView sin_TR = {};
     TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
@@ -56,13 +58,8 @@ struct BlockActivations {
     TensorView rstd_P;
     TensorView normed_PD;
     TensorView qkv_TX;  ///< kept only for the norms of queries and keys
-    TensorView q_THK;
-    TensorView k_TGK;
-    TensorView v_TGK;
-    TensorView o_THK;
-    TensorView lse_TH;
-    TensorView chosen_THS;  ///< MoBA layers only
-    TensorView mid_PD;      ///< the stream between attention and SwiGLU
+    AttentionActivations attention;
+    TensorView mid_PD;  ///< the stream between attention and SwiGLU
     TensorView mid_rstd_P;
     TensorView mid_normed_PD;
     TensorView gate_up_T2F;  ///< the backward leaves its gradient here

@@ -49,15 +49,19 @@ class Llama {
     Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh, Ops& ops);
     ~Llama();
 
-    /// Sum over the batch of weight * nll. `kinds` has one entry per layer. Activations come from `arena` and are gone
-    /// at return.
+    // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide
+    // by cp * tp (Category::config). Activations come from `arena` and are gone at return.
+
+    /// Sum over this cp rank's tokens of weight * nll. `kinds` has one entry per layer.
     double loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
 
-    /// The same, and adds to `sink` the gradient of its scale * sum(weight * nll).
+    /// The same, and adds to `sink` what these tokens contribute to the gradient of its scale * sum(weight * nll) over
+    /// the batch. What tp does not cut still has to be added up over tp: add_up_uncut in parallel/sequence.h.
     double loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
                              std::span<AttentionKind const> kinds, Arena& arena);
 
-    /// Logits (f32 in host memory, vocab_size values) that follow the last token of the batch.
+    /// Logits (f32 in host memory, vocab_size values) that follow the last token of a batch of any length; the same on
+    /// every rank.
     std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
                                    Arena& arena);
 

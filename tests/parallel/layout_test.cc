@@ -204,7 +204,7 @@ void expect_same(Outcome const& got, Outcome const& expected) {
 std::vector<Layout> layouts(int ranks) {
     std::vector<Layout> all;
     for (int tp = 1; tp <= ranks; tp *= 2)
-        for (int cp = 1; cp * tp <= ranks && cp < 2; cp *= 2)
+        for (int cp = 1; cp * tp <= ranks; cp *= 2)
             for (ContextMode mode : {ContextMode::ulysses, ContextMode::allgather})
                 if (cp > 1 || mode == ContextMode::ulysses)
                     all.push_back({.dp = ranks / (cp * tp), .cp = cp, .tp = tp, .mode = mode});

@@ -107,6 +107,26 @@ TEST(ContextAttention, OfOneRankNeitherCopiesNorTalks) {
     }
 }
 
+TEST(ContextAttention, KeepsQueriesKeysAndValuesOncePerLayer) {
+    auto const p = make_problem({.cu_seqlens = {0, 512}, .heads = 4, .kv_heads = 2, .head_dim = 64});
+    int64_t const kept = 512 / 2 * ((2 * 4 + 2 * 2) * 64 + 4) * size_of(DType::f32), o = 512 / 2 * 4 * 64 * 4;
+    run_ranks(2, [&](Comm& comm) {
+        auto const device = make_host_device();
+        auto const ops = make_host_ops(*device, 1);
+        for (auto const mode : {ContextMode::ulysses, ContextMode::allgather}) {
+            Arena arena(*device);
+            ContextAttention const context(
+                *ops, comm, mode, ContextShard(512, 2, comm.rank()),
+                {.heads = p.heads, .kv_heads = p.kv_heads, .head_dim = p.head_dim, .cu_seqlens = p.cu_seqlens}, arena);
+            context.allocate(nullptr);
+            int64_t const one = arena.peak_bytes();
+            context.allocate(nullptr);
+            // With ulysses the output is kept twice: for the pack's tokens and for the rank's.
+            EXPECT_EQ(arena.peak_bytes() - one, mode == ContextMode::ulysses ? kept + o : kept);
+        }
+    });
+}
+
 TEST(ContextAttention, TalksAsOftenAndAsMuchAsItSays) {
     auto const p = make_problem({.cu_seqlens = kRagged, .heads = 8, .kv_heads = 4, .head_dim = 16});
     int64_t const tokens = 640 / 4, H = 8, G = 4, row = 16 * sizeof(float);

@@ -80,10 +80,11 @@ class ContextRank {
         give(all.y.o, acts.local.o_THK);
         collect(acts, all);
 
-        // The caller may use what is shared between layers for anything in between.
-        if (acts.local.q_THK.data != acts.attended.q_THK.data)
-            for (TensorView x : {acts.local.q_THK, acts.local.k_TGK, acts.local.v_TGK})
-                std::memset(x.data, 0xff, static_cast<size_t>(x.bytes()));
+        // Another layer comes in between, which shares what layers share.
+        AttentionActivations const next = context.allocate(moba_);
+        for (TensorView x : {next.local.q_THK, next.local.k_TGK, next.local.v_TGK}) ops_->fill_zero(x);
+        context.forward(next, moba_);
+        counts.clear();
         std::vector<Real> dq(static_cast<size_t>(acts.local.q_THK.size()), std::nan("")), d_o(dq.size());
         std::vector<Real> dk(static_cast<size_t>(acts.local.k_TGK.size()), std::nan("")), dv(dk);
         TensorView const do_THK(d_o.data(), acts.local.q_THK.shape);

@@ -78,6 +78,26 @@ class DryOps : public Ops {
     int64_t logits_bytes_ = 0;
 };
 
+/// Rank 0 of a group whose other ranks do not exist: sends nothing, waits for nobody.
+class SilentComm : public Comm {
+  public:
+    explicit SilentComm(int size) : size_(size) {}
+    int rank() const override { return 0; }
+    int size() const override { return size_; }
+    void all_reduce(TensorView, Reduce) override {}
+    void all_gather(TensorView, ConstView) override {}
+    void reduce_scatter(TensorView, ConstView) override {}
+    void all_to_all(TensorView, ConstView) override {}
+    void broadcast(TensorView, int) override {}
+    void barrier() override {}
+    std::unique_ptr<Comm> split(int, int) override {
+        fail(Category::internal, "a group of {} ranks that do not exist has no parts", size_);
+    }
+
+  private:
+    int size_;
+};
+
 Batch full_documents(int64_t samples, int64_t length) {
     auto const tokens = static_cast<size_t>(samples * length);
     Batch batch;
@@ -91,12 +111,12 @@ Batch full_documents(int64_t samples, int64_t length) {
 
 }  // namespace
 
-StepMemory step_memory(RunOptions const& options) {
+StepMemory step_memory(RunOptions const& options, int world_size) {
     AddressSpace device;
     DryOps ops(device);
-    auto const world = make_single_comm();
-    Mesh const mesh(ParallelOptions{}, *world);
-    ParamLayout const layout(llama_params(options.model), 1, 0);
+    SilentComm world(world_size);
+    Mesh const mesh(options.parallel, world, [](int size) { return std::make_unique<SilentComm>(size); });
+    ParamLayout const layout(llama_params(options.model), mesh.shape().tp, 0);
     Llama model(options.model, options.attention.moba, layout, mesh, ops);
     Buffer const memory(device, static_cast<size_t>(layout.size() * size_of(DType::f32)));
     TensorView const flat(static_cast<std::byte*>(memory.data()), DType::f32, {layout.size()});

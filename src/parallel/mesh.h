@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "base/schema.h"
@@ -35,6 +36,8 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size);
 class Mesh {
   public:
     Mesh(ParallelOptions const& options, Comm& world);
+    /// Rank 0 of a job that is only played: `group` makes the Comm of an axis from its size.
+    Mesh(ParallelOptions const& options, Comm& world, std::function<std::unique_ptr<Comm>(int size)> const& group);
 
     MeshShape shape() const { return shape_; }
     ContextMode context_mode() const { return context_mode_; }  ///< as the options ask

@@ -12,10 +12,11 @@ void SequenceParallel::add_up(TensorView part_PD) const {
     if (!alone()) tp_->reduce_scatter(part_PD, whole_TD_);
 }
 
-void add_up_uncut(ParamLayout const& layout, TensorView grads, Comm& tp) {
+void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Comm& tp) {
     if (tp.size() == 1) return;
     for (ParamLayout::Entry const& entry : layout.entries())
-        if (entry.spec.cut == Cut::whole) tp.all_reduce(layout.view(grads, entry.spec.name));
+        if (entry.spec.cut == Cut::whole && range.begin <= entry.offset && entry.offset < range.end)
+            tp.all_reduce(layout.view(grads, entry.spec.name));
 }
 
 }  // namespace perigee

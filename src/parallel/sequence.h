@@ -29,8 +29,8 @@ class SequenceParallel {
     TensorView whole_TD_;
 };
 
-/// Tensors that are not cut see only a part of the tokens, or of the heads, on each tp rank: adds up their gradients
-/// over `tp`. Once per step, after the last micro-batch. `grads` is a flat buffer of this layout.
-void add_up_uncut(ParamLayout const& layout, TensorView grads, Comm& tp);
+/// Tensors that are not cut see only a part of the tokens, or of the heads, on each tp rank: adds up over `tp` the
+/// gradients of those that lie in `range` of the flat buffer `grads`. Once per step, after the last micro-batch.
+void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Comm& tp);
 
 }  // namespace perigee

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "checkpoint/folders.h"
+#include "parallel/sequence.h"
 #include "train/evaluate.h"
 #include "train/guard.h"
 #include "train/snapshot.h"
@@ -165,9 +166,10 @@ StepReport Trainer::step() {
         r.tokens += b.tokens();
         flops += forward_flops(options_.model, options_.attention.moba, kinds, b.cu_seqlens).training();
     }
-    r.loss_weight = mesh_.dp_cp().sum(weight);
-    r.tokens = mesh_.dp_cp().sum(r.tokens);
-    r.flops = mesh_.dp_cp().sum(flops);
+    // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
+    r.loss_weight = mesh_.dp().sum(weight);
+    r.tokens = mesh_.dp().sum(r.tokens);
+    r.flops = mesh_.dp().sum(flops);
     if (!(r.loss_weight > 0))
         fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
              state_.consumed_samples, state_.consumed_samples + options_.train.global_batch_size - 1);
@@ -176,7 +178,12 @@ StepReport Trainer::step() {
     double loss = 0;
     GradientSink sink{.grads = grads_.view, .scale = 1.0 / r.loss_weight};
     for (Batch const& b : batches) {
-        if (&b == &batches.back()) sink.on_done = [this](int64_t begin) { replicas_.reduce_from(grads_.view, begin); };
+        if (&b == &batches.back())
+            sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
+                add_up_uncut(session_.layout(), grads_.view, {begin, end}, mesh_.tp());
+                replicas_.reduce_from(grads_.view, begin);
+                end = begin;
+            };
         loss += session_.model().loss_and_gradient(session_.weights(), sink, b, kinds, session_.arena());
     }
     r.loss = mesh_.dp_cp().sum(loss) / r.loss_weight;

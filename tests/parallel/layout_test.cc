@@ -170,7 +170,7 @@ void run_rank(Problem const& problem, Layout const& l, Comm& world, Outcome& out
         arena.settle();
     }
     loss = mesh.dp_cp().sum(loss) / weight;
-    add_up_uncut(layout, grads_view, mesh.tp());
+    add_up_uncut(layout, grads_view, layout.whole(), mesh.tp());
     mesh.dp_cp().all_reduce(grads_view);
     int64_t const routing = world.sum(ops.routing), far_choices = world.sum(ops.far_choices);
 

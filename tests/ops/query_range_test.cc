@@ -39,7 +39,7 @@ class QueryRanges : public TestWithParam<RangeCase> {
         auto const& [attention, options, borders] = GetParam();
         ReferenceProblem const p = make_problem(attention);
         MobaOptions const* const moba = options ? &*options : nullptr;
-        HostAttention<Real> host;
+        HostAttention<Real> host(1);
         std::vector<int32_t> const chosen = moba != nullptr ? host.select(p, *moba) : std::vector<int32_t>{};
         auto const whole = host.attend(p, moba, chosen);
 
@@ -67,10 +67,8 @@ TEST_P(QueryRanges, GiveWhatTheWholeGives) {
 }
 
 std::vector<RangeCase> cases() {
-    std::vector<std::vector<int64_t>> const splits = {{0, 320, 640},
-                                                      {0, 0, 1, 1, 34, 100, 195, 300, 301, 640, 640},
-                                                      {0, 160, 320, 480, 640},
-                                                      {0, 129, 258, 387, 516, 640}};
+    std::vector<std::vector<int64_t>> const splits = {
+        {0, 0, 1, 1, 34, 100, 195, 300, 301, 640, 640}, {0, 160, 320, 480, 640}, {0, 129, 258, 387, 516, 640}};
     std::vector<std::pair<AttentionCase, std::optional<MobaOptions>>> const kinds = {
         {{.cu_seqlens = kRagged, .heads = 4, .kv_heads = 2, .head_dim = 64, .seed = 11}, {}},
         {{.cu_seqlens = kRagged, .heads = 3, .kv_heads = 1, .head_dim = 32, .seed = 12}, {}},

@@ -14,12 +14,35 @@ ranks=$1
 shift
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-# mpirun frames its remarks in dashes. A signal's name is worth a line; the rest repeats what Perigee has said.
+# mpirun frames its remarks in dashes. Of these only the signal that ended a rank is worth knowing: it completes what the
+# other ranks say, or stands alone where they say nothing. The rest passes through.
 one_line() {
     sed -u -E -n '
-        s/^mpirun noticed that process rank ([0-9]+) with PID ([0-9]+) on node ([^ ]+) exited on (signal [0-9]+ \(.*\))\.$/perigee: rank \1 (process \2 on host \3) was ended by \4/p
-        t
-        /^-{40,}$/,/^-{40,}$/!p'
+        /^perigee: communication error: rank [0-9]+ .* died /{
+            $p
+            h
+            d
+        }
+        /^mpirun noticed that process rank [0-9]+ .* exited on signal /{
+            s/^mpirun noticed that process rank ([0-9]+) with PID [0-9]+ on node ([^ ]+) exited on (signal [0-9]+ \(.*\))\.$/\1 \2 \3/
+            x
+            /./{
+                G
+                s/\n[0-9]+ [^ ]+ /: /p
+                s/.*//
+                x
+                d
+            }
+            g
+            s/^([0-9]+) ([^ ]+) /perigee: rank \1 on host \2 was ended by /p
+            s/.*//
+            h
+        }
+        /^-{40,}$/,/^-{40,}$/!p
+        ${
+            x
+            /./p
+        }'
 }
 
 # Open MPI 4.1 gives ranks one second between SIGTERM and SIGKILL, and with a larger odls_base_sigkill_timeout waits that

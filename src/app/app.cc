@@ -1,5 +1,6 @@
 #include "app/app.h"
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <variant>
@@ -29,7 +30,9 @@ RunOptions load_options(CommandLine const& command, int world_size, int local_ra
 
 int run_train(RunOptions const& options, Launch& launch, FileSystem& files) {
     Watchdog watchdog(options.watchdog, launch.board(), files,
-                      [&launch](int exit_code, std::string const& message) { launch.abort(exit_code, message); });
+                      [&launch](int exit_code, std::string const& message, std::chrono::seconds patience) {
+                          launch.abort(exit_code, message, patience);
+                      });
     try {
         Trainer trainer(options, launch.world(), files, to_yaml(options), &watchdog);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;

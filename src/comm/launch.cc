@@ -113,16 +113,17 @@ Launch::~Launch() {
     MPI_Finalize();
 }
 
-void Launch::abort(int exit_code, std::string const& message) noexcept {
+void Launch::abort(int exit_code, std::string const& message, std::chrono::seconds patience) noexcept {
     board_.mine().leaving = true;
     int unclaimed = 0;
     bool const speaks = shared_ == nullptr || shared_->claim->compare_exchange_strong(unclaimed, 1);
     if (speaks) {
         std::fprintf(stderr, "perigee: %s\n", message.c_str());
         std::fflush(stderr);
+        std::this_thread::sleep_for(patience);
         if (owns_mpi_) MPI_Abort(MPI_COMM_WORLD, exit_code);
     } else {
-        std::this_thread::sleep_for(kAbortPatience);
+        std::this_thread::sleep_for(patience + kAbortPatience);
     }
     _exit(exit_code);
 }

@@ -1,7 +1,9 @@
 // The process's place in the job, and how the job ends. MPI is initialised here and nowhere else.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <string>
 
 #include "comm/comm.h"
 #include "comm/host_board.h"
@@ -27,7 +29,10 @@ class Launch {
     /// Prints "perigee: <message>" once per host whatever the number of failing ranks, then ends
     /// every process of the job; mpirun returns the exit code. Never returns and never calls MPI_Finalize. Any thread
     /// may call it, also while another one hangs in a collective.
-    [[noreturn]] void abort(int exit_code, std::string const& message) noexcept;
+    /// `patience`: how long the launcher, which may know more and ends the job of a dead rank by itself, may take for
+    /// it.
+    [[noreturn]] void abort(int exit_code, std::string const& message,
+                            std::chrono::seconds patience = std::chrono::seconds(0)) noexcept;
 
   private:
     void share_memory();

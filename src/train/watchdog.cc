@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
 /// A rank that has not shown a sign of life for so long is stopped, or its machine is far too busy.
-constexpr double kSilentSeconds = 2;
+constexpr double kSilentSeconds = 1;
+/// mpirun sees a rank die as well, knows the signal, and needs two seconds to end the others.
+constexpr std::chrono::seconds kLauncherPatience{4};
 constexpr size_t kStepsRemembered = 32;
 constexpr double kLeastStepLimit = 60, kStepLimitInMedians = 10;
 
@@ -172,8 +174,9 @@ void Watchdog::watch() {
         bool const late = options_.enabled && spent > limit_s_;
         double const limit_s = limit_s_;
         lock.unlock();
-        if (std::string const dead = dead_peer(); !dead.empty()) return end(Category::communication, dead);
-        if (late) return end(Category::hang, describe_hang(board_, limit_s));
+        if (std::string const dead = dead_peer(); !dead.empty())
+            return end(Category::communication, dead, kLauncherPatience);
+        if (late) return end(Category::hang, describe_hang(board_, limit_s), std::chrono::seconds(0));
         lock.lock();
     }
 }
@@ -191,9 +194,9 @@ std::string Watchdog::dead_peer() {
     return "";
 }
 
-void Watchdog::end(Category category, std::string const& message) {
+void Watchdog::end(Category category, std::string const& message, std::chrono::seconds patience) {
     record(category, message);
-    end_job_(static_cast<int>(category), fmt::format("{} error: {}", to_string(category), message));
+    end_job_(static_cast<int>(category), fmt::format("{} error: {}", to_string(category), message), patience);
 }
 
 }  // namespace perigee

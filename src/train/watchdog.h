@@ -2,7 +2,7 @@
 // rank looks at the clock and at the other ranks of its host (comm/host_board.h); no collective is involved.
 #pragma once
 
-#include <array>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -28,7 +28,7 @@ void describe(Schema& schema, WatchdogOptions& options);
 class Watchdog {
   public:
     /// Prints the message and ends every process of the job; Launch::abort.
-    using EndJob = std::function<void(int exit_code, std::string const& message)>;
+    using EndJob = std::function<void(int exit_code, std::string const& message, std::chrono::seconds patience)>;
 
     /// Starts in Section::setup. Where it is not enabled there are no limits, but dead ranks are still noticed.
     Watchdog(WatchdogOptions const& options, HostBoard const& board, FileSystem& files, EndJob end_job);
@@ -49,7 +49,7 @@ class Watchdog {
     void watch();
     double limit(Section section) const;
     std::string dead_peer();  ///< what to say about it; empty where all live
-    void end(Category category, std::string const& message);
+    void end(Category category, std::string const& message, std::chrono::seconds patience);
 
     WatchdogOptions options_;
     HostBoard board_;

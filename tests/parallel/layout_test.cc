@@ -50,8 +50,8 @@ struct Layout {
     }
 };
 
-/// Packed documents that end anywhere. The first half of the samples is masked, so that some data-parallel rank or
-/// micro-batch has no loss at all; of the other half about 1 in 50 tokens carries loss.
+/// Packed documents that end anywhere. The first quarter of the samples is masked, so that a data-parallel rank or
+/// a micro-batch has no loss at all; of the others about 1 in 80 tokens carries loss.
 void append_sample(Batch& batch, int64_t sample, int64_t vocab) {
     Philox const random(91, Purpose::mock_data, static_cast<uint64_t>(sample));
     uint64_t index = 0;
@@ -64,7 +64,7 @@ void append_sample(Batch& batch, int64_t sample, int64_t vocab) {
         for (int64_t t = 0; t < length; ++t) {
             batch.ids_T.push_back(static_cast<int32_t>(draw(vocab)));
             batch.targets_T.push_back(static_cast<int32_t>(draw(vocab)));
-            batch.weights_T.push_back(sample >= kSamples / 2 && draw(50) == 0 ? 0.5f + static_cast<float>(draw(3)) : 0);
+            batch.weights_T.push_back(sample >= kSamples / 4 && draw(80) == 0 ? 0.5f + static_cast<float>(draw(3)) : 0);
             batch.positions_T.push_back(static_cast<int32_t>(t));
         }
         batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens()));

@@ -95,10 +95,10 @@ class SaveFolder {
         files_.sync_directory(root_);
     }
 
-    void tidy(int64_t step, int64_t keep_last) {
+    void tidy(int64_t step, Retention keep) {
         try {
             clean_up(files_, root_);
-            prune(files_, root_, step, keep_last);
+            prune(files_, root_, step, keep);
         } catch (Error const& e) {
             log::warn("an old checkpoint stays: {}", e.what());
         }
@@ -132,11 +132,8 @@ void CheckpointSave::or_abandon(Action&& action) {
 }
 
 CheckpointSave::CheckpointSave(FileSystem& files, Comm& world, Path const& root, RunState const& state, int64_t bytes,
-                               int64_t keep_last)
-    : world_(world),
-      state_(state),
-      keep_last_(keep_last),
-      folder_(std::make_unique<SaveFolder>(files, root, state.step)) {
+                               Retention keep)
+    : world_(world), state_(state), keep_(keep), folder_(std::make_unique<SaveFolder>(files, root, state.step)) {
     PERIGEE_CHECK(state.step >= 0, "step {}", state.step);
     int64_t const all_bytes = world_.sum(bytes);
     or_abandon([&] {
@@ -171,7 +168,7 @@ void CheckpointSave::commit() {
             folder_->commit(manifest);
         });
     });
-    if (first) folder_->tidy(state_.step, keep_last_);
+    if (first) folder_->tidy(state_.step, keep_);
 }
 
 int64_t stored_bytes(std::vector<StoredTensor> const& parts) {
@@ -181,8 +178,8 @@ int64_t stored_bytes(std::vector<StoredTensor> const& parts) {
 }
 
 void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
-                     std::vector<StoredTensor> const& parts, int64_t keep_last) {
-    CheckpointSave save(files, world, root, state, stored_bytes(parts), keep_last);
+                     std::vector<StoredTensor> const& parts, Retention keep) {
+    CheckpointSave save(files, world, root, state, stored_bytes(parts), keep);
     save.write(parts);
     save.commit();
 }

@@ -11,7 +11,7 @@ Saver::~Saver() {
 
 void Saver::begin(RunState const& state, std::vector<StoredTensor> const& parts) {
     PERIGEE_CHECK(!in_flight(), "step {} is still being saved", step());
-    save_ = std::make_unique<CheckpointSave>(*files_, *world_, root_, state, stored_bytes(parts), keep_last_);
+    save_ = std::make_unique<CheckpointSave>(*files_, *world_, root_, state, stored_bytes(parts), keep_);
     written_ = false;
     writer_ = std::thread([this, save = save_.get(), copied = copy(parts)] {
         save->write(copied);

@@ -12,8 +12,8 @@ namespace perigee {
 
 class Saver {
   public:
-    Saver(FileSystem& files, Comm& world, Path root, int64_t keep_last)
-        : files_(&files), world_(&world), root_(std::move(root)), keep_last_(keep_last) {}
+    Saver(FileSystem& files, Comm& world, Path root, Retention keep)
+        : files_(&files), world_(&world), root_(std::move(root)), keep_(keep) {}
     ~Saver();  ///< waits for the writer; a save that was not finished leaves a temporary folder
     Saver(Saver const&) = delete;
     Saver& operator=(Saver const&) = delete;
@@ -36,7 +36,7 @@ class Saver {
     FileSystem* files_;
     Comm* world_;
     Path root_;
-    int64_t keep_last_;
+    Retention keep_;
     std::unique_ptr<std::byte[]> memory_;  ///< kept from save to save
     int64_t memory_bytes_ = 0;
     std::unique_ptr<CheckpointSave> save_;

@@ -47,7 +47,7 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
       train_data_(session_.open(Split::train)),
       validation_data_(wants_validation(options_) ? session_.open(Split::validation) : nullptr),
       folder_(open_folder(options_, world, files)),
-      saver_(files, world, checkpoint_root(options_.output_dir), options_.checkpoint.keep_last),
+      saver_(files, world, checkpoint_root(options_.output_dir), options_.checkpoint.retention()),
       watchdog_(watchdog),
       progress_(options_.log.progress && world.rank() == 0) {
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job

@@ -33,7 +33,7 @@ std::vector<Part> parts_of(Tensors const& tensors, int rank, int size) {
 
 void save_at_once(FileSystem& files, Comm& world, int64_t step, Tensors const& tensors) {
     auto parts = parts_of(tensors, world.rank(), world.size());
-    save_checkpoint(files, world, kRoot, example_state(step), views(parts), 0);
+    save_checkpoint(files, world, kRoot, example_state(step), views(parts), {});
 }
 
 void overwrite(std::vector<Part>& parts) {
@@ -44,7 +44,7 @@ TEST(Saver, WritesTheSameBytesAsASaveThatTrainingWaitsFor) {
     for (int const ranks : {1, 2, 3}) {
         MemoryFileSystem waited, beside;
         run_ranks(ranks, [&](Comm& world) {
-            Saver saver(beside, world, kRoot, 0);
+            Saver saver(beside, world, kRoot, {});
             for (int64_t const step : {4, 5}) {  // the second one reuses the memory of the first
                 Tensors const tensors = example_tensors(static_cast<uint64_t>(step));
                 save_at_once(waited, world, step, tensors);
@@ -67,7 +67,7 @@ TEST(Saver, MakesNoCheckpointBeforeItIsFinished) {
     auto const world = make_single_comm();
     save_at_once(files, *world, 1, example_tensors(1));
     {
-        Saver saver(files, *world, kRoot, 0);
+        Saver saver(files, *world, kRoot, {});
         auto parts = parts_of(example_tensors(2), 0, 1);
         saver.begin(example_state(2), views(parts));
         while (saver.writing()) std::this_thread::yield();
@@ -88,7 +88,7 @@ TEST(Saver, FailureOfAnyOperationLeavesThePreviousCheckpointAndTheNextSaveWorks)
         save_at_once(disk, *world, 1, example_tensors(1));
         FaultFileSystem files(disk);
         files.fail_at(operation, operation % 2 == 0 ? ENOSPC : EIO);
-        Saver saver(files, *world, kRoot, 0);
+        Saver saver(files, *world, kRoot, {});
         try {
             saver.begin(example_state(2), views(parts));
             saver.finish();
@@ -117,7 +117,7 @@ TEST(Saver, FailingWriterOfOneRankFailsTheSaveOfAll) {
             throw IoError("sync", operation.path, EIO);
     };
     run_ranks(2, [&](Comm& world) {
-        Saver saver(files, world, kRoot, 0);
+        Saver saver(files, world, kRoot, {});
         auto parts = parts_of(example_tensors(2), world.rank(), world.size());
         saver.begin(example_state(2), views(parts));
         try {

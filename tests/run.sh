@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up, builds and runs every test; where nvcc exists, also compiles the CUDA preset and runs the tests that need a
-# GPU (they show as skipped without one).
+# Sets up, builds and runs every test but the long ones (`ctest --preset cpu -L long`); where nvcc exists, also compiles
+# the CUDA preset and runs the tests that need a GPU (they show as skipped without one).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 launch/setup.sh --developer
@@ -11,7 +11,7 @@ build() {
 }
 
 build cpu
-ctest --preset cpu --parallel 2
+ctest --preset cpu --parallel 2 --label-exclude long
 
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 if [ -x "$nvcc" ]; then

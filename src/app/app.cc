@@ -1,5 +1,6 @@
 #include "app/app.h"
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <variant>
@@ -12,6 +13,7 @@
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/trainer.h"
+#include "train/watchdog.h"
 
 namespace perigee {
 
@@ -26,9 +28,21 @@ RunOptions load_options(CommandLine const& command, int world_size, int local_ra
     return resolve(options, local_ranks);
 }
 
-int run_train(RunOptions const& options, Comm& world, FileSystem& files) {
-    Trainer trainer(options, world, files, to_yaml(options));
-    return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
+int run_train(RunOptions const& options, Launch& launch, FileSystem& files) {
+    Watchdog watchdog(options.watchdog, launch.board(), files,
+                      [&launch](int exit_code, std::string const& message, std::chrono::seconds patience) {
+                          launch.abort(exit_code, message, patience);
+                      });
+    try {
+        Trainer trainer(options, launch.world(), files, to_yaml(options), &watchdog);
+        return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
+    } catch (Error const& e) {
+        watchdog.record(e.category(), e.what());
+        throw;
+    } catch (std::exception const& e) {
+        watchdog.record(Category::internal, e.what());
+        throw;
+    }
 }
 
 int run_eval(RunOptions const& options, Comm& world, FileSystem& files) {
@@ -65,7 +79,7 @@ int dispatch(CommandLine const& command, Launch& launch, FileSystem& files) {
     RunOptions const options = load_options(command, world.size(), launch.local_size());
     switch (command.command) {
         case Command::train:
-            return run_train(options, world, files);
+            return run_train(options, launch, files);
         case Command::eval:
             return run_eval(options, world, files);
         case Command::generate:

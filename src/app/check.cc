@@ -25,8 +25,8 @@ void print_layout(RunOptions const& options, MeshShape const& mesh) {
                static_cast<double>(tokens) * static_cast<double>(train.steps));
 }
 
-void print_memory(RunOptions const& options, int64_t parameters) {
-    StepMemory const step = step_memory(options);
+void print_memory(RunOptions const& options, int world_size, int64_t parameters) {
+    StepMemory const step = step_memory(options, world_size);
     int64_t const weights = parameters * size_of(DType::f32);
     fmt::print("#\n# memory per rank (fp32 on the CPU), without data and the libraries' own\n");
     auto const line = [](char const* name, int64_t bytes, char const* what) {
@@ -64,7 +64,7 @@ void print_check(RunOptions const& options, int world_size) {
     fmt::print("{}", to_yaml(options));
     print_layout(options, mesh);
     fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
-    print_memory(options, layout.size());
+    print_memory(options, world_size, layout.size());
     print_flops(options);
 }
 

@@ -48,12 +48,13 @@ class DryOps : public Ops {
     void upload(TensorView, void const*) override {}
     void download(void*, ConstView) override {}
     void copy(TensorView, ConstView) override {}
+    void copy_rows(CopyRows const&) override {}
     void fill_zero(TensorView) override {}
     void matmul(MatMul const&) override {}
     void add(TensorView, ConstView) override {}
     void scale(TensorView, double) override {}
-    void embedding_forward(TensorView, ConstView, ConstView) override {}
-    void embedding_backward(TensorView, ConstView, ConstView) override {}
+    void embedding_forward(TensorView, ConstView, ConstView, int64_t) override {}
+    void embedding_backward(TensorView, ConstView, ConstView, int64_t) override {}
     void rmsnorm_forward(RmsNormForward const&) override {}
     void rmsnorm_backward(RmsNormBackward const&) override {}
     void rope_table(TensorView, TensorView, ConstView, std::span<double const>, double) override {}
@@ -65,6 +66,7 @@ class DryOps : public Ops {
     void swiglu_forward(TensorView, ConstView) override {}
     void swiglu_backward(TensorView, ConstView, ConstView) override {}
     void softmax_stats(SoftmaxStats const&) override {}
+    void softmax_rescale(TensorView, ConstView, ConstView) override {}
     void cross_entropy(CrossEntropy const& args) override {
         logits_bytes_ = std::max(logits_bytes_, args.logits_TV.bytes());
     }
@@ -74,6 +76,26 @@ class DryOps : public Ops {
   private:
     Device* device_;
     int64_t logits_bytes_ = 0;
+};
+
+/// Rank 0 of a group whose other ranks do not exist: sends nothing, waits for nobody.
+class SilentComm : public Comm {
+  public:
+    explicit SilentComm(int size) : size_(size) {}
+    int rank() const override { return 0; }
+    int size() const override { return size_; }
+    void all_reduce(TensorView, Reduce) override {}
+    void all_gather(TensorView, ConstView) override {}
+    void reduce_scatter(TensorView, ConstView) override {}
+    void all_to_all(TensorView, ConstView) override {}
+    void broadcast(TensorView, int) override {}
+    void barrier() override {}
+    std::unique_ptr<Comm> split(int, int) override {
+        fail(Category::internal, "a group of {} ranks that do not exist has no parts", size_);
+    }
+
+  private:
+    int size_;
 };
 
 Batch full_documents(int64_t samples, int64_t length) {
@@ -89,12 +111,12 @@ Batch full_documents(int64_t samples, int64_t length) {
 
 }  // namespace
 
-StepMemory step_memory(RunOptions const& options) {
+StepMemory step_memory(RunOptions const& options, int world_size) {
     AddressSpace device;
     DryOps ops(device);
-    auto const world = make_single_comm();
-    Mesh const mesh(ParallelOptions{}, *world);
-    ParamLayout const layout(llama_params(options.model), 1, 0);
+    SilentComm world(world_size);
+    Mesh const mesh(options.parallel, world, [](int size) { return std::make_unique<SilentComm>(size); });
+    ParamLayout const layout(llama_params(options.model), mesh.shape().tp, 0);
     Llama model(options.model, options.attention.moba, layout, mesh, ops);
     Buffer const memory(device, static_cast<size_t>(layout.size() * size_of(DType::f32)));
     TensorView const flat(static_cast<std::byte*>(memory.data()), DType::f32, {layout.size()});
@@ -106,7 +128,7 @@ StepMemory step_memory(RunOptions const& options) {
     for (int64_t const step : steps) {
         Arena arena(device);
         auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, step);
-        model.loss_and_gradient(flat, flat, batch, 1.0, kinds, arena);
+        model.loss_and_gradient(flat, {.grads = flat}, batch, kinds, arena);
         result.activations = std::max(result.activations, arena.peak_bytes());
     }
     result.logits = ops.logits_bytes();

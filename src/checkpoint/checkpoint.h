@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,10 +20,19 @@
 
 namespace perigee {
 
+/// Which checkpoints outlive later ones.
+struct Retention {
+    int64_t last = 0;   ///< the newest ones; 0 keeps all
+    int64_t every = 0;  ///< besides, those whose step is a multiple of this; 0: none
+};
+
 struct CheckpointOptions {
     int64_t every = 100;          ///< steps between checkpoints; 0: only at the end and when told to stop
     int64_t keep_last = 3;        ///< 0 keeps all
+    int64_t keep_every = 0;       ///< besides, for ever, every step that this divides; 0: none
     std::string resume = "auto";  ///< auto, never, or a checkpoint folder
+    bool asynchronous = true;     ///< copy the state, then write it while training goes on
+    Retention retention() const { return {.last = keep_last, .every = keep_every}; }
 };
 void describe(Schema& schema, CheckpointOptions& options);
 
@@ -48,11 +58,43 @@ struct StoredTensor {
 /// Writes a checkpoint. Every rank of `world` calls it with the parts it is to write; together they cover every tensor
 /// once. On failure the previous checkpoints are untouched, the temporary folder is removed as far as possible, and
 /// every rank throws the same Category::checkpoint. A checkpoint of the same step is replaced. Afterwards only the
-/// `keep_last` newest up to this step remain; what crashes left behind is removed.
+/// those that `keep` names remain of the steps up to this one; what crashes left behind is removed.
 void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
-                     std::vector<StoredTensor> const& parts, int64_t keep_last);
+                     std::vector<StoredTensor> const& parts, Retention keep);
 
 struct Manifest;
+class SaveFolder;
+
+/// The same in its phases, so that the writing in the middle can be left to another thread.
+class CheckpointSave {
+  public:
+    /// Makes the temporary folder. Collective; `bytes` are the stored_bytes() that write() will be given on this rank.
+    CheckpointSave(FileSystem& files, Comm& world, Path const& root, RunState const& state, int64_t bytes,
+                   Retention keep);
+    ~CheckpointSave();
+    CheckpointSave(CheckpointSave const&) = delete;
+    CheckpointSave& operator=(CheckpointSave const&) = delete;
+
+    RunState const& state() const { return state_; }
+    /// Writes this rank's file. Does not communicate; a failure is kept for commit().
+    void write(std::vector<StoredTensor> const& parts) noexcept;
+    /// Makes the checkpoint of what all ranks wrote. Collective, after write() has returned on this rank.
+    void commit();
+
+  private:
+    template <class Action>
+    void or_abandon(Action&& action);
+
+    Comm& world_;
+    RunState state_;
+    Retention keep_;
+    std::unique_ptr<SaveFolder> folder_;
+    std::string report_;  ///< what this rank wrote
+    std::exception_ptr write_error_;
+};
+
+/// Room that `parts` take in a file, what comes with the values included.
+int64_t stored_bytes(std::vector<StoredTensor> const& parts);
 
 /// A checkpoint folder whose files were verified against its manifest, hashes included, before anything is read.
 class Checkpoint {

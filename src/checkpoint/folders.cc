@@ -71,11 +71,12 @@ void clean_up(FileSystem& files, Path const& root) {
     }
 }
 
-void prune(FileSystem& files, Path const& root, int64_t step, int64_t keep_last) {
-    if (keep_last <= 0) return;
+void prune(FileSystem& files, Path const& root, int64_t step, Retention keep) {
+    if (keep.last <= 0) return;
     auto folders = step_folders(files, root);
     std::erase_if(folders, [&](StepFolder const& folder) { return folder.step > step; });
-    for (auto i = static_cast<size_t>(keep_last); i < folders.size(); ++i) discard(files, root, folders[i].name);
+    for (auto i = static_cast<size_t>(keep.last); i < folders.size(); ++i)
+        if (keep.every <= 0 || folders[i].step % keep.every != 0) discard(files, root, folders[i].name);
 }
 
 }  // namespace perigee

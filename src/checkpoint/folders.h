@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "io/file_system.h"
 
 namespace perigee {
@@ -29,7 +30,7 @@ void make_durable_folder(FileSystem& files, Path const& path);
 void discard(FileSystem& files, Path const& root, std::string const& name);
 /// Removes what crashes left in `root`, or gives a folder its name back. What cannot be removed is warned about.
 void clean_up(FileSystem& files, Path const& root);
-/// Removes all but the `keep_last` newest checkpoints up to `step`, which itself always stays.
-void prune(FileSystem& files, Path const& root, int64_t step, int64_t keep_last);
+/// Removes the checkpoints up to `step` that `keep` does not name; `step` itself always stays.
+void prune(FileSystem& files, Path const& root, int64_t step, Retention keep);
 
 }  // namespace perigee

@@ -6,6 +6,10 @@ void describe(Schema& schema, CheckpointOptions& options) {
     schema
         .add("every", options.every, at_least(0), "steps between checkpoints; 0: only at the end and when told to stop")
         .add("keep_last", options.keep_last, at_least(0), "checkpoints to keep, the newest ones; 0 keeps all")
+        .add("keep_every", options.keep_every, at_least(0),
+             "besides, keep for ever the checkpoints whose step is a multiple of this; 0: none")
+        .add("async", options.asynchronous,
+             "write checkpoints beside training, from a copy of the state; false: training waits")
         .add("resume", options.resume,
              "auto: from the newest whole checkpoint of the run's folder, if there is one; never; or a checkpoint's "
              "folder");

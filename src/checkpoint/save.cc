@@ -14,21 +14,18 @@ namespace {
 /// Room for what a tensor file holds beside values, per tensor.
 constexpr int64_t kOverheadBytes = 2048;
 
-int64_t bytes_to_write(std::vector<StoredTensor> const& parts) {
-    int64_t bytes = 0;
-    for (StoredTensor const& part : parts) bytes += part.values.bytes() + kOverheadBytes;
-    return bytes;
-}
-
 std::vector<int64_t> list(Shape const& shape) {
     std::vector<int64_t> extents;
     for (int i = 0; i < shape.rank(); ++i) extents.push_back(shape[i]);
     return extents;
 }
 
-class Save {
+}  // namespace
+
+/// The folder a checkpoint grows in.
+class SaveFolder {
   public:
-    Save(FileSystem& files, Path root, int64_t step)
+    SaveFolder(FileSystem& files, Path root, int64_t step)
         : files_(files),
           root_(std::move(root)),
           name_(step_name(step)),
@@ -98,10 +95,10 @@ class Save {
         files_.sync_directory(root_);
     }
 
-    void tidy(int64_t step, int64_t keep_last) {
+    void tidy(int64_t step, Retention keep) {
         try {
             clean_up(files_, root_);
-            prune(files_, root_, step, keep_last);
+            prune(files_, root_, step, keep);
         } catch (Error const& e) {
             log::warn("an old checkpoint stays: {}", e.what());
         }
@@ -124,33 +121,67 @@ class Save {
     Path temporary_;
 };
 
-}  // namespace
-
-void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
-                     std::vector<StoredTensor> const& parts, int64_t keep_last) {
-    PERIGEE_CHECK(state.step >= 0, "step {}", state.step);
-    Save save(files, root, state.step);
-    bool const first = world.rank() == 0;
-    int64_t const bytes = world.sum(bytes_to_write(parts));
+template <class Action>
+void CheckpointSave::or_abandon(Action&& action) {
     try {
-        agree(world, [&] {
-            if (first) save.prepare(bytes);
-        });
-        std::string report;
-        agree(world, [&] { report = save.write_parts(world.rank(), parts).to_text(); });
-        std::vector<std::string> const reports = world.gather_text(report);
-        agree(world, [&] {
-            if (!first) return;
-            Manifest manifest;
-            manifest.state = state;
-            for (std::string const& text : reports) manifest.merge(Manifest::parse(text, "report of a rank"));
-            save.commit(manifest);
-        });
+        action();
     } catch (Error const& e) {
-        if (first && e.category() == Category::checkpoint) save.abandon();
+        if (world_.rank() == 0 && e.category() == Category::checkpoint) folder_->abandon();
         throw;
     }
-    if (first) save.tidy(state.step, keep_last);
+}
+
+CheckpointSave::CheckpointSave(FileSystem& files, Comm& world, Path const& root, RunState const& state, int64_t bytes,
+                               Retention keep)
+    : world_(world), state_(state), keep_(keep), folder_(std::make_unique<SaveFolder>(files, root, state.step)) {
+    PERIGEE_CHECK(state.step >= 0, "step {}", state.step);
+    int64_t const all_bytes = world_.sum(bytes);
+    or_abandon([&] {
+        agree(world_, [&] {
+            if (world_.rank() == 0) folder_->prepare(all_bytes);
+        });
+    });
+}
+
+CheckpointSave::~CheckpointSave() = default;
+
+void CheckpointSave::write(std::vector<StoredTensor> const& parts) noexcept {
+    try {
+        report_ = folder_->write_parts(world_.rank(), parts).to_text();
+    } catch (...) {
+        write_error_ = std::current_exception();
+    }
+}
+
+void CheckpointSave::commit() {
+    bool const first = world_.rank() == 0;
+    or_abandon([&] {
+        agree(world_, [&] {
+            if (write_error_) std::rethrow_exception(write_error_);
+        });
+        std::vector<std::string> const reports = world_.gather_text(report_);
+        agree(world_, [&] {
+            if (!first) return;
+            Manifest manifest;
+            manifest.state = state_;
+            for (std::string const& text : reports) manifest.merge(Manifest::parse(text, "report of a rank"));
+            folder_->commit(manifest);
+        });
+    });
+    if (first) folder_->tidy(state_.step, keep_);
+}
+
+int64_t stored_bytes(std::vector<StoredTensor> const& parts) {
+    int64_t bytes = 0;
+    for (StoredTensor const& part : parts) bytes += part.values.bytes() + kOverheadBytes;
+    return bytes;
+}
+
+void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
+                     std::vector<StoredTensor> const& parts, Retention keep) {
+    CheckpointSave save(files, world, root, state, stored_bytes(parts), keep);
+    save.write(parts);
+    save.commit();
 }
 
 }  // namespace perigee

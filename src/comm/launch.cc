@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <thread>
 
 #include "comm/mpi/check.h"
@@ -40,72 +42,88 @@ int ranks_promised() {
     return 0;
 }
 
-/// A word of memory shared by the processes of a host: 0 until one of them claims the right to speak for all.
-std::atomic<int>* claim_word(MPI_Comm host, int local_rank, MPI_Win& window) {
-    void* word = nullptr;
-    MPI_Aint bytes = local_rank == 0 ? sizeof(std::atomic<int>) : 0;
-    check_mpi(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, host, &word, &window), "MPI_Win_allocate_shared");
-    int unit = 0;
-    check_mpi(MPI_Win_shared_query(window, 0, &bytes, &unit, &word), "MPI_Win_shared_query");
-    if (local_rank == 0) new (word) std::atomic<int>(0);
-    check_mpi(MPI_Barrier(host), "MPI_Barrier");
-    return static_cast<std::atomic<int>*>(word);
-}
-
 }  // namespace
 
-struct Launch::Claim {
+/// Memory of all processes of a host. The board's entries follow in memory, one per process.
+struct Launch::Shared {
     MPI_Comm host = MPI_COMM_NULL;
     MPI_Win window = MPI_WIN_NULL;
-    std::atomic<int>* word = nullptr;
+    std::atomic<int>* claim = nullptr;  ///< 0 until one process takes the right to speak for all
 };
 
-Launch::Launch(int* argc, char*** argv) {
-    int const promised = ranks_promised();
-    if (promised == 0) {
-        world_ = make_single_comm();
-        return;
-    }
-    // Every call comes from one thread, but for the MPI_Abort of a watchdog while that thread hangs in a collective;
-    // Open MPI serves it at any level, and MULTIPLE would put locks on every message.
-    int provided = MPI_THREAD_SINGLE;
-    check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
-    owns_mpi_ = true;
-    world_ = make_mpi_world();
-    if (provided < MPI_THREAD_FUNNELED) {
-        fail(Category::communication, "this MPI library does not support programs with threads");
-    }
-    if (world_->size() < promised) {
-        fail(Category::communication,
-             "the launcher started {} ranks, but the MPI library sees {}: `mpirun` belongs to another MPI library",
-             promised, world_->size());
-    }
-
-    claim_ = std::make_unique<Claim>();
-    check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &claim_->host),
+void Launch::share_memory() {
+    shared_ = std::make_unique<Shared>();
+    check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &shared_->host),
               "MPI_Comm_split_type");
-    check_mpi(MPI_Comm_rank(claim_->host, &local_rank_), "MPI_Comm_rank");
-    check_mpi(MPI_Comm_size(claim_->host, &local_size_), "MPI_Comm_size");
-    claim_->word = claim_word(claim_->host, local_rank_, claim_->window);
+    check_mpi(MPI_Comm_rank(shared_->host, &local_rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(shared_->host, &local_size_), "MPI_Comm_size");
+
+    constexpr size_t kBoardOffset = 64;
+    auto const ranks = static_cast<size_t>(local_size_);
+    void* memory = nullptr;
+    auto bytes = static_cast<MPI_Aint>(local_rank_ == 0 ? kBoardOffset + ranks * sizeof(RankStatus) : 0);
+    check_mpi(MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, shared_->host, &memory, &shared_->window),
+              "MPI_Win_allocate_shared");
+    int unit = 0;
+    check_mpi(MPI_Win_shared_query(shared_->window, 0, &bytes, &unit, &memory), "MPI_Win_shared_query");
+    void* const statuses = static_cast<std::byte*>(memory) + kBoardOffset;
+    if (local_rank_ == 0) {
+        new (memory) std::atomic<int>(0);
+        for (size_t i = 0; i < ranks; ++i) new (static_cast<RankStatus*>(statuses) + i) RankStatus;
+    }
+    shared_->claim = static_cast<std::atomic<int>*>(memory);
+    board_ = {{static_cast<RankStatus*>(statuses), ranks}, static_cast<size_t>(local_rank_)};
+    check_mpi(MPI_Barrier(shared_->host), "MPI_Barrier");
+}
+
+Launch::Launch(int* argc, char*** argv) : board_{{&alone_, 1}, 0} {
+    int const promised = ranks_promised();
+    if (promised > 0) {
+        // Every call comes from one thread, but for the MPI_Abort of a watchdog while that thread hangs in a
+        // collective; Open MPI serves it at any level, and MULTIPLE would put locks on every message.
+        int provided = MPI_THREAD_SINGLE;
+        check_mpi(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+        owns_mpi_ = true;
+        if (provided < MPI_THREAD_FUNNELED) {
+            fail(Category::communication, "this MPI library does not support programs with threads");
+        }
+        share_memory();
+        world_ = make_mpi_world(kMpiPieceBytes, &board_.mine());
+        if (world_->size() < promised) {
+            fail(Category::communication,
+                 "the launcher started {} ranks, but the MPI library sees {}: `mpirun` belongs to another MPI library",
+                 promised, world_->size());
+        }
+    } else {
+        world_ = make_single_comm();
+    }
+    board_.mine().rank = world_->rank();
+    board_.mine().pid = ::getpid();
+    board_.mine().beat = steady_nanoseconds();
+    world_->barrier();  // the board shows every process
 }
 
 Launch::~Launch() {
+    board_.mine().leaving = true;
     if (!owns_mpi_ || std::uncaught_exceptions() > 0) return;
+    world_->barrier();  // nobody frees the board while others may still look at it
     world_.reset();
-    MPI_Win_free(&claim_->window);
-    MPI_Comm_free(&claim_->host);
+    MPI_Win_free(&shared_->window);
+    MPI_Comm_free(&shared_->host);
     MPI_Finalize();
 }
 
-void Launch::abort(int exit_code, std::string const& message) noexcept {
+void Launch::abort(int exit_code, std::string const& message, std::chrono::seconds patience) noexcept {
+    board_.mine().leaving = true;
     int unclaimed = 0;
-    bool const speaks = claim_ == nullptr || claim_->word->compare_exchange_strong(unclaimed, 1);
+    bool const speaks = shared_ == nullptr || shared_->claim->compare_exchange_strong(unclaimed, 1);
     if (speaks) {
         std::fprintf(stderr, "perigee: %s\n", message.c_str());
         std::fflush(stderr);
+        std::this_thread::sleep_for(patience);
         if (owns_mpi_) MPI_Abort(MPI_COMM_WORLD, exit_code);
     } else {
-        std::this_thread::sleep_for(kAbortPatience);
+        std::this_thread::sleep_for(patience + kAbortPatience);
     }
     _exit(exit_code);
 }

@@ -1,9 +1,12 @@
 // The process's place in the job, and how the job ends. MPI is initialised here and nowhere else.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <string>
 
 #include "comm/comm.h"
+#include "comm/host_board.h"
 
 namespace perigee {
 
@@ -21,18 +24,26 @@ class Launch {
     Comm& world() { return *world_; }
     int local_rank() const { return local_rank_; }  ///< rank among the processes of this host
     int local_size() const { return local_size_; }
+    HostBoard const& board() const { return board_; }
 
     /// Prints "perigee: <message>" once per host whatever the number of failing ranks, then ends
     /// every process of the job; mpirun returns the exit code. Never returns and never calls MPI_Finalize. Any thread
     /// may call it, also while another one hangs in a collective.
-    [[noreturn]] void abort(int exit_code, std::string const& message) noexcept;
+    /// `patience`: how long the launcher, which may know more and ends the job of a dead rank by itself, may take for
+    /// it.
+    [[noreturn]] void abort(int exit_code, std::string const& message,
+                            std::chrono::seconds patience = std::chrono::seconds(0)) noexcept;
 
   private:
+    void share_memory();
+
     std::unique_ptr<Comm> world_;
     int local_rank_ = 0;
     int local_size_ = 1;
-    struct Claim;
-    std::unique_ptr<Claim> claim_;
+    RankStatus alone_;  ///< the board of a job without MPI
+    HostBoard board_;
+    struct Shared;
+    std::unique_ptr<Shared> shared_;
     bool owns_mpi_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include "io/file_system.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -18,6 +19,9 @@ IoError::IoError(std::string const& operation, Path const& path, int errno_value
     : Error(Category::data,
             fmt::format("cannot {} {}: {}", operation, path.string(), std::generic_category().message(errno_value))),
       errno_(errno_value) {}
+
+LockedError::LockedError(Path const& path, std::string const& holder)
+    : Error(Category::config, fmt::format("{} is held by {}", path.string(), holder)), holder_(holder) {}
 
 namespace {
 
@@ -128,6 +132,26 @@ class PosixMappedFile : public MappedFile {
     std::span<std::byte const> bytes_;
 };
 
+class PosixFileLock : public FileLock {
+  public:
+    /// flock, not fcntl: it belongs to the open file, so a second lock inside one process is refused as well.
+    PosixFileLock(Path const& path, std::string const& holder) : file_(path, O_CREAT | O_RDWR, "create") {
+        if (retry([&] { return ::flock(file_.fd(), LOCK_EX | LOCK_NB); }) < 0) {
+            if (errno != EWOULDBLOCK) throw IoError("lock", path, errno);
+            char text[4096];
+            ssize_t const length = retry([&] { return ::pread(file_.fd(), text, sizeof text, 0); });
+            throw LockedError(path, std::string(text, length > 0 ? static_cast<size_t>(length) : 0));
+        }
+        if (retry([&] { return ::ftruncate(file_.fd(), 0); }) < 0 ||
+            retry([&] { return ::pwrite(file_.fd(), holder.data(), holder.size(), 0); }) < 0) {
+            throw IoError("write", path, errno);
+        }
+    }
+
+  private:
+    Descriptor file_;
+};
+
 /// The value of a std::filesystem call that reports errors through `error`.
 template <class Call>
 auto checked(char const* operation, Path const& path, Call&& call) {
@@ -162,6 +186,9 @@ class PosixFileSystem : public FileSystem {
     }
     void remove_all(Path const& path) override {
         checked("remove", path, [&](auto& error) { return std::filesystem::remove_all(path, error); });
+    }
+    std::unique_ptr<FileLock> lock(Path const& path, std::string const& holder) override {
+        return std::make_unique<PosixFileLock>(path, holder);
     }
 
     bool exists(Path const& path) const override { return std::filesystem::exists(status(path)); }

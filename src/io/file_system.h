@@ -25,6 +25,16 @@ class IoError : public Error {
     int errno_;
 };
 
+/// Another job holds a lock.
+class LockedError : public Error {
+  public:
+    LockedError(Path const& path, std::string const& holder);
+    std::string const& holder() const { return holder_; }  ///< as the other one wrote it
+
+  private:
+    std::string holder_;
+};
+
 class WritableFile {
   public:
     virtual ~WritableFile() = default;  ///< closes; what was not synced may be lost with the power
@@ -48,6 +58,12 @@ class MappedFile {
     virtual std::span<std::byte const> bytes() const = 0;
 };
 
+/// Held while it lives; the system lets go of it when the process ends, however it ends.
+class FileLock {
+  public:
+    virtual ~FileLock() = default;
+};
+
 class FileSystem {
   public:
     virtual ~FileSystem() = default;
@@ -62,6 +78,10 @@ class FileSystem {
     virtual void sync_directory(Path const& path) = 0;
     virtual void rename(Path const& from, Path const& to) = 0;  ///< atomic; replaces a file
     virtual void remove_all(Path const& path) = 0;              ///< no error where nothing is there
+
+    /// Advisory lock on `path`, which it creates; `holder` is what others are told. Throws LockedError where another
+    /// holds it: nothing waits here.
+    virtual std::unique_ptr<FileLock> lock(Path const& path, std::string const& holder) = 0;
 
     virtual bool exists(Path const& path) const = 0;
     virtual bool is_directory(Path const& path) const = 0;

@@ -1,41 +1,48 @@
 #include "model/block.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace perigee {
 
 namespace {
 
-double attention_scale(Pass const& pass) { return 1 / std::sqrt(static_cast<double>(pass.options.head_size())); }
-
 MobaOptions const* moba_of(Pass const& pass, AttentionKind kind) {
     return kind == AttentionKind::moba ? &pass.moba : nullptr;
-}
-ConstView chosen_of(BlockActivations const& acts, AttentionKind kind) {
-    return kind == AttentionKind::moba ? ConstView(acts.chosen_THS) : ConstView();
 }
 
 TensorView matrix(TensorView heads_THK) { return heads_THK.reshape({heads_THK[0], heads_THK[1] * heads_THK[2]}); }
 
-/// y = x W^T
-void linear(Ops& ops, TensorView y_TO, ConstView x_TI, ConstView w_OI) {
-    ops.matmul({.c = y_TO, .a = x_TI, .b = w_OI, .transpose_b = true});
+/// y = x W^T of all tokens, from x in parts: W's rows are cut.
+void spread(Pass const& pass, TensorView y_TO, TensorView x_PI, ConstView w_OI) {
+    pass.ops.matmul({.c = y_TO, .a = pass.stream.gather(x_PI), .b = w_OI, .transpose_b = true});
 }
-/// dx = dy W and dW += dy^T x
-void linear_backward(Ops& ops, TensorView dx_TI, TensorView dw_OI, ConstView dy_TO, ConstView x_TI, ConstView w_OI) {
-    ops.matmul({.c = dw_OI, .a = dy_TO, .b = x_TI, .transpose_a = true, .accumulate = true});
-    ops.matmul({.c = dx_TI, .a = dy_TO, .b = w_OI});
+/// dx = dy W in parts, and dW += dy^T x
+void spread_backward(Pass const& pass, TensorView dx_PI, TensorView dw_OI, ConstView dy_TO, TensorView x_PI,
+                     ConstView w_OI) {
+    pass.ops.matmul({.c = dw_OI, .a = dy_TO, .b = pass.stream.gather(x_PI), .transpose_a = true, .accumulate = true});
+    pass.ops.matmul({.c = pass.stream.partial(dx_PI), .a = dy_TO, .b = w_OI});
+    pass.stream.add_up(dx_PI);
+}
+
+/// y = x W^T in parts, from x of all tokens: W's columns are cut.
+void join(Pass const& pass, TensorView y_PO, ConstView x_TI, ConstView w_OI) {
+    pass.ops.matmul({.c = pass.stream.partial(y_PO), .a = x_TI, .b = w_OI, .transpose_b = true});
+    pass.stream.add_up(y_PO);
+}
+/// dx = dy W and dW += dy^T x, from dy in parts
+void join_backward(Pass const& pass, TensorView dx_TI, TensorView dw_OI, TensorView dy_PO, ConstView x_TI,
+                   ConstView w_OI) {
+    ConstView const dy_TO = pass.stream.gather(dy_PO);
+    pass.ops.matmul({.c = dw_OI, .a = dy_TO, .b = x_TI, .transpose_a = true, .accumulate = true});
+    pass.ops.matmul({.c = dx_TI, .a = dy_TO, .b = w_OI});
 }
 
 void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
                        AttentionKind kind) {
     Ops& ops = pass.ops;
     TensorView const qkv_TX = acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX;
-    linear(ops, qkv_TX, acts.normed_TD, weights.qkv_XD);
-    ops.qkv_forward({.q_THK = acts.q_THK,
-                     .k_TGK = acts.k_TGK,
-                     .v_TGK = acts.v_TGK,
+    spread(pass, qkv_TX, acts.normed_PD, weights.qkv_XD);
+    ops.qkv_forward({.q_THK = acts.attention.local.q_THK,
+                     .k_TGK = acts.attention.local.k_TGK,
+                     .v_TGK = acts.attention.local.v_TGK,
                      .qkv_TX = qkv_TX,
                      .cos_TR = pass.cos_TR,
                      .sin_TR = pass.sin_TR,
@@ -43,43 +50,21 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
                      .q_norm_K = weights.q_norm_K,
                      .k_norm_K = weights.k_norm_K,
                      .eps = pass.options.rms_norm_eps});
-    if (kind == AttentionKind::moba)
-        ops.moba_select({.chosen_THS = acts.chosen_THS,
-                         .q_THK = acts.q_THK,
-                         .k_TGK = acts.k_TGK,
-                         .cu_seqlens = pass.cu_seqlens,
-                         .moba = &pass.moba});
-    ops.attention_forward({.o_THK = acts.o_THK,
-                           .lse_TH = acts.lse_TH,
-                           .q_THK = acts.q_THK,
-                           .k_TGK = acts.k_TGK,
-                           .v_TGK = acts.v_TGK,
-                           .cu_seqlens = pass.cu_seqlens,
-                           .scale = attention_scale(pass),
-                           .moba = moba_of(pass, kind),
-                           .chosen_THS = chosen_of(acts, kind)});
-    linear(ops, pass.branch_TD, matrix(acts.o_THK), weights.o_DX);
+    pass.attention.forward(acts.attention, moba_of(pass, kind));
+    join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
 }
 
-/// dx_TD is the gradient of the stream after the attention, and becomes that of the stream before it.
+/// dx_PD is the gradient of the stream after the attention, and becomes that of the stream before it.
 void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
-                        BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_TD,
+                        BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
                         AttentionKind kind) {
     Ops& ops = pass.ops;
-    linear_backward(ops, matrix(temporary.do_THK), grads.o_DX, dx_TD, matrix(acts.o_THK), weights.o_DX);
-    ops.attention_backward({.dq_THK = temporary.dq_THK,
-                            .dk_TGK = temporary.dk_TGK,
-                            .dv_TGK = temporary.dv_TGK,
-                            .do_THK = temporary.do_THK,
-                            .q_THK = acts.q_THK,
-                            .k_TGK = acts.k_TGK,
-                            .v_TGK = acts.v_TGK,
-                            .o_THK = acts.o_THK,
-                            .lse_TH = acts.lse_TH,
-                            .cu_seqlens = pass.cu_seqlens,
-                            .scale = attention_scale(pass),
-                            .moba = moba_of(pass, kind),
-                            .chosen_THS = chosen_of(acts, kind)});
+    join_backward(pass, matrix(temporary.do_THK), grads.o_DX, dx_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
+    pass.attention.backward({.dq_THK = temporary.dq_THK,
+                             .dk_TGK = temporary.dk_TGK,
+                             .dv_TGK = temporary.dv_TGK,
+                             .do_THK = temporary.do_THK},
+                            acts.attention, moba_of(pass, kind));
     ops.qkv_backward({.dqkv_TX = pass.qkv_TX,
                       .dq_THK = temporary.dq_THK,
                       .dk_TGK = temporary.dk_TGK,
@@ -93,14 +78,14 @@ void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTens
                       .dq_norm_accumulated_K = grads.q_norm_K,
                       .dk_norm_accumulated_K = grads.k_norm_K,
                       .eps = pass.options.rms_norm_eps});
-    linear_backward(ops, temporary.dnormed_TD, grads.qkv_XD, pass.qkv_TX, acts.normed_TD, weights.qkv_XD);
-    ops.rmsnorm_backward({.dx_TD = dx_TD,
+    spread_backward(pass, temporary.dnormed_PD, grads.qkv_XD, pass.qkv_TX, acts.normed_PD, weights.qkv_XD);
+    ops.rmsnorm_backward({.dx_TD = dx_PD,
                           .dw_accumulated_D = grads.input_norm_D,
-                          .dy_TD = temporary.dnormed_TD,
-                          .x_TD = acts.x_TD,
+                          .dy_TD = temporary.dnormed_PD,
+                          .x_TD = acts.x_PD,
                           .w_D = weights.input_norm_D,
-                          .rstd_T = acts.rstd_T,
-                          .dresidual_TD = dx_TD});
+                          .rstd_T = acts.rstd_P,
+                          .dresidual_TD = dx_PD});
 }
 
 }  // namespace
@@ -125,23 +110,16 @@ BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOpti
 
 BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba) {
     ModelOptions const& o = pass.options;
-    int64_t const T = pass.tokens, D = o.hidden_size, F = o.intermediate_size, H = o.num_attention_heads;
-    Shape const query{T, H, o.head_size()}, key{T, o.kv_heads(), o.head_size()};
+    int64_t const T = pass.tokens, P = pass.part(), D = o.hidden_size, F = pass.intermediate();
     BlockActivations acts;
-    acts.x_TD = arena.allocate("x", pass.compute(), {T, D});
-    acts.rstd_T = arena.allocate("rstd", pass.statistics(), {T});
-    acts.normed_TD = arena.allocate("normed", pass.compute(), {T, D});
+    acts.x_PD = arena.allocate("x", pass.compute(), {P, D});
+    acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
+    acts.normed_PD = arena.allocate("normed", pass.compute(), {P, D});
     if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-    acts.q_THK = arena.allocate("q", pass.compute(), query);
-    acts.k_TGK = arena.allocate("k", pass.compute(), key);
-    acts.v_TGK = arena.allocate("v", pass.compute(), key);
-    acts.o_THK = arena.allocate("o", pass.compute(), query);
-    acts.lse_TH = arena.allocate("lse", pass.statistics(), {T, H});
-    if (with_moba)
-        acts.chosen_THS = arena.allocate("chosen", DType::i32, {T, H, std::max<int64_t>(pass.moba.top_k - 1, 0)});
-    acts.mid_TD = arena.allocate("mid", pass.compute(), {T, D});
-    acts.mid_rstd_T = arena.allocate("mid_rstd", pass.statistics(), {T});
-    acts.mid_normed_TD = arena.allocate("mid_normed", pass.compute(), {T, D});
+    acts.attention = pass.attention.allocate(with_moba ? &pass.moba : nullptr);
+    acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
+    acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
+    acts.mid_normed_PD = arena.allocate("mid_normed", pass.compute(), {P, D});
     acts.gate_up_T2F = arena.allocate("gate_up", pass.compute(), {T, 2 * F});
     acts.y_TF = arena.allocate("y", pass.compute(), {T, F});
     return acts;
@@ -150,55 +128,55 @@ BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
     ModelOptions const& o = pass.options;
     int64_t const T = pass.tokens;
-    Shape const query{T, o.num_attention_heads, o.head_size()}, key{T, o.kv_heads(), o.head_size()};
-    return {.dnormed_TD = arena.allocate("dnormed", pass.compute(), {T, o.hidden_size}),
-            .dy_TF = arena.allocate("dy", pass.compute(), {T, o.intermediate_size}),
+    Shape const query{T, pass.heads(), o.head_size()}, key{T, pass.kv_heads(), o.head_size()};
+    return {.dnormed_PD = arena.allocate("dnormed", pass.compute(), {pass.part(), o.hidden_size}),
+            .dy_TF = arena.allocate("dy", pass.compute(), {T, pass.intermediate()}),
             .do_THK = arena.allocate("do", pass.compute(), query),
             .dq_THK = arena.allocate("dq", pass.compute(), query),
             .dk_TGK = arena.allocate("dk", pass.compute(), key),
             .dv_TGK = arena.allocate("dv", pass.compute(), key)};
 }
 
-void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_TD,
+void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
                    AttentionKind kind) {
     Ops& ops = pass.ops;
-    bool const first = previous_TD.empty();
-    ops.rmsnorm_forward({.y_TD = acts.normed_TD,
-                         .rstd_T = acts.rstd_T,
-                         .x_TD = first ? ConstView(acts.x_TD) : previous_TD,
+    bool const first = previous_PD.empty();
+    ops.rmsnorm_forward({.y_TD = acts.normed_PD,
+                         .rstd_T = acts.rstd_P,
+                         .x_TD = first ? ConstView(acts.x_PD) : previous_PD,
                          .w_D = weights.input_norm_D,
                          .eps = pass.options.rms_norm_eps,
-                         .residual_TD = first ? ConstView() : ConstView(pass.branch_TD),
-                         .sum_TD = first ? TensorView() : acts.x_TD});
+                         .residual_TD = first ? ConstView() : ConstView(pass.branch_PD),
+                         .sum_TD = first ? TensorView() : acts.x_PD});
     attention_forward(pass, weights, acts, kind);
-    ops.rmsnorm_forward({.y_TD = acts.mid_normed_TD,
-                         .rstd_T = acts.mid_rstd_T,
-                         .x_TD = acts.x_TD,
+    ops.rmsnorm_forward({.y_TD = acts.mid_normed_PD,
+                         .rstd_T = acts.mid_rstd_P,
+                         .x_TD = acts.x_PD,
                          .w_D = weights.post_norm_D,
                          .eps = pass.options.rms_norm_eps,
-                         .residual_TD = pass.branch_TD,
-                         .sum_TD = acts.mid_TD});
-    linear(ops, acts.gate_up_T2F, acts.mid_normed_TD, weights.gate_up_2FD);
+                         .residual_TD = pass.branch_PD,
+                         .sum_TD = acts.mid_PD});
+    spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
     ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
-    linear(ops, pass.branch_TD, acts.y_TF, weights.down_DF);
+    join(pass, pass.branch_PD, acts.y_TF, weights.down_DF);
 }
 
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
-                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_TD,
+                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
                     AttentionKind kind) {
     Ops& ops = pass.ops;
-    linear_backward(ops, temporary.dy_TF, grads.down_DF, dx_TD, acts.y_TF, weights.down_DF);
+    join_backward(pass, temporary.dy_TF, grads.down_DF, dx_PD, acts.y_TF, weights.down_DF);
     ops.swiglu_backward(acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F);
-    linear_backward(ops, temporary.dnormed_TD, grads.gate_up_2FD, acts.gate_up_T2F, acts.mid_normed_TD,
+    spread_backward(pass, temporary.dnormed_PD, grads.gate_up_2FD, acts.gate_up_T2F, acts.mid_normed_PD,
                     weights.gate_up_2FD);
-    ops.rmsnorm_backward({.dx_TD = dx_TD,
+    ops.rmsnorm_backward({.dx_TD = dx_PD,
                           .dw_accumulated_D = grads.post_norm_D,
-                          .dy_TD = temporary.dnormed_TD,
-                          .x_TD = acts.mid_TD,
+                          .dy_TD = temporary.dnormed_PD,
+                          .x_TD = acts.mid_PD,
                           .w_D = weights.post_norm_D,
-                          .rstd_T = acts.mid_rstd_T,
-                          .dresidual_TD = dx_TD});
-    attention_backward(pass, weights, grads, acts, temporary, dx_TD, kind);
+                          .rstd_T = acts.mid_rstd_P,
+                          .dresidual_TD = dx_PD});
+    attention_backward(pass, weights, grads, acts, temporary, dx_PD, kind);
 }
 
 }  // namespace perigee

@@ -1,11 +1,16 @@
-// One transformer block, forward and backward: norm, attention, norm, SwiGLU, on a residual stream.
+// One transformer block, forward and backward: norm, attention, norm, SwiGLU, on a residual stream. Of T tokens the
+// stream holds P = T / tp on each tp rank (parallel/sequence.h); heads, F and the widths of products are this rank's. T
+// is this cp rank's share of the batch: only the attention knows of the others.
 #pragma once
 
 #include <span>
 
 #include "model/options.h"
 #include "ops/ops.h"
+#include "parallel/context.h"
+#include "parallel/mesh.h"
 #include "parallel/param_spec.h"
+#include "parallel/sequence.h"
 #include "tensor/arena.h"
 
 namespace perigee {
@@ -29,47 +34,48 @@ struct Pass {
     Ops& ops;
     ModelOptions const& options;
     MobaOptions const& moba;
-    int64_t tokens;
-    std::span<int32_t const> cu_seqlens;
+    Mesh const& mesh;
+    SequenceParallel stream;
+    ContextAttention attention;
+    int64_t tokens;  ///< T
     TensorView cos_TR = {};
     TensorView sin_TR = {};
-    TensorView branch_TD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
+    TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
     TensorView qkv_TX = {};     ///< the fused projection, where no block keeps its own; its gradient in the backward
 
     DType compute() const { return ops.compute_dtype(); }
     DType statistics() const { return compute() == DType::f64 ? DType::f64 : DType::f32; }
-    int64_t qkv_width() const { return (options.num_attention_heads + 2 * options.kv_heads()) * options.head_size(); }
+    int64_t part() const { return tokens / mesh.shape().tp; }
+    int64_t heads() const { return options.num_attention_heads / mesh.shape().tp; }
+    int64_t kv_heads() const { return options.kv_heads() / mesh.shape().tp; }
+    int64_t intermediate() const { return options.intermediate_size / mesh.shape().tp; }
+    int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * options.head_size(); }
 };
 
 /// What the backward of a block reads.
 struct BlockActivations {
-    TensorView x_TD;  ///< the stream at the block's entry
-    TensorView rstd_T;
-    TensorView normed_TD;
+    TensorView x_PD;  ///< the stream at the block's entry
+    TensorView rstd_P;
+    TensorView normed_PD;
     TensorView qkv_TX;  ///< kept only for the norms of queries and keys
-    TensorView q_THK;
-    TensorView k_TGK;
-    TensorView v_TGK;
-    TensorView o_THK;
-    TensorView lse_TH;
-    TensorView chosen_THS;  ///< MoBA layers only
-    TensorView mid_TD;      ///< the stream between attention and SwiGLU
-    TensorView mid_rstd_T;
-    TensorView mid_normed_TD;
+    AttentionActivations attention;
+    TensorView mid_PD;  ///< the stream between attention and SwiGLU
+    TensorView mid_rstd_P;
+    TensorView mid_normed_PD;
     TensorView gate_up_T2F;  ///< the backward leaves its gradient here
     TensorView y_TF;
 };
 BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba);
 
-/// Reads the stream as `previous_TD` + pass.branch_TD and writes that sum to acts.x_TD; for the first block
-/// `previous_TD` is empty and acts.x_TD holds the embedding. Leaves the SwiGLU's output in pass.branch_TD, so that the
-/// stream after the block is acts.mid_TD + pass.branch_TD. The two may share memory with the previous block's.
-void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_TD,
+/// Reads the stream as `previous_PD` + pass.branch_PD and writes that sum to acts.x_PD; for the first block
+/// `previous_PD` is empty and acts.x_PD holds the embedding. Leaves the SwiGLU's output in pass.branch_PD, so that the
+/// stream after the block is acts.mid_PD + pass.branch_PD. The two may share memory with the previous block's.
+void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
                    AttentionKind kind);
 
 /// Memory for a block's backward, shared by all blocks.
 struct BlockGradients {
-    TensorView dnormed_TD;
+    TensorView dnormed_PD;
     TensorView dy_TF;
     TensorView do_THK;
     TensorView dq_THK;
@@ -78,9 +84,9 @@ struct BlockGradients {
 };
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass);
 
-/// `dx_TD` holds the gradient of the stream after the block and receives that of the stream before it. Adds to `grads`.
+/// `dx_PD` holds the gradient of the stream after the block and receives that of the stream before it. Adds to `grads`.
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
-                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_TD,
+                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
                     AttentionKind kind);
 
 }  // namespace perigee

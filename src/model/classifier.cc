@@ -16,22 +16,26 @@ struct Chunk {
     TensorView logits_TV;
     TensorView targets_T;
     TensorView weights_T;
-    TensorView max_T;
-    TensorView sum_T;
-    TensorView target_T;
+    TensorView max_T;           ///< over this rank's vocabulary
+    TensorView all_max_T = {};  ///< over the whole one; the same memory where tp has one rank
+    TensorView sums_2T;         ///< softmax sums, then target logits: one message
     TensorView nll_T;
+
+    TensorView sum_T() const { return sums_2T.rows(0, nll_T[0]); }
+    TensorView target_T() const { return sums_2T.rows(nll_T[0], 2 * nll_T[0]); }
 };
 
-Chunk allocate_chunk(Ops const& ops, Arena& arena, int64_t rows, int64_t vocab) {
+Chunk allocate_chunk(Ops const& ops, Comm const& tp, Arena& arena, int64_t rows, int64_t vocab) {
     DType const compute = ops.compute_dtype();
     DType const statistics = compute == DType::f64 ? DType::f64 : DType::f32;
-    return {.logits_TV = arena.allocate("logits", compute, {rows, vocab}),
-            .targets_T = arena.allocate("targets", DType::i32, {rows}),
-            .weights_T = arena.allocate("weights", DType::f32, {rows}),
-            .max_T = arena.allocate("softmax max", statistics, {rows}),
-            .sum_T = arena.allocate("softmax sum", statistics, {rows}),
-            .target_T = arena.allocate("target logit", statistics, {rows}),
-            .nll_T = arena.allocate("nll", statistics, {rows})};
+    Chunk chunk{.logits_TV = arena.allocate("logits", compute, {rows, vocab}),
+                .targets_T = arena.allocate("targets", DType::i32, {rows}),
+                .weights_T = arena.allocate("weights", DType::f32, {rows}),
+                .max_T = arena.allocate("softmax max", statistics, {rows}),
+                .sums_2T = arena.allocate("softmax sums", statistics, {2 * rows}),
+                .nll_T = arena.allocate("nll", statistics, {rows})};
+    chunk.all_max_T = tp.size() == 1 ? chunk.max_T : arena.allocate("softmax max of all", statistics, {rows});
+    return chunk;
 }
 
 Chunk first_rows(Chunk const& chunk, int64_t rows) {
@@ -39,9 +43,18 @@ Chunk first_rows(Chunk const& chunk, int64_t rows) {
             .targets_T = chunk.targets_T.rows(0, rows),
             .weights_T = chunk.weights_T.rows(0, rows),
             .max_T = chunk.max_T.rows(0, rows),
-            .sum_T = chunk.sum_T.rows(0, rows),
-            .target_T = chunk.target_T.rows(0, rows),
+            .all_max_T = chunk.all_max_T.rows(0, rows),
+            .sums_2T = chunk.sums_2T.rows(0, 2 * rows),
             .nll_T = chunk.nll_T.rows(0, rows)};
+}
+
+/// From the statistics of each rank's vocabulary to those of the whole one.
+void join_vocabulary(Ops& ops, Comm& tp, Chunk const& chunk) {
+    if (tp.size() == 1) return;
+    ops.copy(chunk.all_max_T, chunk.max_T);
+    tp.all_reduce(chunk.all_max_T, Reduce::max);
+    ops.softmax_rescale(chunk.sum_T(), chunk.max_T, chunk.all_max_T);
+    tp.all_reduce(chunk.sums_2T);
 }
 
 template <class Real>
@@ -55,13 +68,13 @@ double weighted_sum(Ops& ops, ConstView nll_T, std::span<float const> weights) {
 
 }  // namespace
 
-double classifier_loss(Ops& ops, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
+double classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
                        ClassifierGradient const& gradient) {
     Arena::Scope const scope(arena);
-    int64_t const tokens = x_TD[0], vocab = w_VD[0];
+    int64_t const tokens = x_TD[0], vocab = w_VD[0], vocab_begin = tp.rank() * vocab;
     int64_t const size = std::min(tokens, std::max(kMinRows, kLogits / vocab));
     bool const backward = !gradient.dx_TD.empty();
-    Chunk const memory = allocate_chunk(ops, arena, size, vocab);
+    Chunk const memory = allocate_chunk(ops, tp, arena, size, vocab);
     double loss = 0;
     for (int64_t begin = 0; begin < tokens; begin += size) {
         int64_t const end = std::min(tokens, begin + size);
@@ -76,19 +89,22 @@ double classifier_loss(Ops& ops, Arena& arena, ConstView x_TD, ConstView w_VD, B
         ConstView const x = x_TD.rows(begin, end);
         ops.matmul({.c = chunk.logits_TV, .a = x, .b = w_VD, .transpose_b = true});
         ops.softmax_stats({.max_T = chunk.max_T,
-                           .sum_T = chunk.sum_T,
-                           .target_T = chunk.target_T,
+                           .sum_T = chunk.sum_T(),
+                           .target_T = chunk.target_T(),
                            .logits_TV = chunk.logits_TV,
-                           .targets_T = chunk.targets_T});
+                           .targets_T = chunk.targets_T,
+                           .vocab_begin = vocab_begin});
+        join_vocabulary(ops, tp, chunk);
         ops.cross_entropy({.nll_T = chunk.nll_T,
                            .dlogits_TV = backward ? chunk.logits_TV : TensorView(),
                            .logits_TV = chunk.logits_TV,
                            .targets_T = chunk.targets_T,
                            .weights_T = chunk.weights_T,
-                           .max_T = chunk.max_T,
-                           .sum_T = chunk.sum_T,
-                           .target_T = chunk.target_T,
-                           .scale = gradient.scale});
+                           .max_T = chunk.all_max_T,
+                           .sum_T = chunk.sum_T(),
+                           .target_T = chunk.target_T(),
+                           .scale = gradient.scale,
+                           .vocab_begin = vocab_begin});
         loss += chunk.nll_T.dtype == DType::f64 ? weighted_sum<double>(ops, chunk.nll_T, weights)
                                                 : weighted_sum<float>(ops, chunk.nll_T, weights);
         if (!backward) continue;

@@ -1,6 +1,8 @@
-// The classifier and its loss, in chunks of tokens: the logits of the whole batch never exist at once.
+// The classifier and its loss, in chunks of tokens: the logits of the whole batch never exist at once. Each tp rank
+// computes the logits of its own rows of the vocabulary; only three numbers per token cross between ranks.
 #pragma once
 
+#include "comm/comm.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
 #include "tensor/batch.h"
@@ -9,14 +11,15 @@ namespace perigee {
 
 /// What the loss needs for its gradient; empty views where only the loss is wanted.
 struct ClassifierGradient {
-    TensorView dx_TD;
+    TensorView dx_TD;  ///< what this rank's rows contribute; may be the memory of x_TD
     TensorView dw_accumulated_VD;
     double scale = 1;
 };
 
-/// Sum over the batch of weight * nll of softmax(x W^T), added in fp64 in order of tokens. With `gradient`, also the
-/// gradient of scale * that sum. Chunks whose weights are all zero cost nothing.
-double classifier_loss(Ops& ops, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
+/// Sum over the batch of weight * nll of softmax(x W^T), added in fp64 in order of tokens; the same on every rank of
+/// `tp`. `x_TD` holds all tokens, `w_VD` rank r's part r of the vocabulary. With `gradient`, also the gradient of
+/// scale * that sum. Chunks whose weights are all zero cost nothing.
+double classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
                        ClassifierGradient const& gradient);
 
 }  // namespace perigee

@@ -1,10 +1,13 @@
 #include "model/llama.h"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
 #include "model/block.h"
 #include "model/classifier.h"
 #include "model/rope.h"
+#include "parallel/context.h"
 
 namespace perigee {
 
@@ -26,42 +29,122 @@ void check_batch(Batch const& batch, std::span<AttentionKind const> kinds, Model
                   options.num_hidden_layers);
 }
 
+/// This cp rank's tokens of a batch: the batch itself where there is one rank.
+class LocalBatch {
+  public:
+    LocalBatch(Batch const& pack, ContextShard const& shard) : shard_(shard), pack_(&pack) {
+        if (shard.ranks() > 1) part_ = shard_batch(pack, shard);
+    }
+    ContextShard const& shard() const { return shard_; }
+    Batch const& batch() const { return part_ ? *part_ : *pack_; }
+
+  private:
+    ContextShard shard_;
+    Batch const* pack_;
+    std::optional<Batch> part_;
+};
+
+/// The batch with a document of padding at its end, so that its tokens divide by `multiple`.
+Batch padded(Batch batch, int64_t multiple) {
+    auto const padding = static_cast<int32_t>((multiple - batch.tokens() % multiple) % multiple);
+    if (padding == 0) return batch;
+    auto const size = static_cast<size_t>(batch.tokens() + padding);
+    for (int32_t t = 0; t < padding; ++t) batch.positions_T.push_back(t);
+    batch.ids_T.resize(size);
+    batch.targets_T.resize(size);
+    batch.weights_T.resize(size);
+    batch.cu_seqlens.push_back(batch.cu_seqlens.back() + padding);
+    return batch;
+}
+
+/// Where a token of the pack is.
+struct Place {
+    int cp_rank = 0;
+    int64_t row = 0;
+};
+Place find_token(ContextShard const& shard, int64_t token) {
+    Place place;
+    for (; place.cp_rank < shard.ranks(); ++place.cp_rank) {
+        place.row = 0;
+        for (auto const [begin, end] : shard.ranges(place.cp_rank)) {
+            if (begin <= token && token < end) return {place.cp_rank, place.row + token - begin};
+            place.row += end - begin;
+        }
+    }
+    fail(Category::internal, "token {} of {}", token, shard.pack_tokens());
+}
+
 }  // namespace
 
 struct Llama::Impl {
     ModelOptions options;
     MobaOptions moba;
     ParamLayout const& layout;
+    Mesh const& mesh;
     Ops& ops;
     Rope rope;
+    ContextMode context_mode;
 
     /// The state of one pass after its forward.
     struct Forward {
         Pass pass;
         TensorView ids_T = {};
         std::vector<BlockActivations> blocks = {};  ///< one per layer, or one for all of them
-        TensorView x_TD = {};                       ///< the stream after the last block
-        TensorView rstd_T = {};
-        TensorView normed_TD = {};
+        TensorView x_PD = {};                       ///< the stream after the last block
+        TensorView rstd_P = {};
+        TensorView normed_PD = {};
     };
 
     TensorView classifier(TensorView flat) const {
         return layout.view(flat, options.tie_word_embeddings ? kEmbedding : "lm_head.weight");
     }
 
-    Pass begin(Batch const& batch, Arena& arena) const;
-    Forward forward(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena,
+    int64_t vocab_begin() const { return mesh.tp_rank() * (options.vocab_size / mesh.shape().tp); }
+
+    LocalBatch share(Batch const& batch, std::span<AttentionKind const> kinds) const;
+    AttentionProblem attention_problem(Batch const& batch) const;
+    Pass begin(LocalBatch const& local, Arena& arena) const;
+    Forward forward(TensorView weights, LocalBatch const& local, std::span<AttentionKind const> kinds, Arena& arena,
                     bool keep) const;
-    void backward(TensorView weights, TensorView grads, Forward const& state, BlockGradients const& temporary,
-                  TensorView dx_TD, std::span<AttentionKind const> kinds) const;
+    void backward(TensorView weights, GradientSink const& sink, Forward const& state, BlockGradients const& temporary,
+                  TensorView dx_PD, std::span<AttentionKind const> kinds) const;
 };
 
-Pass Llama::Impl::begin(Batch const& batch, Arena& arena) const {
+LocalBatch Llama::Impl::share(Batch const& batch, std::span<AttentionKind const> kinds) const {
+    check_batch(batch, kinds, options);
+    // MoBA's blocks are long stretches of neighbours, so only full attention is better balanced as zigzag.
+    bool const zigzag = context_mode == ContextMode::allgather && batch.tokens() % (2 * mesh.shape().cp) == 0 &&
+                        std::ranges::find(kinds, AttentionKind::moba) == kinds.end();
+    LocalBatch local(batch, ContextShard(batch.tokens(), mesh.shape().cp, mesh.cp_rank(), zigzag));
+    if (local.batch().tokens() % mesh.shape().tp != 0)
+        fail(Category::config, "the {} tokens of a rank are not a multiple of parallel.tensor = {}",
+             local.batch().tokens(), mesh.shape().tp);
+    return local;
+}
+
+AttentionProblem Llama::Impl::attention_problem(Batch const& batch) const {
+    return {.heads = options.num_attention_heads / mesh.shape().tp,
+            .kv_heads = options.kv_heads() / mesh.shape().tp,
+            .head_dim = options.head_size(),
+            .scale = 1 / std::sqrt(static_cast<double>(options.head_size())),
+            .cu_seqlens = batch.cu_seqlens};
+}
+
+Pass Llama::Impl::begin(LocalBatch const& local, Arena& arena) const {
+    Batch const& batch = local.batch();
     int64_t const T = batch.tokens(), R = options.head_size() / 2;
-    Pass pass{.ops = ops, .options = options, .moba = moba, .tokens = T, .cu_seqlens = batch.cu_seqlens};
+    int64_t const tp = mesh.shape().tp, D = options.hidden_size;
+    TensorView const whole_TD = tp > 1 ? arena.allocate("whole", ops.compute_dtype(), {T, D}) : TensorView();
+    Pass pass{.ops = ops,
+              .options = options,
+              .moba = moba,
+              .mesh = mesh,
+              .stream = {mesh.tp(), whole_TD},
+              .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(batch), arena},
+              .tokens = T};
     pass.cos_TR = arena.allocate("cos", pass.statistics(), {T, R});
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
-    pass.branch_TD = arena.allocate("branch", pass.compute(), {T, options.hidden_size});
+    pass.branch_PD = arena.allocate("branch", pass.compute(), {pass.part(), D});
     pass.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
     Arena::Scope const scope(arena);
     TensorView const positions_T = arena.allocate("positions", DType::i32, {T});
@@ -71,85 +154,105 @@ Pass Llama::Impl::begin(Batch const& batch, Arena& arena) const {
 }
 
 /// With `keep`, every layer's activations stay for the backward; otherwise all layers use the same memory.
-Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
-                                          Arena& arena, bool keep) const {
-    check_batch(batch, kinds, options);
-    Forward state{.pass = begin(batch, arena)};
+Llama::Impl::Forward Llama::Impl::forward(TensorView weights, LocalBatch const& local,
+                                          std::span<AttentionKind const> kinds, Arena& arena, bool keep) const {
+    Forward state{.pass = begin(local, arena)};
     Pass const& pass = state.pass;
     state.ids_T = arena.allocate("ids", DType::i32, {pass.tokens});
-    ops.upload(state.ids_T, batch.ids_T.data());
-    state.x_TD = arena.allocate("final x", pass.compute(), {pass.tokens, options.hidden_size});
-    state.rstd_T = arena.allocate("final rstd", pass.statistics(), {pass.tokens});
-    state.normed_TD = arena.allocate("final normed", pass.compute(), {pass.tokens, options.hidden_size});
+    ops.upload(state.ids_T, local.batch().ids_T.data());
+    state.x_PD = arena.allocate("final x", pass.compute(), {pass.part(), options.hidden_size});
+    state.rstd_P = arena.allocate("final rstd", pass.statistics(), {pass.part()});
+    state.normed_PD = arena.allocate("final normed", pass.compute(), {pass.part(), options.hidden_size});
 
     bool const any_moba = std::ranges::find(kinds, AttentionKind::moba) != kinds.end();
-    ConstView previous_TD;
+    ConstView previous_PD;
     for (size_t layer = 0; layer < kinds.size(); ++layer) {
         if (keep || layer == 0)
             state.blocks.push_back(
                 allocate_activations(arena, pass, keep ? kinds[layer] == AttentionKind::moba : any_moba));
         BlockActivations const& acts = state.blocks.back();
-        if (layer == 0) ops.embedding_forward(acts.x_TD, state.ids_T, layout.view(weights, kEmbedding));
-        block_forward(pass, block_tensors(layout, weights, options, static_cast<int64_t>(layer)), acts, previous_TD,
+        if (layer == 0) {
+            ops.embedding_forward(pass.stream.partial(acts.x_PD), state.ids_T, layout.view(weights, kEmbedding),
+                                  vocab_begin());
+            pass.stream.add_up(acts.x_PD);
+        }
+        block_forward(pass, block_tensors(layout, weights, options, static_cast<int64_t>(layer)), acts, previous_PD,
                       kinds[layer]);
-        previous_TD = acts.mid_TD;
+        previous_PD = acts.mid_PD;
     }
-    ops.rmsnorm_forward({.y_TD = state.normed_TD,
-                         .rstd_T = state.rstd_T,
-                         .x_TD = previous_TD,
+    ops.rmsnorm_forward({.y_TD = state.normed_PD,
+                         .rstd_T = state.rstd_P,
+                         .x_TD = previous_PD,
                          .w_D = layout.view(weights, kFinalNorm),
                          .eps = options.rms_norm_eps,
-                         .residual_TD = pass.branch_TD,
-                         .sum_TD = state.x_TD});
+                         .residual_TD = pass.branch_PD,
+                         .sum_TD = state.x_PD});
     return state;
 }
 
-/// temporary.dnormed_TD holds the gradient of the final norm's output; dx_TD becomes that of the embedding's.
-void Llama::Impl::backward(TensorView weights, TensorView grads, Forward const& state, BlockGradients const& temporary,
-                           TensorView dx_TD, std::span<AttentionKind const> kinds) const {
-    ops.rmsnorm_backward({.dx_TD = dx_TD,
+/// temporary.dnormed_PD holds the gradient of the final norm's output; dx_PD becomes that of the embedding's.
+void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Forward const& state,
+                           BlockGradients const& temporary, TensorView dx_PD,
+                           std::span<AttentionKind const> kinds) const {
+    TensorView const grads = sink.grads;
+    // The flat buffer is in forward order, so what is complete is always its end.
+    auto const done_from = [&](std::string const& first) {
+        if (sink.on_done) sink.on_done(layout.entry(first).offset);
+    };
+    ops.rmsnorm_backward({.dx_TD = dx_PD,
                           .dw_accumulated_D = layout.view(grads, kFinalNorm),
-                          .dy_TD = temporary.dnormed_TD,
-                          .x_TD = state.x_TD,
+                          .dy_TD = temporary.dnormed_PD,
+                          .x_TD = state.x_PD,
                           .w_D = layout.view(weights, kFinalNorm),
-                          .rstd_T = state.rstd_T});
+                          .rstd_T = state.rstd_P});
+    done_from(kFinalNorm);
     for (size_t layer = kinds.size(); layer-- > 0;) {
         auto const index = static_cast<int64_t>(layer);
         block_backward(state.pass, block_tensors(layout, weights, options, index),
-                       block_tensors(layout, grads, options, index), state.blocks[layer], temporary, dx_TD,
+                       block_tensors(layout, grads, options, index), state.blocks[layer], temporary, dx_PD,
                        kinds[layer]);
+        done_from(fmt::format("model.layers.{}.input_layernorm.weight", layer));
     }
-    ops.embedding_backward(layout.view(grads, kEmbedding), state.ids_T, dx_TD);
+    ops.embedding_backward(layout.view(grads, kEmbedding), state.ids_T, state.pass.stream.gather(dx_PD), vocab_begin());
+    done_from(kEmbedding);
 }
 
 Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh,
              Ops& ops)
-    : impl_(new Impl{.options = options, .moba = moba, .layout = layout, .ops = ops, .rope = make_rope(options)}) {
-    MeshShape const shape = mesh.shape();
-    if (shape.tp != 1 || shape.cp != 1)
-        fail(Category::config,
-             "parallel.tensor = {} and parallel.context = {}, but the model computes with 1 and 1: use parallel.data",
-             shape.tp, shape.cp);
-}
+    : impl_(
+          new Impl{.options = options,
+                   .moba = moba,
+                   .layout = layout,
+                   .mesh = mesh,
+                   .ops = ops,
+                   .rope = make_rope(options),
+                   .context_mode = resolve_context_mode(mesh.context_mode(), mesh.shape(), options.kv_heads()).mode}) {}
 
 Llama::~Llama() = default;
 
 double Llama::loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
-    Impl::Forward const state = impl_->forward(weights, batch, kinds, arena, false);
-    return classifier_loss(impl_->ops, arena, state.normed_TD, impl_->classifier(weights), batch, {});
+    LocalBatch const local = impl_->share(batch, kinds);
+    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, false);
+    return classifier_loss(impl_->ops, impl_->mesh.tp(), arena, state.pass.stream.gather(state.normed_PD),
+                           impl_->classifier(weights), local.batch(), {});
 }
 
-double Llama::loss_and_gradient(TensorView weights, TensorView grads, Batch const& batch, double scale,
+double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
                                 std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
-    Impl::Forward const state = impl_->forward(weights, batch, kinds, arena, true);
-    TensorView const dx_TD = arena.allocate("dx", state.pass.compute(), state.normed_TD.shape);
+    LocalBatch const local = impl_->share(batch, kinds);
+    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, true);
+    TensorView const dx_PD = arena.allocate("dx", state.pass.compute(), state.normed_PD.shape);
     BlockGradients const temporary = allocate_gradients(arena, state.pass);
-    double const loss =
-        classifier_loss(impl_->ops, arena, state.normed_TD, impl_->classifier(weights), batch,
-                        {.dx_TD = temporary.dnormed_TD, .dw_accumulated_VD = impl_->classifier(grads), .scale = scale});
-    impl_->backward(weights, grads, state, temporary, dx_TD, kinds);
+    SequenceParallel const& stream = state.pass.stream;
+    double const loss = classifier_loss(impl_->ops, impl_->mesh.tp(), arena, stream.gather(state.normed_PD),
+                                        impl_->classifier(weights), local.batch(),
+                                        {.dx_TD = stream.partial(temporary.dnormed_PD),
+                                         .dw_accumulated_VD = impl_->classifier(sink.grads),
+                                         .scale = sink.scale});
+    stream.add_up(temporary.dnormed_PD);
+    impl_->backward(weights, sink, state, temporary, dx_PD, kinds);
     return loss;
 }
 
@@ -157,13 +260,23 @@ std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, st
                                       Arena& arena) {
     Arena::Scope const scope(arena);
     Ops& ops = impl_->ops;
-    Impl::Forward const state = impl_->forward(weights, batch, kinds, arena, false);
-    int64_t const vocab = impl_->options.vocab_size;
+    Mesh const& mesh = impl_->mesh;
+    int64_t const vocab = impl_->options.vocab_size, tp = mesh.shape().tp;
+    Batch const pack = padded(batch, tp * mesh.shape().cp);
+    LocalBatch const local = impl_->share(pack, kinds);
+    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, false);
     TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab});
-    ops.matmul({.c = logits,
-                .a = state.normed_TD.rows(batch.tokens() - 1, batch.tokens()),
-                .b = impl_->classifier(weights),
-                .transpose_b = true});
+    Place const last = find_token(local.shard(), batch.tokens() - 1);
+    if (last.cp_rank == mesh.cp_rank()) {
+        TensorView const part =
+            tp > 1 ? arena.allocate("part of logits", state.pass.compute(), {1, vocab / tp}) : logits;
+        ops.matmul({.c = part,
+                    .a = state.pass.stream.gather(state.normed_PD).rows(last.row, last.row + 1),
+                    .b = impl_->classifier(weights),
+                    .transpose_b = true});
+        if (tp > 1) mesh.tp().all_gather(logits, part);
+    }
+    mesh.cp().broadcast(logits, last.cp_rank);
     std::vector<std::byte> raw(static_cast<size_t>(logits.bytes()));
     ops.download(raw.data(), logits);
     std::vector<float> values(static_cast<size_t>(vocab));

@@ -2,6 +2,7 @@
 // Parameter names are Hugging Face's.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -33,20 +34,34 @@ struct ForwardFlops {
 ForwardFlops forward_flops(ModelOptions const& model, MobaOptions const& moba, std::span<AttentionKind const> kinds,
                            std::span<int32_t const> cu_seqlens);
 
+/// Where a backward pass adds its gradients.
+struct GradientSink {
+    TensorView grads;  ///< flat, laid out as the weights
+    double scale = 1;
+    /// Called after each block, from the last one to the embedding: this pass adds nothing more to the gradients from
+    /// element `begin` of the flat buffer to its end. A caller passes it with its last micro-batch, to send gradients
+    /// while earlier blocks are still computed.
+    std::function<void(int64_t begin)> on_done = {};
+};
+
 class Llama {
   public:
     Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh, Ops& ops);
     ~Llama();
 
-    /// Sum over the batch of weight * nll. `kinds` has one entry per layer. Activations come from `arena` and are gone
-    /// at return.
+    // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide
+    // by cp * tp (Category::config). Activations come from `arena` and are gone at return.
+
+    /// Sum over this cp rank's tokens of weight * nll. `kinds` has one entry per layer.
     double loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
 
-    /// The same, and adds to `grads` (flat, same layout) the gradient of scale * sum(weight * nll).
-    double loss_and_gradient(TensorView weights, TensorView grads, Batch const& batch, double scale,
+    /// The same, and adds to `sink` what these tokens contribute to the gradient of its scale * sum(weight * nll) over
+    /// the batch. What tp does not cut still has to be added up over tp: add_up_uncut in parallel/sequence.h.
+    double loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
                              std::span<AttentionKind const> kinds, Arena& arena);
 
-    /// Logits (f32 in host memory, vocab_size values) that follow the last token of the batch.
+    /// Logits (f32 in host memory, vocab_size values) that follow the last token of a batch of any length; the same on
+    /// every rank.
     std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
                                    Arena& arena);
 

@@ -17,6 +17,19 @@
 
 namespace perigee {
 
+/// Copies `rows` runs of `width` elements. Run i starts at element begin + i * stride of its side; strides are at least
+/// `width`, and the two sides do not overlap.
+struct CopyRows {
+    TensorView to;
+    int64_t to_begin = 0;
+    int64_t to_stride = 0;
+    ConstView from;
+    int64_t from_begin = 0;
+    int64_t from_stride = 0;
+    int64_t rows = 0;
+    int64_t width = 0;
+};
+
 /// c = op(a) op(b), or c += op(a) op(b); op transposes where asked. All 2-D.
 struct MatMul {
     TensorView c;
@@ -83,6 +96,8 @@ struct QkvBackward {
 /// Causal softmax attention inside each document; query heads [g H/G, (g+1) H/G) share key/value head g.
 /// `cu_seqlens` (host memory) as in Batch; empty documents are allowed. lse is the natural log-sum-exp of the scaled
 /// scores. With `moba`, only the chosen blocks take part; the choice comes from moba_select.
+/// The borders and the keys cover all T tokens of a pack, the queries a range of them: the rows of q and of everything
+/// shaped like q are the tokens [query_begin, query_begin + rows).
 struct AttentionForward {
     TensorView o_THK;
     TensorView lse_TH;
@@ -93,7 +108,9 @@ struct AttentionForward {
     double scale = 0;
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
+    int64_t query_begin = 0;
 };
+/// dk and dv are what these queries contribute, for all T tokens.
 struct AttentionBackward {
     TensorView dq_THK;
     TensorView dk_TGK;
@@ -108,6 +125,8 @@ struct AttentionBackward {
     double scale = 0;
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
+    int64_t query_begin = 0;
+    bool add_to_dkv = false;  ///< dk and dv += instead of =
 };
 
 /// The blocks each query attends besides its own: chosen [T, H, S] int32 with S = max(top_k - 1, 0), as block indices
@@ -118,6 +137,7 @@ struct MobaSelect {
     ConstView k_TGK;
     std::span<int32_t const> cu_seqlens;
     MobaOptions const* moba = nullptr;
+    int64_t query_begin = 0;  ///< as in AttentionForward
 };
 
 /// Per-row statistics of a softmax over the vocabulary rows [vocab_begin, vocab_begin + V) of a sharded classifier.
@@ -171,16 +191,19 @@ class Ops {
     virtual void upload(TensorView to, void const* from) = 0;
     virtual void download(void* to, ConstView from) = 0;
     virtual void copy(TensorView to, ConstView from) = 0;
+    virtual void copy_rows(CopyRows const& args) = 0;
     virtual void fill_zero(TensorView x) = 0;
 
     virtual void matmul(MatMul const& args) = 0;
     virtual void add(TensorView accumulated, ConstView x) = 0;  ///< accumulated += x
     virtual void scale(TensorView x, double factor) = 0;        ///< x *= factor
 
-    /// x[t] = table[ids[t]]; ids int32, in [0, V) (checked by the data loader).
-    virtual void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD) = 0;
-    /// Deterministic: contributions to a row are added in order of t.
-    virtual void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD) = 0;
+    /// x[t] = table[ids[t] - vocab_begin], or zeros where another shard of the vocabulary owns ids[t]; ids int32, in
+    /// the whole vocabulary (checked by the data loader).
+    virtual void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) = 0;
+    /// Deterministic: contributions to a row are added in order of t. Ids of other shards contribute nothing.
+    virtual void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                                    int64_t vocab_begin) = 0;
 
     virtual void rmsnorm_forward(RmsNormForward const& args) = 0;
     virtual void rmsnorm_backward(RmsNormBackward const& args) = 0;
@@ -202,6 +225,8 @@ class Ops {
     virtual void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) = 0;
 
     virtual void softmax_stats(SoftmaxStats const& args) = 0;
+    /// sum *= exp(max - global_max): sums of exponentials over shards can then be added.
+    virtual void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) = 0;
     virtual void cross_entropy(CrossEntropy const& args) = 0;
 
     /// Sum of squares, accumulated in fp64; not finite as soon as one element is not finite.

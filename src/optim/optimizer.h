@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/schema.h"
 #include "ops/ops.h"
+#include "parallel/buckets.h"
 #include "parallel/mesh.h"
 #include "parallel/param_spec.h"
 
@@ -38,23 +40,29 @@ double learning_rate(ScheduleOptions const& options, double peak, int64_t step, 
 
 class AdamWOptimizer {
   public:
-    AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ops& ops);
+    /// Keeps moments for ownership.updated alone.
+    AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership, Ops& ops);
 
-    /// Global norm over all parameters, each counted once over the mesh.
+    /// Global norm over all parameters, each counted once over the mesh, by the rank that owns it.
     double global_norm(TensorView grads, Mesh const& mesh);
-    /// One update of flat buffers; `applied_updates` counts earlier ones. Scales gradients by max_grad_norm / norm
-    /// where `norm` is larger; a norm that is not finite is Category::internal, and nothing has changed.
+    /// One update of ownership.updated in flat buffers; `applied_updates` counts earlier ones. Scales gradients by
+    /// max_grad_norm / norm where `norm` is larger; a norm that is not finite is Category::internal, and nothing has
+    /// changed.
     void update(TensorView weights, TensorView grads, double norm, double lr, int64_t applied_updates);
 
-    TensorView first_moment() { return m_; }  ///< flat f32 (f64 with fp64 Ops), for checkpoints
-    TensorView second_moment() { return v_; }
+    /// f32 (f64 with fp64 Ops), one part per range of ownership.updated, for checkpoints.
+    std::vector<FlatPart> first_moment() const { return parts(m_); }
+    std::vector<FlatPart> second_moment() const { return parts(v_); }
 
   private:
+    std::vector<FlatPart> parts(TensorView packed) const;
+
     OptimizerOptions options_;
     ParamLayout const* layout_;
+    Ownership ownership_;
     Ops* ops_;
     Buffer m_memory_, v_memory_;
-    TensorView m_, v_;
+    TensorView m_, v_;  ///< the updated ranges one after the other
 };
 
 }  // namespace perigee

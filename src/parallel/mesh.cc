@@ -7,10 +7,19 @@ void describe(Schema& schema, ParallelOptions& options) {
     schema.add("context", options.context, at_least(1), "ranks that share every sequence (context parallel)");
     schema.add("data", options.data, at_least(-1),
                "ranks that train on different samples (data parallel); -1 takes whatever the job's ranks leave");
+    schema.choice(
+        "context_mode", options.context_mode,
+        {{"auto", ContextMode::automatic}, {"ulysses", ContextMode::ulysses}, {"allgather", ContextMode::allgather}},
+        "how context-parallel ranks share attention: ulysses exchanges heads for tokens, allgather collects "
+        "all keys and values; auto takes ulysses where the key/value heads of a rank divide by `context`");
+    schema.add("zero", options.zero,
+               "ranks with the same weights share the optimizer's moments and the update (ZeRO-1); off, each does all");
+    schema.add("bucket_mib", options.bucket_mib, between(1, 1 << 16),
+               "MiB of gradients that ranks sum at once, while the backward goes on");
 }
 
 MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
-    auto const [tensor, context, data] = options;
+    int64_t const tensor = options.tensor, context = options.context, data = options.data;
     for (int64_t axis : {tensor, context, data == -1 ? 1 : data}) {
         if (axis < 1 || axis > world_size) {
             fail(Category::config, "parallel: tensor {}, context {}, data {} do not fit a job of {} ranks", tensor,
@@ -30,7 +39,8 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
     return {.dp = static_cast<int>(outer), .cp = static_cast<int>(context), .tp = static_cast<int>(tensor)};
 }
 
-Mesh::Mesh(ParallelOptions const& options, Comm& world) : world_(&world), shape_(resolve_mesh(options, world.size())) {
+Mesh::Mesh(ParallelOptions const& options, Comm& world)
+    : world_(&world), shape_(resolve_mesh(options, world.size())), context_mode_(options.context_mode) {
     // rank = (dp * shape.cp + cp) * shape.tp + tp; a group is the ranks that agree on every other axis.
     int const rank = world.rank();
     int const tp = rank % shape_.tp;
@@ -40,5 +50,14 @@ Mesh::Mesh(ParallelOptions const& options, Comm& world) : world_(&world), shape_
     dp_ = world.split(rank % (shape_.tp * shape_.cp), rank);
     dp_cp_ = world.split(tp, rank);
 }
+
+Mesh::Mesh(ParallelOptions const& options, Comm& world, std::function<std::unique_ptr<Comm>(int size)> const& group)
+    : world_(&world),
+      shape_(resolve_mesh(options, world.size())),
+      context_mode_(options.context_mode),
+      dp_(group(shape_.dp)),
+      cp_(group(shape_.cp)),
+      tp_(group(shape_.tp)),
+      dp_cp_(group(shape_.dp * shape_.cp)) {}
 
 }  // namespace perigee

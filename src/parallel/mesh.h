@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "base/schema.h"
@@ -10,10 +11,16 @@
 
 namespace perigee {
 
+/// How context-parallel ranks share attention: parallel/context.h.
+enum class ContextMode { automatic, ulysses, allgather };
+
 struct ParallelOptions {
     int64_t tensor = 1;
     int64_t context = 1;
     int64_t data = -1;  ///< -1: whatever the job's ranks leave
+    ContextMode context_mode = ContextMode::automatic;
+    bool zero = true;         ///< ZeRO-1: parallel/buckets.h
+    int64_t bucket_mib = 64;  ///< of gradients, sent at once
 };
 void describe(Schema& schema, ParallelOptions& options);
 
@@ -29,8 +36,11 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size);
 class Mesh {
   public:
     Mesh(ParallelOptions const& options, Comm& world);
+    /// Rank 0 of a job that is only played: `group` makes the Comm of an axis from its size.
+    Mesh(ParallelOptions const& options, Comm& world, std::function<std::unique_ptr<Comm>(int size)> const& group);
 
     MeshShape shape() const { return shape_; }
+    ContextMode context_mode() const { return context_mode_; }  ///< as the options ask
     int dp_rank() const { return dp_->rank(); }
     int cp_rank() const { return cp_->rank(); }
     int tp_rank() const { return tp_->rank(); }
@@ -44,6 +54,7 @@ class Mesh {
   private:
     Comm* world_;
     MeshShape shape_;
+    ContextMode context_mode_;
     std::unique_ptr<Comm> dp_, cp_, tp_, dp_cp_;
 };
 

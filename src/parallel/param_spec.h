@@ -43,6 +43,20 @@ struct Shard {
 };
 Shard whole_shard(Shape const& global);
 
+/// Elements [begin, end) of a flat parameter buffer.
+struct FlatRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t size() const { return end - begin; }
+    bool operator==(FlatRange const&) const = default;
+};
+
+/// The values of a range of a flat buffer.
+struct FlatPart {
+    FlatRange range;
+    TensorView values;
+};
+
 class ParamLayout {
   public:
     /// The part of each tensor held by rank `tp_rank` of `tp_size`; sizes must divide (Category::config otherwise).
@@ -57,7 +71,8 @@ class ParamLayout {
     std::vector<Entry> const& entries() const { return entries_; }
     Entry const& entry(std::string const& name) const;  ///< Category::internal for an unknown name
     int64_t size() const { return size_; }              ///< elements of the flat buffer
-    int64_t global_size() const;                        ///< parameters of the whole model
+    FlatRange whole() const { return {0, size_}; }
+    int64_t global_size() const;  ///< parameters of the whole model
 
     /// The named tensor inside a flat buffer of size() elements.
     TensorView view(TensorView flat, std::string const& name) const;

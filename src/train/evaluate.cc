@@ -18,7 +18,7 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
         weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
     }
     loss = mesh.dp_cp().sum(loss);
-    weight = mesh.dp_cp().sum(weight);
+    weight = mesh.dp().sum(weight);  // cp ranks hold the same batches and share their tokens
     if (!(weight > 0)) fail(Category::data, "evaluation at step {}: no validation token carries loss", step);
     return {.step = step, .loss = loss / weight, .loss_weight = weight};
 }

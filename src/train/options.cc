@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "parallel/context.h"
 
 namespace perigee {
 
@@ -46,6 +47,7 @@ void describe(Schema& schema, RunOptions& options) {
         .section("eval", options.eval, "Evaluation on held-out data while training.")
         .section("generate", options.generate, "Text generation, for `perigee generate`.")
         .section("log", options.log, "What the run shows while it goes.")
+        .section("watchdog", options.watchdog, "Time limits for parts of a run, so that a hanging rank ends the job.")
         .section("parallel", options.parallel, "How the ranks share the work.");
 }
 
@@ -79,22 +81,22 @@ void check_batch(RunOptions const& options, int dp, Sentences& out) {
 /// Returns the data-parallel ranks, 1 where the layout does not fit the job.
 int check_layout(RunOptions const& options, int world_size, Sentences& out) {
     ParallelOptions const& parallel = options.parallel;
-    if (parallel.tensor != 1 || parallel.context != 1) {
-        out.add(
-            "parallel.tensor is {} and parallel.context is {}: tensor and context parallelism above 1 are not "
-            "available yet",
-            parallel.tensor, parallel.context);
+    ModelOptions const& model = options.model;
+    for (auto const& [name, size] : {std::pair{"num_attention_heads", model.num_attention_heads},
+                                     {"num_key_value_heads", model.kv_heads()},
+                                     {"intermediate_size", model.intermediate_size},
+                                     {"vocab_size", model.vocab_size}}) {
+        if (size % parallel.tensor != 0)
+            out.add("model.{} ({}) must be a multiple of parallel.tensor ({})", name, size, parallel.tensor);
     }
-    if (options.model.num_attention_heads % parallel.tensor != 0) {
-        out.add("model.num_attention_heads ({}) must be a multiple of parallel.tensor ({})",
-                options.model.num_attention_heads, parallel.tensor);
-    }
-    if (options.model.kv_heads() % parallel.tensor != 0) {
-        out.add("model.num_key_value_heads ({}) must be a multiple of parallel.tensor ({})", options.model.kv_heads(),
-                parallel.tensor);
+    if (options.data.sequence_length % (parallel.context * parallel.tensor) != 0) {
+        out.add("data.sequence_length ({}) must be a multiple of parallel.context ({}) times parallel.tensor ({})",
+                options.data.sequence_length, parallel.context, parallel.tensor);
     }
     try {
-        return resolve_mesh(parallel, world_size).dp;
+        MeshShape const shape = resolve_mesh(parallel, world_size);
+        resolve_context_mode(parallel.context_mode, shape, model.kv_heads());
+        return shape.dp;
     } catch (Error const& error) {
         out.add("{}", error.what());
         return 1;

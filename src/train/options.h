@@ -12,6 +12,7 @@
 #include "model/options.h"
 #include "optim/optimizer.h"
 #include "parallel/mesh.h"
+#include "train/watchdog.h"
 
 namespace perigee {
 
@@ -54,6 +55,7 @@ struct RunOptions {
     EvalOptions eval;
     SamplingOptions generate;
     LogOptions log;
+    WatchdogOptions watchdog;
     ParallelOptions parallel;
 };
 void describe(Schema& schema, RunOptions& options);

@@ -1,7 +1,5 @@
 #include "train/run_folder.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include <string_view>
 
 #include "base/log.h"
+#include "train/failure.h"
 
 namespace perigee {
 
@@ -43,26 +42,17 @@ RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::
     } catch (Error const& e) {
         fail(Category::config, "output_dir cannot be written: {}", e.what());
     }
-    // An advisory lock dies with its process, so a killed job never blocks the next one.
-    Path const lock_path = path_ / ".lock";
-    lock_ = ::open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
-    if (lock_ < 0) fail(Category::config, "output_dir cannot be written: {}", IoError("open", lock_path, errno).what());
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-        std::string const holder = files_->read_text(lock_path, 4096);
-        ::close(lock_);
-        fail(Category::config, "output_dir {} is in use by another job ({})", path_.string(), holder);
+    try {
+        lock_ = files_->lock(path_ / ".lock", fmt::format("process {} on host {}", ::getpid(), host_name()));
+    } catch (LockedError const& e) {
+        fail(Category::config, "output_dir {} is in use by another job ({})", path_.string(), e.holder());
+    } catch (IoError const& e) {
+        fail(Category::config, "output_dir cannot be written: {}", e.what());
     }
-    char host[256] = "?";
-    ::gethostname(host, sizeof host - 1);
-    std::string const holder = fmt::format("process {} on host {}", ::getpid(), host);
-    if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, holder.data(), holder.size(), 0) < 0)
-        log::warn("{}: the holder's name could not be written", lock_path.string());
+    remove_failures(*files_, path_);
 }
 
-RunFolder::~RunFolder() {
-    log::mirror({});
-    ::close(lock_);
-}
+RunFolder::~RunFolder() { log::mirror({}); }
 
 void RunFolder::write_config(std::string const& yaml) { files_->replace_text(path_ / "config.yaml", yaml); }
 

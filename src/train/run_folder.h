@@ -10,8 +10,9 @@ namespace perigee {
 
 class RunFolder {
   public:
-    /// Creates what is missing and takes the lock. Throws Category::config where the folder cannot be written or
-    /// another living job holds it. Only rank 0 of a job makes one.
+    /// Creates what is missing, takes the lock and removes what an earlier job's failing ranks left. Throws
+    /// Category::config where the folder cannot be written or another living job holds it. Only rank 0 of a job makes
+    /// one.
     RunFolder(FileSystem& files, Path path);
     ~RunFolder();
     RunFolder(RunFolder const&) = delete;
@@ -29,7 +30,7 @@ class RunFolder {
     struct Appender;
     FileSystem* files_;
     Path path_;
-    int lock_ = -1;
+    std::unique_ptr<FileLock> lock_;
     std::unique_ptr<Appender> metrics_;
     std::unique_ptr<Appender> log_;
 };

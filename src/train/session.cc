@@ -59,7 +59,7 @@ RunState Session::load_weights() {
     if (!found)
         fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
              checkpoint_root(options_.output_dir).string());
-    found->read(stored_tensors(layout_, weights(), "", whole_range(layout_)));
+    found->read(stored_tensors(layout_, {{layout_.whole(), weights()}}, "", {layout_.whole()}));
     log::info("weights of step {} from {}", found->state().step, found->folder().string());
     return found->state();
 }

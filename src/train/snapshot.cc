@@ -4,25 +4,35 @@
 
 namespace perigee {
 
-FlatRange whole_range(ParamLayout const& layout) { return {0, layout.size()}; }
+namespace {
 
-FlatRange share(ParamLayout const& layout, int rank, int size) {
-    return {layout.size() * rank / size, layout.size() * (rank + 1) / size};
+FlatRange intersection(FlatRange a, FlatRange b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+void append_tensors(std::vector<StoredTensor>& stored, ParamLayout const& layout, FlatPart const& part,
+                    std::string const& prefix, FlatRange range) {
+    for (ParamLayout::Entry const& entry : layout.entries()) {
+        auto const [begin, end] = intersection(range, {entry.offset, entry.offset + entry.local.size()});
+        if (begin >= end) continue;
+        TensorView const values = part.values.rows(begin - part.range.begin, end - part.range.begin);
+        StoredTensor tensor{prefix + entry.spec.name, entry.shard, values};
+        tensor.shard.flat_begin = begin - entry.offset;
+        tensor.shard.flat_count = end - begin;
+        stored.push_back(std::move(tensor));
+    }
 }
 
-std::vector<StoredTensor> stored_tensors(ParamLayout const& layout, TensorView flat, std::string const& prefix,
-                                         FlatRange range) {
-    std::vector<StoredTensor> parts;
-    for (ParamLayout::Entry const& entry : layout.entries()) {
-        int64_t const begin = std::max(range.first, entry.offset);
-        int64_t const end = std::min(range.second, entry.offset + entry.local.size());
-        if (begin >= end) continue;
-        StoredTensor part{prefix + entry.spec.name, entry.shard, flat.rows(begin, end)};
-        part.shard.flat_begin = begin - entry.offset;
-        part.shard.flat_count = end - begin;
-        parts.push_back(std::move(part));
+}  // namespace
+
+std::vector<StoredTensor> stored_tensors(ParamLayout const& layout, std::vector<FlatPart> const& parts,
+                                         std::string const& prefix, std::vector<FlatRange> const& ranges) {
+    std::vector<StoredTensor> stored;
+    for (FlatPart const& part : parts) {
+        for (FlatRange const& range : ranges) {
+            FlatRange const both = intersection(part.range, range);
+            if (both.size() > 0) append_tensors(stored, layout, part, prefix, both);
+        }
     }
-    return parts;
+    return stored;
 }
 
 }  // namespace perigee

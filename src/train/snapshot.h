@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -11,18 +10,13 @@
 
 namespace perigee {
 
-/// Elements [begin, end) of a flat parameter buffer.
-using FlatRange = std::pair<int64_t, int64_t>;
-FlatRange whole_range(ParamLayout const& layout);
-/// Part `rank` of `size` nearly equal parts: replicas share the writing.
-FlatRange share(ParamLayout const& layout, int rank, int size);
-
 /// Names of a parameter's optimizer state in a checkpoint: prefix + parameter name.
 inline constexpr char const* kFirstMoment = "optimizer.m/";
 inline constexpr char const* kSecondMoment = "optimizer.v/";
 
-/// The tensors of `flat` (host memory, laid out by `layout`) that meet `range`, each named prefix + parameter name.
-std::vector<StoredTensor> stored_tensors(ParamLayout const& layout, TensorView flat, std::string const& prefix,
-                                         FlatRange range);
+/// What of `parts` (host memory) lies in `ranges` of the flat buffer, tensor by tensor, each named prefix + parameter
+/// name.
+std::vector<StoredTensor> stored_tensors(ParamLayout const& layout, std::vector<FlatPart> const& parts,
+                                         std::string const& prefix, std::vector<FlatRange> const& ranges);
 
 }  // namespace perigee

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "checkpoint/folders.h"
+#include "parallel/sequence.h"
 #include "train/evaluate.h"
 #include "train/guard.h"
 #include "train/snapshot.h"
@@ -34,17 +35,23 @@ std::string layout_text(Mesh const& mesh, Ops& ops) {
 
 }  // namespace
 
-Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml)
+Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml,
+                 Watchdog* watchdog)
     : session_(options, world, files),
       options_(session_.options()),
       mesh_(session_.mesh()),
       grads_(session_.ops(), session_.layout()),
-      optimizer_(options_.optimizer, session_.layout(), session_.ops()),
+      replicas_(session_.layout(), make_buckets(options_.parallel, session_.layout(), mesh_.shape()), mesh_,
+                options_.parallel.zero, session_.ops()),
+      optimizer_(options_.optimizer, session_.layout(), replicas_.ownership(), session_.ops()),
       train_data_(session_.open(Split::train)),
       validation_data_(wants_validation(options_) ? session_.open(Split::validation) : nullptr),
       folder_(open_folder(options_, world, files)),
+      saver_(files, world, checkpoint_root(options_.output_dir), options_.checkpoint.retention()),
+      watchdog_(watchdog),
       progress_(options_.log.progress && world.rank() == 0) {
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job
+    if (watchdog_ != nullptr) watchdog_->report_into(options_.output_dir);
     if (folder_) {
         folder_->write_config(resolved_yaml);
         folder_->mirror_log();
@@ -55,6 +62,11 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
 
 Trainer::~Trainer() { log::around_lines({}, {}); }
 
+void Trainer::enter(Section section) {
+    bool const in_step = section == Section::first_step || section == Section::step;
+    if (watchdog_ != nullptr) watchdog_->enter(section, state_.step + (in_step ? 1 : 0));
+}
+
 void Trainer::start() {
     log::info("{} parameters, {}; {}", format_count(session_.layout().global_size()),
               layout_text(mesh_, session_.ops()), train_data_->summary());
@@ -62,11 +74,7 @@ void Trainer::start() {
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     auto const found = find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files());
     if (found) {
-        auto const whole = whole_range(session_.layout());
-        ParamLayout const& layout = session_.layout();
-        found->read(stored_tensors(layout, session_.weights(), "", whole));
-        found->read(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, whole));
-        found->read(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, whole));
+        found->read(tensors({session_.layout().whole()}));
         auto const info = std::move(state_.info);
         state_ = found->state();
         auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
@@ -96,8 +104,15 @@ void Trainer::start() {
 
 Outcome Trainer::run() {
     while (state_.step < options_.train.steps) {
-        report(step());
-        bool const stop = mesh_.world().any(stop_.requested());
+        enter(state_.step == first_step_ ? Section::first_step : Section::step);
+        try {
+            report(step());
+        } catch (Error const& e) {
+            // All ranks judge alike: the last good state is worth keeping before they leave.
+            if (e.category() == Category::numeric && saver_.in_flight()) finish_save(/*last=*/false);
+            throw;
+        }
+        bool const stop = told_to_stop();
         bool const last = stop || state_.step == options_.train.steps;
         if (options_.eval.every > 0 && !stop && (last || state_.step % options_.eval.every == 0)) run_evaluation();
         if (last || (options_.checkpoint.every > 0 && state_.step % options_.checkpoint.every == 0)) save(last);
@@ -109,6 +124,24 @@ Outcome Trainer::run() {
     progress_.clear();
     log::info("finished at step {}", state_.step);
     return Outcome::finished;
+}
+
+bool Trainer::told_to_stop() {
+    // One message for both: whether a rank was told to stop, and whether one still writes.
+    int64_t flags[2] = {stop_.requested(), saver_.writing()};
+    mesh_.world().all_reduce(TensorView(flags, Shape{2}), Reduce::max);
+    if (saver_.in_flight() && flags[1] == 0) finish_save(/*last=*/false);
+    return flags[0] != 0;
+}
+
+std::vector<StoredTensor> Trainer::tensors(std::vector<FlatRange> const& ranges) const {
+    ParamLayout const& layout = session_.layout();
+    auto stored = stored_tensors(layout, {{layout.whole(), session_.weights()}}, "", ranges);
+    std::ranges::move(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, ranges),
+                      std::back_inserter(stored));
+    std::ranges::move(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, ranges),
+                      std::back_inserter(stored));
+    return stored;
 }
 
 std::vector<Batch> Trainer::next_batches() const {
@@ -133,27 +166,36 @@ StepReport Trainer::step() {
         r.tokens += b.tokens();
         flops += forward_flops(options_.model, options_.attention.moba, kinds, b.cu_seqlens).training();
     }
-    r.loss_weight = mesh_.dp_cp().sum(weight);
-    r.tokens = mesh_.dp_cp().sum(r.tokens);
-    r.flops = mesh_.dp_cp().sum(flops);
+    // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
+    r.loss_weight = mesh_.dp().sum(weight);
+    r.tokens = mesh_.dp().sum(r.tokens);
+    r.flops = mesh_.dp().sum(flops);
     if (!(r.loss_weight > 0))
         fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
              state_.consumed_samples, state_.consumed_samples + options_.train.global_batch_size - 1);
 
     session_.ops().fill_zero(grads_.view);
     double loss = 0;
-    for (Batch const& b : batches)
-        loss += session_.model().loss_and_gradient(session_.weights(), grads_.view, b, 1.0 / r.loss_weight, kinds,
-                                                   session_.arena());
+    GradientSink sink{.grads = grads_.view, .scale = 1.0 / r.loss_weight};
+    for (Batch const& b : batches) {
+        if (&b == &batches.back())
+            sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
+                add_up_uncut(session_.layout(), grads_.view, {begin, end}, mesh_.tp());
+                replicas_.reduce_from(grads_.view, begin);
+                end = begin;
+            };
+        loss += session_.model().loss_and_gradient(session_.weights(), sink, b, kinds, session_.arena());
+    }
     r.loss = mesh_.dp_cp().sum(loss) / r.loss_weight;
-    mesh_.dp_cp().all_reduce(grads_.view);
     r.grad_norm = optimizer_.global_norm(grads_.view, mesh_);
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state_.step, options_.train.steps);
 
     Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state_.skipped_in_a_row);
     r.skipped = verdict == Verdict::skip;
-    if (verdict == Verdict::apply)
+    if (verdict == Verdict::apply) {
         optimizer_.update(session_.weights(), grads_.view, r.grad_norm, r.lr, state_.applied_updates++);
+        replicas_.gather(session_.weights());
+    }
     ++state_.step;
     state_.consumed_samples += options_.train.global_batch_size;
     r.consumed_samples = state_.consumed_samples;
@@ -175,6 +217,7 @@ void Trainer::report(StepReport const& r) {
 }
 
 void Trainer::run_evaluation() {
+    enter(Section::eval);
     EvalReport const r = evaluate(session_, *validation_data_, state_.step, session_.kinds(state_.step));
     session_.arena().settle();
     log::info("step: {}  eval_loss: {:.5f}", r.step, r.loss);
@@ -182,25 +225,39 @@ void Trainer::run_evaluation() {
 }
 
 void Trainer::save(bool last) {
+    if (saver_.in_flight()) finish_save(last && saver_.step() == state_.step);
     if (saved_step_ == state_.step) return;
-    Comm& world = mesh_.world();
-    FlatRange const mine = share(session_.layout(), mesh_.dp_cp().rank(), mesh_.dp_cp().size());
-    auto parts = stored_tensors(session_.layout(), session_.weights(), "", mine);
-    for (auto const& [prefix, moment] :
-         {std::pair{kFirstMoment, optimizer_.first_moment()}, std::pair{kSecondMoment, optimizer_.second_moment()}})
-        std::ranges::move(stored_tensors(session_.layout(), moment, prefix, mine), std::back_inserter(parts));
+    begin_save(last);
+    if (saver_.in_flight() && (last || !options_.checkpoint.asynchronous)) finish_save(last);
+}
+
+void Trainer::begin_save(bool last) {
+    enter(Section::save);
     try {
-        auto const start = Clock::now();
-        save_checkpoint(session_.files(), world, checkpoint_root(options_.output_dir), state_, parts,
-                        options_.checkpoint.keep_last);
-        failed_saves_ = 0;
-        saved_step_ = state_.step;
-        log::info("saved step {} in {:.2f} s", state_.step, seconds_since(start));
+        save_began_ = Clock::now();
+        saver_.begin(state_, tensors(replicas_.ownership().owned));
     } catch (Error const& e) {
-        // Every rank throws alike, so all of them go on or stop together.
-        if (e.category() != Category::checkpoint || last || ++failed_saves_ >= kFailedSavesInARow) throw;
-        log::warn("checkpoint at step {} failed, training goes on: {}", state_.step, e.what());
+        save_failed(e, state_.step, last);
     }
+}
+
+void Trainer::finish_save(bool last) {
+    enter(Section::save);
+    int64_t const step = saver_.step();
+    try {
+        saver_.finish();
+        failed_saves_ = 0;
+        saved_step_ = step;
+        log::info("saved step {} in {:.2f} s", step, seconds_since(save_began_));
+    } catch (Error const& e) {
+        save_failed(e, step, last);
+    }
+}
+
+void Trainer::save_failed(Error const& error, int64_t step, bool last) {
+    // Every rank throws alike, so all of them go on or stop together.
+    if (error.category() != Category::checkpoint || last || ++failed_saves_ >= kFailedSavesInARow) throw error;
+    log::warn("checkpoint at step {} failed, training goes on: {}", step, error.what());
 }
 
 }  // namespace perigee

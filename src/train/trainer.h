@@ -1,16 +1,20 @@
 // The training loop: read it first. One step is next batches -> loss and gradients -> reduce -> judge -> update.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
+#include "checkpoint/saver.h"
 #include "data/data_source.h"
 #include "optim/optimizer.h"
+#include "parallel/buckets.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/session.h"
 #include "train/signals.h"
+#include "train/watchdog.h"
 
 namespace perigee {
 
@@ -19,8 +23,9 @@ enum class Outcome { finished, preempted };
 class Trainer {
   public:
     /// Opens data and run folder, resumes from a checkpoint or initialises the weights. `resolved_yaml` is saved with
-    /// the run. Collective, like everything here.
-    Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml);
+    /// the run. `watchdog`, which may be null, is told what goes on. Collective, like everything here.
+    Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml,
+            Watchdog* watchdog = nullptr);
     ~Trainer();
     Trainer(Trainer const&) = delete;
     Trainer& operator=(Trainer const&) = delete;
@@ -29,16 +34,24 @@ class Trainer {
     Outcome run();
     /// One optimizer step on the next global batch. Throws Category::data where no token of it carries loss.
     StepReport step();
-    /// Writes a checkpoint of the state after the last step. A failed save is reported and training goes on; the third
-    /// in a row, and any at the end of the run, throws Category::checkpoint.
+    /// Saves the state after the last step: a later step, or the next save, completes the checkpoint, unless this is
+    /// the last one. A failed save is reported and training goes on; the third in a row, and any at the end of the
+    /// run, throws Category::checkpoint.
     void save(bool last);
 
     RunState const& state() const { return state_; }
     Session& session() { return session_; }
 
   private:
+    void enter(Section section);
     void start();
+    bool told_to_stop();
+    void begin_save(bool last);
+    void finish_save(bool last);
+    void save_failed(Error const& error, int64_t step, bool last);
     std::vector<Batch> next_batches() const;
+    /// Weights and moments, as far as this rank holds them in `ranges` of its flat buffers.
+    std::vector<StoredTensor> tensors(std::vector<FlatRange> const& ranges) const;
     void report(StepReport const& report);
     void run_evaluation();
 
@@ -46,15 +59,19 @@ class Trainer {
     RunOptions const& options_;
     Mesh const& mesh_;
     FlatTensor grads_;
+    Replicas replicas_;
     AdamWOptimizer optimizer_;
     std::unique_ptr<DataSource> train_data_;
     std::unique_ptr<DataSource> validation_data_;
     std::unique_ptr<RunFolder> folder_;  ///< rank 0 only
+    Saver saver_;
     StopSignal stop_;
+    Watchdog* watchdog_;
     RunState state_;
     Progress progress_;
     int64_t failed_saves_ = 0;
     int64_t saved_step_ = -1;
+    std::chrono::steady_clock::time_point save_began_;
     int64_t first_step_ = 0;       ///< of this process, for the time left
     double seconds_per_step_ = 0;  ///< smoothed
 };

@@ -6,6 +6,7 @@
 #include "app/dry_run.h"
 #include "config/config.h"
 #include "model/llama.h"
+#include "support/thread_comm.h"
 
 namespace perigee {
 namespace {
@@ -29,12 +30,11 @@ RunOptions tiny() {
 }
 
 /// Peak of the arena in a step that really computes.
-int64_t real_peak(RunOptions const& options) {
+int64_t real_peak(RunOptions const& options, Comm& world) {
     auto const device = make_host_device();
     auto const ops = make_host_ops(*device, 1);
-    auto const world = make_single_comm();
-    Mesh const mesh(options.parallel, *world);
-    ParamLayout const layout(llama_params(options.model), 1, 0);
+    Mesh const mesh(options.parallel, world);
+    ParamLayout const layout(llama_params(options.model), mesh.shape().tp, mesh.tp_rank());
     Llama model(options.model, options.attention.moba, layout, mesh, *ops);
     std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
     TensorView const weights_view(weights.data(), {layout.size()});
@@ -51,31 +51,46 @@ int64_t real_peak(RunOptions const& options) {
     batch.cu_seqlens.push_back(static_cast<int32_t>(tokens));
     Arena arena(*device);
     auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, 0);
-    double const loss =
-        model.loss_and_gradient(weights_view, TensorView(grads.data(), {layout.size()}), batch, 1.0, kinds, arena);
-    EXPECT_GT(loss, 0);
+    double const loss = model.loss_and_gradient(weights_view, {.grads = TensorView(grads.data(), {layout.size()})},
+                                                batch, kinds, arena);
+    EXPECT_GT(mesh.dp_cp().sum(loss), 0);
     return arena.peak_bytes();
 }
 
 TEST(StepMemory, IsWhatARealStepTakes) {
     RunOptions options = tiny();
-    EXPECT_EQ(step_memory(options).activations, real_peak(options));
+    auto const world = make_single_comm();
+    EXPECT_EQ(step_memory(options, 1).activations, real_peak(options, *world));
     options.model.qk_norm = true;
     options.attention.kind = AttentionKind::full;
     options.data.sequence_length = 1024;
-    EXPECT_EQ(step_memory(options).activations, real_peak(options));
-    EXPECT_EQ(step_memory(options).logits, 2048 * 320 * 4);
+    EXPECT_EQ(step_memory(options, 1).activations, real_peak(options, *world));
+    EXPECT_EQ(step_memory(options, 1).logits, 2048 * 320 * 4);
+}
+
+TEST(StepMemory, IsThatOfEveryRankOfALayout) {
+    for (auto const& [tensor, context, mode] : {std::tuple{2, 1, ContextMode::automatic},
+                                                {1, 2, ContextMode::ulysses},
+                                                {1, 4, ContextMode::allgather},
+                                                {2, 2, ContextMode::allgather}}) {
+        RunOptions options = tiny();
+        options.parallel = {.tensor = tensor, .context = context, .context_mode = mode};
+        testing::run_ranks(tensor * context, [&](Comm& world) {
+            EXPECT_EQ(step_memory(options, world.size()).activations, real_peak(options, world))
+                << tensor << " x " << context;
+        });
+    }
 }
 
 TEST(StepMemory, CountsTheMostDemandingAttentionOfTheSchedule) {
     RunOptions options = tiny();
     options.data.sequence_length = 4096;
     options.attention.moba.top_k = 33;  // the choice takes 4 MiB per layer
-    int64_t const moba = step_memory(options).activations;
+    int64_t const moba = step_memory(options, 1).activations;
     options.attention.kind = AttentionKind::full;
-    EXPECT_LT(step_memory(options).activations, moba);
+    EXPECT_LT(step_memory(options, 1).activations, moba);
     options.attention.schedule = {{.step = 10, .kind = AttentionKind::moba}};
-    EXPECT_EQ(step_memory(options).activations, moba);
+    EXPECT_EQ(step_memory(options, 1).activations, moba);
 }
 
 TEST(StepMemory, OfAModelThatFitsNoMachineIsKnownAtOnce) {
@@ -88,8 +103,8 @@ TEST(StepMemory, OfAModelThatFitsNoMachineIsKnownAtOnce) {
     options.data.sequence_length = 65536;
     // Each layer keeps at least x, normed, q, o, mid, mid_normed and 3 F for every token.
     int64_t const least = 2 * 65536 * int64_t{80} * (6 * 8192 + 3 * 28672) * 4;
-    EXPECT_GT(step_memory(options).activations, least);
-    EXPECT_LT(step_memory(options).activations, 2 * least);
+    EXPECT_GT(step_memory(options, 1).activations, least);
+    EXPECT_LT(step_memory(options, 1).activations, 2 * least);
 }
 
 std::string report(RunOptions const& options, int world_size) {

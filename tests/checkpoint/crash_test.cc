@@ -36,7 +36,7 @@ struct Scenario {
     std::string name;
     std::vector<int64_t> steps_before;
     int64_t step;
-    int64_t keep_last;
+    Retention keep;
     bool after_crash;  ///< leftovers of an earlier crash lie about
 };
 
@@ -57,7 +57,7 @@ class Save : public ::testing::TestWithParam<Scenario> {
         }
     }
 
-    void save_new(FileSystem& files) { save(files, kRoot, GetParam().step, new_tensors(), GetParam().keep_last); }
+    void save_new(FileSystem& files) { save(files, kRoot, GetParam().step, new_tensors(), GetParam().keep); }
 
     /// Counts the operations of an undisturbed save.
     int64_t operations() {
@@ -111,10 +111,10 @@ class Save : public ::testing::TestWithParam<Scenario> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, Save,
-                         ::testing::Values(Scenario{"first", {}, 1, 2, false}, Scenario{"next", {1}, 2, 2, false},
-                                           Scenario{"pruning", {1, 2}, 3, 1, false},
-                                           Scenario{"again", {2}, 2, 2, false},
-                                           Scenario{"after_crash", {1, 2}, 3, 2, true}),
+                         ::testing::Values(Scenario{"first", {}, 1, {2}, false}, Scenario{"next", {1}, 2, {2}, false},
+                                           Scenario{"pruning", {1, 2}, 3, {1}, false},
+                                           Scenario{"again", {2}, 2, {2}, false},
+                                           Scenario{"after_crash", {1, 2}, 3, {2}, true}),
                          [](auto const& info) { return info.param.name; });
 
 TEST_P(Save, LeavesThePreviousCheckpointWhenAnOperationFails) {
@@ -201,7 +201,7 @@ TEST(SaveOnTwoRanks, FailsOnBothWhenOneCannotWrite) {
             auto parts = whole_parts(new_tensors());
             auto mine = views(parts);
             std::erase_if(mine, [&](auto const& p) { return (p.name == "model.q.weight") != (world.rank() == 1); });
-            save_checkpoint(files, world, kRoot, example_state(2), mine, 0);
+            save_checkpoint(files, world, kRoot, example_state(2), mine, {});
             if (seen != nullptr && world.rank() == 1) *seen = std::ssize(files.operations());
         });
     };
@@ -258,13 +258,21 @@ TEST(SaveOnARealDisk, RoundTripsAndReportsWhatIsInTheWay) {
 
 TEST(KeepLast, KeepsTheNewestUpToTheSavedStep) {
     MemoryFileSystem disk;
-    for (int64_t step : {10, 20, 30}) save(disk, kRoot, step, old_tensors(), 2);
+    for (int64_t step : {10, 20, 30}) save(disk, kRoot, step, old_tensors(), {2});
     EXPECT_THAT(disk.list(kRoot), ElementsAre("step_00000020", "step_00000030"));
-    save(disk, kRoot, 40, old_tensors(), 0);
+    save(disk, kRoot, 40, old_tensors(), {});
     EXPECT_THAT(disk.list(kRoot), ElementsAre("step_00000020", "step_00000030", "step_00000040"));
     // A run resumed from step 20 must not lose what it just saved to later steps of the earlier run.
-    save(disk, kRoot, 25, new_tensors(), 1);
+    save(disk, kRoot, 25, new_tensors(), {1});
     EXPECT_THAT(disk.list(kRoot), ElementsAre("step_00000025", "step_00000030", "step_00000040"));
+}
+
+TEST(KeepEvery, KeepsTheNewestAndForEverTheMultiples) {
+    MemoryFileSystem disk;
+    for (int64_t step : {10, 20, 30, 40, 50, 60, 70}) save(disk, kRoot, step, old_tensors(), {.last = 2, .every = 30});
+    EXPECT_THAT(disk.list(kRoot), ElementsAre("step_00000030", "step_00000060", "step_00000070"));
+    save(disk, kRoot, 80, old_tensors(), {.last = 1, .every = 30});
+    EXPECT_THAT(disk.list(kRoot), ElementsAre("step_00000030", "step_00000060", "step_00000080"));
 }
 
 }  // namespace

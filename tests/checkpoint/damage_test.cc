@@ -30,7 +30,7 @@ class DamagedCheckpoint : public ::testing::Test {
                 auto parts = whole_parts(example_tensors(static_cast<uint64_t>(60 + step)));
                 auto mine = views(parts);
                 std::erase_if(mine, [&](auto const& p) { return (p.name == "model.q.weight") != (world.rank() == 1); });
-                save_checkpoint(files_, world, "/c", example_state(step), mine, 0);
+                save_checkpoint(files_, world, "/c", example_state(step), mine, {});
             });
         }
         whole_ = files_.contents(kFolder);

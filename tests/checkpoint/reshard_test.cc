@@ -97,7 +97,7 @@ TEST(Reshard, ReadsEveryCutOutOfEveryOther) {
     Tensors const tensors = many_tensors(50);
     for (int from = 0; from < kCuts; ++from) {
         auto written = all_parts(tensors, from);
-        save_checkpoint(files, *make_single_comm(), "/c", example_state(from), views(written), 0);
+        save_checkpoint(files, *make_single_comm(), "/c", example_state(from), views(written), {});
         Checkpoint const checkpoint = Checkpoint::open(files, fmt::format("/c/step_{:08}", from));
         for (int to = 0; to < kCuts; ++to) {
             auto const expected = all_parts(tensors, to);
@@ -117,7 +117,7 @@ TEST(Reshard, ReadsLargePiecesThroughBoundedWindows) {
     tensors.add("large", DType::f32, {1024, 1500}, 51);  // 6 MB: several windows
     for (int from : {2, 5}) {
         auto written = all_parts(tensors, from);
-        save_checkpoint(files, *make_single_comm(), "/c", example_state(from), views(written), 0);
+        save_checkpoint(files, *make_single_comm(), "/c", example_state(from), views(written), {});
         Checkpoint const checkpoint = Checkpoint::open(files, fmt::format("/c/step_{:08}", from));
         for (int to : {0, 3, 6}) {
             auto const expected = all_parts(tensors, to);
@@ -142,7 +142,7 @@ TEST(Reshard, SpreadsWritingOverRanksAndReadsUnderAnotherNumberOfRanks) {
             for (size_t i = 0; i < all.size(); ++i) {
                 if (static_cast<int>(i) % active == world.rank()) mine.push_back(all[i]);
             }
-            save_checkpoint(files, world, "/c", example_state(writers), mine, 0);
+            save_checkpoint(files, world, "/c", example_state(writers), mine, {});
         });
         EXPECT_EQ(files.exists(fmt::format("/c/step_{:08}/rank_0003.h5", writers)), false);
         run_ranks(5 - writers, [&](Comm& world) {
@@ -201,7 +201,7 @@ TEST(Reshard, RefusesToSaveWhatDoesNotTileATensor) {
         if (left_out < stored.size()) stored.erase(stored.begin() + static_cast<std::ptrdiff_t>(left_out));
         if (doubled < stored.size()) stored.push_back(stored[doubled]);
         return checkpoint_error(
-            [&] { save_checkpoint(files, *make_single_comm(), "/c", example_state(1), stored, 0); });
+            [&] { save_checkpoint(files, *make_single_comm(), "/c", example_state(1), stored, {}); });
     };
     EXPECT_EQ(error(6, 999, 999), "nothing was thrown");
     EXPECT_THAT(error(6, 3, 999), HasSubstr("more than"));

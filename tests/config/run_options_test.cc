@@ -181,6 +181,13 @@ TEST(Problems, NameTheKeysAndBothNumbers) {
          1,
          {"warmup_steps (600)", "decay_steps (500)", "(1000)"}},
         {"output_dir: \"\"", 1, {"output_dir"}},
+        {"model: {num_key_value_heads: 2}\nparallel: {tensor: 4}", 4, {"num_key_value_heads (2)", "tensor (4)"}},
+        {"model: {intermediate_size: 770}\nparallel: {tensor: 4}", 4, {"intermediate_size (770)", "tensor (4)"}},
+        {"model: {vocab_size: 1001}\nparallel: {tensor: 2}", 2, {"vocab_size (1001)", "tensor (2)"}},
+        {"parallel: {context: 3}", 3, {"sequence_length (1024)", "context (3)", "tensor (1)"}},
+        {"model: {num_key_value_heads: 2}\nparallel: {context: 4, context_mode: ulysses}",
+         4,
+         {"2 key/value", "context = 4"}},
         {"train: {global_batch_size: 4194304, micro_batch_size: 4194304}", 1, {"4194304", "1024", "2147483647"}},
     };
     for (Rule const& rule : rules) {
@@ -190,21 +197,13 @@ TEST(Problems, NameTheKeysAndBothNumbers) {
     }
 }
 
-TEST(Problems, RefuseParallelismThatDoesNotExistYet) {
-    for (char const* const yaml :
-         {"parallel: {tensor: 2}", "parallel: {context: 2}", "parallel: {tensor: 4, context: 2}"}) {
-        auto const found = problems(with(yaml), 8);
-        ASSERT_EQ(found.size(), 1u) << yaml;
-        EXPECT_THAT(found[0], HasSubstr("tensor and context parallelism above 1 are not available yet"));
-    }
-    auto const heads = problems(with("parallel: {tensor: 3}"), 3);
-    EXPECT_THAT(heads, ::testing::Contains("model.num_attention_heads (4) must be a multiple of parallel.tensor (3)"));
-}
-
 TEST(Problems, AreAllReportedAtOnce) {
     EXPECT_EQ(
         problems(with("model: {num_key_value_heads: 3}\nschedule: {warmup_steps: 5000}\noutput_dir: \"\""), 1).size(),
         3u);
+    EXPECT_THAT(problems(with("parallel: {tensor: 3}"), 3),
+                ::testing::IsSupersetOf({"model.num_attention_heads (4) must be a multiple of parallel.tensor (3)",
+                                         "model.num_key_value_heads (4) must be a multiple of parallel.tensor (3)"}));
 }
 
 TEST(Problems, WantHeldOutDataForEvaluation) {

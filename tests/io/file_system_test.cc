@@ -126,6 +126,27 @@ TEST_P(FileSystems, ReplaceTextLeavesTheOldTextWhereAnythingFails) {
     }
 }
 
+TEST_P(FileSystems, LockIsRefusedInTheHoldersWordsUntilTheHolderHasGone) {
+    Path const path = root_ / ".lock";
+    auto first = files_->lock(path, "a longer name for the first");
+    try {
+        auto const second = files_->lock(path, "second");
+        FAIL() << "two hold one lock";
+    } catch (LockedError const& e) {
+        EXPECT_EQ(e.holder(), "a longer name for the first");
+        EXPECT_EQ(e.category(), Category::config);
+    }
+    first.reset();
+    auto const second = files_->lock(path, "second");
+    try {
+        auto const third = files_->lock(path, "third");
+        FAIL() << "two hold one lock";
+    } catch (LockedError const& e) {
+        EXPECT_EQ(e.holder(), "second");
+    }
+    EXPECT_THROW(files_->lock(root_ / "missing" / ".lock", "nobody"), IoError);
+}
+
 TEST(RealFileSystem, OpensNothingThatAChildProcessWouldInherit) {
     testing::TemporaryFolder const folder;
     auto const files = make_file_system();

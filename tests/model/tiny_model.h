@@ -68,7 +68,8 @@ class TinyModel {
     }
     /// Adds to `grads`.
     double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1) {
-        double const value = model_.loss_and_gradient(view(weights), view(grads), batch, scale, kinds, arena);
+        double const value =
+            model_.loss_and_gradient(view(weights), {.grads = view(grads), .scale = scale}, batch, kinds, arena);
         arena.settle();
         return value;
     }

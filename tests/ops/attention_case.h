@@ -40,6 +40,13 @@ inline ReferenceProblem make_problem(AttentionCase const& c) {
             .d_o = values(c.heads, 3)};
 }
 
+/// Tokens [begin, end) of a pack.
+struct Queries {
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t count() const { return end - begin; }
+};
+
 /// Host operations in Real, their outputs poisoned before every call.
 template <class Real>
 class HostAttention {
@@ -52,14 +59,18 @@ class HostAttention {
     }
 
     std::vector<int32_t> select(ReferenceProblem const& p, MobaOptions const& moba) {
+        return select(p, moba, {0, p.tokens()});
+    }
+    /// The choices of the queries `of` alone.
+    std::vector<int32_t> select(ReferenceProblem const& p, MobaOptions const& moba, Queries of) {
         std::vector<Real> const q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end());
-        Shape const shape = choice(p, moba);
-        std::vector<int32_t> chosen(static_cast<size_t>(shape.size()), -777);
-        ops_->moba_select({.chosen_THS = {chosen.data(), shape},
-                           .q_THK = {q.data(), queries(p)},
-                           .k_TGK = {k.data(), keys(p)},
+        std::vector<int32_t> chosen(static_cast<size_t>(of.count() * p.heads * (moba.top_k - 1)), -777);
+        ops_->moba_select({.chosen_THS = {chosen.data(), {of.count(), p.heads, moba.top_k - 1}},
+                           .q_THK = all_queries(p, q).rows(of.begin, of.end),
+                           .k_TGK = all_keys(p, k),
                            .cu_seqlens = p.cu_seqlens,
-                           .moba = &moba});
+                           .moba = &moba,
+                           .query_begin = of.begin});
         return chosen;
     }
 
@@ -67,49 +78,65 @@ class HostAttention {
         std::vector<Real> o, lse, dq, dk, dv;
         bool operator==(Result const&) const = default;
     };
+    static Result poisoned_result(ReferenceProblem const& p) {
+        auto const queries = std::ssize(p.q), keys = std::ssize(p.k);
+        return {poisoned<Real>(queries), poisoned<Real>(p.tokens() * p.heads), poisoned<Real>(queries),
+                poisoned<Real>(keys), poisoned<Real>(keys)};
+    }
     /// Forward and backward; full attention without `moba`.
     Result attend(ReferenceProblem const& p, MobaOptions const* moba = nullptr,
                   std::vector<int32_t> const& chosen = {}) {
-        std::vector<Real> const q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end());
-        std::vector<Real> const d_o(p.d_o.begin(), p.d_o.end());
-        int64_t const T = p.tokens();
-        Result y{poisoned<Real>(std::ssize(q)), poisoned<Real>(T * p.heads), poisoned<Real>(std::ssize(q)),
-                 poisoned<Real>(std::ssize(k)), poisoned<Real>(std::ssize(k))};
-        ConstView const choices = moba == nullptr ? ConstView{} : ConstView{chosen.data(), choice(p, *moba)};
-        ops_->attention_forward({.o_THK = {y.o.data(), queries(p)},
-                                 .lse_TH = {y.lse.data(), {T, p.heads}},
-                                 .q_THK = {q.data(), queries(p)},
-                                 .k_TGK = {k.data(), keys(p)},
-                                 .v_TGK = {v.data(), keys(p)},
-                                 .cu_seqlens = p.cu_seqlens,
-                                 .scale = p.scale,
-                                 .moba = moba,
-                                 .chosen_THS = choices});
-        ops_->attention_backward({.dq_THK = {y.dq.data(), queries(p)},
-                                  .dk_TGK = {y.dk.data(), keys(p)},
-                                  .dv_TGK = {y.dv.data(), keys(p)},
-                                  .do_THK = {d_o.data(), queries(p)},
-                                  .q_THK = {q.data(), queries(p)},
-                                  .k_TGK = {k.data(), keys(p)},
-                                  .v_TGK = {v.data(), keys(p)},
-                                  .o_THK = {y.o.data(), queries(p)},
-                                  .lse_TH = {y.lse.data(), {T, p.heads}},
-                                  .cu_seqlens = p.cu_seqlens,
-                                  .scale = p.scale,
-                                  .moba = moba,
-                                  .chosen_THS = choices});
+        Result y = poisoned_result(p);
+        attend(p, moba, chosen, {0, p.tokens()}, false, y);
         return y;
     }
     Result attend(ReferenceProblem const& p, MobaOptions const& moba) { return attend(p, &moba, select(p, moba)); }
 
+    /// The queries `of` alone: writes their rows of o, lse and dq, and writes or adds to all of dk and dv. `chosen` is
+    /// that of the whole pack.
+    void attend(ReferenceProblem const& p, MobaOptions const* moba, std::vector<int32_t> const& chosen, Queries of,
+                bool add_to_dkv, Result& y) {
+        std::vector<Real> const q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end());
+        std::vector<Real> const d_o(p.d_o.begin(), p.d_o.end());
+        auto const queries = [&](auto& x) { return all_queries(p, x).rows(of.begin, of.end); };
+        TensorView const lse_TH = TensorView(y.lse.data(), {p.tokens(), p.heads}).rows(of.begin, of.end);
+        ConstView choices;
+        if (moba != nullptr)
+            choices = ConstView(chosen.data(), {p.tokens(), p.heads, moba->top_k - 1}).rows(of.begin, of.end);
+        ops_->attention_forward({.o_THK = queries(y.o),
+                                 .lse_TH = lse_TH,
+                                 .q_THK = queries(q),
+                                 .k_TGK = all_keys(p, k),
+                                 .v_TGK = all_keys(p, v),
+                                 .cu_seqlens = p.cu_seqlens,
+                                 .scale = p.scale,
+                                 .moba = moba,
+                                 .chosen_THS = choices,
+                                 .query_begin = of.begin});
+        ops_->attention_backward({.dq_THK = queries(y.dq),
+                                  .dk_TGK = all_keys(p, y.dk),
+                                  .dv_TGK = all_keys(p, y.dv),
+                                  .do_THK = queries(d_o),
+                                  .q_THK = queries(q),
+                                  .k_TGK = all_keys(p, k),
+                                  .v_TGK = all_keys(p, v),
+                                  .o_THK = queries(y.o),
+                                  .lse_TH = lse_TH,
+                                  .cu_seqlens = p.cu_seqlens,
+                                  .scale = p.scale,
+                                  .moba = moba,
+                                  .chosen_THS = choices,
+                                  .query_begin = of.begin,
+                                  .add_to_dkv = add_to_dkv});
+    }
+
     Ops& ops() { return *ops_; }
 
   private:
-    static Shape queries(ReferenceProblem const& p) { return {p.tokens(), p.heads, p.head_dim}; }
-    static Shape keys(ReferenceProblem const& p) { return {p.tokens(), p.kv_heads, p.head_dim}; }
-    static Shape choice(ReferenceProblem const& p, MobaOptions const& moba) {
-        return {p.tokens(), p.heads, moba.top_k - 1};
-    }
+    static auto all_queries(ReferenceProblem const& p, auto& x) { return view(x, {p.tokens(), p.heads, p.head_dim}); }
+    static auto all_keys(ReferenceProblem const& p, auto& x) { return view(x, {p.tokens(), p.kv_heads, p.head_dim}); }
+    static TensorView view(std::vector<Real>& x, Shape const& shape) { return {x.data(), shape}; }
+    static ConstView view(std::vector<Real> const& x, Shape const& shape) { return {x.data(), shape}; }
 
     std::unique_ptr<Device> device_;
     std::unique_ptr<Ops> ops_;

@@ -48,10 +48,10 @@ OpResult sharded_loss(Ops& ops, int64_t cut, Values const& logits, double scale)
                            .vocab_begin = begin});
     }
     HostTensor<Real> max({kTokens}), sum({kTokens}), target({kTokens}), nll({kTokens});
+    for (size_t t = 0; t < kTokens; ++t) max.values[t] = std::max(parts[0].max.values[t], parts[1].max.values[t]);
+    for (Part& part : parts) ops.softmax_rescale(part.sum.view(), part.max.view(), max.view());
     for (size_t t = 0; t < kTokens; ++t) {
-        max.values[t] = std::max(parts[0].max.values[t], parts[1].max.values[t]);
-        sum.values[t] = parts[0].sum.values[t] * std::exp(parts[0].max.values[t] - max.values[t]) +
-                        parts[1].sum.values[t] * std::exp(parts[1].max.values[t] - max.values[t]);
+        sum.values[t] = parts[0].sum.values[t] + parts[1].sum.values[t];
         target.values[t] = parts[0].target.values[t] + parts[1].target.values[t];
     }
     Values gradient(logits.size());
@@ -130,9 +130,38 @@ OpResult embedding(Ops& ops, int64_t vocab, int64_t width, std::vector<Values> c
     ConstView const ids_T(ids.data(), {200});
     HostTensor<Real> table({vocab, width}, inputs[0]), x({200, width}), dx({200, width}, dy);
     Accumulator<Real> dtable({vocab, width});
-    ops.embedding_forward(x.view(), ids_T, table.view());
-    ops.embedding_backward(dtable.view(), ids_T, dx.view());
+    ops.embedding_forward(x.view(), ids_T, table.view(), 0);
+    ops.embedding_backward(dtable.view(), ids_T, dx.view(), 0);
     return {.y = x.wide(), .gradients = {dtable.added()}};
+}
+
+/// The same over the shards [0, cut) and [cut, V) of the table, whose partial rows are added.
+OpResult sharded_embedding(Ops& ops, int64_t vocab, int64_t cut, int64_t width, Values const& table, Values const& dy) {
+    std::vector<int32_t> ids = random_ids(200, vocab, 6);
+    ConstView const ids_T(ids.data(), {200});
+    OpResult sum{.y = Values(static_cast<size_t>(200 * width)), .gradients = {{}}};
+    for (auto [begin, end] : {std::pair<int64_t, int64_t>(0, cut), std::pair<int64_t, int64_t>(cut, vocab)}) {
+        HostTensor<double> part({end - begin, width}, slice(table, begin * width, (end - begin) * width));
+        HostTensor<double> x({200, width}), dx({200, width}, dy);
+        Accumulator<double> dpart({end - begin, width});
+        ops.embedding_forward(x.view(), ids_T, part.view(), begin);
+        ops.embedding_backward(dpart.view(), ids_T, dx.view(), begin);
+        for (size_t i = 0; i < sum.y.size(); ++i) sum.y[i] += x.values[i];
+        std::ranges::copy(dpart.added(), std::back_inserter(sum.gradients[0]));
+    }
+    return sum;
+}
+
+TEST(Embedding, ShardsOfTheVocabularyAddUpToTheWhole) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops_f64(*device, 2);
+    Values const table = random_normal<double>(9 * 130, 42), dy = random_normal<double>(200 * 130, 43);
+    OpResult const whole = embedding<double>(*ops, 9, 130, {table}, dy);
+    for (int64_t cut : {0, 1, 5, 9}) {
+        OpResult const parts = sharded_embedding(*ops, 9, cut, 130, table, dy);
+        EXPECT_EQ(parts.y, whole.y) << cut;
+        EXPECT_EQ(parts.gradients, whole.gradients) << cut;
+    }
 }
 
 TEST(Embedding, GradientsAndPrecision) {

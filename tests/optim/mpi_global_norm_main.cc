@@ -1,5 +1,5 @@
-// The global norm under tensor parallelism, between real processes (tests/optim/mpi_global_norm_test.sh): cut
-// parameters count part by part, whole ones once, and a NaN on one rank reaches every rank.
+// The global norm under tensor and data parallelism, between real processes (tests/optim/mpi_global_norm_test.sh): cut
+// parameters count part by part, whole ones once, replicas once, and a NaN on one rank reaches every rank.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,11 +45,12 @@ TEST(GlobalNorm, IsThatOfTheWholeModelForEveryTensorAxis) {
         if (world.size() % tp != 0) continue;
         Mesh const mesh({.tensor = tp}, world);
         ParamLayout const layout(some_params(), tp, mesh.tp_rank());
-        AdamWOptimizer optimizer({}, layout, *ops);
+        Buckets const buckets(layout.size(), 50, mesh.dp_cp().size());
+        AdamWOptimizer optimizer({}, layout, resolve_ownership(layout, buckets, mesh, true), *ops);
         auto grads = local_grads(layout);
         TensorView const view(grads.data(), Shape{layout.size()});
         EXPECT_NEAR(optimizer.global_norm(view, mesh), want, 1e-12 * want) << "tensor " << tp;
-        if (mesh.tp_rank() == tp - 1) grads[static_cast<size_t>(layout.entry("columns").offset)] = std::nan("");
+        if (world.rank() == world.size() - 1) std::fill(grads.begin(), grads.end(), std::nan(""));
         EXPECT_FALSE(std::isfinite(optimizer.global_norm(view, mesh))) << "tensor " << tp;
     }
 }

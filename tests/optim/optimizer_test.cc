@@ -59,7 +59,12 @@ class OptimizerTest : public ::testing::Test {
     std::unique_ptr<Ops> make_ops() {
         return std::is_same_v<Real, double> ? make_host_ops_f64(*host, 2) : make_host_ops(*host, 2);
     }
-    std::vector<Real> copy_of(TensorView x) const { return {x.template as<Real>(), x.template as<Real>() + x.size()}; }
+    std::vector<Real> copy_of(std::vector<FlatPart> const& parts) const {
+        std::vector<Real> values;
+        for (FlatPart const& p : parts)
+            values.insert(values.end(), p.values.template as<Real>(), p.values.template as<Real>() + p.values.size());
+        return values;
+    }
     static constexpr double kTolerance = std::is_same_v<Real, double> ? 1e-13 : 2e-6;
 
     std::unique_ptr<Device> host = make_host_device();
@@ -67,6 +72,7 @@ class OptimizerTest : public ::testing::Test {
     std::unique_ptr<Ops> ops = make_ops();
     ParamLayout layout{some_params(), 1, 0};
     Mesh mesh{{}, *world};
+    Ownership all{.owned = {layout.whole()}, .updated = {layout.whole()}};
     std::vector<Real> weights = random_normal<Real>(layout.size(), 21);
     std::vector<Real> grads = random_normal<Real>(layout.size(), 22);
 };
@@ -77,7 +83,7 @@ TYPED_TEST(OptimizerTest, FollowsPlainAdamWStepByStepWithAndWithoutClipping) {
     using Real = TypeParam;
     for (double max_norm : {0.0, 5.0, 1e9}) {
         OptimizerOptions const options{.weight_decay = 0.3, .max_grad_norm = max_norm};
-        AdamWOptimizer optimizer(options, this->layout, *this->ops);
+        AdamWOptimizer optimizer(options, this->layout, this->all, *this->ops);
         PlainAdamW plain{.options = options, .m = {}, .v = {}};
         std::vector<Real> w = this->weights;
         std::vector<double> want(w.begin(), w.end());
@@ -97,7 +103,7 @@ TYPED_TEST(OptimizerTest, FollowsPlainAdamWStepByStepWithAndWithoutClipping) {
 
 TYPED_TEST(OptimizerTest, WithoutGradientOnlyDecayedParametersShrink) {
     using Real = TypeParam;
-    AdamWOptimizer optimizer({.weight_decay = 0.5}, this->layout, *this->ops);
+    AdamWOptimizer optimizer({.weight_decay = 0.5}, this->layout, this->all, *this->ops);
     std::vector<Real> w = this->weights, zero(w.size());
     optimizer.update(view(w), view(zero), 0.0, 0.1, 0);
     for (auto const& entry : this->layout.entries()) {
@@ -111,7 +117,7 @@ TYPED_TEST(OptimizerTest, WithoutGradientOnlyDecayedParametersShrink) {
 }
 
 TYPED_TEST(OptimizerTest, GlobalNormIsTheEuclideanNormOfAllGradients) {
-    AdamWOptimizer optimizer({}, this->layout, *this->ops);
+    AdamWOptimizer optimizer({}, this->layout, this->all, *this->ops);
     double squares = 0;
     for (auto g : this->grads) squares += static_cast<double>(g) * static_cast<double>(g);
     EXPECT_NEAR(optimizer.global_norm(view(this->grads), this->mesh), std::sqrt(squares), 1e-12);
@@ -119,7 +125,7 @@ TYPED_TEST(OptimizerTest, GlobalNormIsTheEuclideanNormOfAllGradients) {
 
 TYPED_TEST(OptimizerTest, OneNonFiniteGradientAnywhereMakesTheNormNonFiniteAndTheUpdateRefused) {
     using Real = TypeParam;
-    AdamWOptimizer optimizer({}, this->layout, *this->ops);
+    AdamWOptimizer optimizer({}, this->layout, this->all, *this->ops);
     for (double poison : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
         for (size_t at = 0; at < this->grads.size(); at += 7) {
             std::vector<Real> g = this->grads, w = this->weights;
@@ -134,6 +140,33 @@ TYPED_TEST(OptimizerTest, OneNonFiniteGradientAnywhereMakesTheNormNonFiniteAndTh
     EXPECT_EQ(this->copy_of(optimizer.second_moment()), std::vector<Real>(this->weights.size()));
 }
 
+TYPED_TEST(OptimizerTest, UpdatesItsRangesAsTheWholeAndLeavesTheRestAlone) {
+    using Real = TypeParam;
+    OptimizerOptions const options{.weight_decay = 0.3};
+    AdamWOptimizer whole(options, this->layout, this->all, *this->ops);
+    // Borders inside matrices, at borders of tensors, and of single elements; together everything.
+    int64_t const size = this->layout.size();
+    std::vector<FlatRange> const cuts[] = {{{0, 5}, {104, 112}, {150, 151}}, {{5, 104}, {112, 150}, {151, size}}};
+    std::vector<Real> want = this->weights;
+    std::vector<std::vector<Real>> found(2, this->weights);
+    std::vector<AdamWOptimizer> parts;
+    for (auto const& cut : cuts) parts.emplace_back(options, this->layout, Ownership{cut, cut}, *this->ops);
+    for (int step = 0; step < 5; ++step) {
+        auto g = random_normal<Real>(size, 500 + static_cast<uint64_t>(step));
+        whole.update(view(want), view(g), 30, 0.02, step);
+        for (size_t i = 0; i < 2; ++i) parts[i].update(view(found[i]), view(g), 30, 0.02, step);
+    }
+    for (size_t i = 0; i < 2; ++i) {
+        std::vector<Real> mixed = this->weights;
+        for (auto const& r : cuts[i]) std::copy(want.begin() + r.begin, want.begin() + r.end, mixed.begin() + r.begin);
+        EXPECT_EQ(found[i], mixed);
+        auto const moments = this->copy_of(whole.first_moment());
+        for (FlatPart const& part : parts[i].first_moment())
+            for (int64_t k = 0; k < part.range.size(); ++k)
+                ASSERT_EQ(part.values.template as<Real>()[k], moments[static_cast<size_t>(part.range.begin + k)]);
+    }
+}
+
 TYPED_TEST(OptimizerTest, RepeatsBitForBitFromSavedMoments) {
     using Real = TypeParam;
     auto run = [&](AdamWOptimizer& optimizer, std::vector<Real>& w, int begin, int end) {
@@ -142,13 +175,13 @@ TYPED_TEST(OptimizerTest, RepeatsBitForBitFromSavedMoments) {
             optimizer.update(view(w), view(g), optimizer.global_norm(view(g), this->mesh), 0.01, step);
         }
     };
-    AdamWOptimizer unbroken({}, this->layout, *this->ops), first({}, this->layout, *this->ops),
-        second({}, this->layout, *this->ops);
+    AdamWOptimizer unbroken({}, this->layout, this->all, *this->ops), first({}, this->layout, this->all, *this->ops),
+        second({}, this->layout, this->all, *this->ops);
     std::vector<Real> w = this->weights, resumed = this->weights;
     run(unbroken, w, 0, 10);
     run(first, resumed, 0, 4);
-    this->ops->copy(second.first_moment(), first.first_moment());
-    this->ops->copy(second.second_moment(), first.second_moment());
+    this->ops->copy(second.first_moment()[0].values, first.first_moment()[0].values);
+    this->ops->copy(second.second_moment()[0].values, first.second_moment()[0].values);
     run(second, resumed, 4, 10);
     EXPECT_EQ(w, resumed);
 }

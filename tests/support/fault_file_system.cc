@@ -95,6 +95,9 @@ void FaultFileSystem::rename(Path const& from, Path const& to) {
 void FaultFileSystem::remove_all(Path const& path) {
     pass("remove", path, [&] { inner_.remove_all(path); });
 }
+std::unique_ptr<FileLock> FaultFileSystem::lock(Path const& path, std::string const& holder) {
+    return pass("lock", path, [&] { return inner_.lock(path, holder); });
+}
 std::vector<std::string> FaultFileSystem::list(Path const& directory) const {
     return pass("list", directory, [&] { return inner_.list(directory); });
 }

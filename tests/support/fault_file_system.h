@@ -18,7 +18,7 @@ class FaultFileSystem : public FileSystem {
     explicit FaultFileSystem(FileSystem& inner) : inner_(inner) {}
 
     /// One call that reaches the disk. Names: create, append, open, map, read, write, truncate, sync,
-    /// make_directories, sync_directory, rename, remove, list.
+    /// make_directories, sync_directory, rename, remove, lock, list.
     struct Operation {
         int64_t index;  ///< from 0
         std::string name;
@@ -44,6 +44,7 @@ class FaultFileSystem : public FileSystem {
     void sync_directory(Path const& path) override;
     void rename(Path const& from, Path const& to) override;
     void remove_all(Path const& path) override;
+    std::unique_ptr<FileLock> lock(Path const& path, std::string const& holder) override;
     bool exists(Path const& path) const override { return inner_.exists(path); }
     bool is_directory(Path const& path) const override { return inner_.is_directory(path); }
     int64_t file_size(Path const& path) const override { return inner_.file_size(path); }

@@ -100,6 +100,29 @@ class MemoryFileSystem::Mapped : public MappedFile {
     NodePointer node_;
 };
 
+class MemoryFileSystem::Lock : public FileLock {
+  public:
+    Lock(MemoryFileSystem& owner, Path path) : owner_(owner), path_(std::move(path)) {}
+    ~Lock() override {
+        std::lock_guard const lock(owner_.mutex_);
+        owner_.holders_.erase(path_);
+    }
+    Lock(Lock const&) = delete;
+    Lock& operator=(Lock const&) = delete;
+
+  private:
+    MemoryFileSystem& owner_;
+    Path path_;
+};
+
+std::unique_ptr<FileLock> MemoryFileSystem::lock(Path const& path, std::string const& holder) {
+    append(path);
+    std::lock_guard const lock(mutex_);
+    auto const [held, free] = holders_.try_emplace(path.lexically_normal(), holder);
+    if (!free) throw LockedError(path, held->second);
+    return std::make_unique<Lock>(*this, held->first);
+}
+
 MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()) { root_->directory = true; }
 MemoryFileSystem::~MemoryFileSystem() = default;
 

@@ -25,6 +25,7 @@ class MemoryFileSystem : public FileSystem {
     void sync_directory(Path const& path) override;
     void rename(Path const& from, Path const& to) override;
     void remove_all(Path const& path) override;
+    std::unique_ptr<FileLock> lock(Path const& path, std::string const& holder) override;
     bool exists(Path const& path) const override;
     bool is_directory(Path const& path) const override;
     int64_t file_size(Path const& path) const override;
@@ -62,6 +63,7 @@ class MemoryFileSystem : public FileSystem {
     class Writable;
     class Readable;
     class Mapped;
+    class Lock;
 
     NodePointer find(Path const& path) const;
     NodePointer need(Path const& path, char const* operation, bool directory) const;
@@ -71,6 +73,7 @@ class MemoryFileSystem : public FileSystem {
     mutable std::mutex mutex_;
     NodePointer root_;
     std::vector<Operation> pending_;
+    std::map<Path, std::string> holders_;  ///< of locks; a power loss lets go of them
 };
 
 }  // namespace perigee::testing

@@ -1,8 +1,10 @@
 // `perigee` over a disk that kills it: PERIGEE_KILL=OPERATION:PATH_PART:COUNT[:after] ends this process with SIGKILL
-// before (or after) the COUNT-th operation of that name on a path that contains PATH_PART. Only rank PERIGEE_KILL_RANK
-// (default 0) dies by itself; mpirun ends the others. Operation names: support/fault_file_system.h.
+// before (or after) the COUNT-th operation of that name (`any`: of any name) on a path that contains PATH_PART. Only
+// rank PERIGEE_KILL_RANK (default 0) dies by itself. Operation names: support/fault_file_system.h.
+// PERIGEE_KILL_BY is another way to go: a signal's number, `exit` (in order, with code 0), or `throw`.
 #include <csignal>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 
 #include "app/app.h"
@@ -24,6 +26,12 @@ std::string cut(std::string& text) {
     return head;
 }
 
+void end_process(std::string const& how) {
+    if (how == "throw") throw std::runtime_error("thrown by the test");
+    if (how == "exit") std::exit(0);
+    std::raise(std::stoi(how));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -35,8 +43,10 @@ int main(int argc, char** argv) {
         std::string const name = cut(plan);
         std::string const part = cut(plan);
         int64_t left = std::stoll(cut(plan));
+        std::string const how = environment("PERIGEE_KILL_BY", "9");
         auto const kill = [=](Operation const& op) mutable {
-            if (op.name == name && op.path.string().find(part) != std::string::npos && --left == 0) std::raise(SIGKILL);
+            if (name != "any" && op.name != name) return;
+            if (op.path.string().find(part) != std::string::npos && --left == 0) end_process(how);
         };
         (plan == "after" ? files.after : files.before) = kill;
     }

@@ -108,7 +108,8 @@ class Trainer {
         auto const start = Clock::now();
         ops_.fill_zero(grads_);
         double const tokens = static_cast<double>(batch.tokens());
-        loss_ = model_.loss_and_gradient(weights_, grads_, batch, 1 / tokens, kinds_, arena_) / tokens;
+        loss_ =
+            model_.loss_and_gradient(weights_, {.grads = grads_, .scale = 1 / tokens}, batch, kinds_, arena_) / tokens;
         double const norm = std::sqrt(ops_.squared_norm(grads_));
         ops_.adamw({.w = weights_,
                     .m = first_,

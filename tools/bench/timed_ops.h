@@ -33,6 +33,9 @@ class TimedOps final : public Ops {
     void copy(TensorView to, ConstView from) override {
         timed("copy", [&] { inner_.copy(to, from); });
     }
+    void copy_rows(CopyRows const& args) override {
+        timed("copy_rows", [&] { inner_.copy_rows(args); });
+    }
     void fill_zero(TensorView x) override {
         timed("fill_zero", [&] { inner_.fill_zero(x); });
     }
@@ -45,11 +48,13 @@ class TimedOps final : public Ops {
     void scale(TensorView x, double factor) override {
         timed("scale", [&] { inner_.scale(x, factor); });
     }
-    void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD) override {
-        timed("embedding_forward", [&] { inner_.embedding_forward(x_TD, ids_T, table_VD); });
+    void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) override {
+        timed("embedding_forward", [&] { inner_.embedding_forward(x_TD, ids_T, table_VD, vocab_begin); });
     }
-    void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD) override {
-        timed("embedding_backward", [&] { inner_.embedding_backward(dtable_accumulated_VD, ids_T, dx_TD); });
+    void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                            int64_t vocab_begin) override {
+        timed("embedding_backward",
+              [&] { inner_.embedding_backward(dtable_accumulated_VD, ids_T, dx_TD, vocab_begin); });
     }
     void rmsnorm_forward(RmsNormForward const& args) override {
         timed("rmsnorm_forward", [&] { inner_.rmsnorm_forward(args); });
@@ -84,6 +89,9 @@ class TimedOps final : public Ops {
     }
     void softmax_stats(SoftmaxStats const& args) override {
         timed("softmax_stats", [&] { inner_.softmax_stats(args); });
+    }
+    void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) override {
+        timed("softmax_rescale", [&] { inner_.softmax_rescale(sum_T, max_T, global_max_T); });
     }
     void cross_entropy(CrossEntropy const& args) override {
         timed("cross_entropy", [&] { inner_.cross_entropy(args); });

@@ -63,7 +63,8 @@ class PieceType {
 class MpiComm final : public Comm {
   public:
     /// Takes over `comm`; `owned` says whether to free it.
-    MpiComm(MPI_Comm comm, bool owned, int64_t piece_bytes) : comm_(comm), owned_(owned), piece_bytes_(piece_bytes) {
+    MpiComm(MPI_Comm comm, bool owned, int64_t piece_bytes, RankStatus* status)
+        : comm_(comm), owned_(owned), piece_bytes_(piece_bytes), status_(status) {
         check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
         check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
         check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
@@ -77,6 +78,7 @@ class MpiComm final : public Comm {
     int size() const override { return size_; }
 
     void all_reduce(TensorView x, Reduce op) override {
+        InCollective const mark(status_, Collective::all_reduce);
         MPI_Datatype const type = mpi_type(x.dtype);
         for_pieces(x.size(), piece_bytes_ / size_of(x.dtype), [&](int64_t begin, int count) {
             check_mpi(MPI_Allreduce(MPI_IN_PLACE, x.data + begin * size_of(x.dtype), count, type, mpi_op(op), comm_),
@@ -85,6 +87,7 @@ class MpiComm final : public Comm {
     }
 
     void all_gather(TensorView all, ConstView part) override {
+        InCollective const mark(status_, Collective::all_gather);
         detail::check_parts(all, part, size_);
         bool const in_place = part.data == all.data + rank_ * part.bytes();
         for_pieces(part.bytes(), piece_bytes_, [&](int64_t begin, int count) {
@@ -95,6 +98,7 @@ class MpiComm final : public Comm {
     }
 
     void reduce_scatter(TensorView part, ConstView all) override {
+        InCollective const mark(status_, Collective::reduce_scatter);
         MPI_Datatype const type = mpi_type(part.dtype);
         detail::check_parts(all, part, size_);
         if (part.size() == 0) return;
@@ -114,6 +118,7 @@ class MpiComm final : public Comm {
     }
 
     void all_to_all(TensorView to, ConstView from) override {
+        InCollective const mark(status_, Collective::all_to_all);
         detail::check_exchange(to, from, size_);
         int64_t const part_bytes = to.bytes() / size_;
         for_pieces(part_bytes, piece_bytes_, [&](int64_t begin, int count) {
@@ -124,19 +129,24 @@ class MpiComm final : public Comm {
     }
 
     void broadcast(TensorView x, int root) override {
+        InCollective const mark(status_, Collective::broadcast);
         detail::check_root(root, size_);
         for_pieces(x.bytes(), piece_bytes_, [&](int64_t begin, int count) {
             check_mpi(MPI_Bcast(x.data + begin, count, MPI_BYTE, root, comm_), "MPI_Bcast");
         });
     }
 
-    void barrier() override { check_mpi(MPI_Barrier(comm_), "MPI_Barrier"); }
+    void barrier() override {
+        InCollective const mark(status_, Collective::barrier);
+        check_mpi(MPI_Barrier(comm_), "MPI_Barrier");
+    }
 
     std::unique_ptr<Comm> split(int color, int key) override {
         PERIGEE_CHECK(color >= 0, "color {}", color);
+        InCollective const mark(status_, Collective::split);
         MPI_Comm group;
         check_mpi(MPI_Comm_split(comm_, color, key, &group), "MPI_Comm_split");
-        return std::make_unique<MpiComm>(group, /*owned=*/true, piece_bytes_);
+        return std::make_unique<MpiComm>(group, /*owned=*/true, piece_bytes_, status_);
     }
 
   private:
@@ -149,15 +159,16 @@ class MpiComm final : public Comm {
     MPI_Comm comm_;
     bool owned_;
     int64_t piece_bytes_;
+    RankStatus* status_;
     int rank_ = 0;
     int size_ = 1;
 };
 
 }  // namespace
 
-std::unique_ptr<Comm> make_mpi_world(int64_t piece_bytes) {
+std::unique_ptr<Comm> make_mpi_world(int64_t piece_bytes, RankStatus* status) {
     PERIGEE_CHECK(piece_bytes > 0 && piece_bytes % 8 == 0 && piece_bytes <= kMpiPieceBytes, "{}", piece_bytes);
-    return std::make_unique<MpiComm>(MPI_COMM_WORLD, /*owned=*/false, piece_bytes);
+    return std::make_unique<MpiComm>(MPI_COMM_WORLD, /*owned=*/false, piece_bytes, status);
 }
 
 }  // namespace perigee

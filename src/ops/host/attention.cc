@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/host/attention_causal.h"
 #include "ops/host/moba_attention.h"
 #include "ops/host/moba_select.h"
 
@@ -17,11 +18,13 @@ void check_borders(std::span<int32_t const> cu_seqlens, int64_t tokens) {
 template <class Args>
 void check_inputs(Args const& args) {
     Shape const &q = args.q_THK.shape, &k = args.k_TGK.shape;
-    PERIGEE_CHECK(q.rank() == 3 && k.rank() == 3 && k[0] == q[0] && k[2] == q[2] && k[1] > 0 && q[1] % k[1] == 0,
+    PERIGEE_CHECK(q.rank() == 3 && k.rank() == 3 && k[2] == q[2] && k[1] > 0 && q[1] % k[1] == 0,
                   "queries {} do not fit keys {}", q.str(), k.str());
+    PERIGEE_CHECK(args.query_begin >= 0 && args.query_begin + q[0] <= k[0], "{} queries from token {} of {}", q[0],
+                  args.query_begin, k[0]);
     PERIGEE_CHECK(args.moba == nullptr || (args.moba->block_size > 0 && args.moba->top_k > 0),
                   "MoBA with block_size {} and top_k {}", args.moba->block_size, args.moba->top_k);
-    check_borders(args.cu_seqlens, q[0]);
+    check_borders(args.cu_seqlens, k[0]);
 }
 
 /// S, the blocks a query may choose besides its own.
@@ -40,10 +43,8 @@ void check_attention(Args const& args) {
                       "choice {} for q {} and top_k {}", args.chosen_THS.shape.str(), q.str(), args.moba->top_k);
 }
 
-std::vector<Segment> documents(std::span<int32_t const> cu_seqlens) {
-    std::vector<Segment> segments;
-    for (size_t d = 0; d + 1 < cu_seqlens.size(); ++d) segments.push_back({cu_seqlens[d], cu_seqlens[d + 1]});
-    return segments;
+Routes routes_of(auto const& args, BlockGrid const& grid) {
+    return {args.chosen_THS, queries_of(args), args.k_TGK[1], args.cu_seqlens, grid};
 }
 
 /// Sum of d_o * o over each row of K.
@@ -71,8 +72,7 @@ void attention_forward(AttentionForward const& args) {
     if (args.moba == nullptr) return causal_forward<Real>(args, documents(args.cu_seqlens));
     BlockGrid const grid(args.cu_seqlens, args.moba->block_size);
     causal_forward<Real>(args, grid.blocks);
-    if (slots(*args.moba) > 0)
-        routed_forward<Real>(args, grid, Routes(args.chosen_THS, args.k_TGK[1], args.cu_seqlens, grid));
+    if (slots(*args.moba) > 0) routed_forward<Real>(args, grid, routes_of(args, grid));
 }
 
 template <class Real>
@@ -81,12 +81,13 @@ void attention_backward(AttentionBackward const& args) {
     PERIGEE_CHECK(args.do_THK.shape == args.q_THK.shape && args.dq_THK.shape == args.q_THK.shape &&
                       args.dk_TGK.shape == args.k_TGK.shape && args.dv_TGK.shape == args.k_TGK.shape,
                   "gradients do not have the shapes of q {} and k {}", args.q_THK.shape.str(), args.k_TGK.shape.str());
+    if (!args.add_to_dkv)
+        for (TensorView x : {args.dk_TGK, args.dv_TGK}) std::fill_n(x.as<Real>(), x.size(), Real{0});
     std::vector<Real> const delta = row_products<Real>(args.do_THK, args.o_THK);
     if (args.moba == nullptr) return causal_backward<Real>(args, documents(args.cu_seqlens), delta.data());
     BlockGrid const grid(args.cu_seqlens, args.moba->block_size);
     causal_backward<Real>(args, grid.blocks, delta.data());
-    if (slots(*args.moba) > 0)
-        routed_backward<Real>(args, grid, Routes(args.chosen_THS, args.k_TGK[1], args.cu_seqlens, grid), delta.data());
+    if (slots(*args.moba) > 0) routed_backward<Real>(args, grid, routes_of(args, grid), delta.data());
 }
 
 template <class Real>

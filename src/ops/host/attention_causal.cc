@@ -3,27 +3,6 @@
 #include "ops/host/tiles.h"
 
 namespace perigee::host {
-namespace {
-
-/// A segment's tokens [begin, end), the `index`-th of the pieces of kTileRows it was cut into.
-struct Piece {
-    int64_t segment_begin = 0;
-    int64_t begin = 0;
-    int64_t end = 0;
-    int64_t index = 0;
-};
-
-/// Pieces with the largest index first: they see the most keys, and those with `index >= d` are the front of the list.
-std::vector<Piece> cut(std::vector<Segment> const& segments) {
-    std::vector<Piece> pieces;
-    for (auto const [first, last] : segments)
-        for (int64_t begin = first; begin < last; begin += kTileRows)
-            pieces.push_back({first, begin, std::min(begin + kTileRows, last), (begin - first) / kTileRows});
-    std::stable_sort(pieces.begin(), pieces.end(), [](Piece const& a, Piece const& b) { return a.index > b.index; });
-    return pieces;
-}
-
-}  // namespace
 
 template <class Real>
 void causal_forward(AttentionForward const& args, std::vector<Segment> const& segments) {
@@ -33,7 +12,7 @@ void causal_forward(AttentionForward const& args, std::vector<Segment> const& se
     auto const* const v = args.v_TGK.as<Real>();
     auto* const o = args.o_THK.as<Real>();
     auto* const lse = args.lse_TH.as<Real>();
-    std::vector<Piece> const pieces = cut(segments);
+    std::vector<Piece> const pieces = cut(segments, queries_of(args));
     int64_t const tasks = static_cast<int64_t>(pieces.size()) * H;
 #pragma omp parallel
     {
@@ -42,15 +21,18 @@ void causal_forward(AttentionForward const& args, std::vector<Segment> const& se
         for (int64_t task = 0; task < tasks; ++task) {
             Piece const& piece = pieces[task / H];
             int64_t const h = task % H, g = h / (H / G);
+            int64_t const first_row = (piece.begin - args.query_begin) * H + h;
             tile.start();
             for (int64_t key = piece.segment_begin; key < piece.end; key += kTileKeys) {
                 int64_t const keys = std::min(kTileKeys, piece.end - key);
                 tile.absorb({.rows = piece.end - piece.begin, .keys = keys, .visible = piece.begin - key + 1},
-                            static_cast<Real>(args.scale), {q + (piece.begin * H + h) * K, H * K},
-                            {k + (key * G + g) * K, G * K}, {v + (key * G + g) * K, G * K});
+                            static_cast<Real>(args.scale), {q + first_row * K, H * K}, {k + (key * G + g) * K, G * K},
+                            {v + (key * G + g) * K, G * K});
             }
-            for (int64_t t = piece.begin; t < piece.end; ++t)
-                lse[t * H + h] = tile.finish(t - piece.begin, o + (t * H + h) * K);
+            for (int64_t r = 0; r < piece.end - piece.begin; ++r) {
+                int64_t const row = first_row + r * H;
+                lse[row] = tile.finish(r, o + row * K);
+            }
         }
     }
 }
@@ -69,7 +51,7 @@ void causal_backward(AttentionBackward const& args, std::vector<Segment> const& 
     auto* const dq = args.dq_THK.as<Real>();
     auto* const dk = args.dk_TGK.as<Real>();
     auto* const dv = args.dv_TGK.as<Real>();
-    std::vector<Piece> const pieces = cut(segments);
+    std::vector<Piece> const pieces = cut(segments, queries_of(args));
     int64_t const diagonals = pieces.empty() ? 0 : pieces.front().index + 1;
 #pragma omp parallel
     {
@@ -82,13 +64,14 @@ void causal_backward(AttentionBackward const& args, std::vector<Segment> const& 
             for (int64_t task = 0; task < tasks; ++task) {
                 Piece const& piece = pieces[task / G];
                 int64_t const g = task % G;
-                int64_t const rows = piece.end - piece.begin;
-                int64_t const key = piece.begin - diagonal * kTileRows;
+                int64_t const key = piece.tile_begin() - diagonal * kTileRows;
                 int64_t const at_key = (key * G + g) * K;
+                TileShape const shape{.rows = piece.end - piece.begin,
+                                      .keys = std::min(kTileRows, piece.end - key),
+                                      .visible = piece.begin - key + 1};
                 for (int64_t h = g * R; h < (g + 1) * R; ++h) {
-                    int64_t const row = piece.begin * H + h;
-                    tile.run({.rows = rows, .keys = diagonal == 0 ? rows : kTileRows, .visible = piece.begin - key + 1},
-                             static_cast<Real>(args.scale),
+                    int64_t const row = (piece.begin - args.query_begin) * H + h;
+                    tile.run(shape, static_cast<Real>(args.scale),
                              {.q = {q + row * K, H * K},
                               .k = {k + at_key, G * K},
                               .v = {v + at_key, G * K},
@@ -98,8 +81,7 @@ void causal_backward(AttentionBackward const& args, std::vector<Segment> const& 
                               .dq = {dq + row * K, H * K},
                               .dk = {dk + at_key, G * K},
                               .dv = {dv + at_key, G * K},
-                              .dq_kept = diagonal == 0 ? Real{0} : Real{1},
-                              .dkv_kept = diagonal == 0 && h == g * R ? Real{0} : Real{1}});
+                              .dq_kept = diagonal == 0 ? Real{0} : Real{1}});
                 }
             }
         }

@@ -2,22 +2,16 @@
 // every document for the part of MoBA in which a query attends its own block.
 #pragma once
 
-#include <vector>
-
+#include "ops/host/segments.h"
 #include "ops/ops.h"
 
 namespace perigee::host {
 
-/// Tokens [begin, end) of the pack.
-struct Segment {
-    int64_t begin = 0;
-    int64_t end = 0;
-};
-
+/// Writes o and lse of the queries of `args`, all of which lie in a segment.
 template <class Real>
 void causal_forward(AttentionForward const& args, std::vector<Segment> const& segments);
 
-/// Overwrites dq, dk and dv of all tokens of the segments. `delta_TH` is the sum of d_o * o over each head's row.
+/// Overwrites dq and adds to dk and dv. `delta_TH` is the sum of d_o * o over each head's row.
 template <class Real>
 void causal_backward(AttentionBackward const& args, std::vector<Segment> const& segments, Real const* delta_TH);
 

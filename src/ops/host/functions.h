@@ -30,12 +30,14 @@ template <class Real>
 void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F);
 
 template <class Real>
-void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD);
+void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin);
 template <class Real>
-void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD);
+void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD, int64_t vocab_begin);
 
 template <class Real>
 void softmax_stats(SoftmaxStats const& args);
+template <class Real>
+void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T);
 template <class Real>
 void cross_entropy(CrossEntropy const& args);
 

@@ -24,6 +24,10 @@ void expect_bytes(ConstView to, ConstView from) {
     PERIGEE_CHECK(to.dtype == from.dtype && to.size() == from.size(), "copy of {} {} to {} {}", to_string(from.dtype),
                   from.shape.str(), to_string(to.dtype), to.shape.str());
 }
+/// Whether `rows` runs of `width` elements, `stride` apart, lie inside a view.
+bool runs_fit(ConstView view, int64_t begin, int64_t stride, int64_t rows, int64_t width) {
+    return begin >= 0 && stride >= width && (rows == 0 || begin + (rows - 1) * stride + width <= view.size());
+}
 
 }  // namespace
 
@@ -45,6 +49,20 @@ template <class Real>
 void HostOps<Real>::copy(TensorView to, ConstView from) {
     expect_bytes(to, from);
     upload(to, from.data);
+}
+template <class Real>
+void HostOps<Real>::copy_rows(CopyRows const& args) {
+    auto const [to, to_begin, to_stride, from, from_begin, from_stride, rows, width] = args;
+    PERIGEE_CHECK(to.dtype == from.dtype && rows >= 0 && width >= 0 && runs_fit(to, to_begin, to_stride, rows, width) &&
+                      runs_fit(from, from_begin, from_stride, rows, width),
+                  "copy of {} rows of {} from {} {} (first {}, every {}) to {} {} (first {}, every {})", rows, width,
+                  to_string(from.dtype), from.shape.str(), from_begin, from_stride, to_string(to.dtype), to.shape.str(),
+                  to_begin, to_stride);
+    int64_t const element = size_of(to.dtype);
+    if (width == 0) return;
+    for (int64_t row = 0; row < rows; ++row)
+        std::memcpy(to.data + (to_begin + row * to_stride) * element,
+                    from.data + (from_begin + row * from_stride) * element, static_cast<size_t>(width * element));
 }
 template <class Real>
 void HostOps<Real>::fill_zero(TensorView x) {
@@ -75,16 +93,17 @@ void HostOps<Real>::scale(TensorView x, double factor) {
 }
 
 template <class Real>
-void HostOps<Real>::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD) {
+void HostOps<Real>::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) {
     expect_rank("table", table_VD, 2);
     expect("x", x_TD, {ids_T.size(), table_VD[1]});
-    host::embedding_forward<Real>(x_TD, ids_T, table_VD);
+    host::embedding_forward<Real>(x_TD, ids_T, table_VD, vocab_begin);
 }
 template <class Real>
-void HostOps<Real>::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD) {
+void HostOps<Real>::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                                       int64_t vocab_begin) {
     expect_rank("dtable", dtable_accumulated_VD, 2);
     expect("dx", dx_TD, {ids_T.size(), dtable_accumulated_VD[1]});
-    host::embedding_backward<Real>(dtable_accumulated_VD, ids_T, dx_TD);
+    host::embedding_backward<Real>(dtable_accumulated_VD, ids_T, dx_TD, vocab_begin);
 }
 
 template <class Real>
@@ -190,6 +209,12 @@ void HostOps<Real>::softmax_stats(SoftmaxStats const& args) {
     expect("target", args.target_T, tokens);
     expect("targets", args.targets_T, tokens);
     host::softmax_stats<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) {
+    expect("max", max_T, sum_T.shape);
+    expect("global max", global_max_T, sum_T.shape);
+    host::softmax_rescale<Real>(sum_T, max_T, global_max_T);
 }
 template <class Real>
 void HostOps<Real>::cross_entropy(CrossEntropy const& args) {

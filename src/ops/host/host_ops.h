@@ -8,7 +8,7 @@
 namespace perigee {
 
 template <class Real>
-class HostOps final : public Ops {
+class HostOps : public Ops {
   public:
     /// `threads` as in make_host_ops.
     HostOps(Device& device, int threads);
@@ -19,14 +19,16 @@ class HostOps final : public Ops {
     void upload(TensorView to, void const* from) override;
     void download(void* to, ConstView from) override;
     void copy(TensorView to, ConstView from) override;
+    void copy_rows(CopyRows const& args) override;
     void fill_zero(TensorView x) override;
 
     void matmul(MatMul const& args) override;
     void add(TensorView accumulated, ConstView x) override;
     void scale(TensorView x, double factor) override;
 
-    void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD) override;
-    void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD) override;
+    void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) override;
+    void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                            int64_t vocab_begin) override;
 
     void rmsnorm_forward(RmsNormForward const& args) override;
     void rmsnorm_backward(RmsNormBackward const& args) override;
@@ -44,6 +46,7 @@ class HostOps final : public Ops {
     void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) override;
 
     void softmax_stats(SoftmaxStats const& args) override;
+    void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) override;
     void cross_entropy(CrossEntropy const& args) override;
 
     double squared_norm(ConstView x) override;

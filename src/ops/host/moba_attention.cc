@@ -161,8 +161,7 @@ void routed_backward(AttentionBackward const& args, BlockGrid const& grid, Route
                                   .dq = dq_rows.rows(),
                                   .dk = {dk + at_key, G * K},
                                   .dv = {dv + at_key, G * K},
-                                  .dq_kept = key == begin ? Real{0} : Real{1},
-                                  .dkv_kept = 1});
+                                  .dq_kept = key == begin ? Real{0} : Real{1}});
                     }
                     for (int64_t r = 0; r < std::ssize(rows); ++r)
                         std::copy_n(dq_rows.rows()[r], K, partial_dq.at(rows[r]));

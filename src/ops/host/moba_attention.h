@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ops/host/moba_routes.h"
+#include "ops/ops.h"
 
 namespace perigee::host {
 

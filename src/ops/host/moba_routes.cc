@@ -19,6 +19,7 @@ namespace {
 /// The choice of the query heads [first_head, last_head), which share a key/value head.
 struct GroupChoice {
     int32_t const* chosen_THS;
+    Segment queries;
     int64_t first_head, last_head, heads, slots;
     std::span<int32_t const> cu_seqlens;
     BlockGrid const& grid;
@@ -27,9 +28,10 @@ struct GroupChoice {
     template <class Visit>
     bool each(Visit visit) const {
         for (size_t d = 0; d + 1 < cu_seqlens.size(); ++d)
-            for (int64_t t = cu_seqlens[d]; t < cu_seqlens[d + 1]; ++t)
+            for (int64_t t = std::max<int64_t>(cu_seqlens[d], queries.begin);
+                 t < std::min<int64_t>(cu_seqlens[d + 1], queries.end); ++t)
                 for (int64_t h = first_head; h < last_head; ++h) {
-                    int64_t const row = (t * heads + h) * slots;
+                    int64_t const row = ((t - queries.begin) * heads + h) * slots;
                     int64_t const current = (t - cu_seqlens[d]) / grid.block_size;
                     int64_t previous = -1;
                     int64_t s = 0;
@@ -48,11 +50,13 @@ struct GroupChoice {
 
 }  // namespace
 
-Routes::Routes(ConstView chosen_THS, int64_t kv_heads, std::span<int32_t const> cu_seqlens, BlockGrid const& grid)
+Routes::Routes(ConstView chosen_THS, Segment queries, int64_t kv_heads, std::span<int32_t const> cu_seqlens,
+               BlockGrid const& grid)
     : heads_(chosen_THS[1]), slots_(chosen_THS[2]), blocks_(static_cast<int64_t>(grid.blocks.size())) {
     int64_t const group = heads_ / kv_heads;
     auto const choice_of = [&](int64_t g) {
-        return GroupChoice{chosen_THS.as<int32_t>(), g * group, (g + 1) * group, heads_, slots_, cu_seqlens, grid};
+        return GroupChoice{
+            chosen_THS.as<int32_t>(), queries, g * group, (g + 1) * group, heads_, slots_, cu_seqlens, grid};
     };
     // A counting sort. After the counts are summed up, next[b] is where block b begins; filling moves it to the end.
     std::vector<int64_t> next(kv_heads * blocks_ + 1, 0);

@@ -4,7 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "ops/host/attention_causal.h"
+#include "ops/host/segments.h"
+#include "tensor/tensor.h"
 
 namespace perigee::host {
 
@@ -18,7 +19,7 @@ struct BlockGrid {
     std::vector<int64_t> first;
 };
 
-/// A place in the choice: query `token`, query head `head`, `slot` in [0, S).
+/// A place in the choice: row `token`, query head `head`, `slot` in [0, S).
 struct Route {
     int64_t token = 0;
     int64_t head = 0;
@@ -27,8 +28,10 @@ struct Route {
 
 class Routes {
   public:
-    /// Throws Category::internal unless every choice is ascending, wholly in the query's past, and padded with -1.
-    Routes(ConstView chosen_THS, int64_t kv_heads, std::span<int32_t const> cu_seqlens, BlockGrid const& grid);
+    /// The rows of the choice belong to the tokens `queries`. Throws Category::internal unless every choice is
+    /// ascending, wholly in the query's past, and padded with -1.
+    Routes(ConstView chosen_THS, Segment queries, int64_t kv_heads, std::span<int32_t const> cu_seqlens,
+           BlockGrid const& grid);
 
     int64_t slots() const { return slots_; }  ///< S
     /// The number of queries of key/value head `kv_head` that chose `block` (an index into the grid).

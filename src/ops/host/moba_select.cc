@@ -60,23 +60,6 @@ class Chooser {
     std::vector<Real> best_;  ///< scores of the chosen blocks, best first
 };
 
-/// Up to kTileRows tokens of a document.
-struct QueryTile {
-    int64_t document_begin = 0;
-    int64_t begin = 0;
-    int64_t end = 0;
-    int64_t first_block = 0;  ///< of the document, in the grid
-};
-
-std::vector<QueryTile> query_tiles(std::span<int32_t const> cu_seqlens, BlockGrid const& grid) {
-    std::vector<QueryTile> tiles;
-    for (size_t d = 0; d + 1 < cu_seqlens.size(); ++d)
-        for (int64_t begin = cu_seqlens[d]; begin < cu_seqlens[d + 1]; begin += kTileRows)
-            tiles.push_back(
-                {cu_seqlens[d], begin, std::min<int64_t>(begin + kTileRows, cu_seqlens[d + 1]), grid.first[d]});
-    return tiles;
-}
-
 /// out[r] = the sum of the group's queries of row r.
 template <class Real>
 void sum_group(Real const* q, int64_t rows, int64_t stride, int64_t group, int64_t dim, Real* out) {
@@ -96,20 +79,20 @@ void choose_blocks(MobaSelect const& args, BlockGrid const& grid) {
     auto const* const q = args.q_THK.as<Real>();
     auto* const chosen = args.chosen_THS.as<int32_t>();
     std::vector<Real> const means = centroids<Real>(args, grid);
-    std::vector<QueryTile> const tiles = query_tiles(args.cu_seqlens, grid);
+    std::vector<Piece> const pieces = cut(documents(args.cu_seqlens), queries_of(args));
     int64_t const choices = shared ? G : H;  // per token
-    int64_t const tasks = std::ssize(tiles) * choices;
+    int64_t const tasks = std::ssize(pieces) * choices;
 #pragma omp parallel
     {
         Chooser<Real> chooser(S, args.moba->force_previous);
         std::vector<Real> scores, summed(shared ? kTileRows * K : 0);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
-            QueryTile const& tile = tiles[task / choices];
+            Piece const& piece = pieces[task / choices];
             int64_t const h = shared ? task % choices * R : task % choices, g = h / R;
-            int64_t const rows = tile.end - tile.begin;
-            int64_t const candidates = (tile.end - 1 - tile.document_begin) / grid.block_size;
-            Rows<Real const> queries{q + (tile.begin * H + h) * K, H * K};
+            int64_t const rows = piece.end - piece.begin, first_row = piece.begin - args.query_begin;
+            int64_t const candidates = (piece.end - 1 - piece.segment_begin) / grid.block_size;
+            Rows<Real const> queries{q + (first_row * H + h) * K, H * K};
             if (shared) {
                 sum_group(queries.data, rows, queries.stride, R, K, summed.data());
                 queries = {summed.data(), K};
@@ -117,11 +100,11 @@ void choose_blocks(MobaSelect const& args, BlockGrid const& grid) {
             scores.resize(rows * candidates);
             if (candidates > 0)
                 gemm<Real>(false, true, rows, candidates, K, 1, queries.data, queries.stride,
-                           means.data() + (tile.first_block * G + g) * K, G * K, 0, scores.data(), candidates);
+                           means.data() + (grid.first[piece.segment] * G + g) * K, G * K, 0, scores.data(), candidates);
             for (int64_t r = 0; r < rows; ++r) {
-                int64_t const t = tile.begin + r;
-                int32_t* const choice = chosen + (t * H + h) * S;
-                chooser.choose(scores.data() + r * candidates, (t - tile.document_begin) / grid.block_size, choice);
+                int64_t const current = (piece.begin + r - piece.segment_begin) / grid.block_size;
+                int32_t* const choice = chosen + ((first_row + r) * H + h) * S;
+                chooser.choose(scores.data() + r * candidates, current, choice);
                 for (int64_t j = 1; shared && j < R; ++j) std::copy_n(choice, S, choice + j * S);
             }
         }

@@ -101,14 +101,13 @@ class ForwardTile {
     std::vector<Real> sum_;  ///< of exp(score - max)
 };
 
-/// What the backward of a tile reads and adds to. `*_kept` is 1 to add to a gradient and 0 to overwrite it.
+/// What the backward of a tile reads and adds to. `dq_kept` is 1 to add to dq as well and 0 to overwrite it.
 template <class Real>
 struct TileGradients {
     Rows<Real const> q, k, v, d_o;
     Rows<Real const> lse, delta;  ///< one value per row: final log-sum-exp, and sum of d_o * o
     Rows<Real> dq, dk, dv;
     Real dq_kept = 0;
-    Real dkv_kept = 0;
 };
 
 /// With P = exp(scale q k^T - lse) and dS = P * (d_o v^T - delta): dv = P^T d_o, dq = scale dS k, dk = scale dS^T q.
@@ -137,11 +136,11 @@ class BackwardTile {
             std::fill(p + seen, p + keys, Real{0});
             std::fill(ds + seen, ds + keys, Real{0});
         }
-        gemm<Real>(true, false, keys, dim_, rows, 1, p_.data(), keys, x.d_o.data, x.d_o.stride, x.dkv_kept, x.dv.data,
+        gemm<Real>(true, false, keys, dim_, rows, 1, p_.data(), keys, x.d_o.data, x.d_o.stride, 1, x.dv.data,
                    x.dv.stride);
         gemm<Real>(false, false, rows, dim_, keys, scale, ds_.data(), keys, x.k.data, x.k.stride, x.dq_kept, x.dq.data,
                    x.dq.stride);
-        gemm<Real>(true, false, keys, dim_, rows, scale, ds_.data(), keys, x.q.data, x.q.stride, x.dkv_kept, x.dk.data,
+        gemm<Real>(true, false, keys, dim_, rows, scale, ds_.data(), keys, x.q.data, x.q.stride, 1, x.dk.data,
                    x.dk.stride);
     }
 

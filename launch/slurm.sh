@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# A Slurm batch job: sbatch launch/slurm.sh CONFIG [key=value...]; edit the lines below, or override them on sbatch's
+# command line. Two minutes before the time limit, and on preemption, every rank is told to save (SIGUSR1); the job then
+# leaves with code 75 and goes back into the queue, where it resumes from that checkpoint.
+#SBATCH --job-name=perigee
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=perigee-%j.log
+set -uo pipefail
+if [ $# -lt 1 ]; then
+    echo "usage: sbatch $0 CONFIG [key=value...]" >&2
+    exit 2
+fi
+# sbatch runs a copy of this file, so paths start where the job was submitted.
+cd "${SLURM_SUBMIT_DIR:-.}"
+program=${PERIGEE:-build/cpu/bin/perigee}
+
+code=0
+srun --mpi=pmix --kill-on-bad-exit=1 "$program" train "$@" || code=$?
+if [ "$code" = 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

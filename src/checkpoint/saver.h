@@ -1,0 +1,47 @@
+// Saving beside training: the state is copied, a thread writes the copy, and a later step makes the checkpoint of it.
+// Only the calling thread communicates. The writing thread alone uses HDF5 until finish() has returned.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "checkpoint/checkpoint.h"
+
+namespace perigee {
+
+class Saver {
+  public:
+    Saver(FileSystem& files, Comm& world, Path root, Retention keep)
+        : files_(&files), world_(&world), root_(std::move(root)), keep_(keep) {}
+    ~Saver();  ///< waits for the writer; a save that was not finished leaves a temporary folder
+    Saver(Saver const&) = delete;
+    Saver& operator=(Saver const&) = delete;
+
+    /// Begins a save; none is in flight. `parts` may change as soon as this returns. Collective; throws like
+    /// save_checkpoint(), after which none is in flight.
+    void begin(RunState const& state, std::vector<StoredTensor> const& parts);
+    bool in_flight() const { return save_ != nullptr; }
+    /// This rank still writes.
+    bool writing() const { return in_flight() && !written_.load(); }
+    /// Step of the save in flight.
+    int64_t step() const { return save_->state().step; }
+    /// Waits for this rank's writer and makes the checkpoint. Collective; throws like save_checkpoint(). None is in
+    /// flight afterwards.
+    void finish();
+
+  private:
+    std::vector<StoredTensor> copy(std::vector<StoredTensor> const& parts);
+
+    FileSystem* files_;
+    Comm* world_;
+    Path root_;
+    Retention keep_;
+    std::unique_ptr<std::byte[]> memory_;  ///< kept from save to save
+    int64_t memory_bytes_ = 0;
+    std::unique_ptr<CheckpointSave> save_;
+    std::atomic<bool> written_ = false;
+    std::thread writer_;
+};
+
+}  // namespace perigee

@@ -1,0 +1,135 @@
+// Context parallelism: the cp ranks of a group share the tokens of every pack, and attention over the whole pack is
+// made of local operations and a few collectives. Ulysses (Jacobs et al., arXiv 2309.14509) exchanges heads for tokens:
+// each rank attends all tokens with H / cp heads. Allgather leaves the queries where they are and collects all keys and
+// values. Neither ever sends queries to the owners of keys, where a block that everybody chooses would be a hot spot.
+// MoBA runs unchanged inside both.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "ops/ops.h"
+#include "parallel/mesh.h"
+#include "tensor/arena.h"
+#include "tensor/batch.h"
+
+namespace perigee {
+
+/// The mode for a model with this many key/value heads; never `automatic`.
+struct ContextChoice {
+    ContextMode mode = ContextMode::ulysses;
+    std::string reason;  ///< a sentence for the user
+};
+/// Throws Category::config, naming both numbers, where ulysses is demanded and the heads do not divide.
+ContextChoice resolve_context_mode(ContextMode wanted, MeshShape const& shape, int64_t kv_heads);
+
+/// Tokens [begin, end) of a pack.
+struct TokenRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+    int64_t size() const { return end - begin; }
+    bool operator==(TokenRange const&) const = default;
+};
+
+/// The tokens of a pack that each rank holds: one range of equal length per rank, or, as `zigzag`, chunks r and
+/// 2 cp - 1 - r of 2 cp, which gives every rank the same share of a causal triangle.
+class ContextShard {
+  public:
+    /// Throws Category::config, naming both numbers, where the tokens do not divide by cp (2 cp as zigzag).
+    ContextShard(int64_t pack_tokens, int ranks, int rank, bool zigzag = false);
+
+    int64_t pack_tokens() const { return pack_tokens_; }      ///< T
+    int64_t tokens() const { return pack_tokens_ / ranks_; }  ///< Tl, of every rank
+    int ranks() const { return ranks_; }
+    int rank() const { return rank_; }
+    /// In ascending order; a rank's local tokens are its ranges one after the other.
+    std::vector<TokenRange> ranges(int rank) const;
+    std::vector<TokenRange> ranges() const { return ranges(rank_); }
+
+  private:
+    int64_t pack_tokens_;
+    int ranks_, rank_;
+    bool zigzag_;
+};
+
+/// Ids, targets, weights and positions of the local tokens; the borders stay those of the pack.
+Batch shard_batch(Batch const& pack, ContextShard const& shard);
+
+/// What all attention layers of a pass share.
+struct AttentionProblem {
+    int64_t heads = 0;     ///< H of this tensor-parallel rank
+    int64_t kv_heads = 0;  ///< G of this tensor-parallel rank
+    int64_t head_dim = 0;
+    double scale = 0;
+    std::span<int32_t const> cu_seqlens;  ///< of the pack
+};
+
+/// Queries, keys, values and results of the same tokens.
+struct AttentionTensors {
+    TensorView q_THK;
+    TensorView k_TGK;
+    TensorView v_TGK;
+    TensorView o_THK = {};
+};
+
+/// What a layer keeps from its forward to its backward.
+struct AttentionActivations {
+    AttentionTensors local;     ///< the rank's tokens, all heads: the caller writes q, k and v and reads o
+    AttentionTensors attended;  ///< what the attention works on; with ulysses all tokens and H / cp heads, else `local`
+    TensorView lse_TH;          ///< of the attended queries
+    TensorView chosen_THS;      ///< of the attended queries, MoBA layers only
+};
+
+/// Attention over the pack of one pass, for queries, keys and values of the rank's own tokens. On one rank these are
+/// the plain operations on the caller's tensors, without a copy. Collectives: every rank of `cp` makes the same calls.
+///
+/// Elements a rank sends, per layer, for Tl local tokens (a share of 1 / cp of which stays on the rank):
+///   ulysses    forward Tl (2H + 2G) K, backward the same; one exchange each way
+///   allgather  forward 2 Tl G K to every rank; backward the same again, rather than keeping all keys and values,
+///              and the reduction of 2 cp Tl G K
+class ContextAttention {
+  public:
+    /// Takes from `arena`, for as long as the pass lasts, what layers share. With ulysses the local q, k and v are
+    /// shared: after forward() they are free. The shard may be zigzag only with allgather and where all layers are
+    /// full.
+    ContextAttention(Ops& ops, Comm& cp, ContextMode mode, ContextShard const& shard, AttentionProblem const& problem,
+                     Arena& arena);
+
+    /// A layer's activations, or those of all layers where there is no backward. `moba` null: only full attention.
+    AttentionActivations allocate(MobaOptions const* moba) const;
+
+    /// Reads q, k and v of acts.local; writes the rest. Full attention where `moba` is null.
+    void forward(AttentionActivations const& acts, MobaOptions const* moba) const;
+
+    /// Gradients of the local tokens: overwrites dq, dk and dv from do.
+    struct Gradients {
+        TensorView dq_THK;
+        TensorView dk_TGK;
+        TensorView dv_TGK;
+        ConstView do_THK;
+    };
+    void backward(Gradients const& grads, AttentionActivations const& acts, MobaOptions const* moba) const;
+
+  private:
+    bool exchanges() const { return cp_->size() > 1 && mode_ == ContextMode::ulysses; }
+    bool gathers() const { return cp_->size() > 1 && mode_ == ContextMode::allgather; }
+
+    /// q, k and v for this many tokens and 1 / `parts` of the heads.
+    AttentionTensors allocate_qkv(int64_t tokens, int64_t parts) const;
+    TensorView allocate_heads(char const* name, int64_t tokens, int64_t heads) const;
+    /// Ranges of the pack that the attended queries cover, in their order.
+    std::vector<TokenRange> queries() const;
+
+    Ops* ops_;
+    Comm* cp_;
+    ContextMode mode_;
+    ContextShard shard_;
+    AttentionProblem problem_;
+    Arena* arena_;
+    AttentionTensors shared_ = {};  ///< ulysses: q, k and v of the local tokens
+};
+
+}  // namespace perigee

@@ -1,0 +1,36 @@
+// Sequence parallelism: between the matrix products that tensor parallelism cuts, each tp rank holds T / tp tokens of
+// the stream. A product whose columns are cut reads all tokens, gathered; the partial sums of one whose rows are cut
+// are added up as they are handed back in parts (Korthikanti et al. 2022). With one rank, part and whole are the same
+// memory and nothing is copied.
+#pragma once
+
+#include "comm/comm.h"
+#include "parallel/param_spec.h"
+#include "tensor/tensor.h"
+
+namespace perigee {
+
+class SequenceParallel {
+  public:
+    /// `whole_TD` is memory for all tokens, reused by every call; it may be empty where `tp` has one rank.
+    SequenceParallel(Comm& tp, TensorView whole_TD) : tp_(&tp), whole_TD_(whole_TD) {}
+
+    /// All tokens of a tensor of which this rank holds `part_PD`; valid until the next call.
+    TensorView gather(TensorView part_PD) const;
+    /// Where a product puts its partial sums for all tokens, before add_up(part_PD).
+    TensorView partial(TensorView part_PD) const { return alone() ? part_PD : whole_TD_; }
+    /// This rank's tokens of the sum, over the ranks, of what they left in partial(part_PD).
+    void add_up(TensorView part_PD) const;
+
+  private:
+    bool alone() const { return tp_->size() == 1; }
+
+    Comm* tp_;
+    TensorView whole_TD_;
+};
+
+/// Tensors that are not cut see only a part of the tokens, or of the heads, on each tp rank: adds up over `tp` the
+/// gradients of those that lie in `range` of the flat buffer `grads`. Once per step, after the last micro-batch.
+void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Comm& tp);
+
+}  // namespace perigee

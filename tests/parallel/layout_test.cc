@@ -1,0 +1,373 @@
+// Every layout gives the loss, the gradients and the routing of one rank for the same global batch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numeric>
+
+#include "model/llama.h"
+#include "ops/host/host_ops.h"
+#include "parallel/buckets.h"
+#include "parallel/sequence.h"
+#include "support/random.h"
+#include "support/thread_comm.h"
+
+namespace perigee::testing {
+
+namespace {
+
+constexpr int64_t kSamples = 32, kLength = 64;
+
+struct Problem {
+    ModelOptions model;
+    MobaOptions moba = {.block_size = 4, .top_k = 3};
+    std::vector<AttentionKind> kinds = {AttentionKind::moba, AttentionKind::moba, AttentionKind::full};
+};
+
+/// Heads enough for every cut of up to 8 ranks.
+Problem hybrid() {
+    Problem p;
+    p.model.vocab_size = 48;
+    p.model.hidden_size = 24;
+    p.model.intermediate_size = 40;
+    p.model.num_hidden_layers = 3;
+    p.model.num_attention_heads = 16;
+    p.model.num_key_value_heads = 8;
+    p.model.head_dim = 4;
+    p.model.rope_theta = 100;
+    return p;
+}
+
+struct Layout {
+    int dp = 1, cp = 1, tp = 1;
+    ContextMode mode = ContextMode::automatic;
+    int accumulation = 1;
+    bool zero = false;
+    std::string str() const {
+        return fmt::format("dp {} cp {} tp {} {} accumulation {} zero {}", dp, cp, tp,
+                           mode == ContextMode::allgather ? "allgather" : "ulysses", accumulation, zero);
+    }
+};
+
+/// Packed documents that end anywhere. The first quarter of the samples is masked, so that a data-parallel rank or
+/// a micro-batch has no loss at all; of the others about 1 in 80 tokens carries loss.
+void append_sample(Batch& batch, int64_t sample, int64_t vocab) {
+    Philox const random(91, Purpose::mock_data, static_cast<uint64_t>(sample));
+    uint64_t index = 0;
+    auto const draw = [&](int64_t below) {
+        return static_cast<int64_t>(random.below(index++, static_cast<uint64_t>(below)));
+    };
+    if (batch.cu_seqlens.empty()) batch.cu_seqlens.push_back(0);
+    for (int64_t left = kLength; left > 0;) {
+        int64_t const length = std::min(left, 1 + draw(kLength));
+        for (int64_t t = 0; t < length; ++t) {
+            batch.ids_T.push_back(static_cast<int32_t>(draw(vocab)));
+            batch.targets_T.push_back(static_cast<int32_t>(draw(vocab)));
+            batch.weights_T.push_back(sample >= kSamples / 4 && draw(80) == 0 ? 0.5f + static_cast<float>(draw(3)) : 0);
+            batch.positions_T.push_back(static_cast<int32_t>(t));
+        }
+        batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens()));
+        left -= length;
+    }
+}
+
+/// Notes every choice of blocks as a number that depends on sample, layer, token and head, not on who makes it.
+class RecordingOps final : public HostOps<float> {
+  public:
+    RecordingOps(Device& device, Mesh const& mesh, int64_t heads) : HostOps(device, 1), mesh_(mesh), heads_(heads) {}
+
+    void begin(int64_t first_token) {
+        first_token_ = first_token;
+        layer_ = -1;
+    }
+    void qkv_forward(QkvForward const& args) override {
+        ++layer_;
+        HostOps::qkv_forward(args);
+    }
+    void moba_select(MobaSelect const& args) override {
+        HostOps::moba_select(args);
+        int64_t const heads = args.chosen_THS[1], places = args.chosen_THS[2], of_rank = heads_ / mesh_.shape().tp;
+        int64_t const first_head = mesh_.tp_rank() * of_rank + (heads < of_rank ? mesh_.cp_rank() * heads : 0);
+        int32_t const* chosen = args.chosen_THS.as<int32_t>();
+        for (int64_t t = 0; t < args.chosen_THS[0]; ++t)
+            for (int64_t h = 0; h < heads; ++h)
+                for (int64_t s = 0; s < places; ++s) {
+                    int64_t const block = *chosen++;
+                    auto const place = static_cast<uint64_t>(first_token_ + args.query_begin + t) * 1000 +
+                                       static_cast<uint64_t>(first_head + h);
+                    Philox const random(static_cast<uint64_t>(layer_ * 10 + s), Purpose::mock_data, place);
+                    routing += static_cast<int64_t>(random.u64(static_cast<uint64_t>(block + 1)) >> 24);
+                    far_choices += block >= 0;
+                }
+    }
+
+    int64_t routing = 0;
+    int64_t far_choices = 0;
+
+  private:
+    Mesh const& mesh_;
+    int64_t heads_, first_token_ = 0, layer_ = -1;
+};
+
+struct Outcome {
+    double loss = 0;
+    int64_t routing = 0;
+    int64_t far_choices = 0;
+    std::map<std::string, std::vector<float>> grads;  ///< whole tensors
+};
+
+void fill_weights(ParamLayout const& layout, std::vector<float>& weights) {
+    for (ParamLayout::Entry const& e : layout.entries()) {
+        Philox const random(92, Purpose::init, hash_name(e.spec.name));
+        for (Shard::Run const& run : e.shard.runs())
+            for (int64_t i = 0; i < run.count; ++i)
+                weights[static_cast<size_t>(e.offset + run.local + i)] = static_cast<float>(
+                    0.3 * random.normal(static_cast<uint64_t>(run.global + i)) + (e.spec.init == Init::ones ? 1 : 0));
+    }
+}
+
+/// Writes what this rank updates into whole tensors; where ranks update the same elements they must agree.
+void collect(ParamLayout const& layout, std::vector<FlatRange> const& updated, std::vector<float> const& grads,
+             Outcome& outcome) {
+    auto const is_updated = [&](int64_t i) {
+        return std::ranges::any_of(updated, [i](FlatRange r) { return r.begin <= i && i < r.end; });
+    };
+    for (ParamLayout::Entry const& e : layout.entries()) {
+        auto& whole = outcome.grads.try_emplace(e.spec.name, poisoned<float>(e.spec.shape.size())).first->second;
+        for (Shard::Run const& run : e.shard.runs())
+            for (int64_t i = 0; i < run.count; ++i) {
+                int64_t const flat = e.offset + run.local + i;
+                if (!is_updated(flat)) continue;
+                float& place = whole[static_cast<size_t>(run.global + i)];
+                float const value = grads[static_cast<size_t>(flat)];
+                if (!std::isnan(place)) {
+                    EXPECT_EQ(place, value) << e.spec.name;
+                }
+                place = value;
+            }
+    }
+}
+
+/// What a training step does before the update.
+void run_rank(Problem const& problem, Layout const& l, Comm& world, Outcome& outcome, std::mutex& mutex) {
+    Mesh const mesh({.tensor = l.tp, .context = l.cp, .data = l.dp, .context_mode = l.mode}, world);
+    auto const device = make_host_device();
+    RecordingOps ops(*device, mesh, problem.model.num_attention_heads);
+    ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank());
+    std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
+    fill_weights(layout, weights);
+    TensorView const weights_view(weights.data(), {layout.size()}), grads_view(grads.data(), {layout.size()});
+    Llama model(problem.model, problem.moba, layout, mesh, ops);
+    Arena arena(*device);
+
+    int64_t const micro = kSamples / (l.dp * l.accumulation);
+    std::vector<Batch> batches;
+    double weight = 0;
+    for (int64_t i = 0; i < l.accumulation; ++i) {
+        Batch& batch = batches.emplace_back();
+        for (int64_t s = 0; s < micro; ++s)
+            append_sample(batch, (i * l.dp + mesh.dp_rank()) * micro + s, problem.model.vocab_size);
+        weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
+    }
+    weight = mesh.dp().sum(weight);
+    double loss = 0;
+    Replicas replicas(layout, Buckets(layout.size(), 1000, l.dp * l.cp), mesh, l.zero, ops);
+    GradientSink sink{.grads = grads_view, .scale = 1 / weight};
+    for (int64_t i = 0; i < l.accumulation; ++i) {
+        if (i + 1 == l.accumulation)
+            sink.on_done = [&, end = layout.size()](int64_t begin) mutable {
+                add_up_uncut(layout, grads_view, {begin, end}, mesh.tp());
+                replicas.reduce_from(grads_view, begin);
+                end = begin;
+            };
+        ops.begin((i * l.dp + mesh.dp_rank()) * micro * kLength);
+        loss += model.loss_and_gradient(weights_view, sink, batches[static_cast<size_t>(i)], problem.kinds, arena);
+        arena.settle();
+    }
+    loss = mesh.dp_cp().sum(loss) / weight;
+    int64_t const routing = world.sum(ops.routing), far_choices = world.sum(ops.far_choices);
+
+    std::lock_guard const lock(mutex);
+    if (!outcome.grads.empty()) {
+        EXPECT_EQ(outcome.loss, loss);
+    }
+    outcome.loss = loss;
+    outcome.routing = routing;
+    outcome.far_choices = far_choices;
+    collect(layout, replicas.ownership().updated, grads, outcome);
+}
+
+Outcome run_layout(Problem const& problem, Layout const& layout) {
+    Outcome outcome;
+    std::mutex mutex;
+    run_ranks(layout.dp * layout.cp * layout.tp,
+              [&](Comm& world) { run_rank(problem, layout, world, outcome, mutex); });
+    return outcome;
+}
+
+void expect_same(Outcome const& got, Outcome const& expected) {
+    EXPECT_NEAR(got.loss / expected.loss, 1, 1e-6);
+    EXPECT_EQ(got.routing, expected.routing);
+    EXPECT_EQ(got.far_choices, expected.far_choices);
+    ASSERT_EQ(got.grads.size(), expected.grads.size());
+    for (auto const& [name, grad] : expected.grads) EXPECT_LT(relative_error(got.grads.at(name), grad), 1e-5) << name;
+}
+
+/// Every (dp, cp, tp) of this many ranks, in both context modes where they differ.
+std::vector<Layout> layouts(int ranks) {
+    std::vector<Layout> all;
+    for (int tp = 1; tp <= ranks; tp *= 2)
+        for (int cp = 1; cp * tp <= ranks; cp *= 2)
+            for (ContextMode mode : {ContextMode::ulysses, ContextMode::allgather})
+                if (cp > 1 || mode == ContextMode::ulysses)
+                    all.push_back({.dp = ranks / (cp * tp), .cp = cp, .tp = tp, .mode = mode});
+    return all;
+}
+
+constexpr int kRanks[] = {1, 2, 4, 8};
+
+TEST(Layout, OfAnyKindGivesTheResultOfOneRank) {
+    Problem const problem = hybrid();
+    Outcome const one = run_layout(problem, {});
+    EXPECT_GT(one.far_choices, 1000);
+    for (int ranks : kRanks)
+        for (Layout layout : layouts(ranks))
+            for (int accumulation : {1, 2, 4}) {
+                layout.accumulation = accumulation;
+                layout.zero = accumulation == 2;
+                SCOPED_TRACE(layout.str());
+                expect_same(run_layout(problem, layout), one);
+            }
+}
+
+/// Every way of joining embeddings, biases and norms, with any attention.
+std::vector<Problem> variants() {
+    std::vector<Problem> all;
+    for (int bits = 0; bits < 16; ++bits) {
+        Problem& problem = all.emplace_back(hybrid());
+        problem.model.tie_word_embeddings = (bits & 1) != 0;
+        problem.model.qkv_bias = (bits & 2) != 0;
+        problem.model.qk_norm = (bits & 4) != 0;
+        if ((bits & 8) != 0) problem.kinds.assign(3, AttentionKind::full);
+    }
+    return all;
+}
+
+TEST(Layout, HoldsForEveryKindOfModel) {
+    for (Problem const& problem : variants()) {
+        Outcome const one = run_layout(problem, {});
+        for (Layout layout : {Layout{.cp = 2, .tp = 2}, Layout{.cp = 4, .mode = ContextMode::allgather}}) {
+            layout.zero = true;
+            SCOPED_TRACE(layout.str());
+            expect_same(run_layout(problem, layout), one);
+        }
+    }
+}
+
+// The whole matrix, for every model: tests/parallel/layout_matrix_loop_test.sh runs it.
+TEST(Layout, DISABLED_WholeMatrix) {
+    for (Problem const& problem : variants()) {
+        Outcome const one = run_layout(problem, {});
+        for (int ranks : kRanks)
+            for (Layout layout : layouts(ranks))
+                for (int combination = 0; combination < 6; ++combination) {
+                    layout.accumulation = 1 << combination % 3;
+                    layout.zero = combination >= 3;
+                    SCOPED_TRACE(layout.str());
+                    expect_same(run_layout(problem, layout), one);
+                }
+    }
+}
+
+/// What every rank computes from the same weights and batch without a backward.
+struct Inference {
+    double loss = 0;
+    std::vector<float> next;
+};
+
+Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batch const& scored) {
+    Inference result;
+    std::mutex mutex;
+    run_ranks(l.cp * l.tp, [&](Comm& world) {
+        Mesh const mesh({.tensor = l.tp, .context = l.cp, .context_mode = l.mode}, world);
+        auto const device = make_host_device();
+        auto const ops = make_host_ops(*device, 1);
+        ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank());
+        std::vector<float> weights(static_cast<size_t>(layout.size()));
+        fill_weights(layout, weights);
+        TensorView const view(weights.data(), {layout.size()});
+        Llama model(problem.model, problem.moba, layout, mesh, *ops);
+        Arena arena(*device);
+        auto const next = model.next_logits(view, text, problem.kinds, arena);
+        double const loss = mesh.cp().sum(model.loss(view, scored, problem.kinds, arena));
+        std::lock_guard const lock(mutex);
+        if (!result.next.empty()) {
+            EXPECT_EQ(next, result.next);
+            EXPECT_EQ(loss, result.loss);
+        }
+        result = {loss, next};
+    });
+    return result;
+}
+
+TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
+    Batch scored;
+    for (int64_t sample : {17, 18, 19}) append_sample(scored, sample, hybrid().model.vocab_size);
+    for (AttentionKind last : {AttentionKind::full, AttentionKind::moba}) {
+        Problem problem = hybrid();
+        problem.kinds.assign(3, last);
+        for (int32_t length : {1, 5, 16, 31}) {
+            Batch text;
+            append_sample(text, 3, problem.model.vocab_size);
+            text.ids_T.resize(static_cast<size_t>(length));
+            text.targets_T.resize(text.ids_T.size());
+            text.weights_T.resize(text.ids_T.size());
+            text.positions_T.resize(text.ids_T.size());
+            std::iota(text.positions_T.begin(), text.positions_T.end(), 0);
+            text.cu_seqlens = {0, length};
+            Inference const one = infer(problem, {}, text, scored);
+            for (Layout const& layout : layouts(4)) {
+                if (layout.dp > 1) continue;
+                SCOPED_TRACE(fmt::format("{} tokens, {}", length, layout.str()));
+                Inference const several = infer(problem, layout, text, scored);
+                EXPECT_LT(relative_error(several.next, one.next), 1e-5);
+                EXPECT_NEAR(several.loss / one.loss, 1, 1e-6);
+            }
+        }
+    }
+}
+
+TEST(Layout, RefusesTokensThatDoNotDivide) {
+    Problem const problem = hybrid();
+    auto const errors = try_ranks(4, [&](Comm& world) {
+        Mesh const mesh({.tensor = 2, .context = 2}, world);
+        auto const device = make_host_device();
+        auto const ops = make_host_ops(*device, 1);
+        ParamLayout const layout(llama_params(problem.model), 2, mesh.tp_rank());
+        std::vector<float> weights(static_cast<size_t>(layout.size()));
+        Llama model(problem.model, problem.moba, layout, mesh, *ops);
+        Arena arena(*device);
+        Batch batch;
+        append_sample(batch, 0, problem.model.vocab_size);
+        batch.ids_T.resize(62);
+        batch.targets_T.resize(62);
+        batch.weights_T.resize(62);
+        batch.positions_T.resize(62);
+        batch.cu_seqlens = {0, 62};
+        model.loss({weights.data(), {layout.size()}}, batch, problem.kinds, arena);
+    });
+    for (auto const& error : errors) {
+        try {
+            if (error) std::rethrow_exception(error);
+            ADD_FAILURE() << "31 tokens over 2 ranks";
+        } catch (Error const& e) {
+            EXPECT_EQ(e.category(), Category::config);
+            EXPECT_STREQ(e.what(), "the 31 tokens of a rank are not a multiple of parallel.tensor = 2");
+        }
+    }
+}
+
+}  // namespace
+
+}  // namespace perigee::testing

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Ranks that hang or die, in real processes: the whole job is gone within seconds, one line says who and why, a file says
+# it to machines, nothing is left behind, and the next start works at once.
+set -euo pipefail
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+
+limit=2
+limits=(watchdog.setup_s=$limit watchdog.first_step_s=$limit watchdog.step_s=$limit watchdog.save_s=$limit
+    watchdog.eval_s=$limit)
+forever=(train.steps=10000000 log.every=1000000)
+folder=$scratch/run
+
+said() { grep -q "$1" "$scratch/log"; }
+one_line() {  # one_line WHAT PATTERN: exactly one such line in the log
+    local count
+    count=$(grep -cE "$2" "$scratch/log") || true
+    [ "$count" = 1 ] || complain "$1: $count lines like '$2'"
+}
+report_says() { [ -s "$1" ] && grep -q "$2" "$1"; }
+resumes() {  # resumes WHAT: the next start takes over at once
+    local losses=$scratch/whole
+    run 2 "$folder" perigee
+    [ "$code" = 0 ] || complain "$1: the next start ended with $code"
+    diff <(numbers "$losses") <(numbers "$folder") >/dev/null || complain "$1: losses differ afterwards"
+    if ls "$folder"/failure_rank_* >/dev/null 2>&1; then complain "$1: an old failure file stayed"; fi
+}
+
+run 2 "$scratch/whole" perigee
+[ "$code" = 0 ] || complain "unbroken run"
+
+# --- A stopped rank. Each case: section, rank, where it stops (empty: anywhere, from outside), further options.
+hang() {
+    local section=$1 rank=$2 point=$3 what="rank $2 stopped in $1" begin pid=
+    shift 3
+    export PERIGEE_KILL=$point PERIGEE_KILL_RANK=$rank PERIGEE_KILL_BY=19
+    start 2 "$folder" perigee_faulty "${limits[@]}" "$@"
+    unset PERIGEE_KILL PERIGEE_KILL_RANK PERIGEE_KILL_BY
+    if [ -z "$point" ]; then
+        eventually 20 steps_done "$folder" 3 || complain "$what: does not train"
+        sleep "0.$((RANDOM % 10))"
+        kill -STOP "$(rank_pid "$folder" "$rank")"
+    fi
+    eventually 20 stopped "$folder" || complain "$what: it does not stop"
+    begin=$(seconds)
+    pid=$(rank_pid "$folder" "$rank")
+    eventually 20 said "hang error" || complain "$what: not noticed"
+    local noticed
+    noticed=$(since "$begin")
+    at_most "$noticed" $((limit + 2)) || complain "$what: noticed after $noticed s, limit $limit s"
+    finish
+    eventually 15 none_left "$folder" || complain "$what: processes are left"
+    at_most "$(since "$begin")" 15 || complain "$what: gone after $(since "$begin") s"
+    [ "$code" != 0 ] || complain "$what: exit code 0"
+    one_line "$what" "perigee: hang error: rank $rank \(process $pid on host .*\) hangs in section $section .*#[0-9]+.*no sign of life"
+    # Stopped between two collectives, as in any work on the disk, it is also known which one it has not reached.
+    [ -z "$point" ] || one_line "$what" "it has not reached [a-z_]+ #[0-9]+, where others wait \(limit $limit s\)"
+    report_says "$folder/failure_rank_$((1 - rank)).json" '"category": "hang"' || complain "$what: no failure file"
+    echo "$what: noticed after $noticed s, gone after $(since "$begin") s"
+}
+
+hang step 0 "" "${forever[@]}"
+rm -rf "$folder"
+hang step 1 "" "${forever[@]}"
+rm -rf "$folder"
+# Nearly all of the time goes into evaluations.
+hang eval $((RANDOM % 2)) "" "${forever[@]}" eval.every=1 eval.samples=2000 data.sequence_length=1024
+rm -rf "$folder"
+hang save 1 write:rank_0001.h5:1 checkpoint.async=false
+resumes "stopped in save"
+rm -rf "$folder"
+hang save 0 sync:manifest.json:2
+resumes "stopped in the last save"
+run 2 "$folder" perigee train.steps=50
+hang setup 1 open:rank_0001.h5:1 train.steps=60
+
+# --- A job that is stopped as a whole and goes on is not a hang.
+rm -rf "$folder"
+start 2 "$folder" perigee "${limits[@]}" train.steps=500
+eventually 20 steps_done "$folder" 3 || complain "does not train"
+pids=$(processes "$folder")
+kill -STOP $pids
+sleep $((limit + 1))
+kill -CONT $pids || complain "the job ended while it was stopped"
+finish
+[ "$code" = 0 ] || complain "a job that was stopped and went on ended with $code"
+
+# --- A rank that dies.
+dies() {  # dies WAY RANK POINT PATTERN
+    local way=$1 rank=$2 point=$3 pattern=$4 what="rank $2 ended by $1 at $3" begin
+    rm -rf "$folder"
+    begin=$(seconds)
+    PERIGEE_KILL=$point PERIGEE_KILL_RANK=$rank PERIGEE_KILL_BY=$way run 2 "$folder" perigee_faulty
+    eventually 10 none_left "$folder" || complain "$what: processes are left"
+    at_most "$(since "$begin")" 10 || complain "$what: took $(since "$begin") s"
+    [ "$code" != 0 ] || complain "$what: exit code 0"
+    one_line "$what" "$pattern"
+    [ -s "$folder/failure_rank_$((1 - rank)).json" ] || [ -s "$folder/failure_rank_$rank.json" ] ||
+        complain "$what: no failure file"
+    resumes "$what"
+}
+died() {
+    echo "^perigee: communication error: rank $1 \(process [0-9]+ on host .*\) died in section [a-z_]+ at step [0-9]+.*$2\$"
+}
+
+dies 9 0 write:metrics.jsonl:10 "$(died 0 ": signal 9 \(Killed\)")"
+dies 9 1 write:rank_0001.h5:3 "$(died 1 ": signal 9 \(Killed\)")"
+dies 11 1 write:rank_0001.h5:1 "$(died 1 ": signal 11 \(Segmentation fault\)")"
+dies exit 0 write:metrics.jsonl:30 "$(died 0 "")"
+dies throw 0 write:metrics.jsonl:25 "^perigee: internal error: thrown by the test"
+verdict

@@ -75,7 +75,9 @@ void RunFolder::rewind_metrics(int64_t step) {
             auto const object =
                 nlohmann::json::parse(text.substr(static_cast<size_t>(keep), end - static_cast<size_t>(keep)), nullptr,
                                       /*allow_exceptions=*/false);
-            if (!object.is_object() || object.value("step", step + 1) > step) break;
+            if (!object.is_object()) break;
+            int64_t const done = object.value("step", step + 1);
+            if (done > step || (done == step && object.contains("eval_loss"))) break;
             keep = static_cast<int64_t>(end) + 1;
         }
     }

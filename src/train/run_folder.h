@@ -21,7 +21,7 @@ class RunFolder {
     void write_config(std::string const& yaml);
     /// Copies every log line into log.txt from now on.
     void mirror_log();
-    /// Drops the metrics of steps after `step`, which a resumed run will do again.
+    /// Drops what a run resumed at `step` will do again: all later steps, and the evaluation of this one.
     void rewind_metrics(int64_t step);
     /// Appends one JSON object as a line. A failing disk is reported once and does not stop the run.
     void append_metrics(std::string const& json_object);

@@ -103,7 +103,10 @@ void Trainer::start() {
 }
 
 Outcome Trainer::run() {
-    while (state_.step < options_.train.steps) {
+    for (;;) {
+        // A step is saved before it is evaluated, so a run that resumes there evaluates first.
+        if (evaluation_due()) run_evaluation();
+        if (state_.step >= options_.train.steps) break;
         enter(state_.step == first_step_ ? Section::first_step : Section::step);
         try {
             report(step());
@@ -114,7 +117,6 @@ Outcome Trainer::run() {
         }
         bool const stop = told_to_stop();
         bool const last = stop || state_.step == options_.train.steps;
-        if (options_.eval.every > 0 && !stop && (last || state_.step % options_.eval.every == 0)) run_evaluation();
         if (last || (options_.checkpoint.every > 0 && state_.step % options_.checkpoint.every == 0)) save(last);
         if (stop && state_.step < options_.train.steps) {
             log::info("told to stop: saved at step {}", state_.step);
@@ -124,6 +126,11 @@ Outcome Trainer::run() {
     progress_.clear();
     log::info("finished at step {}", state_.step);
     return Outcome::finished;
+}
+
+bool Trainer::evaluation_due() const {
+    int64_t const every = options_.eval.every;
+    return every > 0 && state_.step > 0 && (state_.step % every == 0 || state_.step >= options_.train.steps);
 }
 
 bool Trainer::told_to_stop() {

@@ -53,6 +53,7 @@ class Trainer {
     /// Weights and moments, as far as this rank holds them in `ranges` of its flat buffers.
     std::vector<StoredTensor> tensors(std::vector<FlatRange> const& ranges) const;
     void report(StepReport const& report);
+    bool evaluation_due() const;  ///< of the state after the last step
     void run_evaluation();
 
     Session session_;

@@ -28,16 +28,19 @@ void print_layout(RunOptions const& options, MeshShape const& mesh) {
 void print_memory(RunOptions const& options, int world_size, int64_t parameters) {
     StepMemory const step = step_memory(options, world_size);
     int64_t const weights = parameters * size_of(DType::f32);
+    MeshShape const mesh = resolve_mesh(options.parallel, world_size);
+    int64_t const owners = options.parallel.zero ? mesh.dp * mesh.cp : 1;
+    int64_t const moments = 2 * weights / owners;
     fmt::print("#\n# memory per rank (fp32 on the CPU), without data and the libraries' own\n");
     auto const line = [](char const* name, int64_t bytes, char const* what) {
         fmt::print("#   {:<12} {:>10}{}\n", name, format_bytes(bytes), what);
     };
     line("weights", weights, "");
     line("gradients", weights, "");
-    line("optimizer", 2 * weights, "  two moments");
+    line("optimizer", moments, owners > 1 ? "  this rank's share of two moments" : "  two moments");
     line("activations", step.activations - step.logits, "  one micro-batch, forward and backward");
     line("logits", step.logits, "  one chunk of tokens");
-    line("sum", 4 * weights + step.activations, "");
+    line("sum", 2 * weights + moments + step.activations, "");
 }
 
 void print_flops(RunOptions const& options) {

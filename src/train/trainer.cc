@@ -99,7 +99,9 @@ void Trainer::start() {
         initialise(session_.ops(), session_.layout(), session_.weights(), state_.seed);
     }
     first_step_ = state_.step;
-    if (folder_) folder_->rewind_metrics(state_.step);
+    if (!folder_) return;
+    clean_up(session_.files(), checkpoint_root(options_.output_dir));
+    folder_->rewind_metrics(state_.step);
 }
 
 Outcome Trainer::run() {

@@ -3,36 +3,21 @@
 # kill placed before, inside (at every kind of operation of the save protocol) and after a save. Real processes, SIGKILL.
 set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
-export OMP_NUM_THREADS=1
-
-cat >"$scratch/run.yaml" <<'YAML'
-model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1}
-attention: {kind: moba, block_size: 16, top_k: 2, full_layers: {last: 1}}
-data: {mock_data: true, sequence_length: 64}
-train: {steps: 40, global_batch_size: 4, micro_batch_size: 1}
-schedule: {warmup_steps: 5}
-checkpoint: {every: 20, keep_last: 0}
-eval: {every: 10, samples: 4}
-threads: 1
-log: {progress: false}
-YAML
+source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+evaluated=(eval.every=10 eval.samples=4)
 
 train() {  # train RANKS FOLDER PROGRAM [key=value...]: non-zero where the job dies
     local n=$1 folder=$2 program=$3
     shift 3
-    ranks "$n" "$PERIGEE_BIN/$program" train "$scratch/run.yaml" output_dir="$folder" "$@"
+    ranks "$n" "$PERIGEE_BIN/$program" train "$scratch/run.yaml" output_dir="$folder" "${evaluated[@]}" "$@"
 }
 
-# Losses, norms and evaluations of all steps; times and memory are left out.
-numbers() { sed -E 's/"seconds":[^,]*,"tokens_per_s":[^,]*,"tflops":[^,]*,"memory_bytes":[^}]*//' "$1/metrics.jsonl"; }
-# The bytes of every tensor file of the last checkpoint, through the hashes in its manifest.
-weights() { grep -oE '"sha256": *"[0-9a-f]{64}"' "$1/checkpoints/step_00000040/manifest.json" | sort; }
-
+last=step_00000040
 for n in 1 2; do
     whole=$scratch/whole_$n
     train "$n" "$whole" perigee || complain "unbroken run, $n ranks"
     [ "$(numbers "$whole" | wc -l)" = 44 ] || complain "$n ranks: 40 steps and 4 evaluations expected in metrics.jsonl"
-    [ "$(weights "$whole" | wc -l)" -ge "$n" ] || complain "$n ranks: no hashes in the manifest"
+    [ "$(weights "$whole" $last | wc -l)" -ge "$n" ] || complain "$n ranks: no hashes in the manifest"
 
     # operation : part of the path : which one : the step it must resume from
     for point in \
@@ -56,14 +41,14 @@ for n in 1 2; do
             grep -q "resumed at step $step" "$scratch/log" || complain "$n ranks, $point: resumed elsewhere"
         fi
         diff <(numbers "$whole") <(numbers "$folder") >"$scratch/log" || complain "$n ranks, $point: losses differ"
-        diff <(weights "$whole") <(weights "$folder") >"$scratch/log" || complain "$n ranks, $point: weights differ"
+        diff <(weights "$whole" $last) <(weights "$folder" $last) >"$scratch/log" || complain "$n ranks, $point: weights differ"
     done
 done
 
 # Told to stop: a complete checkpoint, exit 75 (alone; mpirun may turn it into another non-zero code), exact resume.
 for signal in TERM USR1; do
     folder=$scratch/stopped_$signal
-    "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="$folder" >"$scratch/log" 2>&1 &
+    "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="$folder" "${evaluated[@]}" >"$scratch/log" 2>&1 &
     job=$!
     for _ in $(seq 500); do
         [ -s "$folder/metrics.jsonl" ] && [ "$(wc -l <"$folder/metrics.jsonl")" -ge 3 ] && break
@@ -73,7 +58,7 @@ for signal in TERM USR1; do
     code=0
     wait "$job" || code=$?
     if [ "$code" != 75 ]; then complain "SIG$signal: exit $code instead of 75"; continue; fi
-    ranks 1 "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="$folder" || complain "SIG$signal: resume"
+    train 1 "$folder" perigee || complain "SIG$signal: resume"
     grep -q "resumed at step" "$scratch/log" || complain "SIG$signal: began again"
     diff <(numbers "$scratch/whole_1") <(numbers "$folder") >"$scratch/log" || complain "SIG$signal: losses differ"
 done

@@ -12,7 +12,7 @@ target_link_libraries(test_support PUBLIC perigee_app perigee_flags GTest::gtest
 # check, the GoogleTest programs with it.
 set(job_environment "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
 if(PERIGEE_SANITIZE)
-    list(APPEND job_environment "ASAN_OPTIONS=detect_leaks=0")
+    list(APPEND job_environment "ASAN_OPTIONS=detect_leaks=0:handle_segv=0")
 endif()
 
 file(GLOB test_folders LIST_DIRECTORIES true RELATIVE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/tests/*)

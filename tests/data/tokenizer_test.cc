@@ -21,6 +21,11 @@ TEST(ByteTokenizer, EveryByteComesBack) {
     EXPECT_EQ(tokenizer->decode(ids), text);
 }
 
+TEST(ByteTokenizer, HasNoSpecialTokens) {
+    auto const tokenizer = make_tokenizer("bytes");
+    EXPECT_EQ(tokenizer->encode_with_special("<|im_end|>"), tokenizer->encode("<|im_end|>"));
+}
+
 TEST(ByteTokenizer, TheEndOfADocumentIsNoText) {
     auto const tokenizer = make_tokenizer("bytes");
     EXPECT_EQ(tokenizer->decode({'a', tokenizer->end_of_document(), 'b'}), "ab");

@@ -7,7 +7,8 @@ packages=(g++ cmake ninja-build libopenmpi-dev openmpi-bin libopenblas-openmp-de
     nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev zlib1g-dev)
 case "${1:-}" in
     "") ;;
-    --developer) packages+=(git procps libgtest-dev libgmock-dev libbenchmark-dev clang-format-14) ;;
+    --developer) packages+=(git procps libgtest-dev libgmock-dev libbenchmark-dev clang-format-14
+        clang-16 libclang-rt-16-dev libomp-16-dev) ;;
     *) echo "usage: $0 [--developer]" >&2; exit 2 ;;
 esac
 

@@ -49,6 +49,9 @@ class Replicas {
     Replicas(ParamLayout const& layout, Buckets buckets, Mesh const& mesh, bool zero, Ops& ops);
 
     Ownership const& ownership() const { return ownership_; }
+    int64_t staging_bytes() const {
+        return static_cast<int64_t>(staging_.bytes());
+    }  ///< this class takes from the device
 
     /// The gradients from element `begin` on are complete on this rank: sums, over the ranks, every bucket that lies
     /// there and is not yet summed. After begin = 0 the next call belongs to the next step. With ZeRO a rank receives

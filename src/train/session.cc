@@ -12,11 +12,13 @@ namespace perigee {
 
 namespace {
 
-std::unique_ptr<Device> make_device(DeviceChoice choice) {
+Machine make_machine(RunOptions const& options) {
     // Operations on CUDA are not part of this version, so `auto` means the CPU.
-    if (choice == DeviceChoice::cuda)
+    if (options.device == DeviceChoice::cuda)
         fail(Category::config, "device: cuda is not available yet: this version computes on the CPU");
-    return make_host_device();
+    auto device = make_host_device();
+    auto ops = make_host_ops(*device, static_cast<int>(options.threads));
+    return {std::move(device), std::move(ops)};
 }
 
 int usable_cores() {
@@ -34,15 +36,17 @@ RunOptions resolve(RunOptions options, int local_ranks) {
 }
 
 Session::Session(RunOptions const& options, Comm& world, FileSystem& files)
+    : Session(options, Mesh(options.parallel, world), make_machine(options), files) {}
+
+Session::Session(RunOptions const& options, Mesh mesh, Machine machine, FileSystem& files)
     : options_(options),
       files_(&files),
-      mesh_(options.parallel, world),
-      device_(make_device(options.device)),
-      ops_(make_host_ops(*device_, static_cast<int>(options.threads))),
+      mesh_(std::move(mesh)),
+      machine_(std::move(machine)),
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank()),
-      weights_(*ops_, layout_),
-      model_(options.model, options.attention.moba, layout_, mesh_, *ops_),
-      arena_(*device_) {}
+      weights_(ops(), layout_),
+      model_(options.model, options.attention.moba, layout_, mesh_, ops()),
+      arena_(ops().device()) {}
 
 std::unique_ptr<DataSource> Session::open(Split split) const {
     return open_data(options_.data, split, static_cast<uint64_t>(options_.seed), options_.model.vocab_size, *files_);

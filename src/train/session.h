@@ -28,15 +28,23 @@ struct FlatTensor {
     TensorView view;
 };
 
+/// What a rank computes on, and with.
+struct Machine {
+    std::unique_ptr<Device> device;
+    std::unique_ptr<Ops> ops;
+};
+
 class Session {
   public:
     /// `options` are resolved and free of problems for this world.
     Session(RunOptions const& options, Comm& world, FileSystem& files);
+    /// The same on a given mesh and machine, for who plays or watches a job.
+    Session(RunOptions const& options, Mesh mesh, Machine machine, FileSystem& files);
 
     RunOptions const& options() const { return options_; }
     FileSystem& files() const { return *files_; }
     Mesh const& mesh() const { return mesh_; }
-    Ops& ops() const { return *ops_; }
+    Ops& ops() const { return *machine_.ops; }
     ParamLayout const& layout() const { return layout_; }
     Llama& model() { return model_; }
     Arena& arena() { return arena_; }
@@ -52,8 +60,7 @@ class Session {
     RunOptions options_;
     FileSystem* files_;
     Mesh mesh_;
-    std::unique_ptr<Device> device_;
-    std::unique_ptr<Ops> ops_;
+    Machine machine_;
     ParamLayout layout_;
     FlatTensor weights_;
     Llama model_;

@@ -2,14 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 #include "base/log.h"
 #include "checkpoint/folders.h"
-#include "parallel/sequence.h"
 #include "train/evaluate.h"
-#include "train/guard.h"
-#include "train/snapshot.h"
 
 namespace perigee {
 
@@ -40,10 +36,7 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
     : session_(options, world, files),
       options_(session_.options()),
       mesh_(session_.mesh()),
-      grads_(session_.ops(), session_.layout()),
-      replicas_(session_.layout(), make_buckets(options_.parallel, session_.layout(), mesh_.shape()), mesh_,
-                options_.parallel.zero, session_.ops()),
-      optimizer_(options_.optimizer, session_.layout(), replicas_.ownership(), session_.ops()),
+      learner_(session_),
       train_data_(session_.open(Split::train)),
       validation_data_(wants_validation(options_) ? session_.open(Split::validation) : nullptr),
       folder_(open_folder(options_, world, files)),
@@ -74,7 +67,7 @@ void Trainer::start() {
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     auto const found = find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files());
     if (found) {
-        found->read(tensors({session_.layout().whole()}));
+        found->read(learner_.tensors({session_.layout().whole()}));
         auto const info = std::move(state_.info);
         state_ = found->state();
         auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
@@ -136,21 +129,9 @@ bool Trainer::evaluation_due() const {
 }
 
 bool Trainer::told_to_stop() {
-    // One message for both: whether a rank was told to stop, and whether one still writes.
-    int64_t flags[2] = {stop_.requested(), saver_.writing()};
-    mesh_.world().all_reduce(TensorView(flags, Shape{2}), Reduce::max);
-    if (saver_.in_flight() && flags[1] == 0) finish_save(/*last=*/false);
-    return flags[0] != 0;
-}
-
-std::vector<StoredTensor> Trainer::tensors(std::vector<FlatRange> const& ranges) const {
-    ParamLayout const& layout = session_.layout();
-    auto stored = stored_tensors(layout, {{layout.whole(), session_.weights()}}, "", ranges);
-    std::ranges::move(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, ranges),
-                      std::back_inserter(stored));
-    std::ranges::move(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, ranges),
-                      std::back_inserter(stored));
-    return stored;
+    Learner::Signs const any = learner_.agree({.stop = stop_.requested(), .writing = saver_.writing()});
+    if (saver_.in_flight() && !any.writing) finish_save(/*last=*/false);
+    return any.stop;
 }
 
 std::vector<Batch> Trainer::next_batches() const {
@@ -166,49 +147,7 @@ std::vector<Batch> Trainer::next_batches() const {
 
 StepReport Trainer::step() {
     auto const start = Clock::now();
-    StepReport r{.step = state_.step + 1, .ranks = mesh_.world().size()};
-    std::vector<Batch> const batches = next_batches();
-    auto const kinds = session_.kinds(state_.step);
-    double weight = 0, flops = 0;
-    for (Batch const& b : batches) {
-        weight = std::accumulate(b.weights_T.begin(), b.weights_T.end(), weight);
-        r.tokens += b.tokens();
-        flops += forward_flops(options_.model, options_.attention.moba, kinds, b.cu_seqlens).training();
-    }
-    // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
-    r.loss_weight = mesh_.dp().sum(weight);
-    r.tokens = mesh_.dp().sum(r.tokens);
-    r.flops = mesh_.dp().sum(flops);
-    if (!(r.loss_weight > 0))
-        fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
-             state_.consumed_samples, state_.consumed_samples + options_.train.global_batch_size - 1);
-
-    session_.ops().fill_zero(grads_.view);
-    double loss = 0;
-    GradientSink sink{.grads = grads_.view, .scale = 1.0 / r.loss_weight};
-    for (Batch const& b : batches) {
-        if (&b == &batches.back())
-            sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
-                add_up_uncut(session_.layout(), grads_.view, {begin, end}, mesh_.tp());
-                replicas_.reduce_from(grads_.view, begin);
-                end = begin;
-            };
-        loss += session_.model().loss_and_gradient(session_.weights(), sink, b, kinds, session_.arena());
-    }
-    r.loss = mesh_.dp_cp().sum(loss) / r.loss_weight;
-    r.grad_norm = optimizer_.global_norm(grads_.view, mesh_);
-    r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state_.step, options_.train.steps);
-
-    Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state_.skipped_in_a_row);
-    r.skipped = verdict == Verdict::skip;
-    if (verdict == Verdict::apply) {
-        optimizer_.update(session_.weights(), grads_.view, r.grad_norm, r.lr, state_.applied_updates++);
-        replicas_.gather(session_.weights());
-    }
-    ++state_.step;
-    state_.consumed_samples += options_.train.global_batch_size;
-    r.consumed_samples = state_.consumed_samples;
-    session_.arena().settle();
+    StepReport r = learner_.step(next_batches(), state_);
     r.seconds = seconds_since(start);
     return r;
 }
@@ -244,7 +183,7 @@ void Trainer::begin_save(bool last) {
     enter(Section::save);
     try {
         save_began_ = Clock::now();
-        saver_.begin(state_, tensors(replicas_.ownership().owned));
+        saver_.begin(state_, learner_.tensors(learner_.owned()));
     } catch (Error const& e) {
         save_failed(e, state_.step, last);
     }

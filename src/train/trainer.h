@@ -1,4 +1,5 @@
-// The training loop: read it first. One step is next batches -> loss and gradients -> reduce -> judge -> update.
+// The training loop: read it first. A step takes the next batches to the Learner, which computes, reduces, judges and
+// updates; around it are reports, saves, evaluations, and leaving when told to.
 #pragma once
 
 #include <chrono>
@@ -7,8 +8,7 @@
 
 #include "checkpoint/saver.h"
 #include "data/data_source.h"
-#include "optim/optimizer.h"
-#include "parallel/buckets.h"
+#include "train/learner.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
@@ -50,8 +50,6 @@ class Trainer {
     void finish_save(bool last);
     void save_failed(Error const& error, int64_t step, bool last);
     std::vector<Batch> next_batches() const;
-    /// Weights and moments, as far as this rank holds them in `ranges` of its flat buffers.
-    std::vector<StoredTensor> tensors(std::vector<FlatRange> const& ranges) const;
     void report(StepReport const& report);
     bool evaluation_due() const;  ///< of the state after the last step
     void run_evaluation();
@@ -59,9 +57,7 @@ class Trainer {
     Session session_;
     RunOptions const& options_;
     Mesh const& mesh_;
-    FlatTensor grads_;
-    Replicas replicas_;
-    AdamWOptimizer optimizer_;
+    Learner learner_;
     std::unique_ptr<DataSource> train_data_;
     std::unique_ptr<DataSource> validation_data_;
     std::unique_ptr<RunFolder> folder_;  ///< rank 0 only

@@ -1,0 +1,96 @@
+#include "train/learner.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+#include "parallel/sequence.h"
+#include "train/guard.h"
+#include "train/snapshot.h"
+
+namespace perigee {
+
+Learner::Learner(Session& session)
+    : session_(session),
+      options_(session.options()),
+      mesh_(session.mesh()),
+      grads_(session.ops(), session.layout()),
+      replicas_(session.layout(), make_buckets(options_.parallel, session.layout(), mesh_.shape()), mesh_,
+                options_.parallel.zero, session.ops()),
+      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.ops()) {}
+
+StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
+    StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};
+    auto const kinds = session_.kinds(state.step);
+    double weight = 0, flops = 0;
+    for (Batch const& b : batches) {
+        weight = std::accumulate(b.weights_T.begin(), b.weights_T.end(), weight);
+        r.tokens += b.tokens();
+        flops += forward_flops(options_.model, options_.attention.moba, kinds, b.cu_seqlens).training();
+    }
+    // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
+    r.loss_weight = mesh_.dp().sum(weight);
+    r.tokens = mesh_.dp().sum(r.tokens);
+    r.flops = mesh_.dp().sum(flops);
+    if (!(r.loss_weight > 0))
+        fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
+             state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
+
+    r.loss = loss_and_gradient(batches, kinds, r.loss_weight);
+    r.grad_norm = optimizer_.global_norm(grads_.view, mesh_);
+    r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
+
+    Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state.skipped_in_a_row);
+    r.skipped = verdict == Verdict::skip;
+    if (verdict == Verdict::apply) {
+        optimizer_.update(session_.weights(), grads_.view, r.grad_norm, r.lr, state.applied_updates++);
+        replicas_.gather(session_.weights());
+    }
+    ++state.step;
+    state.consumed_samples += options_.train.global_batch_size;
+    r.consumed_samples = state.consumed_samples;
+    session_.arena().settle();
+    return r;
+}
+
+double Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
+                                  double loss_weight) {
+    session_.ops().fill_zero(grads_.view);
+    double loss = 0;
+    GradientSink sink{.grads = grads_.view, .scale = 1.0 / loss_weight};
+    for (Batch const& b : batches) {
+        if (&b == &batches.back())
+            sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
+                add_up_uncut(session_.layout(), grads_.view, {begin, end}, mesh_.tp());
+                replicas_.reduce_from(grads_.view, begin);
+                end = begin;
+            };
+        loss += session_.model().loss_and_gradient(session_.weights(), sink, b, kinds, session_.arena());
+    }
+    return mesh_.dp_cp().sum(loss) / loss_weight;
+}
+
+Learner::Signs Learner::agree(Signs mine) const {
+    int64_t flags[2] = {mine.stop, mine.writing};  // one message for both
+    mesh_.world().all_reduce(TensorView(flags, Shape{2}), Reduce::max);
+    return {.stop = flags[0] != 0, .writing = flags[1] != 0};
+}
+
+std::vector<StoredTensor> Learner::tensors(std::vector<FlatRange> const& ranges) const {
+    ParamLayout const& layout = session_.layout();
+    auto stored = stored_tensors(layout, {{layout.whole(), session_.weights()}}, "", ranges);
+    std::ranges::move(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, ranges),
+                      std::back_inserter(stored));
+    std::ranges::move(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, ranges),
+                      std::back_inserter(stored));
+    return stored;
+}
+
+int64_t Learner::moment_bytes() const {
+    int64_t bytes = 0;
+    for (auto const& parts : {optimizer_.first_moment(), optimizer_.second_moment()})
+        for (FlatPart const& part : parts) bytes += part.values.bytes();
+    return bytes;
+}
+
+}  // namespace perigee

@@ -1,0 +1,56 @@
+// What a training step changes and how: gradients, optimizer, and the step itself over micro-batches that somebody
+// else has found. `perigee check` plays this very code on a device without memory, among ranks that do not exist.
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "optim/optimizer.h"
+#include "parallel/buckets.h"
+#include "tensor/batch.h"
+#include "train/metrics.h"
+#include "train/session.h"
+
+namespace perigee {
+
+class Learner {
+  public:
+    /// `session` outlives it. Gradients and moments come from its device.
+    explicit Learner(Session& session);
+
+    /// One optimizer step: loss and gradients of the global batch, of which `batches` are this rank's micro-batches,
+    /// judged, and applied to the weights. Moves `state` on. Throws Category::data where no token carries loss,
+    /// Category::numeric as judge_step does. Collective.
+    StepReport step(std::vector<Batch> const& batches, RunState& state);
+
+    /// What each rank tells the others between two steps.
+    struct Signs {
+        bool stop = false;     ///< it was told to
+        bool writing = false;  ///< its checkpoint
+    };
+    /// What holds for any rank. Collective.
+    Signs agree(Signs mine) const;
+
+    /// Weights and moments, as far as this rank holds them in `ranges` of its flat buffers.
+    std::vector<StoredTensor> tensors(std::vector<FlatRange> const& ranges) const;
+    /// What this rank alone answers for, in a checkpoint.
+    std::vector<FlatRange> const& owned() const { return replicas_.ownership().owned; }
+
+    TensorView gradients() const { return grads_.view; }
+    int64_t moment_bytes() const;
+    int64_t staging_bytes() const { return replicas_.staging_bytes(); }
+
+  private:
+    /// Adds up loss and gradients of the micro-batches over the ranks; returns the loss per unit of `loss_weight`.
+    double loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
+                             double loss_weight);
+
+    Session& session_;
+    RunOptions const& options_;
+    Mesh const& mesh_;
+    FlatTensor grads_;
+    Replicas replicas_;
+    AdamWOptimizer optimizer_;
+};
+
+}  // namespace perigee

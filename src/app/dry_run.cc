@@ -30,6 +30,9 @@ class AddressSpace : public Device {
         mapped_.erase(found);
     }
     void copy(void*, void const*, size_t) override {}
+    void* allocate_host(size_t bytes) override { return allocate(bytes); }
+    void release_host(void* memory) noexcept override { release(memory); }
+    void synchronize() override {}
     std::string name() const override { return "address space"; }
     bool is_host() const override { return false; }
 
@@ -50,6 +53,7 @@ class DryOps : public Ops {
     void copy(TensorView, ConstView) override {}
     void copy_rows(CopyRows const&) override {}
     void fill_zero(TensorView) override {}
+    void fill_normal(FillNormal const&) override {}
     void matmul(MatMul const&) override {}
     void add(TensorView, ConstView) override {}
     void scale(TensorView, double) override {}
@@ -70,7 +74,8 @@ class DryOps : public Ops {
     void cross_entropy(CrossEntropy const& args) override {
         logits_bytes_ = std::max(logits_bytes_, args.logits_TV.bytes());
     }
-    double squared_norm(ConstView) override { return 0; }
+    void squared_norm(TensorView, ConstView) override {}
+    void weighted_sum(TensorView, ConstView, ConstView) override {}
     void adamw(AdamW const&) override {}
 
   private:

@@ -1,6 +1,5 @@
 #include "checkpoint/saver.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace perigee {
@@ -26,17 +25,16 @@ void Saver::finish() {
 }
 
 std::vector<StoredTensor> Saver::copy(std::vector<StoredTensor> const& parts) {
-    int64_t bytes = 0;
-    for (StoredTensor const& part : parts) bytes += part.values.bytes();
-    if (bytes > memory_bytes_) {
-        memory_.reset();
-        memory_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
-        memory_bytes_ = bytes;
+    size_t bytes = 0;
+    for (StoredTensor const& part : parts) bytes += static_cast<size_t>(part.values.bytes());
+    if (bytes > memory_.bytes()) {
+        memory_ = {};  // never both at once
+        memory_ = HostBuffer(*device_, bytes);
     }
     std::vector<StoredTensor> copied = parts;
-    std::byte* to = memory_.get();
+    auto* to = static_cast<std::byte*>(memory_.data());
     for (StoredTensor& part : copied) {
-        std::copy_n(part.values.data, part.values.bytes(), to);
+        device_->copy(to, part.values.data, static_cast<size_t>(part.values.bytes()));
         part.values.data = to;
         to += part.values.bytes();
     }

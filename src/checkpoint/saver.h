@@ -12,8 +12,9 @@ namespace perigee {
 
 class Saver {
   public:
-    Saver(FileSystem& files, Comm& world, Path root, Retention keep)
-        : files_(&files), world_(&world), root_(std::move(root)), keep_(keep) {}
+    /// The parts it is given lie in memory of `device`.
+    Saver(FileSystem& files, Comm& world, Path root, Retention keep, Device& device)
+        : files_(&files), world_(&world), root_(std::move(root)), keep_(keep), device_(&device) {}
     ~Saver();  ///< waits for the writer; a save that was not finished leaves a temporary folder
     Saver(Saver const&) = delete;
     Saver& operator=(Saver const&) = delete;
@@ -37,8 +38,8 @@ class Saver {
     Comm* world_;
     Path root_;
     Retention keep_;
-    std::unique_ptr<std::byte[]> memory_;  ///< kept from save to save
-    int64_t memory_bytes_ = 0;
+    Device* device_;
+    HostBuffer memory_;  ///< kept from save to save
     std::unique_ptr<CheckpointSave> save_;
     std::atomic<bool> written_ = false;
     std::thread writer_;

@@ -14,8 +14,14 @@ class Device {
     /// At least 256-byte aligned and never null; throws Category::internal when memory is exhausted.
     virtual void* allocate(size_t bytes) = 0;
     virtual void release(void* memory) noexcept = 0;
-    /// Copies between memory of this device and of the host, whichever way the pointers say, and waits for it.
+    /// Copies between memory of this device and of the host, whichever way the pointers say: after all work queued
+    /// before, and waits for it.
     virtual void copy(void* to, void const* from, size_t bytes) = 0;
+    /// Host memory that this device copies from and to at full speed (pinned, for a GPU). Released by release_host().
+    virtual void* allocate_host(size_t bytes) = 0;
+    virtual void release_host(void* memory) noexcept = 0;
+    /// Waits for all work queued so far.
+    virtual void synchronize() = 0;
     /// "cpu", or the GPU's name.
     virtual std::string name() const = 0;
     virtual bool is_host() const = 0;
@@ -27,24 +33,34 @@ std::unique_ptr<Device> make_cuda_device(int index);
 /// Number of usable GPUs; 0 in a build without CUDA.
 int cuda_device_count();
 
-/// Memory of a device, released with its owner. The device must outlive it.
-class Buffer {
+enum class Memory { device, host };
+
+/// Memory from a device, released with its owner. The device must outlive it.
+template <Memory kind>
+class BasicBuffer {
   public:
-    Buffer() = default;
-    Buffer(Device& device, size_t bytes) : device_(&device), data_(device.allocate(bytes)), bytes_(bytes) {}
-    Buffer(Buffer&& other) noexcept { swap(other); }
-    Buffer& operator=(Buffer&& other) noexcept {
+    BasicBuffer() = default;
+    BasicBuffer(Device& device, size_t bytes)
+        : device_(&device),
+          data_(kind == Memory::host ? device.allocate_host(bytes) : device.allocate(bytes)),
+          bytes_(bytes) {}
+    BasicBuffer(BasicBuffer&& other) noexcept { swap(other); }
+    BasicBuffer& operator=(BasicBuffer&& other) noexcept {
         swap(other);
         return *this;
     }
-    ~Buffer() {
-        if (data_ != nullptr) device_->release(data_);
+    ~BasicBuffer() {
+        if (data_ == nullptr) return;
+        if constexpr (kind == Memory::host)
+            device_->release_host(data_);
+        else
+            device_->release(data_);
     }
     void* data() const noexcept { return data_; }
     size_t bytes() const noexcept { return bytes_; }
 
   private:
-    void swap(Buffer& other) noexcept {
+    void swap(BasicBuffer& other) noexcept {
         std::swap(device_, other.device_);
         std::swap(data_, other.data_);
         std::swap(bytes_, other.bytes_);
@@ -53,5 +69,7 @@ class Buffer {
     void* data_ = nullptr;
     size_t bytes_ = 0;
 };
+using Buffer = BasicBuffer<Memory::device>;
+using HostBuffer = BasicBuffer<Memory::host>;  ///< from Device::allocate_host
 
 }  // namespace perigee

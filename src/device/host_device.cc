@@ -22,6 +22,9 @@ class HostDevice final : public Device {
     void copy(void* to, void const* from, size_t bytes) override {
         if (bytes > 0) std::memmove(to, from, bytes);
     }
+    void* allocate_host(size_t bytes) override { return allocate(bytes); }
+    void release_host(void* memory) noexcept override { release(memory); }
+    void synchronize() override {}
     std::string name() const override { return "cpu"; }
     bool is_host() const override { return true; }
 };

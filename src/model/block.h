@@ -44,7 +44,7 @@ struct Pass {
     TensorView qkv_TX = {};     ///< the fused projection, where no block keeps its own; its gradient in the backward
 
     DType compute() const { return ops.compute_dtype(); }
-    DType statistics() const { return compute() == DType::f64 ? DType::f64 : DType::f32; }
+    DType statistics() const { return ops.main_dtype(); }
     int64_t part() const { return tokens / mesh.shape().tp; }
     int64_t heads() const { return options.num_attention_heads / mesh.shape().tp; }
     int64_t kv_heads() const { return options.kv_heads() / mesh.shape().tp; }

@@ -26,9 +26,8 @@ struct Chunk {
 };
 
 Chunk allocate_chunk(Ops const& ops, Comm const& tp, Arena& arena, int64_t rows, int64_t vocab) {
-    DType const compute = ops.compute_dtype();
-    DType const statistics = compute == DType::f64 ? DType::f64 : DType::f32;
-    Chunk chunk{.logits_TV = arena.allocate("logits", compute, {rows, vocab}),
+    DType const statistics = ops.main_dtype();
+    Chunk chunk{.logits_TV = arena.allocate("logits", ops.compute_dtype(), {rows, vocab}),
                 .targets_T = arena.allocate("targets", DType::i32, {rows}),
                 .weights_T = arena.allocate("weights", DType::f32, {rows}),
                 .max_T = arena.allocate("softmax max", statistics, {rows}),
@@ -57,30 +56,20 @@ void join_vocabulary(Ops& ops, Comm& tp, Chunk const& chunk) {
     tp.all_reduce(chunk.sums_2T);
 }
 
-template <class Real>
-double weighted_sum(Ops& ops, ConstView nll_T, std::span<float const> weights) {
-    std::vector<Real> nll(weights.size());
-    ops.download(nll.data(), nll_T);
-    double sum = 0;
-    for (size_t t = 0; t < weights.size(); ++t) sum += static_cast<double>(weights[t]) * static_cast<double>(nll[t]);
-    return sum;
-}
-
 }  // namespace
 
-double classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
-                       ClassifierGradient const& gradient) {
+void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
+                     ClassifierResult const& result) {
     Arena::Scope const scope(arena);
     int64_t const tokens = x_TD[0], vocab = w_VD[0], vocab_begin = tp.rank() * vocab;
     int64_t const size = std::min(tokens, std::max(kMinRows, kLogits / vocab));
-    bool const backward = !gradient.dx_TD.empty();
+    bool const backward = !result.dx_TD.empty();
     Chunk const memory = allocate_chunk(ops, tp, arena, size, vocab);
-    double loss = 0;
     for (int64_t begin = 0; begin < tokens; begin += size) {
         int64_t const end = std::min(tokens, begin + size);
         std::span const weights(batch.weights_T.data() + begin, static_cast<size_t>(end - begin));
         if (std::ranges::all_of(weights, [](float w) { return w == 0; })) {
-            if (backward) ops.fill_zero(gradient.dx_TD.rows(begin, end));
+            if (backward) ops.fill_zero(result.dx_TD.rows(begin, end));
             continue;
         }
         Chunk const chunk = first_rows(memory, end - begin);
@@ -103,16 +92,14 @@ double classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstVi
                            .max_T = chunk.all_max_T,
                            .sum_T = chunk.sum_T(),
                            .target_T = chunk.target_T(),
-                           .scale = gradient.scale,
+                           .scale = result.scale,
                            .vocab_begin = vocab_begin});
-        loss += chunk.nll_T.dtype == DType::f64 ? weighted_sum<double>(ops, chunk.nll_T, weights)
-                                                : weighted_sum<float>(ops, chunk.nll_T, weights);
+        ops.weighted_sum(result.loss_accumulated, chunk.nll_T, chunk.weights_T);
         if (!backward) continue;
         ops.matmul(
-            {.c = gradient.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = true});
-        ops.matmul({.c = gradient.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = w_VD});
+            {.c = result.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = true});
+        ops.matmul({.c = result.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = w_VD});
     }
-    return loss;
 }
 
 }  // namespace perigee

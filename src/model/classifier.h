@@ -9,17 +9,18 @@
 
 namespace perigee {
 
-/// What the loss needs for its gradient; empty views where only the loss is wanted.
-struct ClassifierGradient {
-    TensorView dx_TD;  ///< what this rank's rows contribute; may be the memory of x_TD
-    TensorView dw_accumulated_VD;
+/// Where results go; the views of the gradient are empty where only the loss is wanted.
+struct ClassifierResult {
+    TensorView loss_accumulated;  ///< f64 [1] on the device
+    TensorView dx_TD = {};        ///< what this rank's rows contribute; may be the memory of x_TD
+    TensorView dw_accumulated_VD = {};
     double scale = 1;
 };
 
-/// Sum over the batch of weight * nll of softmax(x W^T), added in fp64 in order of tokens; the same on every rank of
-/// `tp`. `x_TD` holds all tokens, `w_VD` rank r's part r of the vocabulary. With `gradient`, also the gradient of
-/// scale * that sum. Chunks whose weights are all zero cost nothing.
-double classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
-                       ClassifierGradient const& gradient);
+/// Adds the sum over the batch of weight * nll of softmax(x W^T), added in fp64; the same on every rank of `tp`. `x_TD`
+/// holds all tokens, `w_VD` rank r's part r of the vocabulary. With views for it, also the gradient of scale * that sum.
+/// Chunks whose weights are all zero cost nothing. Does not wait for the device.
+void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
+                     ClassifierResult const& result);
 
 }  // namespace perigee

@@ -74,6 +74,18 @@ Place find_token(ContextShard const& shard, int64_t token) {
     fail(Category::internal, "token {} of {}", token, shard.pack_tokens());
 }
 
+/// A sum that starts at zero and stays on the device until it is read.
+struct LossSum {
+    LossSum(Ops& o, Arena& arena) : ops(o), view(arena.allocate("loss", DType::f64, {1})) { ops.fill_zero(view); }
+    double read() const {
+        double value = 0;
+        ops.download(&value, view);
+        return value;
+    }
+    Ops& ops;
+    TensorView view;
+};
+
 }  // namespace
 
 struct Llama::Impl {
@@ -232,28 +244,38 @@ Llama::~Llama() = default;
 
 double Llama::loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
+    LossSum const sum(impl_->ops, arena);
     LocalBatch const local = impl_->share(batch, kinds);
     Impl::Forward const state = impl_->forward(weights, local, kinds, arena, false);
-    return classifier_loss(impl_->ops, impl_->mesh.tp(), arena, state.pass.stream.gather(state.normed_PD),
-                           impl_->classifier(weights), local.batch(), {});
+    classifier_loss(impl_->ops, impl_->mesh.tp(), arena, state.pass.stream.gather(state.normed_PD),
+                    impl_->classifier(weights), local.batch(), {.loss_accumulated = sum.view});
+    return sum.read();
 }
 
-double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
-                                std::span<AttentionKind const> kinds, Arena& arena) {
+void Llama::accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
+                       std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, kinds);
     Impl::Forward const state = impl_->forward(weights, local, kinds, arena, true);
     TensorView const dx_PD = arena.allocate("dx", state.pass.compute(), state.normed_PD.shape);
     BlockGradients const temporary = allocate_gradients(arena, state.pass);
     SequenceParallel const& stream = state.pass.stream;
-    double const loss = classifier_loss(impl_->ops, impl_->mesh.tp(), arena, stream.gather(state.normed_PD),
-                                        impl_->classifier(weights), local.batch(),
-                                        {.dx_TD = stream.partial(temporary.dnormed_PD),
-                                         .dw_accumulated_VD = impl_->classifier(sink.grads),
-                                         .scale = sink.scale});
+    classifier_loss(impl_->ops, impl_->mesh.tp(), arena, stream.gather(state.normed_PD), impl_->classifier(weights),
+                    local.batch(),
+                    {.loss_accumulated = loss_accumulated,
+                     .dx_TD = stream.partial(temporary.dnormed_PD),
+                     .dw_accumulated_VD = impl_->classifier(sink.grads),
+                     .scale = sink.scale});
     stream.add_up(temporary.dnormed_PD);
     impl_->backward(weights, sink, state, temporary, dx_PD, kinds);
-    return loss;
+}
+
+double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
+                                std::span<AttentionKind const> kinds, Arena& arena) {
+    Arena::Scope const scope(arena);
+    LossSum const sum(impl_->ops, arena);
+    accumulate(weights, sink, sum.view, batch, kinds, arena);
+    return sum.read();
 }
 
 std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,

@@ -19,8 +19,8 @@ namespace perigee {
 /// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours.
 std::vector<ParamSpec> llama_params(ModelOptions const& options);
 
-/// Fills `weights` (this rank's flat buffer) with initial values: each a function of (seed, name, global index) alone.
-void initialise(Ops& ops, ParamLayout const& layout, TensorView weights, uint64_t seed);
+/// Fills parts of this rank's flat buffer with initial values: each a function of (seed, name, global index) alone.
+void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed);
 
 /// Floating-point operations of the forward pass for documents with these borders: 2 per multiply-add, causal attention
 /// over real document lengths, and for MoBA layers the executed blocks and the gate. A training step costs 3 times
@@ -36,7 +36,7 @@ ForwardFlops forward_flops(ModelOptions const& model, MobaOptions const& moba, s
 
 /// Where a backward pass adds its gradients.
 struct GradientSink {
-    TensorView grads;  ///< flat, laid out as the weights
+    TensorView grads;  ///< flat, laid out as the weights, of the operations' main_dtype()
     double scale = 1;
     /// Called after each block, from the last one to the embedding: this pass adds nothing more to the gradients from
     /// element `begin` of the flat buffer to its end. A caller passes it with its last micro-batch, to send gradients
@@ -55,8 +55,12 @@ class Llama {
     /// Sum over this cp rank's tokens of weight * nll. `kinds` has one entry per layer.
     double loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
 
-    /// The same, and adds to `sink` what these tokens contribute to the gradient of its scale * sum(weight * nll) over
-    /// the batch. What tp does not cut still has to be added up over tp: add_up_uncut in parallel/sequence.h.
+    /// Adds to `sink` what these tokens contribute to the gradient of its scale * sum(weight * nll) over the batch, and
+    /// to `loss_accumulated`, f64 [1] on the device, what they contribute to that sum; does not wait for either. What
+    /// tp does not cut still has to be added up over tp: add_up_uncut in parallel/sequence.h.
+    void accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
+                    std::span<AttentionKind const> kinds, Arena& arena);
+    /// The same; waits, and returns the sum over this cp rank's tokens.
     double loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
                              std::span<AttentionKind const> kinds, Arena& arena);
 

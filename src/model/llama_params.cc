@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "base/philox.h"
@@ -44,18 +45,27 @@ void add_block(std::vector<ParamSpec>& params, ModelOptions const& o, int64_t la
     params.push_back(weight(name("mlp.down_proj.weight"), D, F, Cut::columns, std_out));
 }
 
-/// This rank's values of one tensor, by index in the global tensor.
-template <class Real>
-std::vector<Real> initial_values(ParamSpec const& spec, Shard const& shard, uint64_t seed) {
-    auto const constant = static_cast<Real>(spec.init == Init::ones ? 1 : 0);
-    std::vector<Real> values(static_cast<size_t>(shard.flat_count), constant);
-    if (spec.init != Init::normal) return values;
-    Philox const random(seed, Purpose::init, hash_name(spec.name));
-    for (Shard::Run const& run : shard.runs())
-        for (int64_t i = 0; i < run.count; ++i)
-            values[static_cast<size_t>(run.local + i)] =
-                static_cast<Real>(spec.stddev * random.normal(static_cast<uint64_t>(run.global + i)));
-    return values;
+/// Elements [begin, begin + x.size()) of this rank's box of a tensor that starts as normal numbers.
+void fill_normal(Ops& ops, ParamLayout::Entry const& entry, int64_t begin, TensorView x, uint64_t seed) {
+    Shape const& global = entry.shard.global;
+    Shape const& first = entry.shard.begin;
+    int64_t const columns = global[global.rank() - 1];  // weights are matrices, whose rows or columns are cut
+    ops.fill_normal({.x = x,
+                     .random = {seed, Purpose::init, hash_name(entry.spec.name)},
+                     .stddev = entry.spec.stddev,
+                     .begin = begin,
+                     .first = first[0] * columns + first[1],
+                     .width = entry.local[1],
+                     .stride = columns});
+}
+
+void fill_constant(Ops& ops, TensorView x, float value) {
+    std::vector<float> const values(static_cast<size_t>(x.size()), value);
+    if (x.dtype == DType::f32) return ops.upload(x, values.data());
+    if (x.dtype == DType::f64) return ops.upload(x, std::vector<double>(values.begin(), values.end()).data());
+    std::vector<bf16> rounded(values.size());
+    std::ranges::transform(values, rounded.begin(), to_bf16);
+    ops.upload(x, rounded.data());
 }
 
 }  // namespace
@@ -70,21 +80,17 @@ std::vector<ParamSpec> llama_params(ModelOptions const& o) {
     return params;
 }
 
-void initialise(Ops& ops, ParamLayout const& layout, TensorView weights, uint64_t seed) {
-    for (ParamLayout::Entry const& entry : layout.entries()) {
-        TensorView const tensor = layout.view(weights, entry.spec.name);
-        if (tensor.dtype == DType::f64) {
-            ops.upload(tensor, initial_values<double>(entry.spec, entry.shard, seed).data());
-            continue;
-        }
-        std::vector<float> const values = initial_values<float>(entry.spec, entry.shard, seed);
-        if (tensor.dtype == DType::bf16) {
-            std::vector<bf16> rounded(values.size());
-            for (size_t i = 0; i < values.size(); ++i) rounded[i] = to_bf16(values[i]);
-            ops.upload(tensor, rounded.data());
-        } else {
-            PERIGEE_CHECK(tensor.dtype == DType::f32, "weights in {}", to_string(tensor.dtype));
-            ops.upload(tensor, values.data());
+void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed) {
+    for (FlatPart const& part : parts) {
+        for (ParamLayout::Entry const& entry : layout.entries()) {
+            int64_t const begin = std::max(part.range.begin, entry.offset);
+            int64_t const end = std::min(part.range.end, entry.offset + entry.local.size());
+            if (begin >= end) continue;
+            TensorView const x = part.values.rows(begin - part.range.begin, end - part.range.begin);
+            if (entry.spec.init == Init::normal)
+                fill_normal(ops, entry, begin - entry.offset, x, seed);
+            else
+                fill_constant(ops, x, entry.spec.init == Init::ones ? 1 : 0);
         }
     }
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "base/philox.h"
 #include "device/device.h"
 #include "kernels/moba/moba.h"
 #include "tensor/tensor.h"
@@ -30,7 +31,21 @@ struct CopyRows {
     int64_t width = 0;
 };
 
-/// c = op(a) op(b), or c += op(a) op(b); op transposes where asked. All 2-D.
+/// Independent normal numbers for a part of a box of a global tensor: element i of x is element e = begin + i of the
+/// box and has index first + (e / width) * stride + e % width in the tensor, whose number is random.normal(index) *
+/// stddev.
+struct FillNormal {
+    TensorView x;
+    Philox random;
+    double stddev = 1;
+    int64_t begin = 0;
+    int64_t first = 0;
+    int64_t width = 1;
+    int64_t stride = 1;
+};
+
+/// c = op(a) op(b), or c += op(a) op(b); op transposes where asked. All 2-D. a and b are of compute_dtype(), c of that
+/// or of main_dtype().
 struct MatMul {
     TensorView c;
     ConstView a;
@@ -165,7 +180,7 @@ struct CrossEntropy {
 };
 
 /// AdamW with decoupled weight decay (Loshchilov & Hutter 2019) on flat ranges:
-/// m, v <- moments of g * grad_scale; w <- w - lr (m_hat / (sqrt(v_hat) + eps) + weight_decay w).
+/// m, v <- moments of g * grad_scale; w <- w - lr (m_hat / (sqrt(v_hat) + eps) + weight_decay w). All of main_dtype().
 struct AdamW {
     TensorView w;
     TensorView m;
@@ -176,8 +191,9 @@ struct AdamW {
     double beta2 = 0.95;
     double eps = 1e-8;
     double weight_decay = 0;
-    double grad_scale = 1;  ///< clipping
-    int64_t step = 1;       ///< 1 at the first update, for the bias correction
+    double grad_scale = 1;    ///< clipping
+    int64_t step = 1;         ///< 1 at the first update, for the bias correction
+    TensorView rounded = {};  ///< receives the new w in compute_dtype(), where that is another
 };
 
 class Ops {
@@ -186,13 +202,16 @@ class Ops {
 
     virtual Device& device() = 0;
     virtual DType compute_dtype() const = 0;  ///< of weights and activations
+    /// Of what accumulates: gradients, moments, statistics, and the weights that the optimizer keeps.
+    DType main_dtype() const { return compute_dtype() == DType::f64 ? DType::f64 : DType::f32; }
 
     // Moving bytes between the host and the device; both return when the host memory may be reused or read.
     virtual void upload(TensorView to, void const* from) = 0;
     virtual void download(void* to, ConstView from) = 0;
-    virtual void copy(TensorView to, ConstView from) = 0;
+    virtual void copy(TensorView to, ConstView from) = 0;  ///< rounds or widens between compute_dtype(), main_dtype()
     virtual void copy_rows(CopyRows const& args) = 0;
     virtual void fill_zero(TensorView x) = 0;
+    virtual void fill_normal(FillNormal const& args) = 0;
 
     virtual void matmul(MatMul const& args) = 0;
     virtual void add(TensorView accumulated, ConstView x) = 0;  ///< accumulated += x
@@ -229,8 +248,11 @@ class Ops {
     virtual void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) = 0;
     virtual void cross_entropy(CrossEntropy const& args) = 0;
 
-    /// Sum of squares, accumulated in fp64; not finite as soon as one element is not finite.
-    virtual double squared_norm(ConstView x) = 0;
+    // Sums stay on the device, f64 [1], until the caller downloads them.
+    /// sum += the sum of squares, in fp64; not finite as soon as one element is not finite.
+    virtual void squared_norm(TensorView sum_accumulated, ConstView x) = 0;
+    /// sum += the sum of weight * value, in fp64; values of main_dtype(), weights f32.
+    virtual void weighted_sum(TensorView sum_accumulated, ConstView values_T, ConstView weights_T) = 0;
     virtual void adamw(AdamW const& args) = 0;
 };
 
@@ -238,6 +260,10 @@ class Ops {
 std::unique_ptr<Ops> make_host_ops(Device& host, int threads = 0);
 /// The same code in fp64, for tests that compare against finite differences.
 std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
+
+/// bf16 on an NVIDIA GPU, fp32 where numbers accumulate: what `device: cuda` runs. `cuda` is from make_cuda_device.
+/// Throws Category::config where the build has no CUDA.
+std::unique_ptr<Ops> make_cuda_ops(Device& cuda);
 
 /// Wall seconds this process has spent inside OpenBLAS on host operations, and their floating-point operations. A call
 /// from inside a parallel region counts its wall time divided by the threads of the region, so that the seconds of a

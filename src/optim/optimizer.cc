@@ -42,40 +42,44 @@ void describe(Schema& schema, OptimizerOptions& options) {
              "gradients are scaled down to this global norm; 0 switches clipping off");
 }
 
+AdamWOptimizer::Packed::Packed(Ops& ops, int64_t elements)
+    : memory(ops.device(), static_cast<size_t>(elements * size_of(ops.main_dtype()))),
+      view(static_cast<std::byte*>(memory.data()), ops.main_dtype(), {elements}) {
+    ops.fill_zero(view);
+}
+
 AdamWOptimizer::AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership,
-                               Ops& ops)
-    : options_(options), layout_(&layout), ownership_(std::move(ownership)), ops_(&ops) {
-    DType const dtype = ops.compute_dtype() == DType::f64 ? DType::f64 : DType::f32;
-    Shape const shape{total(ownership_.updated)};
-    auto const bytes = static_cast<size_t>(shape.size() * size_of(dtype));
-    m_memory_ = Buffer(ops.device(), bytes);
-    v_memory_ = Buffer(ops.device(), bytes);
-    m_ = {static_cast<std::byte*>(m_memory_.data()), dtype, shape};
-    v_ = {static_cast<std::byte*>(v_memory_.data()), dtype, shape};
-    ops.fill_zero(m_);
-    ops.fill_zero(v_);
+                               TensorView weights, Ops& ops)
+    : options_(options),
+      layout_(&layout),
+      ownership_(std::move(ownership)),
+      ops_(&ops),
+      weights_(weights),
+      m_(ops, total(ownership_.updated)),
+      v_(ops, total(ownership_.updated)) {
+    PERIGEE_CHECK(weights.shape == Shape{layout.size()}, "weights {} for a layout of {}", weights.shape.str(),
+                  layout.size());
+    if (ops.compute_dtype() != ops.main_dtype()) main_weights_.emplace(ops, total(ownership_.updated));
 }
 
-double AdamWOptimizer::global_norm(TensorView grads, Mesh const& mesh) {
+void AdamWOptimizer::add_squares(TensorView sum, TensorView grads) {
     PERIGEE_CHECK(grads.shape == Shape{layout_->size()}, "gradients {}", grads.shape.str());
-    double squares = 0;
-    for (FlatRange const& range : ownership_.owned) squares += ops_->squared_norm(grads.rows(range.begin, range.end));
-    return std::sqrt(mesh.world().sum(squares));
+    for (FlatRange const& range : ownership_.owned) ops_->squared_norm(sum, grads.rows(range.begin, range.end));
 }
 
-void AdamWOptimizer::update(TensorView weights, TensorView grads, double norm, double lr, int64_t applied_updates) {
+void AdamWOptimizer::update(TensorView grads, double norm, double lr, int64_t applied_updates) {
     PERIGEE_CHECK(std::isfinite(norm), "an update with gradient norm {}", norm);
-    PERIGEE_CHECK(weights.shape == grads.shape && grads.shape == Shape{layout_->size()},
-                  "weights {} and gradients {} for a layout of {}", weights.shape.str(), grads.shape.str(),
+    PERIGEE_CHECK(grads.shape == Shape{layout_->size()}, "gradients {} for a layout of {}", grads.shape.str(),
                   layout_->size());
     bool const clip = options_.max_grad_norm > 0 && norm > options_.max_grad_norm;
     int64_t before = 0;  // elements of earlier ranges
     for (FlatRange const& range : ownership_.updated) {
         for_runs(*layout_, range, [&](int64_t begin, int64_t end, bool decay) {
             int64_t const first = before + begin - range.begin, last = before + end - range.begin;
-            ops_->adamw({.w = weights.rows(begin, end),
-                         .m = m_.rows(first, last),
-                         .v = v_.rows(first, last),
+            TensorView const model = weights_.rows(begin, end);
+            ops_->adamw({.w = rounds() ? main_weights_->view.rows(first, last) : model,
+                         .m = m_.view.rows(first, last),
+                         .v = v_.view.rows(first, last),
                          .g = grads.rows(begin, end),
                          .lr = lr,
                          .beta1 = options_.beta1,
@@ -83,10 +87,23 @@ void AdamWOptimizer::update(TensorView weights, TensorView grads, double norm, d
                          .eps = options_.eps,
                          .weight_decay = decay ? options_.weight_decay : 0.0,
                          .grad_scale = clip ? options_.max_grad_norm / norm : 1.0,
-                         .step = applied_updates + 1});
+                         .step = applied_updates + 1,
+                         .rounded = rounds() ? model : TensorView()});
         });
         before += range.size();
     }
+}
+
+void AdamWOptimizer::publish() {
+    if (!rounds()) return;
+    for (FlatPart const& part : weights()) ops_->copy(weights_.rows(part.range.begin, part.range.end), part.values);
+}
+
+std::vector<FlatPart> AdamWOptimizer::weights() const {
+    if (rounds()) return parts(main_weights_->view);
+    std::vector<FlatPart> parts;
+    for (FlatRange const& range : ownership_.updated) parts.push_back({range, weights_.rows(range.begin, range.end)});
+    return parts;
 }
 
 std::vector<FlatPart> AdamWOptimizer::parts(TensorView packed) const {

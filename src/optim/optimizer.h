@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/schema.h"
@@ -40,29 +41,42 @@ double learning_rate(ScheduleOptions const& options, double peak, int64_t step, 
 
 class AdamWOptimizer {
   public:
-    /// Keeps moments for ownership.updated alone.
-    AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership, Ops& ops);
+    /// Keeps moments for ownership.updated alone, and its own weights there where the model computes with rounded ones.
+    /// `weights` is the model's flat buffer.
+    AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership, TensorView weights,
+                   Ops& ops);
 
-    /// Global norm over all parameters, each counted once over the mesh, by the rank that owns it.
-    double global_norm(TensorView grads, Mesh const& mesh);
-    /// One update of ownership.updated in flat buffers; `applied_updates` counts earlier ones. Scales gradients by
-    /// max_grad_norm / norm where `norm` is larger; a norm that is not finite is Category::internal, and nothing has
-    /// changed.
-    void update(TensorView weights, TensorView grads, double norm, double lr, int64_t applied_updates);
+    /// sum (f64 [1] on the device) += squares of the gradients of ownership.owned, so that over the mesh each is counted
+    /// once.
+    void add_squares(TensorView sum, TensorView grads);
+    /// One update of ownership.updated; `applied_updates` counts earlier ones. Scales gradients by max_grad_norm / norm
+    /// where `norm` is larger; a norm that is not finite is Category::internal, and nothing has changed.
+    void update(TensorView grads, double norm, double lr, int64_t applied_updates);
+    /// The weights() were set from elsewhere: hands them to the model, rounded where it computes with rounded ones.
+    void publish();
 
-    /// f32 (f64 with fp64 Ops), one part per range of ownership.updated, for checkpoints.
-    std::vector<FlatPart> first_moment() const { return parts(m_); }
-    std::vector<FlatPart> second_moment() const { return parts(v_); }
+    // Of the operations' main_dtype(), one part per range of ownership.updated, for checkpoints.
+    std::vector<FlatPart> weights() const;
+    std::vector<FlatPart> first_moment() const { return parts(m_.view); }
+    std::vector<FlatPart> second_moment() const { return parts(v_.view); }
 
   private:
+    /// The updated ranges one after the other.
+    struct Packed {
+        Packed(Ops& ops, int64_t elements);
+        Buffer memory;
+        TensorView view;
+    };
+    bool rounds() const { return main_weights_.has_value(); }
     std::vector<FlatPart> parts(TensorView packed) const;
 
     OptimizerOptions options_;
     ParamLayout const* layout_;
     Ownership ownership_;
     Ops* ops_;
-    Buffer m_memory_, v_memory_;
-    TensorView m_, v_;  ///< the updated ranges one after the other
+    TensorView weights_;
+    Packed m_, v_;
+    std::optional<Packed> main_weights_;
 };
 
 }  // namespace perigee

@@ -76,7 +76,7 @@ Replicas::Replicas(ParamLayout const& layout, Buckets buckets, Mesh const& mesh,
       ops_(&ops),
       zero_(zero && comm_->size() > 1),
       ownership_(resolve_ownership(layout, buckets_, mesh, zero_)),
-      staging_(ops.device(), static_cast<size_t>(zero_ ? buckets_.largest_share() * size_of(ops.compute_dtype()) : 0)),
+      staging_(ops.device(), static_cast<size_t>(zero_ ? buckets_.largest_share() * size_of(ops.main_dtype()) : 0)),
       pending_(buckets_.count()) {}
 
 TensorView Replicas::staging(TensorView like, int64_t size) const {

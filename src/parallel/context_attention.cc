@@ -183,8 +183,7 @@ AttentionActivations ContextAttention::allocate(MobaOptions const* moba) const {
         acts.attended.o_THK = allocate_heads("o of all tokens", shard_.pack_tokens(), acts.attended.q_THK[1]);
     }
     int64_t const tokens = acts.attended.q_THK[0], heads = acts.attended.q_THK[1];
-    DType const statistics = ops_->compute_dtype() == DType::f64 ? DType::f64 : DType::f32;
-    acts.lse_TH = arena_->allocate("lse", statistics, {tokens, heads});
+    acts.lse_TH = arena_->allocate("lse", ops_->main_dtype(), {tokens, heads});
     if (moba != nullptr)
         acts.chosen_THS =
             arena_->allocate("chosen", DType::i32, {tokens, heads, std::max<int64_t>(moba->top_k - 1, 0)});

@@ -1,6 +1,7 @@
 #include "train/learner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <numeric>
 
@@ -14,10 +15,12 @@ Learner::Learner(Session& session)
     : session_(session),
       options_(session.options()),
       mesh_(session.mesh()),
-      grads_(session.ops(), session.layout()),
+      grads_(session.ops(), session.ops().main_dtype(), session.layout()),
+      sums_(session.ops().device(), sizeof(Sums)),
       replicas_(session.layout(), make_buckets(options_.parallel, session.layout(), mesh_.shape()), mesh_,
                 options_.parallel.zero, session.ops()),
-      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.ops()) {}
+      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.weights(),
+                 session.ops()) {}
 
 StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};
@@ -36,14 +39,15 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
         fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
              state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
 
-    r.loss = loss_and_gradient(batches, kinds, r.loss_weight);
-    r.grad_norm = optimizer_.global_norm(grads_.view, mesh_);
+    Sums const sums = loss_and_gradient(batches, kinds, r.loss_weight);
+    r.loss = mesh_.dp_cp().sum(sums.loss) / r.loss_weight;
+    r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
 
     Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state.skipped_in_a_row);
     r.skipped = verdict == Verdict::skip;
     if (verdict == Verdict::apply) {
-        optimizer_.update(session_.weights(), grads_.view, r.grad_norm, r.lr, state.applied_updates++);
+        optimizer_.update(grads_.view, r.grad_norm, r.lr, state.applied_updates++);
         replicas_.gather(session_.weights());
     }
     ++state.step;
@@ -53,10 +57,12 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     return r;
 }
 
-double Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
-                                  double loss_weight) {
-    session_.ops().fill_zero(grads_.view);
-    double loss = 0;
+Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
+                                         double loss_weight) {
+    Ops& ops = session_.ops();
+    TensorView const on_device(static_cast<std::byte*>(sums_.data()), DType::f64, {2});
+    ops.fill_zero(on_device);
+    ops.fill_zero(grads_.view);
     GradientSink sink{.grads = grads_.view, .scale = 1.0 / loss_weight};
     for (Batch const& b : batches) {
         if (&b == &batches.back())
@@ -65,9 +71,27 @@ double Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector
                 replicas_.reduce_from(grads_.view, begin);
                 end = begin;
             };
-        loss += session_.model().loss_and_gradient(session_.weights(), sink, b, kinds, session_.arena());
+        session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, kinds, session_.arena());
     }
-    return mesh_.dp_cp().sum(loss) / loss_weight;
+    optimizer_.add_squares(on_device.rows(1, 2), grads_.view);
+    Sums sums;
+    ops.download(&sums, on_device);
+    return sums;
+}
+
+void Learner::initialise(uint64_t seed) {
+    perigee::initialise(session_.ops(), session_.layout(), optimizer_.weights(), seed);
+    publish();
+}
+
+void Learner::read(Checkpoint const& checkpoint) {
+    session_.read(checkpoint, tensors({session_.layout().whole()}));
+    publish();
+}
+
+void Learner::publish() {
+    optimizer_.publish();
+    replicas_.gather(session_.weights());
 }
 
 Learner::Signs Learner::agree(Signs mine) const {
@@ -78,7 +102,7 @@ Learner::Signs Learner::agree(Signs mine) const {
 
 std::vector<StoredTensor> Learner::tensors(std::vector<FlatRange> const& ranges) const {
     ParamLayout const& layout = session_.layout();
-    auto stored = stored_tensors(layout, {{layout.whole(), session_.weights()}}, "", ranges);
+    auto stored = stored_tensors(layout, optimizer_.weights(), "", ranges);
     std::ranges::move(stored_tensors(layout, optimizer_.first_moment(), kFirstMoment, ranges),
                       std::back_inserter(stored));
     std::ranges::move(stored_tensors(layout, optimizer_.second_moment(), kSecondMoment, ranges),

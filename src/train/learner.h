@@ -31,24 +31,37 @@ class Learner {
     /// What holds for any rank. Collective.
     Signs agree(Signs mine) const;
 
-    /// Weights and moments, as far as this rank holds them in `ranges` of its flat buffers.
+    /// Weights and moments of the optimizer, as far as this rank holds them in `ranges` of its flat buffers; on the
+    /// device.
     std::vector<StoredTensor> tensors(std::vector<FlatRange> const& ranges) const;
     /// What this rank alone answers for, in a checkpoint.
     std::vector<FlatRange> const& owned() const { return replicas_.ownership().owned; }
+
+    /// Initial weights: each a function of (seed, name, index) alone. Collective.
+    void initialise(uint64_t seed);
+    /// Weights and moments of a checkpoint. Collective.
+    void read(Checkpoint const& checkpoint);
 
     TensorView gradients() const { return grads_.view; }
     int64_t moment_bytes() const;
     int64_t staging_bytes() const { return replicas_.staging_bytes(); }
 
   private:
-    /// Adds up loss and gradients of the micro-batches over the ranks; returns the loss per unit of `loss_weight`.
-    double loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
-                             double loss_weight);
+    struct Sums {
+        double loss = 0;     ///< weight * nll
+        double squares = 0;  ///< of the gradients
+    };
+    /// Adds up gradients of the micro-batches over the ranks; the only place where a step waits for the device.
+    Sums loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
+                           double loss_weight);
+    /// The optimizer's weights were set: makes them the model's.
+    void publish();
 
     Session& session_;
     RunOptions const& options_;
     Mesh const& mesh_;
     FlatTensor grads_;
+    Buffer sums_;  ///< a Sums on the device
     Replicas replicas_;
     AdamWOptimizer optimizer_;
 };

@@ -13,12 +13,24 @@ namespace perigee {
 namespace {
 
 Machine make_machine(RunOptions const& options) {
-    // Operations on CUDA are not part of this version, so `auto` means the CPU.
-    if (options.device == DeviceChoice::cuda)
-        fail(Category::config, "device: cuda is not available yet: this version computes on the CPU");
+    bool const cuda = options.device == DeviceChoice::cuda ||
+                      (options.device == DeviceChoice::automatic && cuda_device_count() > 0);
+    if (cuda) {
+        auto device = make_cuda_device(0);
+        auto ops = make_cuda_ops(*device);
+        return {std::move(device), std::move(ops)};
+    }
     auto device = make_host_device();
     auto ops = make_host_ops(*device, static_cast<int>(options.threads));
     return {std::move(device), std::move(ops)};
+}
+
+/// f32 values to a tensor that may be narrower.
+void upload(Ops& ops, TensorView to, float const* values) {
+    if (to.dtype == DType::f32) return ops.upload(to, values);
+    std::vector<bf16> rounded(static_cast<size_t>(to.size()));
+    std::transform(values, values + to.size(), rounded.begin(), to_bf16);
+    ops.upload(to, rounded.data());
 }
 
 int usable_cores() {
@@ -44,7 +56,7 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine machine, FileSyst
       mesh_(std::move(mesh)),
       machine_(std::move(machine)),
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank()),
-      weights_(ops(), layout_),
+      weights_(ops(), ops().compute_dtype(), layout_),
       model_(options.model, options.attention.moba, layout_, mesh_, ops()),
       arena_(ops().device()) {}
 
@@ -63,9 +75,32 @@ RunState Session::load_weights() {
     if (!found)
         fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
              checkpoint_root(options_.output_dir).string());
-    found->read(stored_tensors(layout_, {{layout_.whole(), weights()}}, "", {layout_.whole()}));
+    read(*found, stored_tensors(layout_, {{layout_.whole(), weights()}}, "", {layout_.whole()}));
     log::info("weights of step {} from {}", found->state().step, found->folder().string());
     return found->state();
+}
+
+void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const {
+    if (ops().device().is_host()) return checkpoint.read(parts);
+    constexpr int64_t kStagedBytes = int64_t{1} << 30;
+    for (size_t begin = 0; begin < parts.size();) {
+        // Whole files are opened anew for every batch of tensors, so batches are large.
+        size_t end = begin;
+        int64_t elements = 0;
+        while (end < parts.size() && (end == begin || elements * size_of(DType::f32) < kStagedBytes))
+            elements += parts[end++].values.size();
+        std::vector<float> values(static_cast<size_t>(elements));
+        std::vector<StoredTensor> staged(parts.begin() + static_cast<int64_t>(begin),
+                                         parts.begin() + static_cast<int64_t>(end));
+        float* to = values.data();
+        for (StoredTensor& part : staged) {
+            part.values = TensorView(to, part.values.shape);
+            to += part.values.size();
+        }
+        checkpoint.read(staged);
+        for (size_t i = begin; i < end; ++i) upload(ops(), parts[i].values, staged[i - begin].values.as<float>());
+        begin = end;
+    }
 }
 
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,

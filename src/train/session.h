@@ -21,9 +21,9 @@ RunOptions resolve(RunOptions options, int local_ranks);
 
 /// A flat fp buffer over all parameters of this rank.
 struct FlatTensor {
-    FlatTensor(Ops& ops, ParamLayout const& layout)
-        : memory(ops.device(), static_cast<size_t>(layout.size() * size_of(ops.compute_dtype()))),
-          view(static_cast<std::byte*>(memory.data()), ops.compute_dtype(), {layout.size()}) {}
+    FlatTensor(Ops& ops, DType dtype, ParamLayout const& layout)
+        : memory(ops.device(), static_cast<size_t>(layout.size() * size_of(dtype))),
+          view(static_cast<std::byte*>(memory.data()), dtype, {layout.size()}) {}
     Buffer memory;
     TensorView view;
 };
@@ -55,6 +55,8 @@ class Session {
     /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names. Returns its
     /// state; throws Category::checkpoint where there is none.
     RunState load_weights();
+    /// Fills `parts`, which lie on the device, from a checkpoint, rounding where they are narrower than what it stores.
+    void read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const;
 
   private:
     RunOptions options_;

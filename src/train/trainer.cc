@@ -40,7 +40,8 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
       train_data_(session_.open(Split::train)),
       validation_data_(wants_validation(options_) ? session_.open(Split::validation) : nullptr),
       folder_(open_folder(options_, world, files)),
-      saver_(files, world, checkpoint_root(options_.output_dir), options_.checkpoint.retention()),
+      saver_(files, world, checkpoint_root(options_.output_dir), options_.checkpoint.retention(),
+             session_.ops().device()),
       watchdog_(watchdog),
       progress_(options_.log.progress && world.rank() == 0) {
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job
@@ -67,7 +68,7 @@ void Trainer::start() {
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     auto const found = find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files());
     if (found) {
-        found->read(learner_.tensors({session_.layout().whole()}));
+        learner_.read(*found);
         auto const info = std::move(state_.info);
         state_ = found->state();
         auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
@@ -89,7 +90,7 @@ void Trainer::start() {
         saved_step_ = state_.step;
         log::info("resumed at step {} from {}", state_.step, found->folder().string());
     } else {
-        initialise(session_.ops(), session_.layout(), session_.weights(), state_.seed);
+        learner_.initialise(state_.seed);
     }
     first_step_ = state_.step;
     if (!folder_) return;

@@ -38,7 +38,7 @@ int64_t real_peak(RunOptions const& options, Comm& world) {
     Llama model(options.model, options.attention.moba, layout, mesh, *ops);
     std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
     TensorView const weights_view(weights.data(), {layout.size()});
-    initialise(*ops, layout, weights_view, 1);
+    initialise(*ops, layout, {{layout.whole(), weights_view}}, 1);
     Batch batch;
     int64_t const length = options.data.sequence_length, tokens = length * options.train.micro_batch_size;
     for (int64_t t = 0; t < tokens; ++t) {

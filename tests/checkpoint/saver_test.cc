@@ -44,7 +44,8 @@ TEST(Saver, WritesTheSameBytesAsASaveThatTrainingWaitsFor) {
     for (int const ranks : {1, 2, 3}) {
         MemoryFileSystem waited, beside;
         run_ranks(ranks, [&](Comm& world) {
-            Saver saver(beside, world, kRoot, {});
+            auto const device = make_host_device();
+        Saver saver(beside, world, kRoot, {}, *device);
             for (int64_t const step : {4, 5}) {  // the second one reuses the memory of the first
                 Tensors const tensors = example_tensors(static_cast<uint64_t>(step));
                 save_at_once(waited, world, step, tensors);
@@ -67,7 +68,8 @@ TEST(Saver, MakesNoCheckpointBeforeItIsFinished) {
     auto const world = make_single_comm();
     save_at_once(files, *world, 1, example_tensors(1));
     {
-        Saver saver(files, *world, kRoot, {});
+        auto const device = make_host_device();
+        Saver saver(files, *world, kRoot, {}, *device);
         auto parts = parts_of(example_tensors(2), 0, 1);
         saver.begin(example_state(2), views(parts));
         while (saver.writing()) std::this_thread::yield();
@@ -88,7 +90,8 @@ TEST(Saver, FailureOfAnyOperationLeavesThePreviousCheckpointAndTheNextSaveWorks)
         save_at_once(disk, *world, 1, example_tensors(1));
         FaultFileSystem files(disk);
         files.fail_at(operation, operation % 2 == 0 ? ENOSPC : EIO);
-        Saver saver(files, *world, kRoot, {});
+        auto const device = make_host_device();
+        Saver saver(files, *world, kRoot, {}, *device);
         try {
             saver.begin(example_state(2), views(parts));
             saver.finish();
@@ -117,7 +120,8 @@ TEST(Saver, FailingWriterOfOneRankFailsTheSaveOfAll) {
             throw IoError("sync", operation.path, EIO);
     };
     run_ranks(2, [&](Comm& world) {
-        Saver saver(files, world, kRoot, {});
+        auto const device = make_host_device();
+        Saver saver(files, world, kRoot, {}, *device);
         auto parts = parts_of(example_tensors(2), world.rank(), world.size());
         saver.begin(example_state(2), views(parts));
         try {

@@ -13,7 +13,7 @@ std::vector<float> initial(ParamLayout const& layout, uint64_t seed) {
     auto const device = make_host_device();
     auto const ops = make_host_ops(*device, 1);
     std::vector<float> weights = poisoned<float>(layout.size());
-    initialise(*ops, layout, TensorView(weights.data(), {layout.size()}), seed);
+    initialise(*ops, layout, {{layout.whole(), TensorView(weights.data(), {layout.size()})}}, seed);
     return weights;
 }
 

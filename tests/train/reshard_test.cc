@@ -63,8 +63,8 @@ class Rank {
           layout_(llama_params(small_model()), of.tp, mesh_.tp_rank()),
           ownership_(resolve_ownership(layout_, Buckets(layout_.size(), of.bucket, of.dp * of.cp), mesh_, of.zero)),
           ops_(make_host_ops(*host_, 1)),
-          optimizer_({}, layout_, ownership_, *ops_),
-          weights_(testing::poisoned<float>(layout_.size())) {}
+          weights_(testing::poisoned<float>(layout_.size())),
+          optimizer_({}, layout_, ownership_, {weights_.data(), {layout_.size()}}, *ops_) {}
 
     std::vector<StoredTensor> owned() { return tensors(ownership_.owned); }
     std::vector<StoredTensor> held() { return tensors({layout_.whole()}); }
@@ -85,8 +85,8 @@ class Rank {
     ParamLayout layout_;
     Ownership ownership_;
     std::unique_ptr<Ops> ops_;
-    AdamWOptimizer optimizer_;
     std::vector<float> weights_;
+    AdamWOptimizer optimizer_;
 };
 
 void expect_equal(std::vector<StoredTensor> const& held, Tensors const& state) {

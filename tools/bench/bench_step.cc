@@ -99,7 +99,7 @@ class Trainer {
             *view = state_.allocate("parameters", DType::f32, {layout_.size()});
             ops_.fill_zero(*view);
         }
-        initialise(ops_, layout_, weights_, 1);
+        initialise(ops_, layout_, {{layout_.whole(), weights_}}, 1);
     }
 
     /// Seconds of one step; the loss is the mean over tokens.
@@ -110,7 +110,9 @@ class Trainer {
         double const tokens = static_cast<double>(batch.tokens());
         loss_ =
             model_.loss_and_gradient(weights_, {.grads = grads_, .scale = 1 / tokens}, batch, kinds_, arena_) / tokens;
-        double const norm = std::sqrt(ops_.squared_norm(grads_));
+        double squares = 0;  // the operations work on host memory
+        ops_.squared_norm(TensorView(&squares, {1}), grads_);
+        double const norm = std::sqrt(squares);
         ops_.adamw({.w = weights_,
                     .m = first_,
                     .v = second_,

@@ -39,6 +39,9 @@ class TimedOps final : public Ops {
     void fill_zero(TensorView x) override {
         timed("fill_zero", [&] { inner_.fill_zero(x); });
     }
+    void fill_normal(FillNormal const& args) override {
+        timed("fill_normal", [&] { inner_.fill_normal(args); });
+    }
     void matmul(MatMul const& args) override {
         timed(args.accumulate ? "matmul (weight gradients)" : "matmul", [&] { inner_.matmul(args); });
     }
@@ -96,10 +99,11 @@ class TimedOps final : public Ops {
     void cross_entropy(CrossEntropy const& args) override {
         timed("cross_entropy", [&] { inner_.cross_entropy(args); });
     }
-    double squared_norm(ConstView x) override {
-        double result = 0;
-        timed("squared_norm", [&] { result = inner_.squared_norm(x); });
-        return result;
+    void squared_norm(TensorView sum_accumulated, ConstView x) override {
+        timed("squared_norm", [&] { inner_.squared_norm(sum_accumulated, x); });
+    }
+    void weighted_sum(TensorView sum_accumulated, ConstView values_T, ConstView weights_T) override {
+        timed("weighted_sum", [&] { inner_.weighted_sum(sum_accumulated, values_T, weights_T); });
     }
     void adamw(AdamW const& args) override {
         timed("adamw", [&] { inner_.adamw(args); });

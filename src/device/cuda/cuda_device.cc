@@ -1,14 +1,11 @@
 // GPUs through the CUDA runtime. Linked in place of no_cuda.cc when the build has CUDA.
-#include <cuda_runtime_api.h>
+#include "device/cuda/cuda_device.h"
 
 #include <algorithm>
 
 #include "base/error.h"
-#include "device/device.h"
 
 namespace perigee {
-
-namespace {
 
 void check_cuda(cudaError_t code, char const* call) {
     if (code == cudaSuccess) return;
@@ -16,44 +13,50 @@ void check_cuda(cudaError_t code, char const* call) {
     fail(Category::internal, "{} failed: {}", call, cudaGetErrorString(code));
 }
 
-class CudaDevice final : public Device {
-  public:
-    explicit CudaDevice(int index) : index_(index) {
-        cudaDeviceProp properties{};
-        check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
-        name_ = properties.name;
-    }
-    void* allocate(size_t bytes) override {
-        use();
-        void* memory = nullptr;
-        cudaError_t const code = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
-        if (code == cudaErrorMemoryAllocation) {
-            cudaGetLastError();
-            size_t free = 0, total = 0;
-            cudaMemGetInfo(&free, &total);
-            fail(Category::internal, "out of memory: {} bytes on {} (GPU {}), of whose {} bytes {} are free", bytes,
-                 name_, index_, total, free);
-        }
-        check_cuda(code, "cudaMalloc");
-        return memory;
-    }
-    void release(void* memory) noexcept override { cudaFree(memory); }
-    void copy(void* to, void const* from, size_t bytes) override {
-        use();
-        check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-    }
-    std::string name() const override { return name_; }
-    bool is_host() const override { return false; }
+CudaDevice::CudaDevice(int index) : index_(index) {
+    use();
+    check_cuda(cudaGetDeviceProperties(&properties_, index), "cudaGetDeviceProperties");
+    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+}
 
-  private:
-    /// The current GPU is a property of the calling thread.
-    void use() const { check_cuda(cudaSetDevice(index_), "cudaSetDevice"); }
+CudaDevice::~CudaDevice() { cudaStreamDestroy(stream_); }
 
-    int index_;
-    std::string name_;
-};
+void* CudaDevice::allocate(size_t bytes) {
+    use();
+    void* memory = nullptr;
+    cudaError_t const code = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
+    if (code == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        size_t free = 0, total = 0;
+        cudaMemGetInfo(&free, &total);
+        fail(Category::internal, "out of memory: {} bytes on {} (GPU {}), of whose {} bytes {} are free", bytes, name(),
+             index_, total, free);
+    }
+    check_cuda(code, "cudaMalloc");
+    return memory;
+}
 
-}  // namespace
+void CudaDevice::release(void* memory) noexcept { cudaFree(memory); }
+
+void CudaDevice::copy(void* to, void const* from, size_t bytes) {
+    use();
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
+    synchronize();
+}
+
+void* CudaDevice::allocate_host(size_t bytes) {
+    use();
+    void* memory = nullptr;
+    check_cuda(cudaMallocHost(&memory, std::max<size_t>(bytes, 1)), "cudaMallocHost");
+    return memory;
+}
+
+void CudaDevice::release_host(void* memory) noexcept { cudaFreeHost(memory); }
+
+void CudaDevice::synchronize() {
+    use();
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+}
 
 int cuda_device_count() {
     int count = 0;

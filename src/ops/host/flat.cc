@@ -32,6 +32,17 @@ void scale(TensorView x, double factor) {
 }
 
 template <class Real>
+void fill_normal(FillNormal const& args) {
+    Real* const x = args.x.as<Real>();
+    parallel_ranges(args.x.size(), kGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            int64_t const e = args.begin + i, index = args.first + e / args.width * args.stride + e % args.width;
+            x[i] = static_cast<Real>(args.stddev * args.random.normal(static_cast<uint64_t>(index)));
+        }
+    });
+}
+
+template <class Real>
 double squared_norm(ConstView x) {
     Real const* const values = x.as<Real>();
     constexpr int64_t kChunks = 256;
@@ -46,6 +57,16 @@ double squared_norm(ConstView x) {
     double total = 0;
     for (double partial : partials) total += partial;
     return total;
+}
+
+template <class Real>
+double weighted_sum(ConstView values_T, ConstView weights_T) {
+    Real const* const values = values_T.as<Real>();
+    float const* const weights = weights_T.as<float>();
+    double sum = 0;
+    for (int64_t t = 0; t < values_T.size(); ++t)
+        sum += static_cast<double>(weights[t]) * static_cast<double>(values[t]);
+    return sum;
 }
 
 template <class Real>
@@ -78,6 +99,10 @@ template void scale<float>(TensorView, double);
 template void scale<double>(TensorView, double);
 template double squared_norm<float>(ConstView);
 template double squared_norm<double>(ConstView);
+template void fill_normal<float>(FillNormal const&);
+template void fill_normal<double>(FillNormal const&);
+template double weighted_sum<float>(ConstView, ConstView);
+template double weighted_sum<double>(ConstView, ConstView);
 template void adamw<float>(AdamW const&);
 template void adamw<double>(AdamW const&);
 

@@ -48,6 +48,10 @@ void scale(TensorView x, double factor);
 template <class Real>
 double squared_norm(ConstView x);
 template <class Real>
+double weighted_sum(ConstView values_T, ConstView weights_T);
+template <class Real>
+void fill_normal(FillNormal const& args);
+template <class Real>
 void adamw(AdamW const& args);
 
 }  // namespace perigee::host

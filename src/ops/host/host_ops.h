@@ -21,6 +21,7 @@ class HostOps : public Ops {
     void copy(TensorView to, ConstView from) override;
     void copy_rows(CopyRows const& args) override;
     void fill_zero(TensorView x) override;
+    void fill_normal(FillNormal const& args) override;
 
     void matmul(MatMul const& args) override;
     void add(TensorView accumulated, ConstView x) override;
@@ -49,7 +50,8 @@ class HostOps : public Ops {
     void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) override;
     void cross_entropy(CrossEntropy const& args) override;
 
-    double squared_norm(ConstView x) override;
+    void squared_norm(TensorView sum_accumulated, ConstView x) override;
+    void weighted_sum(TensorView sum_accumulated, ConstView values_T, ConstView weights_T) override;
     void adamw(AdamW const& args) override;
 
   private:

@@ -1,0 +1,42 @@
+// What the CUDA side of the upper layers needs of a GPU: the stream that all its work is queued on, and one way to turn
+// an error code into an Error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "device/device.h"
+
+namespace perigee {
+
+/// Throws Category::internal naming `call` unless `code` is success.
+void check_cuda(cudaError_t code, char const* call);
+
+class CudaDevice final : public Device {
+  public:
+    explicit CudaDevice(int index);
+    ~CudaDevice() override;
+
+    void* allocate(size_t bytes) override;
+    void release(void* memory) noexcept override;
+    void copy(void* to, void const* from, size_t bytes) override;
+    void* allocate_host(size_t bytes) override;
+    void release_host(void* memory) noexcept override;
+    void synchronize() override;
+    std::string name() const override { return properties_.name; }
+    bool is_host() const override { return false; }
+
+    cudaStream_t stream() const { return stream_; }
+    cudaDeviceProp const& properties() const { return properties_; }
+
+  private:
+    /// The current GPU is a property of the calling thread.
+    void use() const { check_cuda(cudaSetDevice(index_), "cudaSetDevice"); }
+
+    int index_;
+    cudaDeviceProp properties_{};
+    cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace perigee

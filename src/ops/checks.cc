@@ -1,0 +1,166 @@
+#include "ops/checks.h"
+
+namespace perigee {
+
+namespace {
+
+void expect(char const* what, ConstView view, Shape const& shape) {
+    PERIGEE_CHECK(!view.empty() && view.shape == shape, "{} is {}{}, expected {}", what,
+                  view.empty() ? "missing, " : "", view.shape.str(), shape.str());
+}
+void expect_optional(char const* what, ConstView view, Shape const& shape) {
+    if (!view.empty()) expect(what, view, shape);
+}
+void expect_rank(char const* what, ConstView view, int rank) {
+    PERIGEE_CHECK(view.shape.rank() == rank, "{} is {}, expected {} dimensions", what, view.shape.str(), rank);
+}
+/// Whether `rows` runs of `width` elements, `stride` apart, lie inside a view.
+bool runs_fit(ConstView view, int64_t begin, int64_t stride, int64_t rows, int64_t width) {
+    return begin >= 0 && stride >= width && (rows == 0 || begin + (rows - 1) * stride + width <= view.size());
+}
+
+}  // namespace
+
+void check_same(ConstView to, ConstView from) {
+    PERIGEE_CHECK(to.dtype == from.dtype && to.size() == from.size(), "{} {} to {} {}", to_string(from.dtype),
+                  from.shape.str(), to_string(to.dtype), to.shape.str());
+}
+
+void check(CopyRows const& args) {
+    auto const [to, to_begin, to_stride, from, from_begin, from_stride, rows, width] = args;
+    PERIGEE_CHECK(to.dtype == from.dtype && rows >= 0 && width >= 0 && runs_fit(to, to_begin, to_stride, rows, width) &&
+                      runs_fit(from, from_begin, from_stride, rows, width),
+                  "copy of {} rows of {} from {} {} (first {}, every {}) to {} {} (first {}, every {})", rows, width,
+                  to_string(from.dtype), from.shape.str(), from_begin, from_stride, to_string(to.dtype), to.shape.str(),
+                  to_begin, to_stride);
+}
+
+Product check(MatMul const& args) {
+    expect_rank("a", args.a, 2);
+    expect_rank("b", args.b, 2);
+    int64_t const m = args.a[args.transpose_a ? 1 : 0], k = args.a[args.transpose_a ? 0 : 1];
+    int64_t const n = args.b[args.transpose_b ? 0 : 1], k_b = args.b[args.transpose_b ? 1 : 0];
+    PERIGEE_CHECK(k == k_b, "product of {}{} and {}{}", args.a.shape.str(), args.transpose_a ? "^T" : "",
+                  args.b.shape.str(), args.transpose_b ? "^T" : "");
+    expect("c", args.c, {m, n});
+    return {m, n, k};
+}
+
+void check(RmsNormForward const& args) {
+    expect_rank("x", args.x_TD, 2);
+    expect("y", args.y_TD, args.x_TD.shape);
+    expect("rstd", args.rstd_T, {args.x_TD[0]});
+    expect("w", args.w_D, {args.x_TD[1]});
+    if (!args.residual_TD.empty()) {
+        expect("residual", args.residual_TD, args.x_TD.shape);
+        expect("sum", args.sum_TD, args.x_TD.shape);
+    }
+}
+
+void check(RmsNormBackward const& args) {
+    expect_rank("x", args.x_TD, 2);
+    expect("dx", args.dx_TD, args.x_TD.shape);
+    expect("dy", args.dy_TD, args.x_TD.shape);
+    expect("w", args.w_D, {args.x_TD[1]});
+    expect("dw", args.dw_accumulated_D, {args.x_TD[1]});
+    expect("rstd", args.rstd_T, {args.x_TD[0]});
+    expect_optional("dresidual", args.dresidual_TD, args.x_TD.shape);
+}
+
+void check_rope_table(ConstView cos_TR, ConstView sin_TR, ConstView positions_T, int64_t frequencies) {
+    Shape const shape{positions_T.size(), frequencies};
+    expect("cos", cos_TR, shape);
+    expect("sin", sin_TR, shape);
+}
+
+void check(QkvForward const& args) {
+    expect_rank("q", args.q_THK, 3);
+    expect_rank("k", args.k_TGK, 3);
+    int64_t const tokens = args.q_THK[0], heads = args.q_THK[1], kv_heads = args.k_TGK[1], size = args.q_THK[2];
+    int64_t const width = (heads + 2 * kv_heads) * size;
+    expect("k", args.k_TGK, {tokens, kv_heads, size});
+    expect("v", args.v_TGK, {tokens, kv_heads, size});
+    expect("qkv", args.qkv_TX, {tokens, width});
+    expect("cos", args.cos_TR, {tokens, size / 2});
+    expect("sin", args.sin_TR, {tokens, size / 2});
+    expect_optional("bias", args.bias_X, {width});
+    expect_optional("q_norm", args.q_norm_K, {size});
+    expect_optional("k_norm", args.k_norm_K, {size});
+}
+
+void check(QkvBackward const& args) {
+    expect_rank("dq", args.dq_THK, 3);
+    expect_rank("dk", args.dk_TGK, 3);
+    int64_t const tokens = args.dq_THK[0], heads = args.dq_THK[1], kv_heads = args.dk_TGK[1], size = args.dq_THK[2];
+    int64_t const width = (heads + 2 * kv_heads) * size;
+    expect("dk", args.dk_TGK, {tokens, kv_heads, size});
+    expect("dv", args.dv_TGK, {tokens, kv_heads, size});
+    expect("dqkv", args.dqkv_TX, {tokens, width});
+    expect("cos", args.cos_TR, {tokens, size / 2});
+    expect("sin", args.sin_TR, {tokens, size / 2});
+    expect_optional("dbias", args.dbias_accumulated_X, {width});
+    if (!args.q_norm_K.empty() || !args.k_norm_K.empty()) expect("qkv", args.qkv_TX, {tokens, width});
+    if (!args.q_norm_K.empty()) expect("dq_norm", args.dq_norm_accumulated_K, {size});
+    if (!args.k_norm_K.empty()) expect("dk_norm", args.dk_norm_accumulated_K, {size});
+}
+
+void check_swiglu_forward(ConstView y_TF, ConstView gate_up_T2F) {
+    expect_rank("y", y_TF, 2);
+    expect("gate_up", gate_up_T2F, {y_TF[0], 2 * y_TF[1]});
+}
+
+void check_swiglu_backward(ConstView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) {
+    expect_rank("dy", dy_TF, 2);
+    expect("gate_up", gate_up_T2F, {dy_TF[0], 2 * dy_TF[1]});
+    expect("dgate_up", dgate_up_T2F, gate_up_T2F.shape);
+}
+
+void check(SoftmaxStats const& args) {
+    expect_rank("logits", args.logits_TV, 2);
+    Shape const tokens{args.logits_TV[0]};
+    expect("max", args.max_T, tokens);
+    expect("sum", args.sum_T, tokens);
+    expect("target", args.target_T, tokens);
+    expect("targets", args.targets_T, tokens);
+}
+
+void check_softmax_rescale(ConstView sum_T, ConstView max_T, ConstView global_max_T) {
+    expect("max", max_T, sum_T.shape);
+    expect("global max", global_max_T, sum_T.shape);
+}
+
+void check(CrossEntropy const& args) {
+    expect_rank("logits", args.logits_TV, 2);
+    Shape const tokens{args.logits_TV[0]};
+    expect("nll", args.nll_T, tokens);
+    expect_optional("dlogits", args.dlogits_TV, args.logits_TV.shape);
+    expect("targets", args.targets_T, tokens);
+    expect("weights", args.weights_T, tokens);
+    expect("max", args.max_T, tokens);
+    expect("sum", args.sum_T, tokens);
+    expect("target", args.target_T, tokens);
+}
+
+void check(AdamW const& args) {
+    PERIGEE_CHECK(args.step >= 1, "AdamW counts steps from 1, not {}", args.step);
+    expect("m", args.m, args.w.shape);
+    expect("v", args.v, args.w.shape);
+    expect("g", args.g, args.w.shape);
+}
+
+void check_embedding_forward(ConstView x_TD, ConstView ids_T, ConstView table_VD) {
+    expect_rank("table", table_VD, 2);
+    expect("x", x_TD, {ids_T.size(), table_VD[1]});
+}
+
+void check_embedding_backward(ConstView dtable_VD, ConstView ids_T, ConstView dx_TD) {
+    expect_rank("dtable", dtable_VD, 2);
+    expect("dx", dx_TD, {ids_T.size(), dtable_VD[1]});
+}
+
+void check_weighted_sum(ConstView sum, ConstView values_T, ConstView weights_T) {
+    expect("sum", sum, {1});
+    expect("weights", weights_T, values_T.shape);
+}
+
+}  // namespace perigee

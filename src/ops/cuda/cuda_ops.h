@@ -1,0 +1,81 @@
+// Ops on an NVIDIA GPU: bf16 weights and activations, fp32 accumulation, statistics and main gradients. Everything is
+// queued on the device's one stream, in the order of the calls; only download() waits for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/cuda/cuda_device.h"
+#include "ops/cuda/blas.h"
+#include "ops/cuda/staging.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+class DenseAttention;
+
+class CudaOps final : public Ops {
+  public:
+    explicit CudaOps(CudaDevice& device);
+    ~CudaOps() override;
+
+    Device& device() override { return device_; }
+    DType compute_dtype() const override { return DType::bf16; }
+
+    void upload(TensorView to, void const* from) override;
+    void download(void* to, ConstView from) override;
+    void copy(TensorView to, ConstView from) override;
+    void copy_rows(CopyRows const& args) override;
+    void fill_zero(TensorView x) override;
+    void fill_normal(FillNormal const& args) override;
+
+    void matmul(MatMul const& args) override;
+    void add(TensorView accumulated, ConstView x) override;
+    void scale(TensorView x, double factor) override;
+
+    void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) override;
+    void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                            int64_t vocab_begin) override;
+
+    void rmsnorm_forward(RmsNormForward const& args) override;
+    void rmsnorm_backward(RmsNormBackward const& args) override;
+
+    void rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positions_T,
+                    std::span<double const> inverse_frequencies, double magnitude) override;
+    void qkv_forward(QkvForward const& args) override;
+    void qkv_backward(QkvBackward const& args) override;
+
+    void attention_forward(AttentionForward const& args) override;
+    void attention_backward(AttentionBackward const& args) override;
+    void moba_select(MobaSelect const& args) override;
+
+    void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) override;
+    void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) override;
+
+    void softmax_stats(SoftmaxStats const& args) override;
+    void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) override;
+    void cross_entropy(CrossEntropy const& args) override;
+
+    void squared_norm(TensorView sum_accumulated, ConstView x) override;
+    void weighted_sum(TensorView sum_accumulated, ConstView values_T, ConstView weights_T) override;
+    void adamw(AdamW const& args) override;
+
+  private:
+    cudaStream_t stream() const { return device_.stream(); }
+    /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.
+    void* scratch(size_t bytes);
+    /// Borders of documents on the device; uploaded anew only when they change.
+    int32_t const* borders(std::span<int32_t const> cu_seqlens);
+
+    CudaDevice& device_;
+    Staging staging_;
+    Blas blas_;
+    std::unique_ptr<DenseAttention> dense_;
+    Buffer scratch_;
+    Buffer borders_;
+    std::vector<int32_t> known_borders_;
+};
+
+}  // namespace perigee

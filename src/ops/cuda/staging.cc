@@ -1,0 +1,40 @@
+#include "ops/cuda/staging.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace perigee {
+
+namespace {
+constexpr size_t kSmallestSlot = size_t{64} << 10;
+}
+
+Staging::Staging(CudaDevice& device) : device_(device) {
+    for (Slot& slot : slots_)
+        check_cuda(cudaEventCreateWithFlags(&slot.read, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+}
+
+Staging::~Staging() {
+    for (Slot& slot : slots_) {
+        if (slot.in_use) cudaEventSynchronize(slot.read);
+        cudaEventDestroy(slot.read);
+    }
+}
+
+void Staging::upload(void* to, void const* from, size_t bytes) {
+    if (bytes == 0) return;
+    Slot& slot = slots_[next_];
+    next_ = (next_ + 1) % kSlots;
+    if (slot.in_use) check_cuda(cudaEventSynchronize(slot.read), "cudaEventSynchronize");
+    if (slot.memory.bytes() < bytes) {
+        slot.memory = {};
+        slot.memory = HostBuffer(device_, std::max(bytes, kSmallestSlot));
+    }
+    std::memcpy(slot.memory.data(), from, bytes);
+    check_cuda(cudaMemcpyAsync(to, slot.memory.data(), bytes, cudaMemcpyHostToDevice, device_.stream()),
+               "cudaMemcpyAsync");
+    check_cuda(cudaEventRecord(slot.read, device_.stream()), "cudaEventRecord");
+    slot.in_use = true;
+}
+
+}  // namespace perigee

@@ -1,0 +1,11 @@
+// Linked in place of ops/cuda/ when the build has no CUDA.
+#include "base/error.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+std::unique_ptr<Ops> make_cuda_ops(Device&) {
+    fail(Category::config, "this perigee was built without CUDA: use `device: cpu`, or build the `cuda` preset");
+}
+
+}  // namespace perigee

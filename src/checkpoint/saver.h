@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
-#include "device/device.h"
 
 namespace perigee {
 

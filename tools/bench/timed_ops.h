@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-class TimedOps : public Ops {
+class TimedOps final : public Ops {
   public:
     explicit TimedOps(Ops& inner) : inner_(inner) {}
 

@@ -1,0 +1,39 @@
+// Rows of an embedding table, and the gradient of the table, as Ops::embedding_forward and Ops::embedding_backward
+// define them. The backward sorts the tokens by id (stable, so tokens of an id keep their order) and gives each row of
+// the table to one block for each piece of its columns: no two threads add to the same place.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/bf16.h"
+
+namespace perigee::kernels {
+
+struct EmbeddingForward {
+    bf16* x;             ///< [T, D]
+    int32_t const* ids;  ///< [T], in the whole vocabulary
+    bf16 const* table;   ///< [V, D], rows [vocab_begin, vocab_begin + V) of the vocabulary
+    int64_t tokens;
+    int64_t vocab;
+    int64_t width;
+    int64_t vocab_begin;
+};
+void embedding_forward(EmbeddingForward const& args, cudaStream_t stream);
+
+struct EmbeddingBackward {
+    float* dtable_accumulated;  ///< [V, D]
+    int32_t const* ids;         ///< [T]
+    bf16 const* dx;             ///< [T, D]
+    int64_t tokens;             ///< below 2^31
+    int64_t vocab;              ///< below 2^31
+    int64_t width;
+    int64_t vocab_begin;
+    void* scratch;  ///< embedding_backward_scratch() bytes
+};
+size_t embedding_backward_scratch(int64_t tokens);
+void embedding_backward(EmbeddingBackward const& args, cudaStream_t stream);
+
+}  // namespace perigee::kernels

@@ -1,0 +1,98 @@
+// Operations on flat ranges of parameters, gradients and activations.
+#include "kernels/flat/flat.h"
+#include "kernels/adamw/adamw.h"
+#include "ops/checks.h"
+#include "ops/cuda/arguments.h"
+#include "ops/cuda/cuda_ops.h"
+
+namespace perigee {
+
+void CudaOps::copy(TensorView to, ConstView from) {
+    PERIGEE_CHECK(to.size() == from.size(), "copy of {} {} to {} {}", to_string(from.dtype), from.shape.str(),
+                  to_string(to.dtype), to.shape.str());
+    if (to.dtype == from.dtype) {
+        check_cuda(
+            cudaMemcpyAsync(to.data, from.data, static_cast<size_t>(to.bytes()), cudaMemcpyDeviceToDevice, stream()),
+            "cudaMemcpyAsync");
+    } else if (to.dtype == DType::bf16) {
+        kernels::cast(to.as<bf16>(), from.as<float>(), to.size(), stream());
+    } else {
+        kernels::cast(to.as<float>(), from.as<bf16>(), to.size(), stream());
+    }
+}
+
+void CudaOps::copy_rows(CopyRows const& args) {
+    check(args);
+    int64_t const element = size_of(args.to.dtype);
+    kernels::copy_rows({.to = args.to.data + args.to_begin * element,
+                        .to_stride = args.to_stride * element,
+                        .from = args.from.data + args.from_begin * element,
+                        .from_stride = args.from_stride * element,
+                        .rows = args.rows,
+                        .width = args.width * element},
+                       stream());
+}
+
+void CudaOps::fill_normal(FillNormal const& args) {
+    kernels::FillNormal const numbers{.random = args.random,
+                                      .stddev = args.stddev,
+                                      .begin = args.begin,
+                                      .first = args.first,
+                                      .width = args.width,
+                                      .stride = args.stride,
+                                      .count = args.x.size()};
+    if (args.x.dtype == DType::bf16)
+        kernels::fill_normal(args.x.as<bf16>(), numbers, stream());
+    else
+        kernels::fill_normal(args.x.as<float>(), numbers, stream());
+}
+
+void CudaOps::add(TensorView accumulated, ConstView x) {
+    check_same(accumulated, x);
+    if (x.dtype == DType::bf16)
+        kernels::add(accumulated.as<bf16>(), x.as<bf16>(), x.size(), stream());
+    else
+        kernels::add(accumulated.as<float>(), x.as<float>(), x.size(), stream());
+}
+
+void CudaOps::scale(TensorView x, double factor) {
+    if (x.dtype == DType::bf16)
+        kernels::scale(x.as<bf16>(), static_cast<float>(factor), x.size(), stream());
+    else
+        kernels::scale(x.as<float>(), static_cast<float>(factor), x.size(), stream());
+}
+
+void CudaOps::squared_norm(TensorView sum_accumulated, ConstView x) {
+    auto* const sum = sum_accumulated.as<double>();
+    void* const partials = scratch(kernels::sum_scratch());
+    if (x.dtype == DType::bf16)
+        kernels::squared_norm(sum, x.as<bf16>(), x.size(), partials, stream());
+    else
+        kernels::squared_norm(sum, x.as<float>(), x.size(), partials, stream());
+}
+
+void CudaOps::weighted_sum(TensorView sum_accumulated, ConstView values_T, ConstView weights_T) {
+    check_weighted_sum(sum_accumulated, values_T, weights_T);
+    kernels::weighted_sum(sum_accumulated.as<double>(), values_T.as<float>(), weights_T.as<float>(), values_T.size(),
+                          scratch(kernels::sum_scratch()), stream());
+}
+
+void CudaOps::adamw(AdamW const& args) {
+    check(args);
+    kernels::adamw({.w = args.w.as<float>(),
+                    .m = args.m.as<float>(),
+                    .v = args.v.as<float>(),
+                    .g = args.g.as<float>(),
+                    .rounded = optional<bf16>(args.rounded),
+                    .count = args.w.size(),
+                    .lr = args.lr,
+                    .beta1 = args.beta1,
+                    .beta2 = args.beta2,
+                    .eps = args.eps,
+                    .weight_decay = args.weight_decay,
+                    .grad_scale = args.grad_scale,
+                    .step = args.step},
+                   stream());
+}
+
+}  // namespace perigee

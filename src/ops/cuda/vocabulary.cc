@@ -1,0 +1,76 @@
+// Both ends of the model: embedding and loss.
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/embedding/embedding.h"
+#include "ops/checks.h"
+#include "ops/cuda/arguments.h"
+#include "ops/cuda/cuda_ops.h"
+
+namespace perigee {
+
+void CudaOps::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) {
+    check_embedding_forward(x_TD, ids_T, table_VD);
+    kernels::embedding_forward({.x = x_TD.as<bf16>(),
+                                .ids = ids_T.as<int32_t>(),
+                                .table = table_VD.as<bf16>(),
+                                .tokens = ids_T.size(),
+                                .vocab = table_VD[0],
+                                .width = table_VD[1],
+                                .vocab_begin = vocab_begin},
+                               stream());
+}
+
+void CudaOps::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
+                                 int64_t vocab_begin) {
+    check_embedding_backward(dtable_accumulated_VD, ids_T, dx_TD);
+    int64_t const tokens = ids_T.size();
+    kernels::embedding_backward({.dtable_accumulated = dtable_accumulated_VD.as<float>(),
+                                 .ids = ids_T.as<int32_t>(),
+                                 .dx = dx_TD.as<bf16>(),
+                                 .tokens = tokens,
+                                 .vocab = dtable_accumulated_VD[0],
+                                 .width = dtable_accumulated_VD[1],
+                                 .vocab_begin = vocab_begin,
+                                 .scratch = scratch(kernels::embedding_backward_scratch(tokens))},
+                                stream());
+}
+
+void CudaOps::softmax_stats(SoftmaxStats const& args) {
+    check(args);
+    kernels::softmax_stats({.max = args.max_T.as<float>(),
+                            .sum = args.sum_T.as<float>(),
+                            .target = args.target_T.as<float>(),
+                            .logits = args.logits_TV.as<bf16>(),
+                            .targets = args.targets_T.as<int32_t>(),
+                            .tokens = args.logits_TV[0],
+                            .vocab = args.logits_TV[1],
+                            .vocab_begin = args.vocab_begin},
+                           stream());
+}
+
+void CudaOps::softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) {
+    check_softmax_rescale(sum_T, max_T, global_max_T);
+    kernels::softmax_rescale({.sum = sum_T.as<float>(),
+                              .max = max_T.as<float>(),
+                              .global_max = global_max_T.as<float>(),
+                              .tokens = sum_T.size()},
+                             stream());
+}
+
+void CudaOps::cross_entropy(CrossEntropy const& args) {
+    check(args);
+    kernels::cross_entropy({.nll = args.nll_T.as<float>(),
+                            .dlogits = optional<bf16>(args.dlogits_TV),
+                            .logits = args.logits_TV.as<bf16>(),
+                            .targets = args.targets_T.as<int32_t>(),
+                            .weights = args.weights_T.as<float>(),
+                            .max = args.max_T.as<float>(),
+                            .sum = args.sum_T.as<float>(),
+                            .target = args.target_T.as<float>(),
+                            .tokens = args.logits_TV[0],
+                            .vocab = args.logits_TV[1],
+                            .vocab_begin = args.vocab_begin,
+                            .scale = args.scale},
+                           stream());
+}
+
+}  // namespace perigee

@@ -53,4 +53,21 @@ if(PERIGEE_CUDA)
         set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
     find_package(CUDAToolkit REQUIRED)
+
+    # cuDNN: the system's, or the one under CUDNN_ROOT; its header-only frontend from launch/setup_cuda.sh.
+    find_path(CUDNN_INCLUDE cudnn.h HINTS ${CUDNN_ROOT}/include ${CUDAToolkit_INCLUDE_DIRS})
+    find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${CUDNN_ROOT}/lib ${CUDNN_ROOT}/lib64
+        ${CUDAToolkit_LIBRARY_DIR})
+    find_path(CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${CMAKE_SOURCE_DIR}/.deps/cudnn-frontend/include)
+    if(CUDNN_INCLUDE AND CUDNN_LIBRARY AND CUDNN_FRONTEND_INCLUDE)
+        set(PERIGEE_CUDNN ON)
+        add_library(cudnn INTERFACE)
+        target_include_directories(cudnn SYSTEM INTERFACE ${CUDNN_FRONTEND_INCLUDE} ${CUDNN_INCLUDE})
+        target_compile_definitions(cudnn INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
+        target_link_libraries(cudnn INTERFACE ${CUDNN_LIBRARY} CUDA::nvrtc CUDA::cuda_driver)
+    else()
+        message(WARNING "without cuDNN: full attention runs on slower kernels. launch/setup_cuda.sh gets its frontend; "
+            "CUDNN_ROOT names another place of cuDNN itself.")
+        set(PERIGEE_CUDNN OFF)
+    endif()
 endif()

@@ -15,5 +15,6 @@ file(GLOB bench_sources CONFIGURE_DEPENDS tools/bench/*.cc)
 foreach(source IN LISTS bench_sources)
     get_filename_component(name ${source} NAME_WE)
     add_executable(${name} ${source})
-    target_link_libraries(${name} PRIVATE perigee_flags perigee_app CLI11::CLI11 openblas OpenMP::OpenMP_CXX)
+    target_link_libraries(${name} PRIVATE perigee_flags perigee_app CLI11::CLI11 openblas OpenMP::OpenMP_CXX
+        nlohmann_json::nlohmann_json)
 endforeach()

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
+#include "device/device.h"
 
 namespace perigee {
 

@@ -1,5 +1,7 @@
 #include "ops/checks.h"
 
+#include <algorithm>
+
 namespace perigee {
 
 namespace {
@@ -17,6 +19,37 @@ void expect_rank(char const* what, ConstView view, int rank) {
 /// Whether `rows` runs of `width` elements, `stride` apart, lie inside a view.
 bool runs_fit(ConstView view, int64_t begin, int64_t stride, int64_t rows, int64_t width) {
     return begin >= 0 && stride >= width && (rows == 0 || begin + (rows - 1) * stride + width <= view.size());
+}
+
+void check_borders(std::span<int32_t const> cu_seqlens, int64_t tokens) {
+    PERIGEE_CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == tokens &&
+                      std::is_sorted(cu_seqlens.begin(), cu_seqlens.end()),
+                  "document borders must run from 0 to {} and never decrease", tokens);
+}
+
+template <class Args>
+void check_inputs(Args const& args) {
+    Shape const &q = args.q_THK.shape, &k = args.k_TGK.shape;
+    PERIGEE_CHECK(q.rank() == 3 && k.rank() == 3 && k[2] == q[2] && k[1] > 0 && q[1] % k[1] == 0,
+                  "queries {} do not fit keys {}", q.str(), k.str());
+    PERIGEE_CHECK(args.query_begin >= 0 && args.query_begin + q[0] <= k[0], "{} queries from token {} of {}", q[0],
+                  args.query_begin, k[0]);
+    PERIGEE_CHECK(args.moba == nullptr || (args.moba->block_size > 0 && args.moba->top_k > 0),
+                  "MoBA with block_size {} and top_k {}", args.moba->block_size, args.moba->top_k);
+    check_borders(args.cu_seqlens, k[0]);
+}
+
+template <class Args>
+void check_attention(Args const& args) {
+    check_inputs(args);
+    Shape const& q = args.q_THK.shape;
+    PERIGEE_CHECK(
+        args.v_TGK.shape == args.k_TGK.shape && args.o_THK.shape == q && args.lse_TH.shape == Shape({q[0], q[1]}),
+        "v {}, o {} or lse {} do not fit q {} and k {}", args.v_TGK.shape.str(), args.o_THK.shape.str(),
+        args.lse_TH.shape.str(), q.str(), args.k_TGK.shape.str());
+    if (args.moba != nullptr && args.moba->top_k - 1 > 0)
+        PERIGEE_CHECK(args.chosen_THS.shape == Shape({q[0], q[1], args.moba->top_k - 1}),
+                      "choice {} for q {} and top_k {}", args.chosen_THS.shape.str(), q.str(), args.moba->top_k);
 }
 
 }  // namespace
@@ -156,6 +189,23 @@ void check_embedding_forward(ConstView x_TD, ConstView ids_T, ConstView table_VD
 void check_embedding_backward(ConstView dtable_VD, ConstView ids_T, ConstView dx_TD) {
     expect_rank("dtable", dtable_VD, 2);
     expect("dx", dx_TD, {ids_T.size(), dtable_VD[1]});
+}
+
+void check(AttentionForward const& args) { check_attention(args); }
+
+void check(AttentionBackward const& args) {
+    check_attention(args);
+    PERIGEE_CHECK(args.do_THK.shape == args.q_THK.shape && args.dq_THK.shape == args.q_THK.shape &&
+                      args.dk_TGK.shape == args.k_TGK.shape && args.dv_TGK.shape == args.k_TGK.shape,
+                  "gradients do not have the shapes of q {} and k {}", args.q_THK.shape.str(), args.k_TGK.shape.str());
+}
+
+void check(MobaSelect const& args) {
+    check_inputs(args);
+    PERIGEE_CHECK(args.moba != nullptr, "a choice of blocks without MoBA options");
+    PERIGEE_CHECK(args.chosen_THS.shape == Shape({args.q_THK[0], args.q_THK[1], args.moba->top_k - 1}),
+                  "choice {} for q {} and top_k {}", args.chosen_THS.shape.str(), args.q_THK.shape.str(),
+                  args.moba->top_k);
 }
 
 void check_weighted_sum(ConstView sum, ConstView values_T, ConstView weights_T) {

@@ -27,6 +27,9 @@ void check(CrossEntropy const& args);
 void check(AdamW const& args);
 void check_embedding_forward(ConstView x_TD, ConstView ids_T, ConstView table_VD);
 void check_embedding_backward(ConstView dtable_VD, ConstView ids_T, ConstView dx_TD);
+void check(AttentionForward const& args);
+void check(AttentionBackward const& args);
+void check(MobaSelect const& args);
 void check_weighted_sum(ConstView sum, ConstView values_T, ConstView weights_T);
 
 }  // namespace perigee

@@ -12,19 +12,6 @@ namespace perigee {
 
 namespace {
 
-Machine make_machine(RunOptions const& options) {
-    bool const cuda = options.device == DeviceChoice::cuda ||
-                      (options.device == DeviceChoice::automatic && cuda_device_count() > 0);
-    if (cuda) {
-        auto device = make_cuda_device(0);
-        auto ops = make_cuda_ops(*device);
-        return {std::move(device), std::move(ops)};
-    }
-    auto device = make_host_device();
-    auto ops = make_host_ops(*device, static_cast<int>(options.threads));
-    return {std::move(device), std::move(ops)};
-}
-
 /// f32 values to a tensor that may be narrower.
 void upload(Ops& ops, TensorView to, float const* values) {
     if (to.dtype == DType::f32) return ops.upload(to, values);
@@ -39,6 +26,17 @@ int usable_cores() {
 }
 
 }  // namespace
+
+Machine make_machine(RunOptions const& options) {
+    if (options.device == DeviceChoice::cuda) {
+        auto device = make_cuda_device(0);
+        auto ops = make_cuda_ops(*device);
+        return {std::move(device), std::move(ops)};
+    }
+    auto device = make_host_device();
+    auto ops = make_host_ops(*device, static_cast<int>(options.threads));
+    return {std::move(device), std::move(ops)};
+}
 
 RunOptions resolve(RunOptions options, int local_ranks) {
     if (options.threads == 0) options.threads = std::max(1, usable_cores() / local_ranks);

@@ -34,6 +34,9 @@ struct Machine {
     std::unique_ptr<Ops> ops;
 };
 
+/// As `device` and `threads` say.
+Machine make_machine(RunOptions const& options);
+
 class Session {
   public:
     /// `options` are resolved and free of problems for this world.

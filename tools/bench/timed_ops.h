@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-class TimedOps final : public Ops {
+class TimedOps : public Ops {
   public:
     explicit TimedOps(Ops& inner) : inner_(inner) {}
 

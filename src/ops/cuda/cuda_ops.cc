@@ -8,7 +8,10 @@
 namespace perigee {
 
 CudaOps::CudaOps(CudaDevice& device)
-    : device_(device), staging_(device), blas_(device), dense_(std::make_unique<DenseAttention>(device)) {}
+    : device_(device),
+      staging_(device),
+      blas_(device),
+      dense_(std::make_unique<DenseAttention>(device, staging_, [this](size_t bytes) { return scratch(bytes); })) {}
 
 CudaOps::~CudaOps() = default;
 

@@ -1,0 +1,287 @@
+#include "ops/cuda/dense_attention.h"
+
+#include <cudnn_frontend.h>
+
+#include <algorithm>
+#include <bit>
+#include <compare>
+#include <map>
+#include <vector>
+
+namespace perigee {
+
+namespace {
+
+namespace fe = cudnn_frontend;
+
+/// Names of tensors towards cuDNN.
+enum Uid : int64_t {
+    kQ = 1,
+    kK,
+    kV,
+    kO,
+    kStats,
+    kGradO,
+    kGradQ,
+    kGradK,
+    kGradV,
+    kLengths,
+    kQueryOffsets,
+    kKeyOffsets,
+    kStatsOffsets
+};
+
+void check_cudnn(fe::error_t error, char const* what) {
+    if (error.is_bad()) fail(Category::internal, "cuDNN refused {}: {}", what, error.get_message());
+}
+
+/// What a plan is made for; tokens and documents are capacities.
+struct Key {
+    bool backward;
+    int64_t documents, tokens, heads, kv_heads, head_dim;
+    float scale;
+    auto operator<=>(Key const&) const = default;
+};
+
+struct Plan {
+    fe::graph::Graph graph;
+    int64_t workspace = 0;
+};
+
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+/// Builds the graph of one direction. Logical shapes are [documents, heads, tokens, head_dim] over the packed [T,
+/// heads, head_dim]; a document begins where its ragged offset says.
+class PlanBuilder {
+  public:
+    PlanBuilder(fe::graph::Graph& graph, Key const& key) : graph_(graph), key_(key) {
+        lengths_ = column("lengths", kLengths, key.documents, fe::DataType_t::INT32);
+        query_offsets_ = column("query offsets", kQueryOffsets, key.documents + 1, fe::DataType_t::INT64);
+        key_offsets_ = column("key offsets", kKeyOffsets, key.documents + 1, fe::DataType_t::INT64);
+        stats_offsets_ = column("stats offsets", kStatsOffsets, key.documents + 1, fe::DataType_t::INT64);
+    }
+
+    void forward() {
+        auto options = fe::graph::SDPA_attributes()
+                           .set_name("attention")
+                           .set_generate_stats(true)
+                           .set_attn_scale(key_.scale)
+                           .set_causal_mask(true)
+                           .set_padding_mask(true)
+                           .set_seq_len_q(lengths_)
+                           .set_seq_len_kv(lengths_)
+                           .set_max_total_seq_len_q(key_.tokens)
+                           .set_max_total_seq_len_kv(key_.tokens);
+        auto [o, stats] =
+            graph_.sdpa(heads("q", kQ, key_.heads, query_offsets_), heads("k", kK, key_.kv_heads, key_offsets_),
+                        heads("v", kV, key_.kv_heads, key_offsets_), options);
+        output(o, kO, key_.heads, query_offsets_);
+        stats->set_output(true)
+            .set_uid(kStats)
+            .set_data_type(fe::DataType_t::FLOAT)
+            .set_dim({key_.documents, key_.heads, key_.tokens, 1})
+            .set_stride({key_.tokens * key_.heads, 1, key_.heads, 1})
+            .set_ragged_offset(stats_offsets_);
+    }
+
+    void backward() {
+        auto options = fe::graph::SDPA_backward_attributes()
+                           .set_name("attention backward")
+                           .set_attn_scale(key_.scale)
+                           .set_causal_mask(true)
+                           .set_padding_mask(true)
+                           .set_seq_len_q(lengths_)
+                           .set_seq_len_kv(lengths_)
+                           .set_max_total_seq_len_q(key_.tokens)
+                           .set_max_total_seq_len_kv(key_.tokens);
+        Tensor const stats = graph_.tensor(fe::graph::Tensor_attributes()
+                                               .set_name("stats")
+                                               .set_uid(kStats)
+                                               .set_data_type(fe::DataType_t::FLOAT)
+                                               .set_dim({key_.documents, key_.heads, key_.tokens, 1})
+                                               .set_stride({key_.tokens * key_.heads, 1, key_.heads, 1})
+                                               .set_ragged_offset(stats_offsets_));
+        auto [dq, dk, dv] = graph_.sdpa_backward(
+            heads("q", kQ, key_.heads, query_offsets_), heads("k", kK, key_.kv_heads, key_offsets_),
+            heads("v", kV, key_.kv_heads, key_offsets_), heads("o", kO, key_.heads, query_offsets_),
+            heads("do", kGradO, key_.heads, query_offsets_), stats, options);
+        output(dq, kGradQ, key_.heads, query_offsets_);
+        output(dk, kGradK, key_.kv_heads, key_offsets_);
+        output(dv, kGradV, key_.kv_heads, key_offsets_);
+    }
+
+  private:
+    Tensor column(char const* name, Uid uid, int64_t rows, fe::DataType_t type) {
+        return graph_.tensor(fe::graph::Tensor_attributes()
+                                 .set_name(name)
+                                 .set_uid(uid)
+                                 .set_data_type(type)
+                                 .set_dim({rows, 1, 1, 1})
+                                 .set_stride({1, 1, 1, 1}));
+    }
+    std::vector<int64_t> dim(int64_t heads) const { return {key_.documents, heads, key_.tokens, key_.head_dim}; }
+    std::vector<int64_t> stride(int64_t heads) const {
+        return {key_.tokens * heads * key_.head_dim, key_.head_dim, heads * key_.head_dim, 1};
+    }
+    Tensor heads(char const* name, Uid uid, int64_t heads, Tensor const& offsets) {
+        return graph_.tensor(fe::graph::Tensor_attributes()
+                                 .set_name(name)
+                                 .set_uid(uid)
+                                 .set_dim(dim(heads))
+                                 .set_stride(stride(heads))
+                                 .set_ragged_offset(offsets));
+    }
+    void output(Tensor const& tensor, Uid uid, int64_t heads, Tensor const& offsets) {
+        tensor->set_output(true).set_uid(uid).set_dim(dim(heads)).set_stride(stride(heads)).set_ragged_offset(offsets);
+    }
+
+    fe::graph::Graph& graph_;
+    Key const& key_;
+    Tensor lengths_, query_offsets_, key_offsets_, stats_offsets_;
+};
+
+/// So few plans are ever built: 0.5 s each.
+int64_t capacity(int64_t wanted, int64_t least) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(wanted, least))));
+}
+
+constexpr int64_t kLeastDocuments = 64;
+constexpr int64_t kLeastTokens = 1024;
+
+}  // namespace
+
+struct DenseAttention::Impl {
+    CudaDevice& device;
+    Staging& staging;
+    std::function<void*(size_t)> scratch;
+    cudnnHandle_t handle = nullptr;
+    std::map<Key, std::unique_ptr<Plan>> plans = {};
+    int64_t documents =
+        kLeastDocuments;  ///< capacity of plans: grows, so that a packing with fewer needs no other plan
+
+    /// Lengths (i32) and offsets of queries, keys and statistics (i64, in elements) on the device, and what they are
+    /// of.
+    Buffer tables = {};
+    std::vector<int64_t> known = {};
+    int64_t tables_of = 0;  ///< documents
+
+    template <class Args>
+    Key key_of(Args const& args, bool backward) {
+        documents = std::max(documents, capacity(std::ssize(args.cu_seqlens) - 1, kLeastDocuments));
+        return {.backward = backward,
+                .documents = documents,
+                .tokens = capacity(args.q_THK[0], kLeastTokens),
+                .heads = args.q_THK[1],
+                .kv_heads = args.k_TGK[1],
+                .head_dim = args.q_THK[2],
+                .scale = static_cast<float>(args.scale)};
+    }
+
+    Plan& plan(Key const& key) {
+        auto& plan = plans[key];
+        if (plan) return *plan;
+        auto made = std::make_unique<Plan>();
+        made->graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+        PlanBuilder builder(made->graph, key);
+        key.backward ? builder.backward() : builder.forward();
+        check_cudnn(made->graph.build(handle, {fe::HeurMode_t::A}), key.backward ? "attention backward" : "attention");
+        check_cudnn(made->graph.get_workspace_size(made->workspace), "its workspace");
+        plan = std::move(made);
+        return *plan;
+    }
+
+    size_t offsets_at(int64_t table) const {
+        int64_t const lengths = (tables_of * size_of(DType::i32) + 255) / 256 * 256;
+        return static_cast<size_t>(lengths + table * (tables_of + 1) * size_of(DType::i64));
+    }
+
+    /// Documents beyond the real ones are empty and lie at the end.
+    void upload_tables(std::span<int32_t const> cu_seqlens, Key const& key) {
+        std::vector<int64_t> wanted = {key.documents, key.heads, key.kv_heads, key.head_dim};
+        wanted.insert(wanted.end(), cu_seqlens.begin(), cu_seqlens.end());
+        if (wanted == known) return;
+        if (tables_of < key.documents) {
+            device.synchronize();
+            tables_of = key.documents;
+            tables = {};
+            tables = Buffer(device, offsets_at(3));
+        }
+        auto const at = [&](int64_t document) {
+            return int64_t{cu_seqlens[static_cast<size_t>(std::min<int64_t>(document, std::ssize(cu_seqlens) - 1))]};
+        };
+        std::vector<int32_t> lengths;
+        for (int64_t i = 0; i < key.documents; ++i) lengths.push_back(static_cast<int32_t>(at(i + 1) - at(i)));
+        auto* const memory = static_cast<std::byte*>(tables.data());
+        staging.upload(memory, lengths.data(), lengths.size() * sizeof lengths[0]);
+        int64_t const widths[] = {key.heads * key.head_dim, key.kv_heads * key.head_dim, key.heads};
+        for (int64_t table = 0; table < 3; ++table) {
+            std::vector<int64_t> offsets;
+            for (int64_t i = 0; i <= key.documents; ++i) offsets.push_back(at(i) * widths[table]);
+            staging.upload(memory + offsets_at(table), offsets.data(), offsets.size() * sizeof offsets[0]);
+        }
+        known = std::move(wanted);
+    }
+
+    void execute(Key const& key, std::span<int32_t const> cu_seqlens, std::unordered_map<int64_t, void*> tensors) {
+        Plan& p = plan(key);
+        upload_tables(cu_seqlens, key);
+        auto* const memory = static_cast<std::byte*>(tables.data());
+        tensors.emplace(kLengths, memory);
+        tensors.emplace(kQueryOffsets, memory + offsets_at(0));
+        tensors.emplace(kKeyOffsets, memory + offsets_at(1));
+        tensors.emplace(kStatsOffsets, memory + offsets_at(2));
+        check_cudnn(p.graph.execute(handle, tensors, scratch(static_cast<size_t>(p.workspace))), "to run attention");
+    }
+};
+
+namespace {
+void* memory(ConstView view) { return const_cast<std::byte*>(view.data); }
+}  // namespace
+
+DenseAttention::DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch)
+    : impl_(new Impl{.device = device, .staging = staging, .scratch = std::move(scratch)}) {
+    if (cudnnCreate(&impl_->handle) != CUDNN_STATUS_SUCCESS) fail(Category::internal, "cuDNN cannot be started");
+    if (cudnnSetStream(impl_->handle, device.stream()) != CUDNN_STATUS_SUCCESS)
+        fail(Category::internal, "cuDNN refuses a stream");
+}
+
+DenseAttention::~DenseAttention() {
+    impl_->plans.clear();
+    cudnnDestroy(impl_->handle);
+}
+
+bool DenseAttention::takes(ConstView q_THK, ConstView k_TGK) {
+    return q_THK[0] == k_TGK[0] && q_THK[2] % 8 == 0 && q_THK[2] <= 256;
+}
+
+void DenseAttention::forward(AttentionForward const& args) {
+    impl_->execute(impl_->key_of(args, false), args.cu_seqlens,
+                   {{kQ, memory(args.q_THK)},
+                    {kK, memory(args.k_TGK)},
+                    {kV, memory(args.v_TGK)},
+                    {kO, memory(args.o_THK)},
+                    {kStats, memory(args.lse_TH)}});
+}
+
+void DenseAttention::backward(AttentionBackward const& args) {
+    impl_->execute(impl_->key_of(args, true), args.cu_seqlens,
+                   {{kQ, memory(args.q_THK)},
+                    {kK, memory(args.k_TGK)},
+                    {kV, memory(args.v_TGK)},
+                    {kO, memory(args.o_THK)},
+                    {kStats, memory(args.lse_TH)},
+                    {kGradO, memory(args.do_THK)},
+                    {kGradQ, memory(args.dq_THK)},
+                    {kGradK, memory(args.dk_TGK)},
+                    {kGradV, memory(args.dv_TGK)}});
+}
+
+std::string DenseAttention::version() {
+    size_t const v = cudnnGetVersion();
+    return fmt::format("cuDNN {}.{}.{}, frontend {}.{}.{}", v / 10000, v / 100 % 100, v % 100,
+                       CUDNN_FRONTEND_MAJOR_VERSION, CUDNN_FRONTEND_MINOR_VERSION, CUDNN_FRONTEND_PATCH_VERSION);
+}
+
+}  // namespace perigee

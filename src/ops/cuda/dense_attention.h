@@ -1,0 +1,37 @@
+// Full causal attention by cuDNN over packed documents of any lengths: ragged offsets tell cuDNN where documents begin,
+// so none ever sees another. One plan serves every packing of up to a number of documents and tokens.
+// The only translation unit that includes cudnn_frontend.h is dense_attention.cc.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "device/cuda/cuda_device.h"
+#include "ops/cuda/staging.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+class DenseAttention {
+  public:
+    /// `scratch(bytes)` gives device memory for the operation that runs.
+    DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch);
+    ~DenseAttention();
+
+    /// Whether cuDNN takes such a problem: all queries of the pack, a head size that is a multiple of 8 up to 256.
+    static bool takes(ConstView q_THK, ConstView k_TGK);
+
+    /// As Ops::attention_forward and attention_backward without `moba`. Throws Category::internal with cuDNN's message.
+    void forward(AttentionForward const& args);
+    void backward(AttentionBackward const& args);
+
+    /// "cuDNN 9.14.0, frontend 1.32.0"
+    static std::string version();
+
+  private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace perigee

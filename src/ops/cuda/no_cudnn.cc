@@ -1,0 +1,15 @@
+// Linked in place of dense_attention.cc when the build has no cuDNN: it takes no problem, so the own kernels take all.
+#include "ops/cuda/dense_attention.h"
+
+namespace perigee {
+
+struct DenseAttention::Impl {};
+
+DenseAttention::DenseAttention(CudaDevice&, Staging&, std::function<void*(size_t)>) {}
+DenseAttention::~DenseAttention() = default;
+bool DenseAttention::takes(ConstView, ConstView) { return false; }
+void DenseAttention::forward(AttentionForward const&) { fail(Category::internal, "this build has no cuDNN"); }
+void DenseAttention::backward(AttentionBackward const&) { fail(Category::internal, "this build has no cuDNN"); }
+std::string DenseAttention::version() { return "no cuDNN"; }
+
+}  // namespace perigee

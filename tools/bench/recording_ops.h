@@ -1,0 +1,42 @@
+// Ops that remember which matrix products a step asks for, and how often: what the speed of light of that step is made
+// of.
+#pragma once
+
+#include <compare>
+#include <map>
+
+#include "timed_ops.h"
+
+namespace perigee {
+
+class RecordingOps final : public TimedOps {
+  public:
+    using TimedOps::TimedOps;
+
+    struct Product {
+        int64_t m, n, k;
+        bool transpose_a, transpose_b, accumulate;
+        DType result;
+        auto operator<=>(Product const&) const = default;
+    };
+    std::map<Product, int64_t> const& products() const { return products_; }
+    void record(bool on) { recording_ = on; }
+
+    void matmul(MatMul const& args) override {
+        if (recording_)
+            ++products_[{.m = args.c[0],
+                         .n = args.c[1],
+                         .k = args.a[args.transpose_a ? 0 : 1],
+                         .transpose_a = args.transpose_a,
+                         .transpose_b = args.transpose_b,
+                         .accumulate = args.accumulate,
+                         .result = args.c.dtype}];
+        TimedOps::matmul(args);
+    }
+
+  private:
+    bool recording_ = false;
+    std::map<Product, int64_t> products_;
+};
+
+}  // namespace perigee

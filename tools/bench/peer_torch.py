@@ -3,8 +3,12 @@
 
 Written as a competent PyTorch user would: fused projections, scaled_dot_product_attention, fused AdamW, gradient
 clipping, eager or torch.compile, whichever is faster here. Needs tools/bench/setup_torch.sh once.
+On a GPU as torchtitan builds it: fp32 parameters, bf16 compute by autocast, torch.compile for each block and for the
+loss, attention by cuDNN.
 
     .venv/bin/python tools/bench/peer_torch.py --cpu
+    python3 tools/bench/peer_torch.py --cuda --hidden 2048 --layers 16 --heads 32 --kv-heads 8 --head-dim 64 \
+        --intermediate 8192 --vocab 128256 --sequence 8192 --batch 4
     .venv/bin/python tools/bench/peer_torch.py --cpu --ours build/cpu/bin/bench_step   # both, alternating
 
 The second form runs `bench_step --kind full --json` with the same shape, round by round in alternation, so that a
@@ -12,6 +16,7 @@ machine whose speed drifts is fair to both. The last line of output is one JSON 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -97,7 +102,9 @@ class Llama(nn.Module):
         x = self.embedding(ids)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        logits = self.head(self.norm(x))
+        return self.loss(self.head(self.norm(x)), targets)
+
+    def loss(self, logits, targets):
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
@@ -112,6 +119,12 @@ def rotate(x, cos, sin):
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
+def attention(device):
+    """Which attention PyTorch may take."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if device.type == "cuda" else contextlib.nullcontext()
+
+
 class Trainer:
     """One model on one device. `synchronise` makes wall-clock times mean finished work."""
 
@@ -120,7 +133,14 @@ class Trainer:
         self.shape = shape
         self.synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
         self.model = Llama(shape, tied).to(device)
-        self.forward = torch.compile(self.model) if compiled else self.model
+        self.forward = self.model
+        if compiled and device.type == "cuda":
+            for block in self.model.blocks:
+                block.compile(fullgraph=True)
+            self.model.loss = torch.compile(self.model.loss)
+        elif compiled:
+            self.forward = torch.compile(self.model)
+        self.device = device
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1,
                                            fused=True)
         self.batches = [torch.randint(shape.vocab, (shape.batch, shape.sequence + 1), device=device) for _ in range(8)]
@@ -130,7 +150,8 @@ class Trainer:
         tokens = self.batches[self.steps_done % len(self.batches)]
         self.steps_done += 1
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.forward(tokens[:, :-1], tokens[:, 1:])
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.type == "cuda"), attention(self.device):
+            loss = self.forward(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -184,7 +205,9 @@ def ours_seconds(program, shape, tied, threads, steps):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cpu", action="store_true", required=True, help="measure on the CPU")
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--cpu", action="store_true", help="measure on the CPU")
+    place.add_argument("--cuda", action="store_true", help="measure on a GPU")
     for field in dataclasses.fields(Shape):
         parser.add_argument("--" + field.name.replace("_", "-"), type=int, default=field.default)
     parser.add_argument("--tied", action="store_true", help="one matrix for embedding and head")
@@ -201,7 +224,10 @@ def main():
     options = arguments()
     torch.set_num_threads(options.threads)
     shape = Shape(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Shape)})
-    mode, trainer, tried = choose(shape, options.tied, torch.device("cpu"), options.mode, options.warmup)
+    device = torch.device("cuda" if options.cuda else "cpu")
+    if options.cuda and options.mode == "auto":
+        options.mode = "compile"
+    mode, trainer, tried = choose(shape, options.tied, device, options.mode, options.warmup)
 
     theirs, ours = [], []
     for number in range(options.rounds):
@@ -216,7 +242,7 @@ def main():
 
     result = {
         "torch": torch.__version__,
-        "device": "cpu",
+        "device": torch.cuda.get_device_name() if options.cuda else "cpu",
         "threads": options.threads,
         "mode": mode,
         "tried_tokens_per_s": {name: round(speed, 1) for name, speed in tried.items()},

@@ -1,0 +1,118 @@
+// The whole model on the GPU against the CPU: the same weights and documents give the same loss, and every gradient
+// tensor points the same way, bf16 against fp32.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "model/tiny_model.h"
+
+namespace perigee::testing {
+
+namespace {
+
+ModelOptions two_layers() {
+    ModelOptions options;
+    options.vocab_size = 1000;
+    options.hidden_size = 256;
+    options.intermediate_size = 384;
+    options.num_hidden_layers = 2;
+    options.num_attention_heads = 4;
+    options.num_key_value_heads = 2;
+    options.head_dim = 64;
+    options.max_position_embeddings = 1024;
+    return options;
+}
+
+struct Result {
+    double loss = 0;
+    std::vector<float> grads;
+};
+
+/// Weights as a model starts, rounded to bf16, with norms and biases that matter.
+std::vector<float> weights_of(ParamLayout const& layout, uint64_t seed) {
+    std::vector<float> weights = random_normal<float>(layout.size(), seed, 0.05);
+    for (ParamLayout::Entry const& entry : layout.entries())
+        if (entry.spec.init == Init::ones)
+            for (int64_t i = 0; i < entry.local.size(); ++i) weights[static_cast<size_t>(entry.offset + i)] += 1;
+    for (float& w : weights) w = to_float(to_bf16(w));
+    return weights;
+}
+
+Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions const& moba, Batch const& batch,
+           std::vector<AttentionKind> const& kinds) {
+    auto const world = make_single_comm();
+    Mesh const mesh(ParallelOptions{}, *world);
+    ParamLayout const layout(llama_params(options), 1, 0);
+    Llama model(options, moba, layout, mesh, ops);
+    std::vector<float> const start = weights_of(layout, 7);
+    Arena state(device), arena(device);
+    TensorView const weights = state.allocate("weights", ops.compute_dtype(), {layout.size()});
+    TensorView const grads = state.allocate("grads", ops.main_dtype(), {layout.size()});
+    if (weights.dtype == DType::bf16) {
+        std::vector<bf16> rounded;
+        for (float w : start) rounded.push_back(to_bf16(w));
+        ops.upload(weights, rounded.data());
+    } else {
+        ops.upload(weights, start.data());
+    }
+    ops.fill_zero(grads);
+    Result result{.grads = poisoned<float>(layout.size())};
+    for (int pass = 0; pass < 2; ++pass)  // two micro-batches: gradients accumulate
+        result.loss += model.loss_and_gradient(weights, {.grads = grads, .scale = 0.01}, batch, kinds, arena);
+    ops.download(result.grads.data(), grads);
+    return result;
+}
+
+double cosine(float const* a, float const* b, int64_t size) {
+    double ab = 0, aa = 0, bb = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        ab += static_cast<double>(a[i]) * b[i];
+        aa += static_cast<double>(a[i]) * a[i];
+        bb += static_cast<double>(b[i]) * b[i];
+    }
+    return ab / std::sqrt(aa * bb);
+}
+
+class GpuLlama : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+    }
+    void expect_agreement(ModelOptions const& options, std::vector<AttentionKind> const& kinds) {
+        auto const host = make_host_device();
+        auto const cuda = make_cuda_device(0);
+        auto const host_ops = make_host_ops(*host);
+        auto const cuda_ops = make_cuda_ops(*cuda);
+        MobaOptions const moba{.block_size = 64, .top_k = 3};
+        Batch const batch = random_batch({300, 1, 77, 512, 134}, options.vocab_size, 3);
+        Result const want = run(*host, *host_ops, options, moba, batch, kinds);
+        Result const found = run(*cuda, *cuda_ops, options, moba, batch, kinds);
+        EXPECT_NEAR(found.loss / want.loss, 1, 2e-3);
+        ParamLayout const layout(llama_params(options), 1, 0);
+        for (ParamLayout::Entry const& entry : layout.entries())
+            EXPECT_GE(cosine(found.grads.data() + entry.offset, want.grads.data() + entry.offset, entry.local.size()),
+                      0.999)
+                << entry.spec.name;
+        Result const again = run(*cuda, *cuda_ops, options, moba, batch, kinds);
+        EXPECT_EQ(found.loss, again.loss);
+    }
+};
+
+TEST_F(GpuLlama, AgreesWithTheCpuInFullAttention) {
+    expect_agreement(two_layers(), {AttentionKind::full, AttentionKind::full});
+}
+
+TEST_F(GpuLlama, AgreesWithTheCpuInAHybrid) {
+    expect_agreement(two_layers(), {AttentionKind::moba, AttentionKind::full});
+}
+
+TEST_F(GpuLlama, AgreesWithTheCpuWithBiasNormsTiedWeightsAndLargeHeads) {
+    ModelOptions options = two_layers();
+    options.qkv_bias = options.qk_norm = options.tie_word_embeddings = true;
+    options.head_dim = 128;
+    expect_agreement(options, {AttentionKind::full, AttentionKind::moba});
+}
+
+}  // namespace
+
+}  // namespace perigee::testing

@@ -65,7 +65,7 @@ class Progress {
 };
 
 void tokenize(Options const& options, FileSystem& files) {
-    auto const tokenizer = make_tokenizer(options.tokenizer);
+    auto const tokenizer = make_tokenizer(files, options.tokenizer);
     auto const inputs = list_text_files(files, options.inputs, options.suffixes);
     if (options.output.has_parent_path()) files.make_directories(options.output.parent_path());
     IndexedDatasetWriter writer(files, options.output, tokenizer->vocab_size());

@@ -5,9 +5,7 @@
 #include <filesystem>
 #include <set>
 
-#include "base/error.h"
 #include "data/blend.h"
-#include "data/tokenizer.h"
 
 namespace perigee {
 
@@ -93,11 +91,7 @@ std::vector<std::string> problems(DataOptions const& options) {
         found.push_back(fmt::format("validation_fraction: {} and {} validation data sets exclude each other",
                                     options.validation_fraction, options.validation.size()));
     }
-    try {
-        make_tokenizer(options.tokenizer);
-    } catch (Error const& error) {
-        found.push_back(fmt::format("tokenizer: {}", error.what()));
-    }
+    if (options.tokenizer.empty()) found.push_back("tokenizer: empty; the tokenizer without a file is \"bytes\"");
     return found;
 }
 

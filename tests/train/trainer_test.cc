@@ -30,7 +30,7 @@ log: {progress: false}
 )",
                                 "tiny", {});
     o.output_dir = output.string();
-    return resolve(o, 1);
+    return resolve(o, 1, *make_file_system());
 }
 
 std::vector<std::byte> bits(TensorView x) { return {x.data, x.data + x.bytes()}; }

@@ -67,8 +67,8 @@ TEST(DataOptions, EveryKeyIsDescribed) {
         keys.push_back(field.key);
         EXPECT_FALSE(field.help.empty());
     }
-    EXPECT_THAT(keys, ElementsAre("train", "validation", "validation_fraction", "sequence_length", "document_mask",
-                                  "shuffle", "mock_data", "tokenizer"));
+    EXPECT_THAT(keys, ElementsAre("train", "validation", "validation_fraction", "sequence_length", "packing",
+                                  "document_mask", "shuffle", "mock_data", "tokenizer"));
 }
 
 TEST(DataOptions, ValidationIsPresentWhenAnyOfItsSourcesIs) {

@@ -1,4 +1,5 @@
 // Text to tokens: `tokenize INPUT... --output PREFIX` writes PREFIX.bin and PREFIX.idx for `train: [{path: PREFIX}]`.
+// With --chat CONFIG the inputs are conversations.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +9,7 @@
 #include "data/indexed_dataset.h"
 #include "data/text_documents.h"
 #include "data/tokenizer.h"
+#include "tools/tokenize/chat.h"
 
 namespace perigee {
 namespace {
@@ -19,6 +21,8 @@ struct Options {
     std::vector<std::string> suffixes;
     bool append_eod = true;
     TextOptions text;
+    std::string chat;
+    std::vector<std::string> overrides;
 };
 
 void declare(CLI::App& app, Options& options) {
@@ -40,6 +44,12 @@ void declare(CLI::App& app, Options& options) {
         ->allow_extra_args(false);
     app.add_flag("--append-eod,!--no-append-eod", options.append_eod,
                  "end each document with a token of its own (default)");
+    auto* const chat = app.add_option("--chat", options.chat,
+                                      "the inputs are conversations, tokenized as the chat and data.tokenizer keys of "
+                                      "this run's configuration say");
+    app.add_option("--set", options.overrides, "with --chat: key=value over the configuration; may be repeated")
+        ->needs(chat)
+        ->allow_extra_args(false);
     app.add_flag("--strip-html", options.text.strip_html, "keep only the readable text of web pages");
 }
 
@@ -65,8 +75,9 @@ class Progress {
 };
 
 void tokenize(Options const& options, FileSystem& files) {
-    auto const tokenizer = make_tokenizer(options.tokenizer);
     auto const inputs = list_text_files(files, options.inputs, options.suffixes);
+    if (!options.chat.empty()) return tokenize_chats({options.chat, options.overrides, inputs, options.output}, files);
+    auto const tokenizer = make_tokenizer(files, options.tokenizer);
     if (options.output.has_parent_path()) files.make_directories(options.output.parent_path());
     IndexedDatasetWriter writer(files, options.output, tokenizer->vocab_size());
     Progress progress;

@@ -20,12 +20,12 @@ namespace perigee {
 namespace {
 
 /// The options of this job, or every problem with them at once.
-RunOptions load_options(CommandLine const& command, int world_size, int local_ranks) {
+RunOptions load_options(CommandLine const& command, int world_size, int local_ranks, FileSystem& files) {
     RunOptions const options = load_config(command.config, command.overrides);
     std::vector<std::string> const found = problems(options, world_size);
     if (!found.empty())
         fail(Category::config, "{}: {}", command.config, fmt::join(found, fmt::format("\n{}: ", command.config)));
-    return resolve(options, local_ranks);
+    return resolve(options, local_ranks, files);
 }
 
 int run_train(RunOptions const& options, Launch& launch, FileSystem& files) {
@@ -72,11 +72,11 @@ int dispatch(CommandLine const& command, Launch& launch, FileSystem& files) {
     Comm& world = launch.world();
     if (command.command == Command::check) {
         int const ranks = command.world_size > 0 ? command.world_size : world.size();
-        RunOptions const options = load_options(command, ranks, launch.local_size());
+        RunOptions const options = load_options(command, ranks, launch.local_size(), files);
         if (world.rank() == 0) print_check(options, ranks);
         return 0;
     }
-    RunOptions const options = load_options(command, world.size(), launch.local_size());
+    RunOptions const options = load_options(command, world.size(), launch.local_size(), files);
     switch (command.command) {
         case Command::train:
             return run_train(options, launch, files);

@@ -11,7 +11,15 @@ namespace perigee {
 
 /// What a random number is for. Part of the key, so two purposes never share numbers. Values are part of the
 /// reproducibility promise: append, never renumber.
-enum class Purpose : uint32_t { init = 1, sample_order = 2, blend = 3, mock_data = 4, generate = 5, rounding = 6 };
+enum class Purpose : uint32_t {
+    init = 1,
+    sample_order = 2,
+    blend = 3,
+    mock_data = 4,
+    generate = 5,
+    rounding = 6,
+    document_order = 7
+};
 
 /// FNV-1a of a name: the stable way to key random numbers by a tensor's or data set's global name.
 constexpr uint64_t hash_name(std::string_view name) {

@@ -22,7 +22,7 @@ class DataSource {
     /// order, whenever its own samples are used up. Validation repeats after this many.
     virtual int64_t samples_per_epoch() const = 0;
     /// Appends `sequence_length` tokens of sample `index` (any number >= 0) to the batch: a sample is whole documents
-    /// or pieces of them, and each sample starts a new document.
+    /// or pieces of them, each sample starts a new document, and what is left of it is padding without loss.
     virtual void append_sample(int64_t index, Batch& batch) const = 0;
     /// What was found, for the log: documents, tokens, samples, tokens never used. One line per data set.
     virtual std::string summary() const = 0;

@@ -14,10 +14,11 @@ static_assert(std::endian::native == std::endian::little, "the files are little 
 
 inline constexpr std::string_view kIndexMagic{"MMIDIDX\0\0", 9};
 inline constexpr std::string_view kMaskMagic{"PGEMASK\0", 8};
+inline constexpr std::string_view kWeightsMagic{"PGEWGHT\0", 8};
 inline constexpr uint64_t kIndexVersion = 1;
-inline constexpr uint64_t kMaskVersion = 1;
+inline constexpr uint64_t kSidecarVersion = 1;
 inline constexpr int64_t kIndexHeaderBytes = 34;
-inline constexpr int64_t kMaskHeaderBytes = 24;
+inline constexpr int64_t kSidecarHeaderBytes = 24;
 
 /// Reads a number that need not be aligned.
 template <class Number>

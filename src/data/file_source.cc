@@ -36,9 +36,16 @@ std::vector<double> weights_of(std::vector<DatasetOptions> const& datasets) {
     return weights;
 }
 
-/// Key of the order in which a data set's samples are read. Stream: 16 bits for the data set, 48 for the epoch.
-Philox order_key(uint64_t seed, size_t dataset, int64_t epoch) {
-    return Philox(seed, Purpose::sample_order, uint64_t{dataset} << 48 | static_cast<uint64_t>(epoch));
+/// Key of one epoch of a data set: 16 bits for the data set, 48 for the epoch.
+Philox epoch_key(uint64_t seed, Purpose purpose, size_t dataset, int64_t epoch) {
+    return Philox(seed, purpose, uint64_t{dataset} << 48 | static_cast<uint64_t>(epoch));
+}
+
+std::vector<float> weights_of(IndexedDataset const& data, int64_t position, size_t count) {
+    std::vector<float> weights;
+    weights.reserve(count);
+    for (size_t i = 0; i < count; ++i) weights.push_back(data.loss_weight(position + static_cast<int64_t>(i)));
+    return weights;
 }
 
 }  // namespace
@@ -63,6 +70,10 @@ FileSource::Part FileSource::open_part(std::string const& path, FileSystem& file
     part.first_token = part.data->document_begin(part.first_document);
     part.end_token = part.data->document_begin(part.end_document);
     int64_t const tokens = part.end_token - part.first_token;
+    if (options_.packing == Packing::best_fit) {
+        fit_documents(part);
+        return part;
+    }
     part.samples = (tokens - 1) / options_.sequence_length;
     if (part.samples == 0) {
         fail(Category::data, "{}: {} tokens in {} {} documents, but one sample takes sequence_length + 1 = {}", path,
@@ -72,18 +83,42 @@ FileSource::Part FileSource::open_part(std::string const& path, FileSystem& file
     return part;
 }
 
+void FileSource::fit_documents(Part& part) const {
+    std::vector<int64_t> sizes;
+    int64_t too_long = 0, longest = 0;
+    for (int64_t document = part.first_document; document < part.end_document; ++document) {
+        int64_t const tokens = part.data->document_begin(document + 1) - part.data->document_begin(document);
+        too_long += tokens > options_.sequence_length + 1;
+        longest = std::max(longest, tokens);
+        sizes.push_back(tokens - 1);  // a document's last token is a target only
+        part.places += std::max<int64_t>(0, tokens - 1);
+    }
+    std::string const prefix = part.data->prefix().string();
+    if (too_long > 0) {
+        fail(Category::data,
+             "{}: {} of {} documents are too long for packing: best_fit with sequence_length {}: at most {} tokens, "
+             "and the longest has {}. Tokenize with a smaller chat.max_tokens, or raise sequence_length",
+             prefix, too_long, sizes.size(), options_.sequence_length, options_.sequence_length + 1, longest);
+    }
+    if (part.places == 0) fail(Category::data, "{}: no document of two tokens or more", prefix);
+    part.fit.emplace(sizes, options_.sequence_length);
+    part.samples = part.fit->bins();
+}
+
 FileSource::Place FileSource::train_place(int64_t index) const {
     auto const [dataset, count] = blend_.at(index);
     auto const part = static_cast<size_t>(dataset);
     int64_t const samples = parts_[part].samples;
     int64_t const sample = count % samples;
     if (!options_.shuffle) return {part, sample};
-    Permutation const order(static_cast<uint64_t>(samples), order_key(seed_, part, count / samples));
-    return {part, static_cast<int64_t>(order(static_cast<uint64_t>(sample)))};
+    int64_t const epoch = count / samples;
+    Permutation const order(static_cast<uint64_t>(samples), epoch_key(seed_, Purpose::sample_order, part, epoch));
+    return {part, static_cast<int64_t>(order(static_cast<uint64_t>(sample))),
+            epoch_key(seed_, Purpose::document_order, part, epoch)};
 }
 
 FileSource::Place FileSource::validation_place(int64_t index) const {
-    Permutation const order(static_cast<uint64_t>(samples_), order_key(0, 0, 0));
+    Permutation const order(static_cast<uint64_t>(samples_), epoch_key(0, Purpose::sample_order, 0, 0));
     auto sample = static_cast<int64_t>(order(static_cast<uint64_t>(index % samples_)));
     size_t part = 0;
     while (sample >= parts_[part].samples) sample -= parts_[part++].samples;
@@ -95,8 +130,8 @@ FileSource::Place FileSource::place_of(int64_t index) const {
     return split_ == Split::train ? train_place(index) : validation_place(index);
 }
 
-std::vector<int32_t> FileSource::read_tokens(Part const& part, int64_t position) const {
-    std::vector<int64_t> stored(static_cast<size_t>(options_.sequence_length + 1));
+std::vector<int32_t> FileSource::read_tokens(Part const& part, int64_t position, int64_t count) const {
+    std::vector<int64_t> stored(static_cast<size_t>(count));
     part.data->read(position, stored);
     std::vector<int32_t> tokens;
     tokens.reserve(stored.size());
@@ -115,17 +150,31 @@ std::vector<int32_t> FileSource::read_tokens(Part const& part, int64_t position)
 void FileSource::append_sample(int64_t index, Batch& batch) const {
     Place const place = place_of(index);
     Part const& part = parts_[place.part];
+    if (part.fit) {
+        append_whole(part, place, batch);
+    } else {
+        append_cut(part, place.sample, batch);
+    }
+}
+
+void FileSource::append_whole(Part const& part, Place const& place, Batch& batch) const {
+    int64_t left = options_.sequence_length;
+    for (int64_t const item : part.fit->items(place.sample, place.documents ? &*place.documents : nullptr)) {
+        int64_t const document = part.first_document + item, begin = part.data->document_begin(document);
+        auto const tokens = read_tokens(part, begin, part.data->document_begin(document + 1) - begin);
+        append_document(tokens, weights_of(*part.data, begin, tokens.size()), batch);
+        left -= static_cast<int64_t>(tokens.size()) - 1;
+    }
+    append_padding(left, batch);
+}
+
+void FileSource::append_cut(Part const& part, int64_t sample, Batch& batch) const {
     IndexedDataset const& data = *part.data;
-    int64_t const begin = part.first_token + place.sample * options_.sequence_length;
+    int64_t const begin = part.first_token + sample * options_.sequence_length;
     int64_t const last = begin + options_.sequence_length;
 
-    Stretch stretch{.tokens = read_tokens(part, begin), .in_loss = {}, .document_begins = {}};
-    stretch.in_loss.assign(stretch.tokens.size(), 1);
-    if (data.has_mask()) {
-        for (size_t i = 0; i < stretch.in_loss.size(); ++i) {
-            stretch.in_loss[i] = data.in_loss(begin + static_cast<int64_t>(i)) ? 1 : 0;
-        }
-    }
+    Stretch stretch{.tokens = read_tokens(part, begin, last - begin + 1), .weights = {}, .document_begins = {}};
+    stretch.weights = weights_of(data, begin, stretch.tokens.size());
     for (int64_t document = data.document_at(begin) + 1; document < data.documents(); ++document) {
         int64_t const border = data.document_begin(document) - begin;
         if (border > last - begin) break;
@@ -141,13 +190,16 @@ std::string FileSource::summary() const {
     std::string text;
     for (Part const& part : parts_) {
         int64_t const tokens = part.end_token - part.first_token;
-        int64_t const unused = tokens - part.samples * options_.sequence_length - 1;
-        text += fmt::format("{}{}: {} {} documents, {} tokens ({}{}), {} samples of {}, {} tokens never used",
-                            text.empty() ? "" : "\n", part.data->prefix().string(),
-                            fmt::group_digits(part.end_document - part.first_document),
+        int64_t const capacity = part.samples * options_.sequence_length;
+        std::string const packing = part.fit
+                                        ? fmt::format("best fit, {:.2f}% full", 100 * static_cast<double>(part.places) /
+                                                                                    static_cast<double>(capacity))
+                                        : fmt::format("{} tokens never used", tokens - capacity - 1);
+        text += fmt::format("{}{}: {} {} documents, {} tokens ({}{}), {} samples of {}, {}", text.empty() ? "" : "\n",
+                            part.data->prefix().string(), fmt::group_digits(part.end_document - part.first_document),
                             split_ == Split::train ? "training" : "validation", fmt::group_digits(tokens),
-                            to_string(part.data->token_type()), part.data->has_mask() ? ", loss mask" : "",
-                            fmt::group_digits(part.samples), fmt::group_digits(options_.sequence_length), unused);
+                            to_string(part.data->token_type()), part.data->has_weights() ? ", loss weights" : "",
+                            fmt::group_digits(part.samples), fmt::group_digits(options_.sequence_length), packing);
     }
     return text;
 }

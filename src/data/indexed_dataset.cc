@@ -1,6 +1,7 @@
 #include "data/indexed_dataset.h"
 
 #include <algorithm>
+#include <cmath>
 #include <ranges>
 
 #include "data/dataset_files.h"
@@ -62,7 +63,7 @@ IndexedDataset::IndexedDataset(FileSystem& files, Path const& prefix) : prefix_(
     bin_ = files.map(with_extension(prefix, ".bin"));
     check_sequences(static_cast<int64_t>(bin_->bytes().size()));
     check_borders();
-    open_mask(files);
+    open_sidecars(files);
 }
 
 void IndexedDataset::parse_header() {
@@ -143,30 +144,41 @@ void IndexedDataset::check_borders() const {
     }
 }
 
-void IndexedDataset::open_mask(FileSystem& files) {
-    Path const path = with_extension(prefix_, ".mask");
-    if (!files.exists(path)) return;
-    mask_ = files.map(path);
-    auto const bytes = mask_->bytes();
+void IndexedDataset::open_sidecars(FileSystem& files) {
+    Path const mask = with_extension(prefix_, ".mask"), weights = with_extension(prefix_, ".weights");
+    bool const has_mask = files.exists(mask), has_weights = files.exists(weights);
+    if (has_mask && has_weights) {
+        fail(Category::data, "both {} and {} say which tokens carry loss: keep one", mask.string(), weights.string());
+    }
+    if (has_weights) weights_ = open_sidecar(files, weights, kWeightsMagic, 4 * tokens_);
+    if (!has_mask) return;
+    mask_ = open_sidecar(files, mask, kMaskMagic, (tokens_ + 7) / 8);
+    if (tokens_ % 8 != 0 && std::to_integer<int>(mask_->bytes().back()) >> (tokens_ % 8) != 0) {
+        fail(Category::data, "{}: bits are set after the last token", mask.string());
+    }
+}
+
+std::unique_ptr<MappedFile> IndexedDataset::open_sidecar(FileSystem& files, Path const& path, std::string_view magic,
+                                                         int64_t bytes) const {
+    auto mapped = files.map(path);
+    auto const head = mapped->bytes();
     auto const file = path.string();
-    if (!starts_with(bytes, kMaskMagic)) {
-        fail(Category::data, "{}: not a loss mask: it does not start with PGEMASK", file);
+    auto const size = static_cast<int64_t>(head.size());
+    if (!starts_with(head, magic)) {
+        fail(Category::data, "{}: not a file of loss weights: it does not start with {}", file, magic.data());
     }
-    auto const size = static_cast<int64_t>(bytes.size());
-    if (size < kMaskHeaderBytes) {
-        fail(Category::data, "{}: {} bytes, shorter than the header of {}", file, size, kMaskHeaderBytes);
+    if (size < kSidecarHeaderBytes) {
+        fail(Category::data, "{}: {} bytes, shorter than the header of {}", file, size, kSidecarHeaderBytes);
     }
-    if (auto const version = load<uint64_t>(&bytes[8]); version != kMaskVersion) {
-        fail(Category::data, "{}: version {}, expected {}", file, version, kMaskVersion);
+    if (auto const version = load<uint64_t>(&head[8]); version != kSidecarVersion) {
+        fail(Category::data, "{}: version {}, expected {}", file, version, kSidecarVersion);
     }
-    if (auto const count = load<uint64_t>(&bytes[16]); count != static_cast<uint64_t>(tokens_)) {
-        fail(Category::data, "{}: a mask of {} tokens, but the data set has {}", file, count, tokens_);
+    if (auto const count = load<uint64_t>(&head[16]); count != static_cast<uint64_t>(tokens_)) {
+        fail(Category::data, "{}: loss weights of {} tokens, but the data set has {}", file, count, tokens_);
     }
-    int64_t const expected = kMaskHeaderBytes + (tokens_ + 7) / 8;
+    int64_t const expected = kSidecarHeaderBytes + bytes;
     if (size != expected) fail(Category::data, "{}: {} bytes, expected {}", file, size, expected);
-    if (tokens_ % 8 != 0 && std::to_integer<int>(bytes.back()) >> (tokens_ % 8) != 0) {
-        fail(Category::data, "{}: bits are set after the last token", file);
-    }
+    return mapped;
 }
 
 int64_t IndexedDataset::border(int64_t index) const { return load<int64_t>(borders_at_ + 8 * index); }
@@ -210,11 +222,19 @@ void IndexedDataset::read(int64_t position, std::span<int64_t> values) const {
     }
 }
 
-bool IndexedDataset::in_loss(int64_t position) const {
+float IndexedDataset::loss_weight(int64_t position) const {
     PERIGEE_CHECK(0 <= position && position < tokens_, "token {} of {}", position, tokens_);
-    if (!mask_) return true;
-    auto const byte = mask_->bytes()[static_cast<size_t>(kMaskHeaderBytes + position / 8)];
-    return (std::to_integer<int>(byte) >> (position % 8) & 1) != 0;
+    if (mask_) {
+        auto const byte = mask_->bytes()[static_cast<size_t>(kSidecarHeaderBytes + position / 8)];
+        return static_cast<float>(std::to_integer<int>(byte) >> (position % 8) & 1);
+    }
+    if (!weights_) return 1.0f;
+    auto const weight = load<float>(weights_->bytes().data() + kSidecarHeaderBytes + 4 * position);
+    if (!std::isfinite(weight) || weight < 0) {
+        fail(Category::data, "{}: token {} has loss weight {}; weights are finite and not negative",
+             with_extension(prefix_, ".weights").string(), position, weight);
+    }
+    return weight;
 }
 
 }  // namespace perigee

@@ -3,8 +3,11 @@
 //                i32[sequences] lengths, i64[sequences] byte offsets into the .bin, i64[borders] document borders
 //                counted in sequences (first 0, last `sequences`), optionally i8[sequences] modes (not used)
 //   PREFIX.bin   the tokens, end to end
-//   PREFIX.mask  ours, optional: "PGEMASK\0", u64 version = 1, u64 tokens, then one bit per token, lowest bit of a byte
-//                first, unused bits 0. 1 = the token counts as a target of the loss
+// and, ours, at most one of two files that say how much each token counts as a target of the loss (1 without one):
+//   PREFIX.mask     "PGEMASK\0", u64 version = 1, u64 tokens, then one bit per token, lowest bit of a byte first,
+//   unused
+//                   bits 0: weights 0 and 1
+//   PREFIX.weights  "PGEWGHT\0", u64 version = 1, u64 tokens, then f32[tokens], finite and at least 0
 // The arrays of the .idx start at byte 34 and are not aligned.
 #pragma once
 
@@ -12,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/file_system.h"
@@ -34,7 +38,7 @@ class IndexedDataset {
     TokenType token_type() const { return type_; }
     int64_t tokens() const { return tokens_; }
     int64_t documents() const { return borders_ - 1; }
-    bool has_mask() const { return mask_ != nullptr; }
+    bool has_weights() const { return mask_ != nullptr || weights_ != nullptr; }
 
     /// First position of a document in [0, documents()]; the end of the last one for documents().
     int64_t document_begin(int64_t document) const;
@@ -42,19 +46,21 @@ class IndexedDataset {
     int64_t document_at(int64_t position) const;
     /// Tokens [position, position + values.size()), as stored.
     void read(int64_t position, std::span<int64_t> values) const;
-    /// Whether the token counts as a target; always true without a mask file.
-    bool in_loss(int64_t position) const;
+    /// How much the token counts as a target; 1 where no file says otherwise.
+    float loss_weight(int64_t position) const;
 
   private:
     void parse_header();
     void check_sequences(int64_t bin_bytes);
     void check_borders() const;
-    void open_mask(FileSystem& files);
+    void open_sidecars(FileSystem& files);
+    std::unique_ptr<MappedFile> open_sidecar(FileSystem& files, Path const& path, std::string_view magic,
+                                             int64_t bytes) const;
     int64_t sequence_begin(int64_t sequence) const;
     int64_t border(int64_t index) const;
 
     Path prefix_;
-    std::unique_ptr<MappedFile> index_, bin_, mask_;
+    std::unique_ptr<MappedFile> index_, bin_, mask_, weights_;
     TokenType type_ = TokenType::u16;
     int64_t sequences_ = 0, borders_ = 0, tokens_ = 0;
     std::byte const* lengths_ = nullptr;  // views into index_
@@ -66,15 +72,16 @@ class IndexedDataset {
 /// when `finish` returns, the index last; a writer destroyed before leaves nothing behind.
 class IndexedDatasetWriter {
   public:
-    /// Tokens take two bytes when vocab_size < 65500, else four. `with_mask` also writes PREFIX.mask.
-    IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_mask = false);
+    /// Tokens take two bytes when vocab_size < 65500, else four. `with_weights` also writes PREFIX.mask or, where a
+    /// weight is neither 0 nor 1, PREFIX.weights.
+    IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_weights = false);
     ~IndexedDatasetWriter();
     IndexedDatasetWriter(IndexedDatasetWriter const&) = delete;
     IndexedDatasetWriter& operator=(IndexedDatasetWriter const&) = delete;
 
-    /// `loss` has one entry per token, 1 where it counts as a target; given exactly when the writer writes a mask.
-    /// Throws Category::data for ids outside [0, vocab_size).
-    void add_document(std::span<int32_t const> tokens, std::span<uint8_t const> loss = {});
+    /// `weights` has one entry per token, how much it counts as a target (finite, at least 0); given exactly when the
+    /// writer writes them. Throws Category::data for ids outside [0, vocab_size).
+    void add_document(std::span<int32_t const> tokens, std::span<float const> weights = {});
     /// Throws Category::data when there are no tokens: the reader would refuse such files.
     void finish();
 
@@ -83,20 +90,23 @@ class IndexedDatasetWriter {
     TokenType token_type() const { return type_; }
 
   private:
-    /// One of the three files, written under a temporary name through a buffer.
+    /// One of the files, written under a temporary name through a buffer.
     class Output;
 
     void write_index();
+    void add_weights(std::span<float const> weights);
+    void finish_weights();
     Path path(char const* extension) const;
 
     FileSystem& files_;
     Path prefix_;
     int64_t vocab_size_;
     TokenType type_;
-    std::unique_ptr<Output> bin_, mask_, index_;
+    std::unique_ptr<Output> bin_, mask_, weights_, index_;
     std::vector<int32_t> lengths_;
     int64_t tokens_ = 0;
     uint8_t mask_byte_ = 0;
+    bool all_bits_ = true;  ///< no weight besides 0 and 1 yet
 };
 
 }  // namespace perigee

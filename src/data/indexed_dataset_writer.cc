@@ -1,3 +1,4 @@
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -63,26 +64,30 @@ class IndexedDatasetWriter::Output {
     bool renamed_ = false;
 };
 
-IndexedDatasetWriter::IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_mask)
+IndexedDatasetWriter::IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_weights)
     : files_(files),
       prefix_(std::move(prefix)),
       vocab_size_(vocab_size),
       type_(vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
     bin_ = std::make_unique<Output>(files_, path(".bin"));
     index_ = std::make_unique<Output>(files_, path(".idx"));
-    if (!with_mask) return;
+    if (!with_weights) return;
+    // Which of the two is needed is known at the end, as is the number of tokens.
     mask_ = std::make_unique<Output>(files_, path(".mask"));
-    mask_->bytes(kMaskMagic.data(), kMaskMagic.size());
-    mask_->number(kMaskVersion);
-    mask_->number(uint64_t{0});  // the number of tokens, known at the end
+    weights_ = std::make_unique<Output>(files_, path(".weights"));
+    for (auto const& [file, magic] : {std::pair{mask_.get(), kMaskMagic}, {weights_.get(), kWeightsMagic}}) {
+        file->bytes(magic.data(), magic.size());
+        file->number(kSidecarVersion);
+        file->number(uint64_t{0});
+    }
 }
 
 IndexedDatasetWriter::~IndexedDatasetWriter() = default;
 
 Path IndexedDatasetWriter::path(char const* extension) const { return Path(prefix_.string() + extension); }
 
-void IndexedDatasetWriter::add_document(std::span<int32_t const> tokens, std::span<uint8_t const> loss) {
-    PERIGEE_CHECK(loss.size() == (mask_ ? tokens.size() : 0), "{} loss entries for {} tokens", loss.size(),
+void IndexedDatasetWriter::add_document(std::span<int32_t const> tokens, std::span<float const> weights) {
+    PERIGEE_CHECK(weights.size() == (mask_ ? tokens.size() : 0), "{} loss weights for {} tokens", weights.size(),
                   tokens.size());
     if (tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
         fail(Category::data, "{}: document {} has {} tokens; the format holds at most 2^31 - 1", prefix_.string(),
@@ -99,13 +104,29 @@ void IndexedDatasetWriter::add_document(std::span<int32_t const> tokens, std::sp
             bin_->number(id);
         }
     }
-    for (size_t i = 0; i < loss.size(); ++i) {
-        int64_t const bit = (tokens_ + static_cast<int64_t>(i)) % 8;
-        if (loss[i] != 0) mask_byte_ = static_cast<uint8_t>(mask_byte_ | 1u << bit);
-        if (bit == 7) mask_->number(std::exchange(mask_byte_, uint8_t{0}));
-    }
+    add_weights(weights);
     lengths_.push_back(static_cast<int32_t>(tokens.size()));
     tokens_ += static_cast<int64_t>(tokens.size());
+}
+
+void IndexedDatasetWriter::add_weights(std::span<float const> weights) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+        float const weight = weights[i];
+        PERIGEE_CHECK(std::isfinite(weight) && weight >= 0, "loss weight {}", weight);
+        if (weight != 0 && weight != 1) all_bits_ = false;
+        int64_t const bit = (tokens_ + static_cast<int64_t>(i)) % 8;
+        if (weight != 0) mask_byte_ = static_cast<uint8_t>(mask_byte_ | 1u << bit);
+        if (bit == 7) mask_->number(std::exchange(mask_byte_, uint8_t{0}));
+    }
+    if (weights_) weights_->bytes(weights.data(), weights.size_bytes());
+}
+
+void IndexedDatasetWriter::finish_weights() {
+    if (tokens_ % 8 != 0) mask_->number(mask_byte_);
+    (all_bits_ ? weights_ : mask_).reset();
+    Output& used = all_bits_ ? *mask_ : *weights_;
+    used.overwrite(kSidecarHeaderBytes - 8, static_cast<uint64_t>(tokens_));
+    used.close();
 }
 
 void IndexedDatasetWriter::write_index() {
@@ -126,18 +147,16 @@ void IndexedDatasetWriter::write_index() {
 void IndexedDatasetWriter::finish() {
     if (tokens_ == 0) fail(Category::data, "{}: no tokens to write", prefix_.string());
     write_index();
-    if (mask_) {
-        if (tokens_ % 8 != 0) mask_->number(mask_byte_);
-        mask_->overwrite(kMaskHeaderBytes - 8, static_cast<uint64_t>(tokens_));
-        mask_->close();
-    }
+    if (mask_) finish_weights();
     bin_->close();
     index_->close();
     // Files of an earlier data set of this name must never pair with new ones, so its index goes first.
     files_.remove_all(path(".idx"));
     files_.remove_all(path(".mask"));
+    files_.remove_all(path(".weights"));
     bin_->rename();
     if (mask_) mask_->rename();
+    if (weights_) weights_->rename();
     index_->rename();
     files_.sync_directory(prefix_.has_parent_path() ? prefix_.parent_path() : Path("."));
 }

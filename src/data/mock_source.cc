@@ -74,7 +74,7 @@ void MockSource::append_sample(int64_t index, Batch& batch) const {
         append_document(random, counter, stretch);
     }
     stretch.tokens.resize(size);
-    stretch.in_loss.assign(size, 1);
+    stretch.weights.assign(size, 1.0f);
     append_stretch(stretch, options_.document_mask, batch);
 }
 

@@ -5,17 +5,14 @@
 #include <filesystem>
 #include <set>
 
-#include "base/error.h"
 #include "data/blend.h"
-#include "data/tokenizer.h"
 
 namespace perigee {
 
 void describe(Schema& schema, DatasetOptions& options) {
-    schema.add(
-        "path", options.path,
-        "prefix of the files: PREFIX.bin and PREFIX.idx (Megatron's format), optionally PREFIX.mask with one loss "
-        "bit per token");
+    schema.add("path", options.path,
+               "prefix of the files: PREFIX.bin and PREFIX.idx (Megatron's format), optionally PREFIX.mask or "
+               "PREFIX.weights with the loss weight of each token");
     schema.add("weight", options.weight, {.low = 0, .high = 1e9, .strict_low = true},
                "share of the training samples relative to the other data sets'; samples repeat where it asks for more "
                "than there are");
@@ -30,6 +27,9 @@ void describe(Schema& schema, DataOptions& options) {
         "instead of `validation`: hold out the last documents of each training set, as few as hold this share of "
         "its tokens");
     schema.add("sequence_length", options.sequence_length, between(1, 1 << 30), "tokens per sample");
+    schema.choice("packing", options.packing, {{"cut", Packing::cut}, {"best_fit", Packing::best_fit}},
+                  "how samples are made: cut lays documents end to end and cuts at every sequence_length tokens; "
+                  "best_fit keeps documents whole, as many to a sample as fit, and pads the rest");
     schema.add("document_mask", options.document_mask,
                "documents in a sample do not see each other, and no document's last token predicts the next document");
     schema.add("shuffle", options.shuffle, "read the training samples in another random order in every epoch");
@@ -86,6 +86,11 @@ std::vector<std::string> problems(DataOptions const& options) {
         }
     }
     check_weights(options.train, found);
+    if (options.packing == Packing::best_fit && !options.document_mask) {
+        found.push_back(
+            "packing: best_fit puts documents together that have nothing to do with each other, so "
+            "document_mask must be true");
+    }
     if (options.train.empty() && !options.mock_data) {
         found.push_back("train: no data sets given; list some, or set mock_data: true");
     }
@@ -93,11 +98,7 @@ std::vector<std::string> problems(DataOptions const& options) {
         found.push_back(fmt::format("validation_fraction: {} and {} validation data sets exclude each other",
                                     options.validation_fraction, options.validation.size()));
     }
-    try {
-        make_tokenizer(options.tokenizer);
-    } catch (Error const& error) {
-        found.push_back(fmt::format("tokenizer: {}", error.what()));
-    }
+    if (options.tokenizer.empty()) found.push_back("tokenizer: empty; the tokenizer without a file is \"bytes\"");
     return found;
 }
 

@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-/// One data set: `path`.bin and `path`.idx (Megatron's format), and optionally `path`.mask (see
+/// One data set: `path`.bin and `path`.idx (Megatron's format), and optionally the loss weights of its tokens (see
 /// data/indexed_dataset.h).
 struct DatasetOptions {
     std::string path;
@@ -17,12 +17,17 @@ struct DatasetOptions {
 };
 void describe(Schema& schema, DatasetOptions& options);
 
+/// How samples are made of documents: laid end to end and cut at every sequence_length tokens, or whole documents, as
+/// many as fit (see data/best_fit.h), and padding.
+enum class Packing { cut, best_fit };
+
 struct DataOptions {
     std::vector<DatasetOptions> train;
     std::vector<DatasetOptions> validation;
     double validation_fraction = 0.0;  ///< instead of `validation`: this share of each data set's last documents
     int64_t sequence_length = 1024;    ///< tokens per sample
-    bool document_mask = true;         ///< documents in a sample do not see each other
+    Packing packing = Packing::cut;
+    bool document_mask = true;  ///< documents in a sample do not see each other
     bool shuffle = true;
     bool mock_data = false;  ///< random tokens with structure instead of files
     std::string tokenizer = "bytes";

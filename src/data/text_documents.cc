@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/html_text.h"
+#include "data/json_problem.h"
 #include "data/text_reader.h"
 
 namespace perigee {
@@ -69,12 +70,7 @@ class TextFinder : public nlohmann::json_sax<json> {
     bool end_object() override { return --depth_, true; }
     bool end_array() override { return --depth_, true; }
     bool parse_error(size_t position, std::string const&, json::exception const& error) override {
-        std::string_view reason = error.what();
-        // "[json.exception.parse_error.101] parse error at line 1, column 4: syntax error ..."
-        for (std::string_view const prefix : {"] ", ": "}) {
-            if (size_t const end = reason.find(prefix); end != reason.npos) reason.remove_prefix(end + prefix.size());
-        }
-        problem = fmt::format("malformed JSON at byte {}: {}", position, reason);
+        problem = json_problem(position, error.what());
         return false;
     }
 

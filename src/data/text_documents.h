@@ -21,7 +21,6 @@ struct TextOptions {
 
 inline constexpr int64_t kMaxJsonLineBytes = int64_t{64} << 20;
 inline constexpr int64_t kMaxDocumentBytes = int64_t{1} << 30;
-inline constexpr int kMaxJsonDepth = 100;
 
 /// Files and, of folders, all files below whose name ends in one of `suffixes` (all if none given; .gz does not count),
 /// in the order given, folders sorted by name. Throws Category::data for what does not exist.

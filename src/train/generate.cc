@@ -24,8 +24,11 @@ Batch text_batch(std::vector<int32_t> const& ids) {
 
 void generate(Session& session, int64_t step, std::function<void(std::string const&)> const& sink) {
     RunOptions const& options = session.options();
-    auto const tokenizer = make_tokenizer(options.data.tokenizer);
-    std::vector<int32_t> ids = tokenizer->encode(options.generate.prompt);
+    auto const tokenizer = make_tokenizer(session.files(), options.data.tokenizer);
+    check_vocabulary(*tokenizer, options.model.vocab_size);
+    std::vector<int32_t> ids = tokenizer->prefix();
+    for (int32_t const id : tokenizer->encode_with_special(options.generate.prompt)) ids.push_back(id);
+    StreamDecoder stream(*tokenizer);
     if (ids.empty()) fail(Category::config, "generate.prompt is empty: at least one token is needed to go on from");
     auto const kinds = session.kinds(step);
     Philox const random(static_cast<uint64_t>(options.seed), Purpose::generate);
@@ -36,8 +39,9 @@ void generate(Session& session, int64_t step, std::function<void(std::string con
         int32_t const next = sample_token(logits, tokenizer->vocab_size(), options.generate, random, i);
         if (next == tokenizer->end_of_document()) break;
         ids.push_back(next);
-        sink(tokenizer->decode({next}));
+        sink(stream.push(next));
     }
+    sink(stream.finish());
 }
 
 }  // namespace perigee

@@ -40,6 +40,7 @@ void describe(Schema& schema, RunOptions& options) {
         .section("model", options.model, "Shape of the transformer, with Hugging Face's names and meanings.")
         .section("attention", options.attention, "Which layers attend through MoBA, and how.")
         .section("data", options.data, "Where tokens come from and how samples are made of them.")
+        .section("chat", options.chat, "How conversations become tokens, for `tokenize --chat` and `perigee generate`.")
         .section("train", options.train, "Length of the run, batch, and what to do about broken steps.")
         .section("optimizer", options.optimizer, "AdamW and gradient clipping.")
         .section("schedule", options.schedule, "The learning rate over the run.")
@@ -137,6 +138,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     out.add_all(problems(options.model));
     out.add_all(problems(options.attention, options.model));
     out.add_all(problems(options.data));
+    out.add_all(problems(options.chat));
     int const dp = check_layout(options, world_size, out);
     check_batch(options, dp, out);
     check_schedule(options, out);

@@ -7,6 +7,7 @@
 
 #include "base/schema.h"
 #include "checkpoint/checkpoint.h"
+#include "data/chat_template.h"
 #include "data/options.h"
 #include "eval/sampling.h"
 #include "model/options.h"
@@ -48,6 +49,7 @@ struct RunOptions {
     ModelOptions model;
     AttentionOptions attention;
     DataOptions data;
+    ChatOptions chat;
     TrainOptions train;
     OptimizerOptions optimizer;
     ScheduleOptions schedule;

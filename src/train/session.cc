@@ -38,11 +38,17 @@ Machine make_machine(RunOptions const& options) {
     return {std::move(device), std::move(ops)};
 }
 
-RunOptions resolve(RunOptions options, int local_ranks) {
+RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files) {
     if (options.threads == 0) options.threads = std::max(1, usable_cores() / local_ranks);
     if (options.model.vocab_size == 0)
-        options.model.vocab_size = (make_tokenizer(options.data.tokenizer)->vocab_size() + 63) / 64 * 64;
+        options.model.vocab_size = (make_tokenizer(files, options.data.tokenizer)->vocab_size() + 63) / 64 * 64;
     return options;
+}
+
+void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size) {
+    if (tokenizer.vocab_size() <= vocab_size) return;
+    fail(Category::config, "the tokenizer {} has {} tokens, more than model.vocab_size, which is {}", tokenizer.name(),
+         tokenizer.vocab_size(), vocab_size);
 }
 
 Session::Session(RunOptions const& options, Comm& world, FileSystem& files)

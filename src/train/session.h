@@ -17,7 +17,10 @@ namespace perigee {
 
 /// Fills in what the options leave open: the vocabulary size from the tokenizer, and the threads of a rank from the
 /// cores this process may use, shared by the ranks of this host.
-RunOptions resolve(RunOptions options, int local_ranks);
+RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files);
+
+/// Throws Category::config where the tokenizer knows ids that the model does not.
+void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size);
 
 /// A flat fp buffer over all parameters of this rank.
 struct FlatTensor {

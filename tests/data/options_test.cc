@@ -46,10 +46,10 @@ TEST(DataOptionsProblems, AllAreReportedAtOnce) {
     auto options = good();
     options.train[0].path = "";
     options.train[1].path = "b.bin";
-    options.tokenizer = "words";
+    options.tokenizer = "";
     options.validation = {{"c", 3.0}};
     EXPECT_THAT(problems(options), ElementsAre(HasSubstr("train[0]: path is missing"), HasSubstr("without .bin"),
-                                               HasSubstr("weight 3 has no effect"), HasSubstr("words")));
+                                               HasSubstr("weight 3 has no effect"), HasSubstr("tokenizer: empty")));
 }
 
 TEST(DataOptionsProblems, WeightsTooSmallToBeHeardAreNamed) {
@@ -67,8 +67,8 @@ TEST(DataOptions, EveryKeyIsDescribed) {
         keys.push_back(field.key);
         EXPECT_FALSE(field.help.empty());
     }
-    EXPECT_THAT(keys, ElementsAre("train", "validation", "validation_fraction", "sequence_length", "document_mask",
-                                  "shuffle", "mock_data", "tokenizer"));
+    EXPECT_THAT(keys, ElementsAre("train", "validation", "validation_fraction", "sequence_length", "packing",
+                                  "document_mask", "shuffle", "mock_data", "tokenizer"));
 }
 
 TEST(DataOptions, ValidationIsPresentWhenAnyOfItsSourcesIs) {

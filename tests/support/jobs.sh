@@ -16,7 +16,7 @@ YAML
 start() {
     local n=$1 folder=$2 program=$3
     shift 3
-    timeout -k 5 120 "$PERIGEE_SOURCE/launch/mpirun.sh" "$n" \
+    timeout -k 5 300 "$PERIGEE_SOURCE/launch/mpirun.sh" "$n" \
         "$PERIGEE_BIN/$program" train "$scratch/run.yaml" output_dir="$folder" "$@" >"$scratch/log" 2>&1 &
     job=$!
 }

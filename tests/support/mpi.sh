@@ -1,4 +1,5 @@
-# Sourced by tests that start real jobs. Jobs log to $scratch/log, which `complain` shows; `verdict` ends the test.
+# Sourced by tests that start real jobs. Jobs log to $scratch/log and print to $scratch/printed, which `complain` shows;
+# `verdict` ends the test.
 set -euo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 scratch=$(mktemp -d)
@@ -6,19 +7,22 @@ trap 'rm -rf "$scratch"' EXIT
 failures=0
 
 # ranks COUNT PROGRAM [ARGUMENT...]
-ranks() { timeout -k 5 120 mpirun -q --oversubscribe -n "$@" >"$scratch/log" 2>&1; }
+ranks() { timeout -k 5 300 mpirun -q --oversubscribe -n "$@" >"$scratch/printed" 2>"$scratch/log"; }
 
 complain() {
     echo "FAILED: $1"
     cat "$scratch/log"
+    if [ -s "$scratch/printed" ]; then cat "$scratch/printed"; fi
     failures=$((failures + 1))
 }
 
-# A GoogleTest program with a Launch of its own: every rank of one job must report success.
+# A GoogleTest program with a Launch of its own: every rank of one job must report success. Each says so in a file of its
+# own, because mpirun may mix what several ranks print within a line.
 expect_all_pass() {
     local n=$1 passed
-    ranks "$@" --gtest_color=no || complain "$n ranks"
-    passed=$(grep -c '^\[  PASSED  \] [1-9]' "$scratch/log") || true
+    rm -rf "$scratch/said"
+    ranks "$n" --output-filename "$scratch/said" "${@:2}" --gtest_color=no || complain "$n ranks"
+    passed=$(grep -rl '^\[  PASSED  \] [1-9]' "$scratch/said" | wc -l) || true
     [ "$passed" = "$n" ] || complain "$n ranks: $passed reported success"
 }
 

@@ -38,6 +38,35 @@ printf '{"text": "x"}\n{"text": "yz"}\n' >two.jsonl
 printf 'one\n\n\ntwo\n' >blank.txt
 "$tokenize" blank.txt --split-on-blank-lines 2 -o blank | grep -q ': 2 documents' || fail "blank lines do not split"
 
+# Conversations: template, weights beside the tokens, what was left out and why.
+cat >chat.yaml <<'EOF'
+data: {tokenizer: bytes, sequence_length: 23}
+chat:
+  template: custom
+  roles: [{role: user, prefix: "Q ", suffix: "\n"}, {role: assistant, prefix: "A ", suffix: "!\n"}]
+  stop: "!"
+EOF
+cat >chat.jsonl <<'EOF'
+{"prompt": "one", "completion": "1"}
+{"messages": [{"role": "user", "content": "two"}, {"role": "assistant", "content": "2", "weight": 1}]}
+{"prompt": "more than twenty-four tokens", "completion": "3"}
+{"messages": [{"role": "user", "content": "nobody answers"}]}
+EOF
+"$tokenize" chat.jsonl --chat chat.yaml -o chat >said
+printf '%s\n' 'chat.bin, .idx: 2 conversations, 22 tokens (u16), of which 18.18% carry loss' \
+    '  1 longer than chat.max_tokens, dropped' '  1 without a token that carries loss, dropped' | diff - said ||
+    fail "chat summary"
+[ "$(tr -d '\0' <chat.bin | tr '\n' ' ')" = "Q one A 1! Q two A 2! " ] || fail "chat: $(tr -d '\0' <chat.bin)"
+[ "$(tail -c 3 chat.mask | od -An -v -tu1 | tr -s ' ')" = " 0 3 24" ] || fail "mask: $(od -An -v -tu1 chat.mask)"
+sed -i 's/"weight": 1/"weight": 0.5/' chat.jsonl
+echo '{"prompt": "four"}' >>chat.jsonl
+expect_failure 3 'chat.jsonl:5: "prompt" without "completion"' "$tokenize" chat.jsonl --chat chat.yaml -o chat
+[ -e chat.mask ] || fail "a failed run removed the old weights"
+"$tokenize" chat.jsonl --chat chat.yaml --set chat.malformed=skip -o chat | grep -q '1 malformed, skipped' ||
+    fail "the malformed line is not counted"
+[ -e chat.weights ] && [ ! -e chat.mask ] || fail "weights beside 0 and 1 take another file: $(ls chat.*)"
+expect_failure 2 'chat.roles: none is "assistant"' "$tokenize" chat.jsonl --chat chat.yaml --set 'chat.roles=[]' -o x
+
 # A failure keeps the old files and leaves no others.
 printf '{"text": "x"}\n{"text": 5}\n' >bad.jsonl
 before=$(cat two.bin two.idx | cksum)

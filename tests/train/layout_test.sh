@@ -11,12 +11,12 @@ run() {
     ranks "$n" "$PERIGEE_BIN/perigee" train "$PERIGEE_SOURCE/configs/debug.yaml" output_dir="$folder" threads=1 "$@" ||
         complain "$n ranks $*"
 }
-text() { # RANKS FOLDER [OVERRIDE...]: the sample alone; mpirun may forward the log line before or after it
+text() { # RANKS FOLDER [OVERRIDE...]: the sample
     local n=$1 folder=$2
     shift 2
     ranks "$n" "$PERIGEE_BIN/perigee" generate "$PERIGEE_SOURCE/configs/debug.yaml" output_dir="$folder" threads=1 \
         generate.prompt=abcde generate.max_tokens=6 generate.temperature=0 "$@" || complain "text of $n ranks $*"
-    grep -av '^weights of step' "$scratch/log"
+    cat "$scratch/printed"
 }
 values() { grep -oE "\"($2)\":[^,}]*" "$1/metrics.jsonl" | cut -d: -f2; }
 

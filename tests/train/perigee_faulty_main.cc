@@ -1,8 +1,12 @@
 // `perigee` over a disk that kills it: PERIGEE_KILL=OPERATION:PATH_PART:COUNT[:after] ends this process with SIGKILL
 // before (or after) the COUNT-th operation of that name (`any`: of any name) on a path that contains PATH_PART. Only
 // rank PERIGEE_KILL_RANK (default 0) dies by itself. Operation names: support/fault_file_system.h.
-// PERIGEE_KILL_BY is another way to go: a signal's number, `exit` (in order, with code 0), or `throw`.
+// PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, or `wait`
+// for a signal, 20 seconds at most, which it announces.
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -26,10 +30,15 @@ std::string cut(std::string& text) {
     return head;
 }
 
-void end_process(std::string const& how) {
+void disturb(std::string const& how) {
     if (how == "throw") throw std::runtime_error("thrown by the test");
     if (how == "exit") std::exit(0);
-    std::raise(std::stoi(how));
+    if (how == "wait") {
+        std::fputs("waiting for a signal\n", stderr);
+        ::sleep(20);
+    } else {
+        std::raise(std::stoi(how));
+    }
 }
 
 }  // namespace
@@ -46,7 +55,7 @@ int main(int argc, char** argv) {
         std::string const how = environment("PERIGEE_KILL_BY", "9");
         auto const kill = [=](Operation const& op) mutable {
             if (name != "any" && op.name != name) return;
-            if (op.path.string().find(part) != std::string::npos && --left == 0) end_process(how);
+            if (op.path.string().find(part) != std::string::npos && --left == 0) disturb(how);
         };
         (plan == "after" ? files.after : files.before) = kill;
     }

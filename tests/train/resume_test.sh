@@ -46,20 +46,15 @@ for n in 1 2; do
 done
 
 # Told to stop: a complete checkpoint, exit 75 (alone; mpirun may turn it into another non-zero code), exact resume.
+# The signal comes with the seventh step's line of metrics.
 for signal in TERM USR1; do
     folder=$scratch/stopped_$signal
-    "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="$folder" "${evaluated[@]}" >"$scratch/log" 2>&1 &
-    job=$!
-    for _ in $(seq 500); do
-        [ -s "$folder/metrics.jsonl" ] && [ "$(wc -l <"$folder/metrics.jsonl")" -ge 3 ] && break
-        sleep 0.01
-    done
-    kill -s "$signal" "$job" 2>/dev/null || true
     code=0
-    wait "$job" || code=$?
+    PERIGEE_KILL=write:metrics.jsonl:7 PERIGEE_KILL_BY=$(kill -l "$signal") "$PERIGEE_BIN/perigee_faulty" train \
+        "$scratch/run.yaml" output_dir="$folder" "${evaluated[@]}" >"$scratch/log" 2>&1 || code=$?
     if [ "$code" != 75 ]; then complain "SIG$signal: exit $code instead of 75"; continue; fi
     train 1 "$folder" perigee || complain "SIG$signal: resume"
-    grep -q "resumed at step" "$scratch/log" || complain "SIG$signal: began again"
+    grep -q "resumed at step 7 " "$scratch/log" || complain "SIG$signal: resumed elsewhere"
     diff <(numbers "$scratch/whole_1") <(numbers "$folder") >"$scratch/log" || complain "SIG$signal: losses differ"
 done
 verdict

@@ -30,7 +30,7 @@ log: {progress: false}
 )",
                                 "tiny", {});
     o.output_dir = output.string();
-    return resolve(o, 1);
+    return resolve(o, 1, *make_file_system());
 }
 
 std::vector<std::byte> bits(TensorView x) { return {x.data, x.data + x.bytes()}; }
@@ -84,11 +84,11 @@ TEST_F(TrainerTest, layers_switch_between_moba_and_full_at_their_step) {
 /// 40 documents of 100 tokens in which only even samples of 64 tokens carry loss, on every ninth token: with two ranks
 /// and one sample per rank and pass, the second rank never has any.
 std::string half_masked_data(FileSystem& files, Path const& prefix) {
-    IndexedDatasetWriter writer(files, prefix, 257, /*with_mask=*/true);
+    IndexedDatasetWriter writer(files, prefix, 257, /*with_weights=*/true);
     int64_t token = 0;
     for (int document = 0; document < 40; ++document) {
         std::vector<int32_t> ids;
-        std::vector<uint8_t> loss;
+        std::vector<float> loss;
         for (int i = 0; i < 100; ++i, ++token) {
             ids.push_back((document * 7 + i * 13) % 256);
             int64_t const sample = (token - 1) / 64;  // of the sample in which this token is a target
@@ -136,9 +136,9 @@ TEST_F(TrainerTest, a_global_batch_without_loss_is_an_error_that_names_the_step)
     RunOptions options = tiny(folder_.path() / "run");
     options.data.mock_data = false;
     options.data.shuffle = false;
-    IndexedDatasetWriter writer(*files_, folder_.path() / "none", 257, /*with_mask=*/true);
+    IndexedDatasetWriter writer(*files_, folder_.path() / "none", 257, /*with_weights=*/true);
     std::vector<int32_t> const ids(2000, 65);
-    std::vector<uint8_t> loss(2000, 0);
+    std::vector<float> loss(2000, 0);
     std::fill_n(loss.begin(), 257, 1);  // the first global batch, and no other
     writer.add_document(ids, loss);
     writer.finish();

@@ -79,7 +79,7 @@ TEST_F(WatchdogTest, SectionThatTakesTooLongEndsTheJobAndLeavesAFile) {
     auto const start = std::chrono::steady_clock::now();
     watchdog.enter(Section::save, 20);
     auto ended = ended_.get_future();
-    ASSERT_EQ(ended.wait_for(5s), std::future_status::ready);
+    ASSERT_EQ(ended.wait_for(60s), std::future_status::ready);
     EXPECT_GE(std::chrono::steady_clock::now() - start, 300ms);
     auto const [code, message] = ended.get();
     EXPECT_EQ(code, 6);
@@ -98,14 +98,15 @@ TEST_F(WatchdogTest, SectionThatTakesTooLongEndsTheJobAndLeavesAFile) {
 }
 
 TEST_F(WatchdogTest, SectionsWithinTheirLimitsRaiseNoAlarm) {
-    Watchdog watchdog({.step_s = 0.4}, board_, files_, end_job());
+    // The limit leaves a busy machine more than a second to get round to this thread.
+    Watchdog watchdog({.step_s = 1.5}, board_, files_, end_job());
     auto ended = ended_.get_future();
     for (int64_t step = 1; step <= 6; ++step) {  // longer than the limit altogether
         watchdog.enter(Section::step, step);
-        EXPECT_EQ(ended.wait_for(150ms), std::future_status::timeout);
+        EXPECT_EQ(ended.wait_for(300ms), std::future_status::timeout);
     }
     watchdog.enter(Section::eval, 6);
-    EXPECT_EQ(ended.wait_for(800ms), std::future_status::timeout) << "another section has its own limit";
+    EXPECT_EQ(ended.wait_for(2s), std::future_status::timeout) << "another section has its own limit";
 }
 
 TEST_F(WatchdogTest, DisabledOneSetsNoLimit) {
@@ -130,7 +131,7 @@ TEST_F(WatchdogTest, RankThatDiesIsNamedAtOnceButNotOneThatLeaves) {
     EXPECT_EQ(ended.wait_for(300ms), std::future_status::timeout);
     ASSERT_EQ(::write(ends[1], "x", 1), 1);
     ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-    ASSERT_EQ(ended.wait_for(2s), std::future_status::ready);
+    ASSERT_EQ(ended.wait_for(60s), std::future_status::ready);
     auto const [code, message] = ended.get();
     EXPECT_EQ(code, 7);
     EXPECT_THAT(message, AllOf(HasSubstr("rank 2 (process"), HasSubstr("died in section setup at step 17")));

@@ -152,9 +152,9 @@ SpeedOfLight speed_of_light(RunOptions const& options, RecordingOps& ops, std::v
 
 void run(Options const& o) {
     auto const began = Clock::now();
-    RunOptions const options = resolve(load_config(o.config, o.overrides), 1);
     auto const world = make_single_comm();
     auto const files = make_file_system();
+    RunOptions const options = resolve(load_config(o.config, o.overrides), 1, *files);
     Machine inner = make_machine(options);
     auto recording = std::make_unique<RecordingOps>(*inner.ops);
     RecordingOps& ops = *recording;

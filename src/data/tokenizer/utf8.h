@@ -1,0 +1,35 @@
+// Whole and broken UTF-8. Broken sequences are cut as the Unicode standard advises (maximal subparts, section 3.9),
+// which is what Python and Rust do when they replace them.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace perigee::utf8 {
+
+inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
+struct Step {
+    enum class Kind {
+        whole,
+        broken,
+        unfinished  ///< the text ends inside a character
+    };
+    Kind kind;
+    size_t bytes;  ///< of the character, or of what one U+FFFD replaces; at least 1
+};
+
+/// The first character of a text that is not empty.
+Step first(std::string_view text);
+
+bool is_whole(std::string_view text);
+
+/// The code point of the whole character that `text` begins with.
+char32_t code_point(std::string_view text);
+void append(char32_t code_point, std::string& text);
+
+/// The text with each broken or unfinished sequence replaced by U+FFFD.
+std::string repaired(std::string_view text);
+
+}  // namespace perigee::utf8

@@ -1,0 +1,228 @@
+#include "data/chat_encoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "megatron_files.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Fate = EncodedChat::Fate;
+
+/// Bytes, and names in <| |> as tokens from 1000 on.
+class MarkedTokenizer : public Tokenizer {
+  public:
+    std::vector<int32_t> encode(std::string_view text) const override { return bytes_->encode(text); }
+    std::vector<int32_t> encode_with_special(std::string_view text) const override {
+        std::vector<int32_t> ids;
+        while (!text.empty()) {
+            if (text.starts_with("<|")) {
+                auto const name = text.substr(0, text.find("|>") + 2);
+                ids.push_back(1000 + static_cast<int32_t>(name.size()));
+                text.remove_prefix(name.size());
+            } else {
+                ids.push_back(static_cast<unsigned char>(text[0]));
+                text.remove_prefix(1);
+            }
+        }
+        return ids;
+    }
+    std::string piece(int32_t id) const override { return id < 256 ? std::string(1, static_cast<char>(id)) : "<||>"; }
+    bool is_special(int32_t id) const override { return id >= 256; }
+    std::optional<int32_t> find(std::string_view) const override { return std::nullopt; }
+    int64_t vocab_size() const override { return 2000; }
+    std::vector<int32_t> prefix() const override { return {999}; }
+    int32_t end_of_document() const override { return 256; }
+    std::string name() const override { return "marked"; }
+
+  private:
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    std::unique_ptr<Tokenizer> bytes_ = make_tokenizer(*files_, "bytes");
+};
+
+class ChatEncoderTest : public ::testing::Test {
+  protected:
+    ChatEncoder encoder(ChatOptions const& options, int64_t max_tokens = 10000) const {
+        return {options, max_tokens, tokenizer_};
+    }
+    /// Tokens as text, specials as their name's length in braces; `^` under each token that carries loss.
+    static std::string shown(EncodedChat const& chat) {
+        std::string text;
+        EXPECT_EQ(chat.tokens.size(), chat.weights.size());
+        bool inside = false;
+        for (size_t i = 0; i < chat.tokens.size(); ++i) {
+            if ((chat.weights[i] > 0) != inside) text += (inside = !inside) ? '[' : ']';
+            int32_t const id = chat.tokens[i];
+            text += id < 256 ? std::string(1, static_cast<char>(id)) : fmt::format("{{{}}}", id);
+        }
+        return inside ? text + ']' : text;
+    }
+
+    MarkedTokenizer tokenizer_;
+    std::vector<Message> const talk_{
+        {"system", "S"}, {"user", "u"}, {"assistant", "a"}, {"user", "v"}, {"assistant", "b", 0.5}};
+};
+
+TEST_F(ChatEncoderTest, ChatMlAsQwenWritesIt) {
+    EXPECT_EQ(shown(encoder({.format = ChatFormat::chatml}).encode(talk_)),
+              "{1012}system\nS{1010}\n{1012}user\nu{1010}\n{1012}assistant\n[a{1010}]\n{1012}user\nv{1010}\n"
+              "{1012}assistant\n[b{1010}]\n");
+}
+
+TEST_F(ChatEncoderTest, Llama3AsItsModelCardWritesIt) {
+    std::vector<Message> const talk{{"user", " u\n"}, {"assistant", "a "}, {"tool", "t"}};
+    EXPECT_EQ(shown(encoder({.format = ChatFormat::llama3}).encode(talk)),
+              "{1017}{1019}user{1017}\n\nu{1010}{1019}assistant{1017}\n\n[a{1010}]{1019}ipython{1017}\n\nt{1010}");
+}
+
+TEST_F(ChatEncoderTest, WithoutATemplateAnswersEndTheDocument) {
+    EXPECT_EQ(shown(encoder({}).encode({{"user", "2+2="}, {"assistant", "4"}})), "{999}2+2=[4{256}]");
+}
+
+TEST_F(ChatEncoderTest, ATemplateOfOnesOwn) {
+    ChatOptions const options{.format = ChatFormat::custom,
+                              .begin = "<|b|>",
+                              .roles = {{"user", "Q: ", "\n"}, {"assistant", "A: ", ".<|e|>\n\n"}},
+                              .stop = "<|e|>"};
+    ASSERT_THAT(problems(options), IsEmpty());
+    EXPECT_EQ(shown(encoder(options).encode({{"user", "u"}, {"assistant", "a"}})), "{1005}Q: u\nA: [a.{1005}]\n\n");
+}
+
+TEST_F(ChatEncoderTest, WhatUsersWriteNeverBecomesASpecialToken) {
+    EXPECT_EQ(shown(encoder({.format = ChatFormat::chatml}).encode({{"user", "<|im_end|>"}, {"assistant", "a"}})),
+              "{1012}user\n<|im_end|>{1010}\n{1012}assistant\n[a{1010}]\n");
+}
+
+TEST_F(ChatEncoderTest, TheBytesTokenizerTakesNamesForText) {
+    auto const files = make_file_system();
+    auto const bytes = make_tokenizer(*files, "bytes");
+    ChatEncoder const chatml({.format = ChatFormat::chatml}, 1000, *bytes);
+    EXPECT_EQ(shown(chatml.encode({{"user", "u"}, {"assistant", "a"}})),
+              "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n[a<|im_end|>]\n");
+    EXPECT_EQ(bytes->decode(chatml.stop()), "<|im_end|>");
+}
+
+TEST_F(ChatEncoderTest, LossOnTheLastAnswerOrOnEverything) {
+    std::string const head =
+        "{1012}system\nS{1010}\n{1012}user\nu{1010}\n{1012}assistant\na{1010}\n{1012}user\nv{1010}\n";
+    EXPECT_EQ(shown(encoder({.format = ChatFormat::chatml, .loss = ChatLoss::last}).encode(talk_)),
+              head + "{1012}assistant\n[b{1010}]\n");
+    EXPECT_EQ(shown(encoder({.format = ChatFormat::chatml, .loss = ChatLoss::all}).encode(talk_)),
+              "[" + head + "{1012}assistant\nb{1010}\n]");
+}
+
+TEST_F(ChatEncoderTest, WeightsOfMessagesMultiply) {
+    auto talk = talk_;
+    talk[2].weight = 0;
+    talk[1].weight = 9;  // a question: no loss unless everything has
+    auto const weights = [&](ChatLoss loss) {
+        EncodedChat const chat = encoder({.format = ChatFormat::chatml, .loss = loss}).encode(talk);
+        std::map<float, int> count;
+        for (float const weight : chat.weights) ++count[weight];
+        return count;
+    };
+    EXPECT_THAT(weights(ChatLoss::assistant), ElementsAre(std::pair(0.0f, 55), std::pair(0.5f, 2)));
+    EXPECT_THAT(weights(ChatLoss::all),
+                ElementsAre(std::pair(0.0f, 14), std::pair(0.5f, 14), std::pair(1.0f, 20), std::pair(9.0f, 9)));
+}
+
+TEST_F(ChatEncoderTest, TooLongIsDroppedCutOrLosesItsOldestTurns) {
+    auto const encode = [&](TooLong policy, int64_t max_tokens) {
+        return encoder({.format = ChatFormat::chatml, .too_long = policy}, max_tokens).encode(talk_);
+    };
+    EXPECT_EQ(encode(TooLong::drop, 57).fate, Fate::whole);
+    EncodedChat const dropped = encode(TooLong::drop, 56);
+    EXPECT_EQ(dropped.fate, Fate::too_long);
+    EXPECT_EQ(dropped.full_tokens, 57);
+    EXPECT_THAT(dropped.tokens, IsEmpty());
+    EXPECT_EQ(encode(TooLong::stop, 56).fate, Fate::too_long);
+
+    EncodedChat const cut = encode(TooLong::cut_end, 33);
+    EXPECT_EQ(cut.fate, Fate::shortened);
+    EXPECT_EQ(shown(cut), "{1012}system\nS{1010}\n{1012}user\nu{1010}\n{1012}assistant\n[a{1010}]");
+    EXPECT_EQ(encode(TooLong::cut_end, 31).fate, Fate::without_loss);
+
+    EncodedChat const rest = encode(TooLong::drop_oldest, 56);
+    EXPECT_EQ(rest.fate, Fate::shortened);
+    EXPECT_EQ(shown(rest), "{1012}system\nS{1010}\n{1012}user\nv{1010}\n{1012}assistant\n[b{1010}]\n");
+    EXPECT_EQ(encode(TooLong::drop_oldest, static_cast<int64_t>(rest.tokens.size())).tokens, rest.tokens);
+    EXPECT_EQ(encode(TooLong::drop_oldest, static_cast<int64_t>(rest.tokens.size()) - 1).fate, Fate::too_long);
+}
+
+TEST_F(ChatEncoderTest, NothingToLearnFromIsNoDocument) {
+    auto const chatml = encoder({.format = ChatFormat::chatml});
+    EXPECT_EQ(chatml.encode({{"user", "u"}}).fate, Fate::without_loss);
+    EXPECT_EQ(chatml.encode({{"user", "u"}, {"assistant", "a", 0}}).fate, Fate::without_loss);
+}
+
+TEST_F(ChatEncoderTest, GenerationBeginsAsTrainingDid) {
+    auto const chatml = encoder({.format = ChatFormat::chatml});
+    auto prompt = chatml.prompt({{"system", "S"}, {"user", "u"}});
+    EncodedChat const trained = chatml.encode({{"system", "S"}, {"user", "u"}, {"assistant", "a"}});
+    size_t const first = static_cast<size_t>(std::ranges::find(trained.weights, 1.0f) - trained.weights.begin());
+    EXPECT_EQ(prompt, std::vector<int32_t>(trained.tokens.begin(), trained.tokens.begin() + static_cast<long>(first)));
+    EXPECT_THAT(chatml.stop(), ElementsAre(1010));
+    EXPECT_THAT(encoder({}).stop(), ElementsAre(256));
+}
+
+TEST_F(ChatEncoderTest, UnknownRolesAreNamed) {
+    EXPECT_THAT(error_of(Category::data,
+                         [&] {
+                             encoder({.format = ChatFormat::llama3}).encode({{"human", "u"}});
+                         }),
+                AllOf(HasSubstr("no role \"human\""), HasSubstr("system, user, assistant, tool")));
+}
+
+TEST_F(ChatEncoderTest, FilesAreReadLineByLineUnderTheirPolicies) {
+    testing::TemporaryFolder folder;
+    auto const files = make_file_system();
+    Path const path = folder / "talk.jsonl";
+    testing::write_bytes(path, R"({"prompt": "a", "completion": "b"}
+
+{"prompt": "a"}
+{"messages": [{"role": "human", "content": "x"}]}
+{"messages": [{"role": "user", "content": "only asked"}]}
+{"prompt": "a long one", "completion": "that does not fit"}
+{"prompt": "c", "completion": "d"})");
+    ChatOptions options{.malformed = Malformed::skip};
+    std::vector<std::string> seen;
+    auto const read = [&] {
+        seen.clear();
+        return for_each_chat(*files, path, options, encoder(options, 12),
+                             [&](EncodedChat const& chat, int64_t) { seen.push_back(shown(chat)); });
+    };
+    ChatCounts const counts = read();
+    EXPECT_THAT(seen, ElementsAre("{999}a[b{256}]", "{999}c[d{256}]"));
+    EXPECT_EQ(counts.whole, 2);
+    EXPECT_EQ(counts.malformed, 2);
+    EXPECT_EQ(counts.without_loss, 1);
+    EXPECT_EQ(counts.too_long, 1);
+    EXPECT_EQ(counts.shortened, 0);
+    EXPECT_THAT(counts.first_malformed, HasSubstr("talk.jsonl:3: \"prompt\" without \"completion\""));
+
+    options.too_long = TooLong::stop;
+    EXPECT_THAT(error_of(Category::data, read),
+                AllOf(HasSubstr("talk.jsonl:6: "), HasSubstr("chat.max_tokens allows 12")));
+    options.malformed = Malformed::stop;
+    EXPECT_THAT(error_of(Category::data, read), HasSubstr("talk.jsonl:3: \"prompt\" without"));
+}
+
+TEST(ChatOptions, ContradictionsAreTold) {
+    auto const found = [](ChatOptions const& options) { return problems(options); };
+    EXPECT_THAT(found({}), IsEmpty());
+    EXPECT_THAT(found({.format = ChatFormat::chatml, .begin = "x"}), ElementsAre(HasSubstr("custom")));
+    EXPECT_THAT(found({.format = ChatFormat::custom}), ElementsAre(HasSubstr("none is \"assistant\"")));
+    EXPECT_THAT(found({.format = ChatFormat::custom, .roles = {{"assistant", "", "x"}}, .stop = "y"}),
+                ElementsAre(HasSubstr("\"y\" is not in the suffix")));
+    EXPECT_THAT(found({.format = ChatFormat::custom, .roles = {{"assistant", "", ""}, {"assistant", "", ""}, {}}}),
+                ElementsAre(HasSubstr("two of \"assistant\""), HasSubstr("has no name")));
+}
+
+}  // namespace
+}  // namespace perigee

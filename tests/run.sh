@@ -16,6 +16,7 @@ ctest --preset cpu --parallel 2 --label-exclude long
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 if [ -x "$nvcc" ]; then
     export CUDACXX=$nvcc
+    launch/setup_cuda.sh || echo "tests: building without cuDNN"
     build cuda
     ctest --preset cuda --label-regex gpu
 fi

@@ -7,9 +7,14 @@ namespace perigee {
 
 namespace {
 
-/// About 32 MiB of fp32 logits, and enough rows to keep the products efficient.
-constexpr int64_t kLogits = int64_t{1} << 23;
-constexpr int64_t kMinRows = 128;
+/// Rows of logits that exist at once: on the CPU what stays in its caches, on a GPU enough for efficient products, of
+/// which the one for dW reads and writes the whole gradient of W for every chunk.
+int64_t chunk_rows(Ops& ops, int64_t tokens, int64_t vocab) {
+    constexpr int64_t kMultiple = 128;
+    int64_t const bytes = ops.device().is_host() ? int64_t{32} << 20 : int64_t{1} << 30;
+    int64_t const rows = bytes / (vocab * size_of(ops.compute_dtype())) / kMultiple * kMultiple;
+    return std::min(tokens, std::max(kMultiple, rows));
+}
 
 /// Device memory for one chunk.
 struct Chunk {
@@ -62,7 +67,7 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView
                      ClassifierResult const& result) {
     Arena::Scope const scope(arena);
     int64_t const tokens = x_TD[0], vocab = w_VD[0], vocab_begin = tp.rank() * vocab;
-    int64_t const size = std::min(tokens, std::max(kMinRows, kLogits / vocab));
+    int64_t const size = chunk_rows(ops, tokens, vocab);
     bool const backward = !result.dx_TD.empty();
     Chunk const memory = allocate_chunk(ops, tp, arena, size, vocab);
     for (int64_t begin = 0; begin < tokens; begin += size) {

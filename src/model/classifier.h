@@ -18,8 +18,8 @@ struct ClassifierResult {
 };
 
 /// Adds the sum over the batch of weight * nll of softmax(x W^T), added in fp64; the same on every rank of `tp`. `x_TD`
-/// holds all tokens, `w_VD` rank r's part r of the vocabulary. With views for it, also the gradient of scale * that sum.
-/// Chunks whose weights are all zero cost nothing. Does not wait for the device.
+/// holds all tokens, `w_VD` rank r's part r of the vocabulary. With views for it, also the gradient of scale * that
+/// sum. Chunks whose weights are all zero cost nothing. Does not wait for the device.
 void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
                      ClassifierResult const& result);
 

@@ -46,8 +46,8 @@ class AdamWOptimizer {
     AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership, TensorView weights,
                    Ops& ops);
 
-    /// sum (f64 [1] on the device) += squares of the gradients of ownership.owned, so that over the mesh each is counted
-    /// once.
+    /// sum (f64 [1] on the device) += squares of the gradients of ownership.owned, so that over the mesh each is
+    /// counted once.
     void add_squares(TensorView sum, TensorView grads);
     /// One update of ownership.updated; `applied_updates` counts earlier ones. Scales gradients by max_grad_norm / norm
     /// where `norm` is larger; a norm that is not finite is Category::internal, and nothing has changed.

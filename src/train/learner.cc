@@ -19,8 +19,7 @@ Learner::Learner(Session& session)
       sums_(session.ops().device(), sizeof(Sums)),
       replicas_(session.layout(), make_buckets(options_.parallel, session.layout(), mesh_.shape()), mesh_,
                 options_.parallel.zero, session.ops()),
-      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.weights(),
-                 session.ops()) {}
+      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.weights(), session.ops()) {}
 
 StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};

@@ -45,7 +45,7 @@ TEST(Saver, WritesTheSameBytesAsASaveThatTrainingWaitsFor) {
         MemoryFileSystem waited, beside;
         run_ranks(ranks, [&](Comm& world) {
             auto const device = make_host_device();
-        Saver saver(beside, world, kRoot, {}, *device);
+            Saver saver(beside, world, kRoot, {}, *device);
             for (int64_t const step : {4, 5}) {  // the second one reuses the memory of the first
                 Tensors const tensors = example_tensors(static_cast<uint64_t>(step));
                 save_at_once(waited, world, step, tensors);

@@ -122,7 +122,7 @@ StepMemory step_memory(RunOptions const& options, int world_size) {
     SilentComm world(world_size);
     Mesh const mesh(options.parallel, world, [](int size) { return std::make_unique<SilentComm>(size); });
     ParamLayout const layout(llama_params(options.model), mesh.shape().tp, 0);
-    Llama model(options.model, options.attention.moba, layout, mesh, ops);
+    Llama model(options.model, options.attention.moba, layout, mesh, ops, options.train.recompute);
     Buffer const memory(device, static_cast<size_t>(layout.size() * size_of(DType::f32)));
     TensorView const flat(static_cast<std::byte*>(memory.data()), DType::f32, {layout.size()});
     Batch const batch = full_documents(options.train.micro_batch_size, options.data.sequence_length);

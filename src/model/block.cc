@@ -108,20 +108,26 @@ BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOpti
     return tensors;
 }
 
-BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba) {
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba, Recompute recompute,
+                                      BlockActivations const* shared) {
     ModelOptions const& o = pass.options;
     int64_t const T = pass.tokens, P = pass.part(), D = o.hidden_size, F = pass.intermediate();
-    BlockActivations acts;
+    BlockActivations acts = shared != nullptr ? *shared : BlockActivations();
+    auto const kept = [&](Recompute dropped_from) { return shared == nullptr || recompute < dropped_from; };
     acts.x_PD = arena.allocate("x", pass.compute(), {P, D});
-    acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
-    acts.normed_PD = arena.allocate("normed", pass.compute(), {P, D});
-    if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-    acts.attention = pass.attention.allocate(with_moba ? &pass.moba : nullptr);
-    acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
-    acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
-    acts.mid_normed_PD = arena.allocate("mid_normed", pass.compute(), {P, D});
-    acts.gate_up_T2F = arena.allocate("gate_up", pass.compute(), {T, 2 * F});
-    acts.y_TF = arena.allocate("y", pass.compute(), {T, F});
+    if (kept(Recompute::block)) {
+        acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
+        if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
+        acts.attention = pass.attention.allocate(with_moba ? &pass.moba : nullptr);
+        acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
+        acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
+    }
+    if (kept(Recompute::mlp)) acts.gate_up_T2F = arena.allocate("gate_up", pass.compute(), {T, 2 * F});
+    if (kept(Recompute::elementwise)) {
+        acts.normed_PD = arena.allocate("normed", pass.compute(), {P, D});
+        acts.mid_normed_PD = arena.allocate("mid_normed", pass.compute(), {P, D});
+        acts.y_TF = arena.allocate("y", pass.compute(), {T, F});
+    }
     return acts;
 }
 
@@ -137,8 +143,11 @@ BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
             .dv_TGK = arena.allocate("dv", pass.compute(), key)};
 }
 
-void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
-                   AttentionKind kind) {
+namespace {
+
+/// A block's forward without its last product.
+void up_to_swiglu(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
+                  AttentionKind kind) {
     Ops& ops = pass.ops;
     bool const first = previous_PD.empty();
     ops.rmsnorm_forward({.y_TD = acts.normed_PD,
@@ -158,6 +167,28 @@ void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivatio
                          .sum_TD = acts.mid_PD});
     spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
     ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
+}
+
+/// Computes again what was dropped, up to the SwiGLU's output.
+void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, AttentionKind kind) {
+    Ops& ops = pass.ops;
+    if (pass.recompute == Recompute::none) return;
+    if (pass.recompute == Recompute::block) return up_to_swiglu(pass, weights, acts, {}, kind);
+    auto const norm = [&](TensorView y_PD, TensorView rstd_P, ConstView x_PD, ConstView w_D) {
+        ops.rmsnorm_forward(
+            {.y_TD = y_PD, .rstd_T = rstd_P, .x_TD = x_PD, .w_D = w_D, .eps = pass.options.rms_norm_eps});
+    };
+    norm(acts.normed_PD, acts.rstd_P, acts.x_PD, weights.input_norm_D);
+    norm(acts.mid_normed_PD, acts.mid_rstd_P, acts.mid_PD, weights.post_norm_D);
+    if (pass.recompute == Recompute::mlp) spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
+    ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
+}
+
+}  // namespace
+
+void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
+                   AttentionKind kind) {
+    up_to_swiglu(pass, weights, acts, previous_PD, kind);
     join(pass, pass.branch_PD, acts.y_TF, weights.down_DF);
 }
 
@@ -165,6 +196,7 @@ void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors 
                     BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
                     AttentionKind kind) {
     Ops& ops = pass.ops;
+    recompute(pass, weights, acts, kind);
     join_backward(pass, temporary.dy_TF, grads.down_DF, dx_PD, acts.y_TF, weights.down_DF);
     ops.swiglu_backward(acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F);
     spread_backward(pass, temporary.dnormed_PD, grads.gate_up_2FD, acts.gate_up_T2F, acts.mid_normed_PD,

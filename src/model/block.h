@@ -34,6 +34,7 @@ struct Pass {
     Ops& ops;
     ModelOptions const& options;
     MobaOptions const& moba;
+    Recompute recompute;
     Mesh const& mesh;
     SequenceParallel stream;
     ContextAttention attention;
@@ -65,7 +66,9 @@ struct BlockActivations {
     TensorView gate_up_T2F;  ///< the backward leaves its gradient here
     TensorView y_TF;
 };
-BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba);
+/// Activations of one block. What `recompute` drops lies in `shared`, the activations of another block.
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba, Recompute recompute,
+                                      BlockActivations const* shared);
 
 /// Reads the stream as `previous_PD` + pass.branch_PD and writes that sum to acts.x_PD; for the first block
 /// `previous_PD` is empty and acts.x_PD holds the embedding. Leaves the SwiGLU's output in pass.branch_PD, so that the
@@ -85,6 +88,7 @@ struct BlockGradients {
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass);
 
 /// `dx_PD` holds the gradient of the stream after the block and receives that of the stream before it. Adds to `grads`.
+/// First computes again what pass.recompute had dropped.
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
                     BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
                     AttentionKind kind);

@@ -94,6 +94,7 @@ struct Llama::Impl {
     ParamLayout const& layout;
     Mesh const& mesh;
     Ops& ops;
+    Recompute recompute;
     Rope rope;
     ContextMode context_mode;
 
@@ -150,6 +151,7 @@ Pass Llama::Impl::begin(LocalBatch const& local, Arena& arena) const {
     Pass pass{.ops = ops,
               .options = options,
               .moba = moba,
+              .recompute = recompute,
               .mesh = mesh,
               .stream = {mesh.tp(), whole_TD},
               .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(batch), arena},
@@ -179,9 +181,14 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, LocalBatch const& 
     bool const any_moba = std::ranges::find(kinds, AttentionKind::moba) != kinds.end();
     ConstView previous_PD;
     for (size_t layer = 0; layer < kinds.size(); ++layer) {
-        if (keep || layer == 0)
+        // The first block's activations are whole: the others share with it what is computed again. Only the backward
+        // of the first comes after theirs.
+        if (keep || layer == 0) {
+            bool const with_moba =
+                keep && recompute < Recompute::block ? kinds[layer] == AttentionKind::moba : any_moba;
             state.blocks.push_back(
-                allocate_activations(arena, pass, keep ? kinds[layer] == AttentionKind::moba : any_moba));
+                allocate_activations(arena, pass, with_moba, recompute, layer > 0 ? &state.blocks.front() : nullptr));
+        }
         BlockActivations const& acts = state.blocks.back();
         if (layer == 0) {
             ops.embedding_forward(pass.stream.partial(acts.x_PD), state.ids_T, layout.view(weights, kEmbedding),
@@ -230,13 +237,14 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Forward
 }
 
 Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh,
-             Ops& ops)
+             Ops& ops, Recompute recompute)
     : impl_(
           new Impl{.options = options,
                    .moba = moba,
                    .layout = layout,
                    .mesh = mesh,
                    .ops = ops,
+                   .recompute = recompute,
                    .rope = make_rope(options),
                    .context_mode = resolve_context_mode(mesh.context_mode(), mesh.shape(), options.kv_heads()).mode}) {}
 

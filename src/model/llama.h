@@ -46,7 +46,8 @@ struct GradientSink {
 
 class Llama {
   public:
-    Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh, Ops& ops);
+    Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
+          Recompute recompute = Recompute::none);
     ~Llama();
 
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide

@@ -50,6 +50,15 @@ std::vector<std::string> problems(ModelOptions const& options);
 
 enum class AttentionKind { full, moba };
 
+/// What the backward of a block computes again rather than keeping it from the forward. Each saves more memory than the
+/// one before; gradients are the same bits.
+enum class Recompute {
+    none,
+    elementwise,  ///< outputs of norms and of SwiGLU: no product is repeated
+    mlp,          ///< besides, the products with gate and up
+    block         ///< everything but the stream at the block's entry
+};
+
 /// Layers that stay full under MoBA: the last `last` ones, and those listed.
 struct FullLayers {
     int64_t last = 0;

@@ -12,6 +12,13 @@ void describe(Schema& schema, TrainOptions& options) {
         .add("global_batch_size", options.global_batch_size, between(1, 1 << 30),
              "samples per step over all ranks; gradient accumulation follows from it")
         .add("micro_batch_size", options.micro_batch_size, between(1, 1 << 30), "samples per rank and forward pass")
+        .choice("recompute", options.recompute,
+                {{"none", Recompute::none},
+                 {"elementwise", Recompute::elementwise},
+                 {"mlp", Recompute::mlp},
+                 {"block", Recompute::block}},
+                "what the backward computes again to save memory, from nothing to whole blocks; the gradients are the "
+                "same bits")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")

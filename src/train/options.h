@@ -24,6 +24,7 @@ struct TrainOptions {
     int64_t steps = 1000;
     int64_t global_batch_size = 8;  ///< samples per step over all ranks; accumulation follows from it
     int64_t micro_batch_size = 1;   ///< samples per rank and forward pass
+    Recompute recompute = Recompute::none;
     NonFinite non_finite = NonFinite::skip;
     int64_t max_skipped_in_a_row = 3;
 };

@@ -61,7 +61,7 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine machine, FileSyst
       machine_(std::move(machine)),
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank()),
       weights_(ops(), ops().compute_dtype(), layout_),
-      model_(options.model, options.attention.moba, layout_, mesh_, ops()),
+      model_(options.model, options.attention.moba, layout_, mesh_, ops(), options.train.recompute),
       arena_(ops().device()) {}
 
 std::unique_ptr<DataSource> Session::open(Split split) const {

@@ -50,12 +50,13 @@ inline Batch random_batch(std::vector<int64_t> const& lengths, int64_t vocab, ui
 template <class Real>
 class TinyModel {
   public:
-    TinyModel(ModelOptions const& options, MobaOptions const& moba, uint64_t seed)
+    TinyModel(ModelOptions const& options, MobaOptions const& moba, uint64_t seed,
+              Recompute recompute = Recompute::none)
         : layout(llama_params(options), 1, 0),
           weights(random_normal<Real>(layout.size(), seed, 0.4)),
           grads(weights.size()),
           ops_(make_ops()),
-          model_(options, moba, layout, mesh_, *ops_) {
+          model_(options, moba, layout, mesh_, *ops_, recompute) {
         for (ParamLayout::Entry const& entry : layout.entries())
             if (entry.spec.init == Init::ones)
                 for (int64_t i = 0; i < entry.local.size(); ++i) weights[static_cast<size_t>(entry.offset + i)] += 1;

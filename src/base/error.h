@@ -25,6 +25,12 @@ class Error : public std::runtime_error {
     Category category_;
 };
 
+/// A device has no memory left for what was asked; says so to the user.
+class OutOfMemory : public Error {
+  public:
+    explicit OutOfMemory(std::string const& message) : Error(Category::internal, message) {}
+};
+
 /// The category as a user reads it: "config", "data", ...
 char const* to_string(Category category) noexcept;
 

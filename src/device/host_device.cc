@@ -15,7 +15,7 @@ class HostDevice final : public Device {
   public:
     void* allocate(size_t bytes) override {
         void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
-        if (memory == nullptr) fail(Category::internal, "out of memory: {} bytes of host memory", bytes);
+        if (memory == nullptr) throw OutOfMemory(fmt::format("out of memory: {} bytes of host memory", bytes));
         return memory;
     }
     void release(void* memory) noexcept override { std::free(memory); }

@@ -99,6 +99,10 @@ void AdamWOptimizer::publish() {
     for (FlatPart const& part : weights()) ops_->copy(weights_.rows(part.range.begin, part.range.end), part.values);
 }
 
+int64_t AdamWOptimizer::bytes() const {
+    return m_.view.bytes() + v_.view.bytes() + (rounds() ? main_weights_->view.bytes() : 0);
+}
+
 std::vector<FlatPart> AdamWOptimizer::weights() const {
     if (rounds()) return parts(main_weights_->view);
     std::vector<FlatPart> parts;

@@ -55,6 +55,8 @@ class AdamWOptimizer {
     /// The weights() were set from elsewhere: hands them to the model, rounded where it computes with rounded ones.
     void publish();
 
+    int64_t bytes() const;  ///< of moments, and of weights where it keeps its own
+
     // Of the operations' main_dtype(), one part per range of ownership.updated, for checkpoints.
     std::vector<FlatPart> weights() const;
     std::vector<FlatPart> first_moment() const { return parts(m_.view); }

@@ -19,8 +19,8 @@ TensorView Arena::allocate(std::string_view name, DType dtype, Shape shape) {
     if (block_ == blocks_.size()) {
         try {
             blocks_.emplace_back(*device_, std::max(need, kMinimumBlock));
-        } catch (Error const& e) {
-            throw Error(e.category(), fmt::format("{} (for `{}` {} {}, with {} bytes already in use)", e.what(), name,
+        } catch (OutOfMemory const& e) {
+            throw OutOfMemory(fmt::format("{} (for `{}` {} {}, with {} bytes already in use)", e.what(), name,
                                                   to_string(dtype), shape.str(), capacity_bytes()));
         }
         ++growths_;

@@ -7,6 +7,7 @@
 
 #include "parallel/sequence.h"
 #include "train/guard.h"
+#include "train/memory.h"
 #include "train/snapshot.h"
 
 namespace perigee {
@@ -70,7 +71,15 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
                 replicas_.reduce_from(grads_.view, begin);
                 end = begin;
             };
-        session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, kinds, session_.arena());
+        try {
+            session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, kinds, session_.arena());
+        } catch (OutOfMemory const& e) {
+            MemoryUse const use{.weights = session_.weights().bytes(),
+                                .gradients = grads_.view.bytes(),
+                                .optimizer = optimizer_.bytes(),
+                                .activations = session_.arena().capacity_bytes()};
+            throw OutOfMemory(out_of_memory_report(e.what(), use, options_));
+        }
     }
     optimizer_.add_squares(on_device.rows(1, 2), grads_.view);
     Sums sums;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/log.h"
 #include "checkpoint/folders.h"
@@ -135,14 +136,22 @@ bool Trainer::told_to_stop() {
     return any.stop;
 }
 
-std::vector<Batch> Trainer::next_batches() const {
+std::vector<Batch> Trainer::read_batches(int64_t first_sample) const {
     int64_t const micro = options_.train.micro_batch_size;
     int64_t const dp = mesh_.shape().dp;
     int64_t const accumulation = options_.train.global_batch_size / (micro * dp);
     std::vector<Batch> batches;
     for (int64_t i = 0; i < accumulation; ++i)
-        batches.push_back(
-            make_batch(*train_data_, state_.consumed_samples + (i * dp + mesh_.dp_rank()) * micro, micro));
+        batches.push_back(make_batch(*train_data_, first_sample + (i * dp + mesh_.dp_rank()) * micro, micro));
+    return batches;
+}
+
+std::vector<Batch> Trainer::next_batches() {
+    int64_t const first = state_.consumed_samples, next = first + options_.train.global_batch_size;
+    std::optional<Ahead> ahead = std::exchange(ahead_, std::nullopt);
+    auto batches = ahead && ahead->first_sample == first ? ahead->batches.get() : read_batches(first);
+    if (state_.step + 1 < options_.train.steps)
+        ahead_ = Ahead{next, std::async(std::launch::async, [this, next] { return read_batches(next); })};
     return batches;
 }
 

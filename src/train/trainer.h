@@ -3,7 +3,9 @@
 #pragma once
 
 #include <chrono>
+#include <future>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/saver.h"
@@ -49,7 +51,10 @@ class Trainer {
     void begin_save(bool last);
     void finish_save(bool last);
     void save_failed(Error const& error, int64_t step, bool last);
-    std::vector<Batch> next_batches() const;
+    /// This rank's micro-batches of the global batch that begins with this sample.
+    std::vector<Batch> read_batches(int64_t first_sample) const;
+    /// Those of the next step; what comes after them is read while that step computes.
+    std::vector<Batch> next_batches();
     void report(StepReport const& report);
     bool evaluation_due() const;  ///< of the state after the last step
     void run_evaluation();
@@ -60,6 +65,11 @@ class Trainer {
     Learner learner_;
     std::unique_ptr<DataSource> train_data_;
     std::unique_ptr<DataSource> validation_data_;
+    struct Ahead {
+        int64_t first_sample;
+        std::future<std::vector<Batch>> batches;
+    };
+    std::optional<Ahead> ahead_;
     std::unique_ptr<RunFolder> folder_;  ///< rank 0 only
     Saver saver_;
     StopSignal stop_;

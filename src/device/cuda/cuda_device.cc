@@ -29,8 +29,8 @@ void* CudaDevice::allocate(size_t bytes) {
         cudaGetLastError();
         size_t free = 0, total = 0;
         cudaMemGetInfo(&free, &total);
-        fail(Category::internal, "out of memory: {} bytes on {} (GPU {}), of whose {} bytes {} are free", bytes, name(),
-             index_, total, free);
+        throw OutOfMemory(fmt::format("out of memory: {} bytes on {} (GPU {}), of whose {} bytes {} are free", bytes,
+                                      name(), index_, total, free));
     }
     check_cuda(code, "cudaMalloc");
     return memory;

@@ -1,0 +1,48 @@
+#include "train/memory.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "train/progress.h"
+
+namespace perigee {
+
+namespace {
+
+/// Cheapest first: what costs no arithmetic, then little, then more.
+std::vector<std::string> remedies(RunOptions const& options) {
+    std::vector<std::string> found;
+    int64_t const micro = options.train.micro_batch_size;
+    if (micro > 1)
+        found.push_back(fmt::format(
+            "train.micro_batch_size={}: the same global batch in more, smaller passes, about as fast", micro / 2));
+    switch (options.train.recompute) {
+        case Recompute::none:
+            found.push_back("train.recompute=elementwise: norms and SwiGLU are computed twice, a few percent slower");
+            [[fallthrough]];
+        case Recompute::elementwise:
+            found.push_back("train.recompute=mlp: the products with gate and up as well, about 10% slower");
+            [[fallthrough]];
+        case Recompute::mlp:
+            found.push_back("train.recompute=block: every block's forward is computed twice, about 30% slower");
+            [[fallthrough]];
+        case Recompute::block:
+            break;
+    }
+    found.push_back("more ranks: parallel.context cuts the tokens of a sample, parallel.tensor also the weights");
+    found.push_back(fmt::format("data.sequence_length={}: shorter samples", options.data.sequence_length / 2));
+    found.resize(std::min<size_t>(found.size(), 3));
+    return found;
+}
+
+}  // namespace
+
+std::string out_of_memory_report(std::string const& what, MemoryUse const& use, RunOptions const& options) {
+    std::string text = fmt::format("{}\n  weights {}, gradients {}, optimizer {}, activations so far {}", what,
+                                   format_bytes(use.weights), format_bytes(use.gradients), format_bytes(use.optimizer),
+                                   format_bytes(use.activations));
+    for (std::string const& remedy : remedies(options)) text += "\n  try " + remedy;
+    return text;
+}
+
+}  // namespace perigee

@@ -50,8 +50,7 @@ std::string moba_refusal(MobaShape const& s) {
     if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads != 0)
         return fmt::format("{} heads are no multiple of {} key/value heads", s.heads, s.kv_heads);
     if (s.options.block_size < 1) return fmt::format("block_size {} is not positive", s.options.block_size);
-    if (s.options.top_k < 1 || s.options.top_k > 64)
-        return fmt::format("top_k {} is not in 1..64", s.options.top_k);
+    if (s.options.top_k < 1 || s.options.top_k > 64) return fmt::format("top_k {} is not in 1..64", s.options.top_k);
     if (s.tokens < 0 || s.documents < 0 || s.queries < 0 || s.queries > s.tokens)
         return fmt::format("{} queries of {} tokens in {} documents", s.queries, s.tokens, s.documents);
     if (s.tokens >= int64_t{1} << 30) return fmt::format("{} tokens in one pack are too many", s.tokens);
@@ -105,8 +104,8 @@ std::string to_string(MobaPlan const& p) {
                              : p.task == MobaTask::forward ? "forward"
                                                            : "backward";
     return fmt::format("{}: {} blocks, {} chunks of {}, {} wave{} of {} kv heads x {} chunks, {}-row tiles, {:.3f} GiB",
-                       task, p.blocks, p.chunks, p.chunk_queries, p.waves(), p.waves() == 1 ? "" : "s",
-                       p.wave_kv_heads, p.wave_chunks, p.row_tile,
+                       task, p.blocks, p.chunks, p.chunk_queries, p.waves(), p.waves() == 1 ? "" : "s", p.wave_kv_heads,
+                       p.wave_chunks, p.row_tile,
                        static_cast<double>(p.scratch_bytes) / static_cast<double>(size_t{1} << 30));
 }
 

@@ -43,9 +43,9 @@ struct MobaPlan {
     int64_t wave_chunks = 0;    ///< chunks whose partial results are in memory at a time
     int64_t row_tile = 0;       ///< rows of q in a tile of the list kernels
 
-    MobaRegion first, block_table, block_of, centroids;   ///< blocks: of documents, their ranges, of tokens; mean keys
-    MobaRegion places, totals, list_begin, list, tiles;   ///< the choice turned around
-    MobaRegion partial, partial_lse, delta;               ///< one slot per (row, chosen block); rowsum(do * o)
+    MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
+    MobaRegion places, totals, list_begin, list, tiles;  ///< the choice turned around
+    MobaRegion partial, partial_lse, delta;              ///< one slot per (row, chosen block); rowsum(do * o)
     size_t scratch_bytes = 0;
 
     int64_t wave_queries() const { return wave_chunks * chunk_queries; }

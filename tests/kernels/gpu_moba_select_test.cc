@@ -17,9 +17,8 @@ using GpuMobaLists = testing::GpuMobaTest;
 /// Scores closer than this, relative to the sum of the products' magnitudes, may be ordered either way in fp32.
 constexpr double kNearTie = 1e-5;
 
-std::vector<std::vector<int32_t>> const kPacks = {{0, 517},
-                                                  {0, 1, 2, 2, 131, 195, 196, 452},
-                                                  {0, 0, 64, 192, 192, 255, 700, 700}};
+std::vector<std::vector<int32_t>> const kPacks = {
+    {0, 517}, {0, 1, 2, 2, 131, 195, 196, 452}, {0, 0, 64, 192, 192, 255, 700, 700}};
 
 TEST_F(GpuMobaSelection, BlocksRestartAtEveryDocument) {
     for (auto const& cu : kPacks)
@@ -114,13 +113,11 @@ TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
     for (bool const forced : {false, true})
         for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
             for (int64_t const top_k : {2, 5}) {
-                GpuMobaCase const c{.cu_seqlens = {0, 40, 600},
-                                    .heads = 6,
-                                    .kv_heads = 2,
-                                    .options = {.block_size = 32,
-                                                .top_k = top_k,
-                                                .force_previous = forced,
-                                                .selection = selection}};
+                GpuMobaCase const c{
+                    .cu_seqlens = {0, 40, 600},
+                    .heads = 6,
+                    .kv_heads = 2,
+                    .options = {.block_size = 32, .top_k = top_k, .force_previous = forced, .selection = selection}};
                 auto const p = make_gpu_problem(c);
                 EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << forced << " " << top_k;
             }
@@ -177,10 +174,10 @@ std::vector<int32_t> adversarial(std::vector<int32_t> const& cu, int64_t B, int6
                 int64_t const current = (t - cu[d]) / B;
                 int32_t* const row = chosen.data() + (t * heads + h) * S;
                 if (current == 0 || kind == 3) continue;
-                if (kind == 0) row[0] = 0;                                              // everyone the first block
-                if (kind == 1) row[0] = static_cast<int32_t>(current - 1);              // everyone the block before
+                if (kind == 0) row[0] = 0;                                  // everyone the first block
+                if (kind == 1) row[0] = static_cast<int32_t>(current - 1);  // everyone the block before
                 if (kind == 2 && (t - cu[d]) % B == 0 && h == 0) row[0] = static_cast<int32_t>(current - 1);
-                if (kind == 4)                                                          // the first S blocks
+                if (kind == 4)  // the first S blocks
                     for (int64_t s = 0; s < std::min(S, current); ++s) row[s] = static_cast<int32_t>(s);
             }
     return chosen;

@@ -7,8 +7,6 @@
 
 namespace perigee::moba {
 
-inline constexpr float kLog2e = 1.4426950408889634f;
-
 /// [16, 64] scores of one warp: a [16, D] strip of `left` against the 64 rows of `right`.
 template <int D>
 __device__ __forceinline__ void score(float (&s)[8][4], bf16 const* left, int row, bf16 const* right) {

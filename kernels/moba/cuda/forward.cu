@@ -7,7 +7,6 @@
 namespace perigee::moba {
 namespace {
 
-constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kStrips = 2;               // of 16 rows per warp
 constexpr int kRows = 4 * 16 * kStrips;  // of a tile
 
@@ -53,19 +52,6 @@ struct SoftmaxState {
         }
     }
 };
-
-template <int D>
-__device__ void load_keys(AttentionArgs const& a, Work const& work, int32_t begin, bf16* k, bf16* v) {
-    auto const from = [&](bf16 const* x) {
-        return [&, x](int row, bool& there) {
-            there = begin + row < work.key_end;
-            return x + (int64_t{there ? begin + row : begin} * a.kv_heads + work.g) * D;
-        };
-    };
-    load_rows<D, kTileKeys, kAttentionThreads>(k, from(a.k));
-    load_rows<D, kTileKeys, kAttentionThreads>(v, from(a.v));
-    commit_copies();
-}
 
 /// o and lse of two rows of a strip (the lane's, and the one 8 below), joined with those of the row's visits:
 /// lse' = log sum exp(lse_j), o' = sum exp(lse_j - lse') o_j.
@@ -165,8 +151,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
             float const sum = quad_sum(state.sum[m][half]), inverse = 1 / sum;
             float lse = state.top[m][half] * a.scale + logf(sum);
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n)
-                state.o[m][n][2 * half] *= inverse, state.o[m][n][2 * half + 1] *= inverse;
+            for (int n = 0; n < D / 8; ++n) state.o[m][n][2 * half] *= inverse, state.o[m][n][2 * half + 1] *= inverse;
             if constexpr (kOwn)
                 if (a.slots > 0) merge<D>(a, row, own_relative, half, state.o[m], lse);
             if (row.at >= 0 && lane % 4 == 0) {

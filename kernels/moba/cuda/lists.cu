@@ -39,8 +39,7 @@ __global__ void __launch_bounds__(kThreads) count_entries(ListArgs const a) {
         auto const query = static_cast<int32_t>(i / (a.heads * a.slots));
         auto const h = static_cast<int32_t>(i / a.slots % a.heads);
         int32_t const block = chosen_block(a, query, a.chosen[i]);
-        if (block >= 0)
-            place = (int64_t{h / a.group()} * a.capacity + block) * a.chunks + query / a.chunk_queries;
+        if (block >= 0) place = (int64_t{h / a.group()} * a.capacity + block) * a.chunks + query / a.chunk_queries;
     }
     unsigned const same = __match_any_sync(kAllLanes, place);
     if (place >= 0 && __ffs(static_cast<int>(same)) - 1 == static_cast<int>(threadIdx.x % 32))
@@ -150,7 +149,7 @@ ListArgs list_args(Stage const& stage, Wave const& wave) {
 void build_lists(Stage const& stage) {
     ListArgs const args = list_args(stage, {});
     cudaStream_t const stream = stage.problem.stream;
-    check_cuda_call(cudaMemsetAsync(args.places, 0, stage.plan.places.bytes, stream), "cudaMemsetAsync");
+    check_cuda(cudaMemsetAsync(args.places, 0, stage.plan.places.bytes, stream), "cudaMemsetAsync");
     int64_t const choices = int64_t{args.queries} * args.heads * args.slots;
     int64_t const lists = int64_t{args.kv_heads} * args.capacity;
     launch({"count_entries", ceil_div(choices, kThreads), 1, kThreads, 0, stream}, count_entries, args);
@@ -160,8 +159,7 @@ void build_lists(Stage const& stage) {
 }
 
 void plan_tiles(Stage const& stage, Wave const& wave) {
-    launch({"count_tiles", wave.heads, 1, kScanThreads, 0, stage.problem.stream}, count_tiles,
-           list_args(stage, wave));
+    launch({"count_tiles", wave.heads, 1, kScanThreads, 0, stage.problem.stream}, count_tiles, list_args(stage, wave));
 }
 
 }  // namespace perigee::moba

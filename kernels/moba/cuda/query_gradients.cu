@@ -1,5 +1,5 @@
-// dq: tiles of rows against one block's keys, as in the forward. Listed rows leave a partial gradient per visit; the own
-// block's kernel runs last and adds them in the order of the slots. Also rowsum(do * o).
+// dq: tiles of rows against one block's keys, as in the forward. Listed rows leave a partial gradient per visit; the
+// own block's kernel runs last and adds them in the order of the slots. Also rowsum(do * o).
 #include "kernels/moba/cuda/backward_tile.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 
@@ -30,19 +30,6 @@ __global__ void __launch_bounds__(256) row_products_kernel(AttentionArgs const a
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
     if (lane == 0) a.delta[row] = sum;
-}
-
-template <int D>
-__device__ void load_keys(AttentionArgs const& a, Work const& work, int32_t begin, bf16* k, bf16* v) {
-    auto const from = [&](bf16 const* x) {
-        return [&, x](int row, bool& there) {
-            there = begin + row < work.key_end;
-            return x + (int64_t{there ? begin + row : begin} * a.kv_heads + work.g) * D;
-        };
-    };
-    load_rows<D, kTileKeys, kAttentionThreads>(k, from(a.k));
-    load_rows<D, kTileKeys, kAttentionThreads>(v, from(a.v));
-    commit_copies();
 }
 
 template <int D, bool kOwn>

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/moba/cuda/stages.h"
+#include "kernels/moba/cuda/tile.cuh"
 
 namespace perigee::moba {
 
@@ -29,10 +30,10 @@ struct AttentionArgs {
     float scale;
     int32_t heads, kv_heads, group, slots, capacity, chunks;
     int32_t query_begin, queries;
-    int32_t head, chunk, end_chunk;        ///< of the wave
-    int32_t wave_begin, wave_end;          ///< its queries
-    int32_t wave_rows;                     ///< rows of one key/value head that `partial` has room for
-    int32_t tiles_per_block;               ///< tiles of rows, or of keys, that a whole block has
+    int32_t head, chunk, end_chunk;  ///< of the wave
+    int32_t wave_begin, wave_end;    ///< its queries
+    int32_t wave_rows;               ///< rows of one key/value head that `partial` has room for
+    int32_t tiles_per_block;         ///< tiles of rows, or of keys, that a whole block has
 
     // Forward
     bf16* o_out;
@@ -54,8 +55,8 @@ int32_t tiles_per_block(MobaPlan const& plan, int64_t per_token, int64_t tile);
 
 /// A tile's work: rows [begin, end) of a list, or of a block in order of tokens, then heads.
 struct Work {
-    int32_t head;   ///< in the wave
-    int64_t g;      ///< key/value head
+    int32_t head;  ///< in the wave
+    int64_t g;     ///< key/value head
     Block block;
     int32_t begin;
     int32_t end;
@@ -64,8 +65,8 @@ struct Work {
 
 /// Where a row is; -1 for none.
 struct Row {
-    int32_t at = -1;     ///< query * H + head
-    int32_t slot = -1;   ///< in `partial`: of this visit, or of the row's first slot where the work is the own block
+    int32_t at = -1;    ///< query * H + head
+    int32_t slot = -1;  ///< in `partial`: of this visit, or of the row's first slot where the work is the own block
     int32_t limit = INT_MAX;  ///< the last token it sees; rows that are not there may see anything
 };
 
@@ -100,15 +101,14 @@ __device__ __forceinline__ Row listed_row(AttentionArgs const& a, Work const& wo
         uint32_t const entry = a.list[work.g * a.list_stride + work.begin + i];
         auto const at = static_cast<int32_t>(entry >> 6);
         row.at = at / a.group * a.heads + static_cast<int32_t>(work.g) * a.group + at % a.group;
-        row.slot = (work.head * a.wave_rows + at - a.wave_begin * a.group) * a.slots +
-                   static_cast<int32_t>(entry & 63);
+        row.slot = (work.head * a.wave_rows + at - a.wave_begin * a.group) * a.slots + static_cast<int32_t>(entry & 63);
         row.limit = work.block.end - 1;
     }
     return row;
 }
 
-/// The tile of kRows rows of a block that blockIdx.x names; false where it has no row in the wave. Late tiles, which see
-/// more keys, come first.
+/// The tile of kRows rows of a block that blockIdx.x names; false where it has no row in the wave. Late tiles, which
+/// see more keys, come first.
 template <int kRows>
 __device__ bool find_own(AttentionArgs const& a, Work& work) {
     auto const x = static_cast<int32_t>(blockIdx.x);
@@ -149,6 +149,20 @@ __device__ __forceinline__ Row row_of(AttentionArgs const& a, Work const& work, 
         return own_row(a, work, i);
     else
         return listed_row(a, work, i);
+}
+
+/// Starts copying the keys and values [begin, begin + kTileKeys) of the work; zeros where there are none.
+template <int D>
+__device__ void load_keys(AttentionArgs const& a, Work const& work, int32_t begin, bf16* k, bf16* v) {
+    auto const from = [&](bf16 const* x) {
+        return [&, x](int row, bool& there) {
+            there = begin + row < work.key_end;
+            return x + (int64_t{there ? begin + row : begin} * a.kv_heads + work.g) * D;
+        };
+    };
+    load_rows<D, kTileKeys, kAttentionThreads>(k, from(a.k));
+    load_rows<D, kTileKeys, kAttentionThreads>(v, from(a.v));
+    commit_copies();
 }
 
 /// Whether slot `s` of a row of `work`'s own block is in use; the same rule that lists are built by.

@@ -22,8 +22,8 @@ struct SelectArgs {
 
 constexpr int kPoolThreads = 128;
 
-/// One block of one key/value head. Each thread sums the 8 columns of every so many rows; rows are then added in a fixed
-/// order.
+/// One block of one key/value head. Each thread sums the 8 columns of every so many rows; rows are then added in a
+/// fixed order.
 template <int D>
 __global__ void __launch_bounds__(kPoolThreads) pool_kernel(SelectArgs const a) {
     constexpr int kColumns = D / 8, kRows = kPoolThreads / kColumns;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) 
     auto& shared = *reinterpret_cast<GateShared<D, kRegisters>*>(dynamic_shared());
     int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
     int const tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kGateRows;  // the longest rows first
-    int const query = tile + warp_row;                                         // this warp's first
+    int const query = tile + warp_row;                                          // this warp's first
     int const head = static_cast<int>(blockIdx.y) * a.summed;
     int64_t const g = head / (a.heads / a.kv_heads);
 

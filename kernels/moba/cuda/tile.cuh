@@ -10,6 +10,7 @@
 
 namespace perigee::moba {
 
+inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr int kTileKeys = 64;  ///< keys of a step; a warp's scores are [16, 64] fragments
 
 template <int D>

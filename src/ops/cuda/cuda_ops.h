@@ -63,6 +63,10 @@ class CudaOps final : public Ops {
     void adamw(AdamW const& args) override;
 
   private:
+    // MoBA's kernels; without `moba`, full attention by the same ones.
+    void block_attention_forward(AttentionForward const& args);
+    void block_attention_backward(AttentionBackward const& args);
+
     cudaStream_t stream() const { return device_.stream(); }
     /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.
     void* scratch(size_t bytes);

@@ -1,0 +1,192 @@
+// dk and dv: a thread block owns 64 keys and sums over all rows that see them, first those of the block itself, then
+// those of its list, in registers; nobody else writes these keys.
+#include "kernels/moba/cuda/backward_tile.cuh"
+#include "kernels/moba/cuda/launch.cuh"
+
+namespace perigee::moba {
+namespace {
+
+constexpr int kRows = 64;  // of q in a step
+constexpr int kRing = 3;   // whose rows are used, loaded, and looked up
+
+template <int D>
+struct KeyShared {
+    bf16 k[kTileKeys * tile_stride<D>()];
+    bf16 v[kTileKeys * tile_stride<D>()];
+    bf16 q[2][kRows * tile_stride<D>()];
+    bf16 d_o[2][kRows * tile_stride<D>()];
+    float lse[2][kRows];
+    float delta[2][kRows];
+    int32_t at[kRing][kRows];     ///< query * H + head, or -1
+    int32_t limit[kRing][kRows];  ///< the last token a row sees; -1 for rows that are not there
+};
+
+/// All rows that see the keys from `key` on: those of the block from token `own_begin` on, then the list.
+struct Visitors {
+    int64_t g;
+    int32_t own_begin, own_rows, list_begin, rows;
+};
+
+__device__ Visitors find_visitors(AttentionArgs const& a, int32_t index, Block const& block, int32_t key) {
+    Visitors x{};
+    x.g = blockIdx.y;
+    x.own_begin = max(key, a.query_begin);
+    int32_t const own_end = min(block.end, a.query_begin + a.queries);
+    x.own_rows = max(own_end - x.own_begin, 0) * a.group;
+    x.rows = x.own_rows;
+    if (a.slots > 0 && a.queries > 0) {
+        x.list_begin = a.list_begin[x.g * (a.capacity + 1) + index];
+        x.rows += a.places[(x.g * a.capacity + index) * a.chunks + a.chunks - 1];
+    }
+    return x;
+}
+
+/// Row i of the visitors: where it is, and the last token it sees.
+struct Visitor {
+    int32_t at = -1;
+    int32_t limit = -1;
+};
+__device__ __forceinline__ Visitor visitor(AttentionArgs const& a, Visitors const& x, int32_t i) {
+    Visitor row;
+    auto const head = static_cast<int32_t>(x.g) * a.group;
+    if (i < x.own_rows) {
+        row.limit = x.own_begin + i / a.group;
+        row.at = (row.limit - a.query_begin) * a.heads + head + i % a.group;
+    } else if (i < x.rows) {
+        uint32_t const entry = a.list[x.g * a.list_stride + x.list_begin + (i - x.own_rows)];
+        auto const at = static_cast<int32_t>(entry >> 6);
+        row.limit = INT_MAX;
+        row.at = at / a.group * a.heads + head + at % a.group;
+    }
+    return row;
+}
+
+/// Starts copying q, do, lse and delta of a step whose rows are known.
+template <int D>
+__device__ void load_visitors(AttentionArgs const& a, KeyShared<D>& shared, int ring, int stage) {
+    auto const rows_of = [&](bf16 const* x) {
+        return [&, x, ring](int row, bool& there) {
+            int32_t const at = shared.at[ring][row];
+            there = at >= 0;
+            return x + int64_t{there ? at : 0} * D;
+        };
+    };
+    load_rows<D, kRows, kAttentionThreads>(shared.q[stage], rows_of(a.q));
+    load_rows<D, kRows, kAttentionThreads>(shared.d_o[stage], rows_of(a.d_o));
+    int const row = threadIdx.x % kRows;
+    int32_t const at = shared.at[ring][row];
+    if (threadIdx.x < kRows)
+        copy_4(&shared.lse[stage][row], a.lse + (at >= 0 ? at : 0), at >= 0);
+    else
+        copy_4(&shared.delta[stage][row], a.delta + (at >= 0 ? at : 0), at >= 0);
+    commit_copies();
+}
+
+/// Rounds a [16, D] gradient of keys into the warp's rows of `tile` and writes or adds it.
+template <int D>
+__device__ void write_gradient(AttentionArgs const& a, float const (&x)[D / 8][4], float factor, bf16* tile, int row,
+                               bf16* to, int32_t key, int32_t key_end, int64_t g) {
+    int const lane = threadIdx.x % 32;
+    auto const row_at = [&](int r) -> bf16* {
+        return key + r < key_end ? to + (int64_t{key + r} * a.kv_heads + g) * D : nullptr;
+    };
+    if (a.add_to_dkv) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            auto* const old = reinterpret_cast<uint32_t*>(row_at(row + lane / 4 + half * 8));
+            if (old == nullptr) continue;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                uint32_t& sum = old[n * 4 + lane % 4];
+                sum = pack(low(sum) + x[n][2 * half] * factor, high(sum) + x[n][2 * half + 1] * factor);
+            }
+        }
+        return;
+    }
+    store_result<D>(tile, row, x, factor);
+    __syncwarp();
+    write_rows<D>(tile, row, row_at);
+}
+
+template <int D>
+__global__ void __launch_bounds__(kAttentionThreads, 2) key_kernel(AttentionArgs const a) {
+    auto const index = static_cast<int32_t>(blockIdx.x) / a.tiles_per_block;
+    Block const block = a.blocks[index];
+    int32_t const key = block.begin + static_cast<int32_t>(blockIdx.x) % a.tiles_per_block * kTileKeys;
+    if (key >= block.end) return;
+    auto& shared = *reinterpret_cast<KeyShared<D>*>(dynamic_shared());
+    Visitors const visitors = find_visitors(a, index, block, key);
+    int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
+
+    auto const look_up = [&](int32_t first, int ring) {
+        if (thread >= kRows) return;
+        Visitor const row = visitor(a, visitors, first + thread);
+        shared.at[ring][thread] = row.at;
+        shared.limit[ring][thread] = row.limit;
+    };
+    auto const keys_of = [&](bf16 const* x) {
+        return [&, x](int row, bool& there) {
+            there = key + row < block.end;
+            return x + (int64_t{there ? key + row : key} * a.kv_heads + visitors.g) * D;
+        };
+    };
+    load_rows<D, kTileKeys, kAttentionThreads>(shared.k, keys_of(a.k));
+    load_rows<D, kTileKeys, kAttentionThreads>(shared.v, keys_of(a.v));
+    look_up(0, 0);
+    look_up(kRows, 1);
+    __syncthreads();
+    load_visitors<D>(a, shared, 0, 0);
+
+    float const scale_log2 = a.scale * kLog2e;
+    float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
+    int stage = 0, ring = 0;
+    for (int32_t first = 0; first < visitors.rows; first += kRows) {
+        wait_for_copies();
+        __syncthreads();
+        int const next = ring == 2 ? 0 : ring + 1, after = next == 2 ? 0 : next + 1;
+        if (first + kRows < visitors.rows) load_visitors<D>(a, shared, next, stage ^ 1);
+        look_up(first + 2 * kRows, after);
+        float p[8][4] = {}, ds[8][4] = {};  // transposed: [keys, rows]
+        score<D>(p, shared.k, warp_row, shared.q[stage]);
+        score<D>(ds, shared.v, warp_row, shared.d_o[stage]);
+        bool const all_seen = first >= visitors.own_rows && first + kRows <= visitors.rows;
+        int32_t const my_key = key + warp_row + lane / 4;
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int const row = n * 8 + lane % 4 * 2 + i % 2;
+                float weight = exp2_approx(p[n][i] * scale_log2 - shared.lse[stage][row] * kLog2e);
+                if (!all_seen && my_key + i / 2 * 8 > shared.limit[ring][row]) weight = 0;
+                p[n][i] = weight;
+                ds[n][i] = weight * (ds[n][i] - shared.delta[stage][row]);
+            }
+        weigh<D>(dv, p, shared.d_o[stage]);
+        weigh<D>(dk, ds, shared.q[stage]);
+        stage ^= 1;
+        ring = next;
+    }
+    wait_for_copies();  // where there was no row at all
+    __syncthreads();
+    write_gradient<D>(a, dk[0], a.scale, shared.k, warp_row, a.dk, key, block.end, visitors.g);
+    write_gradient<D>(a, dv[0], 1.0f, shared.v, warp_row, a.dv, key, block.end, visitors.g);
+}
+
+}  // namespace
+
+void key_gradients(Stage const& stage, MobaGradients const& gradients) {
+    AttentionArgs args = attention_args(stage, {});
+    args.d_o = gradients.d_o;
+    args.lse = gradients.lse;
+    args.dk = gradients.dk;
+    args.dv = gradients.dv;
+    args.add_to_dkv = gradients.add_to_dkv;
+    args.tiles_per_block = tiles_per_block(stage.plan, 1, kTileKeys);
+    with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        launch({"key_gradients", stage.plan.blocks * args.tiles_per_block, args.kv_heads, kAttentionThreads,
+                sizeof(KeyShared<D>), stage.problem.stream},
+               key_kernel<D>, args);
+    });
+}
+
+}  // namespace perigee::moba

@@ -1,0 +1,51 @@
+// Launches of the kernels, whose one argument is a struct passed by value.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+
+#include "kernels/common/launch.h"
+
+namespace perigee::moba {
+
+using kernels::ceil_div;
+
+/// A grid of `x` times `y` blocks; none is fine.
+struct Launch {
+    char const* name;
+    int64_t x;
+    int64_t y;
+    int threads;
+    size_t shared_bytes;
+    cudaStream_t stream;
+};
+
+template <class Args>
+void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
+    if (how.x == 0 || how.y == 0) return;
+    if (how.shared_bytes > 48 << 10)
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(how.shared_bytes)),
+                   how.name);
+    // What no grid can have is refused by the launch.
+    auto const extent = [](int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, UINT_MAX)); };
+    kernel<<<dim3(extent(how.x), extent(how.y)), how.threads, how.shared_bytes, how.stream>>>(args);
+    kernels::check_launch(how.name);
+}
+
+/// Calls f.operator()<D>() for the head size; plan_moba has refused all others.
+template <class F>
+void with_head_dim(int64_t head_dim, F f) {
+    switch (head_dim) {
+        case 32:
+            return f.template operator()<32>();
+        case 64:
+            return f.template operator()<64>();
+        case 96:
+            return f.template operator()<96>();
+        default:
+            return f.template operator()<128>();
+    }
+}
+
+}  // namespace perigee::moba

@@ -1,0 +1,52 @@
+// MoBA on an NVIDIA GPU, bf16: choice of blocks, attention over the chosen blocks, and its backward. Nothing waits for
+// the GPU, nothing is allocated, and launches depend on the shape alone, so a CUDA graph can replay them.
+// Results are bitwise repeatable: no floating-point atomics, every sum in an order that the inputs decide.
+#pragma once
+
+#include <driver_types.h>
+
+#include "base/bf16.h"
+#include "kernels/moba/moba_plan.h"
+
+namespace perigee {
+
+/// A problem on the device; all pointers are device memory, tensors at multiples of 16 bytes. The rows of q, o, lse and
+/// chosen are the tokens [query_begin, query_begin + queries) of the pack.
+struct MobaProblem {
+    MobaShape shape;
+    int64_t query_begin = 0;
+    int32_t const* cu_seqlens = nullptr;  ///< documents + 1 borders, from 0 to tokens
+    double scale = 0;
+    bf16 const* q = nullptr;  ///< [queries, H, K], after RoPE
+    bf16 const* k = nullptr;  ///< [T, G, K]
+    bf16 const* v = nullptr;
+    /// [queries, H, S]: blocks counted from the document's first, ascending, -1 at the end. Entries outside a query's
+    /// past are ignored.
+    int32_t const* chosen = nullptr;
+    void* scratch = nullptr;  ///< of plan_moba(...).scratch_bytes, at a multiple of 256 bytes
+    size_t partial_bytes = kMobaPartialBytes;
+    cudaStream_t stream = nullptr;
+};
+
+struct MobaGradients {
+    bf16 const* d_o = nullptr;  ///< [queries, H, K]
+    bf16 const* o = nullptr;    ///< as the forward left them
+    float const* lse = nullptr;
+    bf16* dq = nullptr;
+    bf16* dk = nullptr;  ///< [T, G, K], what these queries contribute
+    bf16* dv = nullptr;
+    bool add_to_dkv = false;  ///< += instead of =
+};
+
+/// Writes all of chosen [queries, H, S]. Rules: kernels/moba/README.md.
+void moba_cuda_select(MobaProblem const& problem, int32_t* chosen);
+
+/// o [queries, H, K] and lse [queries, H], the natural log-sum-exp of the scaled scores.
+void moba_cuda_forward(MobaProblem const& problem, bf16* o, float* lse);
+
+void moba_cuda_backward(MobaProblem const& problem, MobaGradients const& gradients);
+
+/// Full causal attention by the same kernels: every document is one block, at least as long as the longest document.
+MobaShape as_full_attention(MobaShape shape, int64_t longest_document);
+
+}  // namespace perigee

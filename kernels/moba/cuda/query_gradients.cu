@@ -1,0 +1,154 @@
+// dq: tiles of rows against one block's keys, as in the forward. Listed rows leave a partial gradient per visit; the
+// own block's kernel runs last and adds them in the order of the slots. Also rowsum(do * o).
+#include "kernels/moba/cuda/backward_tile.cuh"
+#include "kernels/moba/cuda/launch.cuh"
+
+namespace perigee::moba {
+namespace {
+
+constexpr int kRows = 64;
+
+template <int D>
+struct QueryShared {
+    bf16 q[kRows * tile_stride<D>()];
+    bf16 d_o[kRows * tile_stride<D>()];
+    bf16 k[2][kTileKeys * tile_stride<D>()];
+    bf16 v[2][kTileKeys * tile_stride<D>()];
+    Row rows[kRows];
+};
+
+/// One warp per row.
+template <int D>
+__global__ void __launch_bounds__(256) row_products_kernel(AttentionArgs const a) {
+    int64_t const row = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
+    if (row >= int64_t{a.queries} * a.heads) return;
+    int const lane = threadIdx.x % 32;
+    auto const* const x = reinterpret_cast<uint32_t const*>(a.d_o + row * D);
+    auto const* const y = reinterpret_cast<uint32_t const*>(a.o + row * D);
+    float sum = 0;
+    for (int i = lane; i < D / 2; i += 32) sum += low(x[i]) * low(y[i]) + high(x[i]) * high(y[i]);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    if (lane == 0) a.delta[row] = sum;
+}
+
+template <int D, bool kOwn>
+__global__ void __launch_bounds__(kAttentionThreads, 2) query_kernel(AttentionArgs const a) {
+    Work work;
+    if (!find_work<kOwn, kRows>(a, work)) return;
+    auto& shared = *reinterpret_cast<QueryShared<D>*>(dynamic_shared());
+    int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
+    if (thread < kRows) shared.rows[thread] = row_of<kOwn>(a, work, thread);
+    __syncthreads();
+    auto const rows_of = [&](bf16 const* x) {
+        return [&, x](int row, bool& there) {
+            int32_t const at = shared.rows[row].at;
+            there = at >= 0;
+            return x + int64_t{there ? at : 0} * D;
+        };
+    };
+    load_rows<D, kRows, kAttentionThreads>(shared.q, rows_of(a.q));
+    load_rows<D, kRows, kAttentionThreads>(shared.d_o, rows_of(a.d_o));
+    load_keys<D>(a, work, work.block.begin, shared.k[0], shared.v[0]);
+
+    Row row[2];
+    float lse_log2[2], delta[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        row[half] = shared.rows[warp_row + lane / 4 + half * 8];
+        bool const there = row[half].at >= 0;
+        lse_log2[half] = there ? a.lse[row[half].at] * kLog2e : INFINITY;
+        delta[half] = there ? a.delta[row[half].at] : 0.0f;
+    }
+    int32_t const seen_by_all = kOwn ? work.block.begin + work.begin / a.group : work.block.end - 1;
+    float const scale_log2 = a.scale * kLog2e;
+    float dq[1][D / 8][4] = {};
+    int stage = 0;
+    for (int32_t key = work.block.begin; key < work.key_end; key += kTileKeys, stage ^= 1) {
+        wait_for_copies();
+        __syncthreads();
+        if (key + kTileKeys < work.key_end)
+            load_keys<D>(a, work, key + kTileKeys, shared.k[stage ^ 1], shared.v[stage ^ 1]);
+        float s[8][4] = {}, dp[8][4] = {};
+        score<D>(s, shared.q, warp_row, shared.k[stage]);
+        score<D>(dp, shared.d_o, warp_row, shared.v[stage]);
+        bool const all_seen = key + kTileKeys - 1 <= seen_by_all;
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float p = exp2_approx(s[n][i] * scale_log2 - lse_log2[i / 2]);
+                if (!all_seen && key + n * 8 + lane % 4 * 2 + i % 2 > row[i / 2].limit) p = 0;
+                s[n][i] = p * (dp[n][i] - delta[i / 2]);
+            }
+        weigh<D>(dq, s, shared.k[stage]);
+    }
+
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dq[0][n][i] *= a.scale;
+    if constexpr (kOwn) {
+        int32_t const own_relative = static_cast<int32_t>(blockIdx.x) / a.tiles_per_block - work.block.first;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            for (int s = 0; s < a.slots && row[half].at >= 0; ++s) {
+                if (!slot_used(a, own_relative, row[half].at, s)) continue;
+                auto const* const part =
+                    reinterpret_cast<uint32_t const*>(a.partial + (int64_t{row[half].slot} + s) * D) + lane % 4;
+#pragma unroll
+                for (int n = 0; n < D / 8; ++n) {
+                    uint32_t const x = part[n * 4];
+                    dq[0][n][2 * half] += low(x);
+                    dq[0][n][2 * half + 1] += high(x);
+                }
+            }
+        __syncwarp();
+    }
+    store_result<D>(shared.q, warp_row, dq[0], 1.0f);  // no other warp reads these rows of q
+    __syncwarp();
+    write_rows<D>(shared.q, warp_row, [&](int r) -> bf16* {
+        Row const to = shared.rows[r];
+        if (to.at < 0) return nullptr;
+        return kOwn ? a.dq + int64_t{to.at} * D : a.partial + int64_t{to.slot} * D;
+    });
+}
+
+AttentionArgs query_args(Stage const& stage, Wave const& wave, MobaGradients const& gradients) {
+    AttentionArgs args = attention_args(stage, wave);
+    args.d_o = gradients.d_o;
+    args.o = gradients.o;
+    args.lse = gradients.lse;
+    args.dq = gradients.dq;
+    return args;
+}
+
+}  // namespace
+
+void row_products(Stage const& stage, MobaGradients const& gradients) {
+    with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        int64_t const rows = stage.plan.shape.queries * stage.plan.shape.heads;
+        launch({"row_products", ceil_div(rows, 8), 1, 256, 0, stage.problem.stream}, row_products_kernel<D>,
+               query_args(stage, {}, gradients));
+    });
+}
+
+void query_gradients_chosen(Stage const& stage, Wave const& wave, MobaGradients const& gradients) {
+    with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        launch({"query_gradients_chosen", most_listed_tiles(stage.plan, wave), wave.heads, kAttentionThreads,
+                sizeof(QueryShared<D>), stage.problem.stream},
+               query_kernel<D, false>, query_args(stage, wave, gradients));
+    });
+}
+
+void query_gradients_own(Stage const& stage, Wave const& wave, MobaGradients const& gradients) {
+    AttentionArgs args = query_args(stage, wave, gradients);
+    args.tiles_per_block = tiles_per_block(stage.plan, stage.plan.shape.group(), kRows);
+    with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        launch({"query_gradients_own", stage.plan.blocks * args.tiles_per_block, wave.heads, kAttentionThreads,
+                sizeof(QueryShared<D>), stage.problem.stream},
+               query_kernel<D, true>, args);
+    });
+}
+
+}  // namespace perigee::moba

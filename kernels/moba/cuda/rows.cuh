@@ -1,0 +1,174 @@
+// Which rows of q meet which keys: the tiles of rows that attention kernels work on, gathered from a list of rows that
+// chose a block, or the rows of the block itself.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+#include "kernels/moba/cuda/stages.h"
+#include "kernels/moba/cuda/tile.cuh"
+
+namespace perigee::moba {
+
+inline constexpr int kAttentionThreads = 128;  ///< four warps
+
+/// What attention kernels are given. A row is (query, head) of [queries, H].
+struct AttentionArgs {
+    bf16 const* q;
+    bf16 const* k;
+    bf16 const* v;
+    int32_t const* chosen;
+    Block const* blocks;
+    int32_t const* places;
+    int32_t const* list_begin;
+    uint32_t const* list;
+    int32_t const* tiles;
+    bf16* partial;
+    float* partial_lse;
+    float* delta;
+    int64_t list_stride;
+    float scale;
+    int32_t heads, kv_heads, group, slots, capacity, chunks;
+    int32_t query_begin, queries;
+    int32_t head, chunk, end_chunk;  ///< of the wave
+    int32_t wave_begin, wave_end;    ///< its queries
+    int32_t wave_rows;               ///< rows of one key/value head that `partial` has room for
+    int32_t tiles_per_block;         ///< tiles of rows, or of keys, that a whole block has
+
+    // Forward
+    bf16* o_out;
+    float* lse_out;
+    // Backward
+    bf16 const* d_o;
+    bf16 const* o;
+    float const* lse;
+    bf16* dq;
+    bf16* dk;
+    bf16* dv;
+    bool add_to_dkv;
+};
+AttentionArgs attention_args(Stage const& stage, Wave const& wave);
+/// No fewer tiles of listed rows than a key/value head has in a wave.
+int64_t most_listed_tiles(MobaPlan const& plan, Wave const& wave);
+/// Tiles of `tile` that a whole block has, at `per_token` rows a token.
+int32_t tiles_per_block(MobaPlan const& plan, int64_t per_token, int64_t tile);
+
+/// A tile's work: rows [begin, end) of a list, or of a block in order of tokens, then heads.
+struct Work {
+    int32_t head;  ///< in the wave
+    int64_t g;     ///< key/value head
+    Block block;
+    int32_t begin;
+    int32_t end;
+    int32_t key_end;  ///< keys at or after it concern no row
+};
+
+/// Where a row is; -1 for none.
+struct Row {
+    int32_t at = -1;    ///< query * H + head
+    int32_t slot = -1;  ///< in `partial`: of this visit, or of the row's first slot where the work is the own block
+    int32_t limit = INT_MAX;  ///< the last token it sees; rows that are not there may see anything
+};
+
+/// The blockIdx.x-th tile of kRows listed rows of the wave; false beyond the last.
+template <int kRows>
+__device__ bool find_listed(AttentionArgs const& a, Work& work) {
+    int32_t const* const tiles = a.tiles + int64_t{blockIdx.y} * (a.capacity + 1);
+    auto const tile = static_cast<int32_t>(blockIdx.x);
+    if (tile >= tiles[a.capacity]) return false;
+    int32_t low = 0, high = a.capacity;  // the last block whose tiles begin at or before this one
+    while (high - low > 1) {
+        int32_t const middle = (low + high) / 2;
+        if (tiles[middle] <= tile)
+            low = middle;
+        else
+            high = middle;
+    }
+    work.head = static_cast<int32_t>(blockIdx.y);
+    work.g = a.head + work.head;
+    work.block = a.blocks[low];
+    work.key_end = work.block.end;
+    int32_t const* const ends = a.places + (work.g * a.capacity + low) * a.chunks;
+    int32_t const list = a.list_begin[work.g * (a.capacity + 1) + low];
+    work.begin = list + (a.chunk > 0 ? ends[a.chunk - 1] : 0) + (tile - tiles[low]) * kRows;
+    work.end = min(list + ends[a.end_chunk - 1], work.begin + kRows);
+    return true;
+}
+
+__device__ __forceinline__ Row listed_row(AttentionArgs const& a, Work const& work, int i) {
+    Row row;
+    if (work.begin + i < work.end) {
+        uint32_t const entry = a.list[work.g * a.list_stride + work.begin + i];
+        auto const at = static_cast<int32_t>(entry >> 6);
+        row.at = at / a.group * a.heads + static_cast<int32_t>(work.g) * a.group + at % a.group;
+        row.slot = (work.head * a.wave_rows + at - a.wave_begin * a.group) * a.slots + static_cast<int32_t>(entry & 63);
+        row.limit = work.block.end - 1;
+    }
+    return row;
+}
+
+/// The tile of kRows rows of a block that blockIdx.x names; false where it has no row in the wave. Late tiles, which
+/// see more keys, come first.
+template <int kRows>
+__device__ bool find_own(AttentionArgs const& a, Work& work) {
+    auto const x = static_cast<int32_t>(blockIdx.x);
+    work.block = a.blocks[x / a.tiles_per_block];
+    work.head = static_cast<int32_t>(blockIdx.y);
+    work.g = a.head + work.head;
+    work.begin = (a.tiles_per_block - 1 - x % a.tiles_per_block) * kRows;
+    int32_t const wave_end = a.query_begin + a.wave_end;  // as tokens
+    int32_t const first = work.block.begin + work.begin / a.group;
+    int32_t const last = work.block.begin + (work.begin + kRows - 1) / a.group;
+    work.end = work.begin + kRows;
+    work.key_end = min(min(last + 1, work.block.end), wave_end);
+    return first < min(work.block.end, wave_end) && last >= a.query_begin + a.wave_begin;
+}
+
+__device__ __forceinline__ Row own_row(AttentionArgs const& a, Work const& work, int i) {
+    Row row;
+    int32_t const token = work.block.begin + (work.begin + i) / a.group, r = (work.begin + i) % a.group;
+    int32_t const query = token - a.query_begin;
+    if (token < work.block.end && query >= a.wave_begin && query < a.wave_end) {
+        row.at = query * a.heads + static_cast<int32_t>(work.g) * a.group + r;
+        row.slot = (work.head * a.wave_rows + (query - a.wave_begin) * a.group + r) * a.slots;
+        row.limit = token;
+    }
+    return row;
+}
+
+template <bool kOwn, int kRows>
+__device__ __forceinline__ bool find_work(AttentionArgs const& a, Work& work) {
+    if constexpr (kOwn)
+        return find_own<kRows>(a, work);
+    else
+        return find_listed<kRows>(a, work);
+}
+template <bool kOwn>
+__device__ __forceinline__ Row row_of(AttentionArgs const& a, Work const& work, int i) {
+    if constexpr (kOwn)
+        return own_row(a, work, i);
+    else
+        return listed_row(a, work, i);
+}
+
+/// Starts copying the keys and values [begin, begin + kTileKeys) of the work; zeros where there are none.
+template <int D>
+__device__ void load_keys(AttentionArgs const& a, Work const& work, int32_t begin, bf16* k, bf16* v) {
+    auto const from = [&](bf16 const* x) {
+        return [&, x](int row, bool& there) {
+            there = begin + row < work.key_end;
+            return x + (int64_t{there ? begin + row : begin} * a.kv_heads + work.g) * D;
+        };
+    };
+    load_rows<D, kTileKeys, kAttentionThreads>(k, from(a.k));
+    load_rows<D, kTileKeys, kAttentionThreads>(v, from(a.v));
+    commit_copies();
+}
+
+/// Whether slot `s` of a row of `work`'s own block is in use; the same rule that lists are built by.
+__device__ __forceinline__ bool slot_used(AttentionArgs const& a, int32_t own_relative, int32_t row, int s) {
+    int32_t const choice = a.chosen[int64_t{row} * a.slots + s];
+    return choice >= 0 && choice < own_relative;
+}
+
+}  // namespace perigee::moba

@@ -1,0 +1,112 @@
+#include "kernels/moba/moba_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace perigee {
+namespace {
+
+constexpr int64_t kMaxChunks = 256;
+constexpr int64_t kLeastChunkQueries = 128;
+constexpr size_t kAlignment = 256;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Hands out the scratch memory region by region.
+class Layout {
+  public:
+    MobaRegion take(int64_t count, size_t size) {
+        MobaRegion const region{end_, static_cast<size_t>(count) * size};
+        end_ = (end_ + region.bytes + kAlignment - 1) / kAlignment * kAlignment;
+        return region;
+    }
+    size_t end() const { return end_; }
+
+  private:
+    size_t end_ = 0;
+};
+
+/// Key/value heads first: a wave of all queries of one head keeps its q in the cache.
+void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
+    MobaShape const& s = plan.shape;
+    size_t const per_slot = static_cast<size_t>(s.head_dim) * 2 + sizeof(float);
+    size_t const per_query = std::max<size_t>(static_cast<size_t>(s.group() * s.slots()) * per_slot, 1);
+    size_t const per_head = std::max<size_t>(per_query * static_cast<size_t>(plan.chunks * plan.chunk_queries), 1);
+    size_t const per_chunk = per_query * static_cast<size_t>(plan.chunk_queries);
+    plan.wave_kv_heads = std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_head), 1, s.kv_heads);
+    plan.wave_chunks = plan.wave_kv_heads > 1 || per_head <= partial_bytes
+                           ? plan.chunks
+                           : std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_chunk), 1, plan.chunks);
+}
+
+}  // namespace
+
+std::string moba_refusal(MobaShape const& s) {
+    if (s.head_dim != 32 && s.head_dim != 64 && s.head_dim != 96 && s.head_dim != 128)
+        return fmt::format("head_dim {} is not 32, 64, 96 or 128", s.head_dim);
+    if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads != 0)
+        return fmt::format("{} heads are no multiple of {} key/value heads", s.heads, s.kv_heads);
+    if (s.options.block_size < 1) return fmt::format("block_size {} is not positive", s.options.block_size);
+    if (s.options.top_k < 1 || s.options.top_k > 64) return fmt::format("top_k {} is not in 1..64", s.options.top_k);
+    if (s.tokens < 0 || s.documents < 0 || s.queries < 0 || s.queries > s.tokens)
+        return fmt::format("{} queries of {} tokens in {} documents", s.queries, s.tokens, s.documents);
+    if (s.tokens >= int64_t{1} << 30) return fmt::format("{} tokens in one pack are too many", s.tokens);
+    if (s.queries * s.group() > int64_t{1} << 26 || s.places() >= int64_t{1} << 31)
+        return fmt::format("{} queries x {} heads of a group x {} slots are too many", s.queries, s.group(), s.slots());
+    return "";
+}
+
+int64_t MobaPlan::waves() const {
+    return wave_chunks == 0 ? 0 : ceil_div(shape.kv_heads, wave_kv_heads) * ceil_div(chunks, wave_chunks);
+}
+
+MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
+    std::string const refusal = moba_refusal(s);
+    PERIGEE_CHECK(refusal.empty(), "{}", refusal);
+    MobaPlan plan{.shape = s, .task = task};
+    plan.blocks = std::min(s.tokens, s.tokens / s.options.block_size + s.documents);
+    plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
+    plan.chunks = ceil_div(s.queries, plan.chunk_queries);
+    plan.row_tile = task == MobaTask::forward ? 128 : 64;
+    cut_into_waves(plan, partial_bytes);
+
+    bool const lists = task != MobaTask::select && s.slots() > 0;
+    int64_t const lists_of = lists ? s.kv_heads : 0;
+    int64_t const wave_slots = lists ? plan.wave_kv_heads * plan.wave_queries() * s.group() * s.slots() : 0;
+    Layout layout;
+    plan.first = layout.take(s.documents + 1, sizeof(int32_t));
+    plan.block_table = layout.take(plan.blocks, 4 * sizeof(int32_t));
+    plan.block_of = layout.take(s.tokens, sizeof(int32_t));
+    plan.centroids = layout.take(task == MobaTask::select ? plan.blocks * s.kv_heads * s.head_dim : 0, 2);
+    plan.places = layout.take(lists_of * plan.blocks * plan.chunks, sizeof(int32_t));
+    plan.totals = layout.take(lists_of * plan.blocks, sizeof(int32_t));
+    plan.list_begin = layout.take(lists_of * (plan.blocks + 1), sizeof(int32_t));
+    plan.list = layout.take(lists_of * s.places(), sizeof(uint32_t));
+    plan.tiles = layout.take(lists ? plan.wave_kv_heads * (plan.blocks + 1) : 0, sizeof(int32_t));
+    plan.partial = layout.take(wave_slots * s.head_dim, 2);
+    plan.partial_lse = layout.take(task == MobaTask::forward ? wave_slots : 0, sizeof(float));
+    plan.delta = layout.take(task == MobaTask::backward ? s.queries * s.heads : 0, sizeof(float));
+    plan.scratch_bytes = layout.end();
+    return plan;
+}
+
+std::string to_string(MobaShape const& s) {
+    return fmt::format("T {} q {} H {}/{} x {}, B {} k {}{}{}, {} documents", s.tokens, s.queries, s.heads, s.kv_heads,
+                       s.head_dim, s.options.block_size, s.options.top_k, s.options.force_previous ? " forced" : "",
+                       s.options.selection == MobaSelection::per_group ? " per group" : "", s.documents);
+}
+
+std::string to_string(MobaPlan const& p) {
+    char const* const task = p.task == MobaTask::select    ? "select"
+                             : p.task == MobaTask::forward ? "forward"
+                                                           : "backward";
+    return fmt::format("{}: {} blocks, {} chunks of {}, {} wave{} of {} kv heads x {} chunks, {}-row tiles, {:.3f} GiB",
+                       task, p.blocks, p.chunks, p.chunk_queries, p.waves(), p.waves() == 1 ? "" : "s", p.wave_kv_heads,
+                       p.wave_chunks, p.row_tile,
+                       static_cast<double>(p.scratch_bytes) / static_cast<double>(size_t{1} << 30));
+}
+
+}  // namespace perigee

@@ -1,0 +1,69 @@
+// How the GPU does MoBA: from a printable description of a problem to a printable choice of tiles, phases and scratch
+// memory. Pure arithmetic, needs no CUDA, and depends on no contents of the tensors: launches can be replayed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/moba/moba.h"
+
+namespace perigee {
+
+struct MobaShape {
+    int64_t tokens = 0;     ///< T: keys of the pack
+    int64_t queries = 0;    ///< rows of q, a range of the pack's tokens
+    int64_t documents = 0;  ///< at most; empty ones count
+    int64_t heads = 0;      ///< H
+    int64_t kv_heads = 0;   ///< G, a divisor of H
+    int64_t head_dim = 0;   ///< K: 32, 64, 96 or 128
+    MobaOptions options = {};
+
+    int64_t group() const { return heads / kv_heads; }
+    int64_t slots() const { return options.top_k - 1; }  ///< S: blocks a query chooses
+    /// Places of one key/value head's part of a choice [queries, H, S].
+    int64_t places() const { return queries * group() * slots(); }
+};
+
+enum class MobaTask { select, forward, backward };
+
+/// A part of the scratch memory.
+struct MobaRegion {
+    size_t offset = 0;
+    size_t bytes = 0;
+};
+
+struct MobaPlan {
+    MobaShape shape;
+    MobaTask task = MobaTask::forward;
+    int64_t blocks = 0;         ///< at least the number of blocks of all documents
+    int64_t chunks = 0;         ///< of queries; each has its own part of every list
+    int64_t chunk_queries = 0;  ///< the last chunk may be short
+    int64_t wave_kv_heads = 0;  ///< key/value heads and
+    int64_t wave_chunks = 0;    ///< chunks whose partial results are in memory at a time
+    int64_t row_tile = 0;       ///< rows of q in a tile of the list kernels
+
+    MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
+    MobaRegion places, totals, list_begin, list, tiles;  ///< the choice turned around
+    MobaRegion partial, partial_lse, delta;              ///< one slot per (row, chosen block); rowsum(do * o)
+    size_t scratch_bytes = 0;
+
+    int64_t wave_queries() const { return wave_chunks * chunk_queries; }
+    int64_t waves() const;
+};
+
+/// What partial results may take, by default.
+inline constexpr size_t kMobaPartialBytes = size_t{2} << 30;
+
+/// Empty, or why the kernels do not take this shape.
+std::string moba_refusal(MobaShape const& shape);
+
+/// Throws Category::internal with the refusal, if there is one.
+MobaPlan plan_moba(MobaShape const& shape, MobaTask task, size_t partial_bytes = kMobaPartialBytes);
+
+/// "T 32768 q 32768 H 32/8 x 128, B 512 k 3, 1 documents"
+std::string to_string(MobaShape const& shape);
+/// "forward: 65 blocks, 256 chunks of 128, 1 wave of 8 kv heads x 256 chunks, 128-row tiles, 1.2 GiB"
+std::string to_string(MobaPlan const& plan);
+
+}  // namespace perigee

@@ -1,0 +1,240 @@
+// Attention over chosen blocks on the GPU against the fp64 reference, which is given the same choice. The backward is
+// given the reference's o and lse, so that a fault of the forward is not seen twice.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <set>
+
+#include "kernels/gpu_moba.h"
+
+namespace perigee {
+namespace {
+
+using testing::GpuMoba;
+using testing::GpuMobaCase;
+using testing::make_gpu_problem;
+using testing::relative_error;
+using GpuMobaAttention = testing::GpuMobaTest;
+
+constexpr double kTolerance = 5e-3;
+constexpr double kLseTolerance = 1e-3;
+
+/// Random choices of up to top_k - 1 past blocks, a third of the places left empty.
+std::vector<int32_t> random_choice(GpuMobaCase const& c) {
+    int64_t const S = c.options.top_k - 1;
+    std::vector<int32_t> chosen(static_cast<size_t>(c.cu_seqlens.back() * c.heads * S), -1);
+    Philox const random(c.seed, Purpose::mock_data, 99);
+    for (size_t d = 0; d + 1 < c.cu_seqlens.size(); ++d)
+        for (int64_t row = c.cu_seqlens[d] * c.heads; row < c.cu_seqlens[d + 1] * c.heads; ++row) {
+            int64_t const current = (row / c.heads - c.cu_seqlens[d]) / c.options.block_size;
+            std::set<int32_t> blocks;
+            for (int64_t s = 0; s < S && current > 0; ++s) {
+                uint64_t const index = static_cast<uint64_t>(row * S + s);
+                if (random.below(2 * index, 3) > 0)
+                    blocks.insert(static_cast<int32_t>(random.below(2 * index + 1, static_cast<uint64_t>(current))));
+            }
+            std::copy(blocks.begin(), blocks.end(), chosen.begin() + row * S);
+        }
+    return chosen;
+}
+
+std::vector<float> to_float(std::vector<double> const& x) { return {x.begin(), x.end()}; }
+
+double largest_difference(std::vector<float> const& a, std::vector<double> const& b) {
+    double most = a.size() == b.size() ? 0 : INFINITY;
+    for (size_t i = 0; i < a.size(); ++i) most = std::isnan(a[i]) ? INFINITY : std::max(most, std::abs(a[i] - b[i]));
+    return most;
+}
+
+void expect_right(GpuMoba& gpu, ReferenceResult const& reference, std::string const& what) {
+    auto const forward = gpu.forward();
+    EXPECT_LT(relative_error(forward.o, reference.o), kTolerance) << what;
+    EXPECT_LT(largest_difference(forward.lse, reference.lse), kLseTolerance) << what;
+    auto const backward = gpu.backward(reference.o, to_float(reference.lse));
+    EXPECT_LT(relative_error(backward.dq, reference.dq), kTolerance) << what;
+    EXPECT_LT(relative_error(backward.dk, reference.dk), kTolerance) << what;
+    EXPECT_LT(relative_error(backward.dv, reference.dv), kTolerance) << what;
+}
+
+void expect_right(GpuMobaCase const& c, std::vector<int32_t> const& chosen, std::string const& what) {
+    auto const p = make_gpu_problem(c);
+    GpuMoba gpu(p, c.options);
+    gpu.choose(chosen);
+    expect_right(gpu, reference_moba(p, c.options.block_size, chosen), what + ": " + to_string(gpu.shape()));
+}
+
+TEST_F(GpuMobaAttention, OwnBlocksOnly) {
+    for (int64_t const dim : {32, 64, 96, 128})
+        for (int64_t const B : {32, 64, 100, 256})
+            expect_right({.cu_seqlens = {0, 1, 1, 200, 313},
+                          .head_dim = dim,
+                          .options = {.block_size = B, .top_k = 1},
+                          .seed = static_cast<uint64_t>(dim + B)},
+                         {}, "own");
+}
+
+TEST_F(GpuMobaAttention, RandomChoices) {
+    for (int64_t const dim : {32, 64, 96, 128})
+        for (int64_t const B : {32, 64, 96, 128}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 300, 301, 301, 630},
+                                .head_dim = dim,
+                                .options = {.block_size = B, .top_k = 4},
+                                .seed = static_cast<uint64_t>(dim + B)};
+            expect_right(c, random_choice(c), "random");
+        }
+}
+
+TEST_F(GpuMobaAttention, AnyGroupSize) {
+    for (auto const [H, G] : {std::pair{4, 4}, {3, 1}, {7, 1}, {8, 2}, {16, 1}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 200, 333},
+                            .heads = H,
+                            .kv_heads = G,
+                            .head_dim = 64,
+                            .options = {.block_size = 40, .top_k = 3}};
+        expect_right(c, random_choice(c), "group");
+    }
+}
+
+TEST_F(GpuMobaAttention, ManyPlaces) {
+    GpuMobaCase const c{.cu_seqlens = {0, 700}, .heads = 2, .options = {.block_size = 8, .top_k = 64}};
+    expect_right(c, random_choice(c), "64 blocks");
+}
+
+/// Kinds 0..2 make lists one shorter than, as long as and one longer than the forward's tile of rows and the
+/// backward's.
+TEST_F(GpuMobaAttention, ListsOfAllLengths) {
+    for (int64_t const length : {0, 1, 63, 64, 65, 127, 128, 129, 256, 400}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 64, 564},
+                            .heads = 1,
+                            .kv_heads = 1,
+                            .options = {.block_size = 64, .top_k = 2},
+                            .seed = static_cast<uint64_t>(length + 1)};
+        std::vector<int32_t> chosen(564, -1);
+        for (int64_t t = 128; t < 128 + length; ++t) chosen[t] = 0;
+        expect_right(c, chosen, "length " + std::to_string(length));
+    }
+}
+
+TEST_F(GpuMobaAttention, EverybodyChoosesTheFirstBlock) {
+    GpuMobaCase const c{.cu_seqlens = {0, 5, 505}, .head_dim = 128, .options = {.block_size = 64, .top_k = 3}};
+    std::vector<int32_t> chosen(505 * 4 * 2, -1);
+    for (int64_t row = (5 + 64) * 4; row < 505 * 4; ++row) chosen[row * 2] = 0;
+    expect_right(c, chosen, "sink");
+}
+
+TEST_F(GpuMobaAttention, ManyShortDocuments) {
+    GpuMobaCase c{.cu_seqlens = {0}, .options = {.block_size = 32, .top_k = 3}};
+    for (int32_t const length : {1, 1, 31, 32, 33, 0, 64, 65, 2, 0, 0, 97, 1}) {
+        c.cu_seqlens.push_back(c.cu_seqlens.back() + length);
+    }
+    expect_right(c, random_choice(c), "short documents");
+}
+
+TEST_F(GpuMobaAttention, ItsOwnChoice) {
+    for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 200, 700},
+                            .head_dim = 128,
+                            .options = {.block_size = 64, .top_k = 3, .selection = selection}};
+        auto const p = make_gpu_problem(c);
+        expect_right(c, GpuMoba(p, c.options).select(), "own choice");
+    }
+}
+
+TEST_F(GpuMobaAttention, FullCoverageIsFullAttention) {
+    GpuMobaCase const c{.cu_seqlens = {0, 250, 310}, .head_dim = 128, .options = {.block_size = 64, .top_k = 4}};
+    auto const p = make_gpu_problem(c);
+    GpuMoba gpu(p, c.options);
+    gpu.choose(gpu.select());
+    expect_right(gpu, reference_attention(p), "full coverage");
+}
+
+TEST_F(GpuMobaAttention, FullAttentionByTheSameKernels) {
+    GpuMobaCase const c{.cu_seqlens = {0, 70, 70, 400, 401}, .heads = 6};
+    auto const p = make_gpu_problem(c);
+    for (int64_t const longest : {330, 1000}) {
+        GpuMoba gpu(p, as_full_attention({.options = c.options}, longest).options);
+        expect_right(gpu, reference_attention(p), "full");
+    }
+}
+
+TEST_F(GpuMobaAttention, LargeLogits) {
+    GpuMobaCase const c{.cu_seqlens = {0, 300}, .options = {.block_size = 64, .top_k = 3}};
+    auto p = make_gpu_problem(c);
+    for (double& x : p.q) x *= 64;
+    auto const chosen = random_choice(c);
+    GpuMoba gpu(p, c.options);
+    gpu.choose(chosen);
+    auto const reference = reference_moba(p, 64, chosen);
+    auto const forward = gpu.forward();
+    EXPECT_LT(relative_error(forward.o, reference.o), kTolerance);
+    EXPECT_LT(relative_error(forward.lse, reference.lse), 1e-5);
+}
+
+TEST_F(GpuMobaAttention, KeysNobodyChoseGetOwnGradientsOnly) {
+    GpuMobaCase const c{.cu_seqlens = {0, 256}, .options = {.block_size = 64, .top_k = 2}};
+    auto const p = make_gpu_problem(c);
+    std::vector<int32_t> const nothing(256 * 4, -1);
+    GpuMoba routed(p, c.options), own(p, {.block_size = 64, .top_k = 1});
+    routed.choose(nothing);
+    auto const a = routed.forward(), b = own.forward();
+    EXPECT_EQ(a, b);
+    EXPECT_EQ(routed.backward(a.o, a.lse), own.backward(b.o, b.lse));
+}
+
+TEST_F(GpuMobaAttention, WavesDoNotChangeABit) {
+    GpuMobaCase const c{.cu_seqlens = {0, 333, 700}, .options = {.block_size = 32, .top_k = 4}};
+    auto const p = make_gpu_problem(c);
+    auto const chosen = random_choice(c);
+    GpuMoba all(p, c.options);
+    all.choose(chosen);
+    auto const o = all.forward();
+    auto const gradients = all.backward(o.o, o.lse);
+    for (size_t const bytes : {size_t{1}, size_t{300000}, size_t{700000}}) {
+        GpuMoba waves(p, c.options, 0, 700, bytes);
+        waves.choose(chosen);
+        EXPECT_GT(plan_moba(waves.shape(), MobaTask::forward, bytes).waves(), 1);
+        EXPECT_EQ(waves.forward(), o) << bytes;
+        EXPECT_EQ(waves.backward(o.o, o.lse), gradients) << bytes;
+    }
+}
+
+TEST_F(GpuMobaAttention, RangesOfQueriesAddUp) {
+    for (int64_t const top_k : {1, 3}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 100, 500}, .options = {.block_size = 64, .top_k = top_k}};
+        auto const p = make_gpu_problem(c);
+        auto const chosen = random_choice(c);
+        auto const reference = reference_moba(p, 64, chosen);
+        GpuMoba::Backward sum;
+        std::vector<double> o, dq;
+        for (auto const [begin, end] : {std::pair{0, 77}, {77, 320}, {320, 500}}) {
+            GpuMoba part(p, c.options, begin, end, kMobaPartialBytes);
+            part.choose(chosen);
+            auto const forward = part.forward();
+            sum = part.backward(forward.o, forward.lse, sum);
+            o.insert(o.end(), forward.o.begin(), forward.o.end());
+            dq.insert(dq.end(), sum.dq.begin(), sum.dq.end());
+        }
+        EXPECT_LT(relative_error(o, reference.o), kTolerance);
+        EXPECT_LT(relative_error(dq, reference.dq), kTolerance);
+        EXPECT_LT(relative_error(sum.dk, reference.dk), kTolerance);
+        EXPECT_LT(relative_error(sum.dv, reference.dv), kTolerance);
+    }
+}
+
+TEST_F(GpuMobaAttention, RepeatsBitwise) {
+    GpuMobaCase const c{.cu_seqlens = {0, 100, 1000}, .heads = 8, .head_dim = 128};
+    auto const p = make_gpu_problem(c);
+    GpuMoba gpu(p, c.options);
+    auto const chosen = gpu.select();
+    gpu.choose(chosen);
+    auto const first = gpu.forward();
+    auto const gradients = gpu.backward(first.o, first.lse);
+    for (int run = 0; run < 5; ++run) {
+        ASSERT_EQ(gpu.select(), chosen);
+        ASSERT_EQ(gpu.forward(), first);
+        ASSERT_EQ(gpu.backward(first.o, first.lse), gradients);
+    }
+}
+
+}  // namespace
+}  // namespace perigee

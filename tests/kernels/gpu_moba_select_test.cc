@@ -1,0 +1,221 @@
+// The choice of blocks on the GPU, stage by stage: block table, mean keys, scores and the best of them, lists.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "kernels/gpu_moba.h"
+
+namespace perigee {
+namespace {
+
+using testing::GpuMoba;
+using testing::GpuMobaCase;
+using testing::make_gpu_problem;
+using GpuMobaSelection = testing::GpuMobaTest;
+using GpuMobaLists = testing::GpuMobaTest;
+
+/// Scores closer than this, relative to the sum of the products' magnitudes, may be ordered either way in fp32.
+constexpr double kNearTie = 1e-5;
+
+std::vector<std::vector<int32_t>> const kPacks = {
+    {0, 517}, {0, 1, 2, 2, 131, 195, 196, 452}, {0, 0, 64, 192, 192, 255, 700, 700}};
+
+TEST_F(GpuMobaSelection, BlocksRestartAtEveryDocument) {
+    for (auto const& cu : kPacks)
+        for (int64_t const B : {32, 64, 100}) {
+            GpuMobaCase const c{.cu_seqlens = cu, .options = {.block_size = B, .top_k = 3}};
+            GpuMoba gpu(make_gpu_problem(c), c.options);
+            moba::Stage const stage = gpu.stage(MobaTask::select);
+            moba::build_block_table(stage);
+            auto const blocks = gpu.read(stage.scratch.blocks, stage.plan.blocks);
+            auto const block_of = gpu.read(stage.scratch.block_of, cu.back());
+            size_t next = 0;
+            for (size_t d = 0; d + 1 < cu.size(); ++d) {
+                size_t const first = next;
+                for (int32_t begin = cu[d]; begin < cu[d + 1]; begin += static_cast<int32_t>(B), ++next) {
+                    int32_t const end = std::min(begin + static_cast<int32_t>(B), cu[d + 1]);
+                    ASSERT_LT(next, blocks.size());
+                    EXPECT_EQ(blocks[next].begin, begin);
+                    EXPECT_EQ(blocks[next].end, end);
+                    EXPECT_EQ(blocks[next].first, static_cast<int32_t>(first));
+                    for (int32_t t = begin; t < end; ++t) EXPECT_EQ(block_of[t], static_cast<int32_t>(next));
+                }
+            }
+            for (; next < blocks.size(); ++next) EXPECT_EQ(blocks[next].begin, blocks[next].end);
+        }
+}
+
+TEST_F(GpuMobaSelection, CentroidsAreRoundedMeansOfCompleteBlocks) {
+    for (int64_t const dim : {32, 64, 96, 128}) {
+        GpuMobaCase const c{.cu_seqlens = kPacks[1], .head_dim = dim, .options = {.block_size = 48, .top_k = 2}};
+        auto const p = make_gpu_problem(c);
+        GpuMoba gpu(p, c.options);
+        moba::Stage const stage = gpu.stage(MobaTask::select);
+        moba::build_block_table(stage);
+        moba::pool_keys(stage);
+        int64_t const width = c.kv_heads * dim;
+        auto const blocks = gpu.read(stage.scratch.blocks, stage.plan.blocks);
+        auto const means = gpu.read(stage.scratch.centroids, stage.plan.blocks * width);
+        for (int64_t b = 0; b < stage.plan.blocks; ++b)
+            for (int64_t i = 0; i < width; ++i) {
+                double mean = 0;
+                bool const complete = blocks[b].end - blocks[b].begin == 48;
+                for (int32_t t = blocks[b].begin; complete && t < blocks[b].end; ++t) mean += p.k[t * width + i] / 48;
+                ASSERT_NEAR(to_float(means[b * width + i]), mean, std::abs(mean) / 256 + 1e-6) << "block " << b;
+            }
+    }
+}
+
+/// How many rows chose otherwise than the reference, near ties aside.
+int64_t wrong_rows(ReferenceProblem const& p, MobaOptions const& options, std::vector<int32_t> const& chosen,
+                   int64_t begin = 0) {
+    auto const reference = reference_routing(p, options, CentroidRounding::bf16);
+    int64_t const S = options.top_k - 1, rows = std::ssize(chosen) / std::max<int64_t>(S, 1);
+    int64_t wrong = 0, near = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+        int64_t const at = row + begin * p.heads;
+        if (reference.gap[at] < kNearTie && reference.gap[at] > 0)
+            ++near;
+        else
+            wrong += !std::equal(chosen.begin() + row * S, chosen.begin() + (row + 1) * S,
+                                 reference.chosen.begin() + at * S);
+    }
+    EXPECT_LT(near, rows / 50 + 1) << "too many near ties to judge";
+    return wrong;
+}
+
+TEST_F(GpuMobaSelection, ChoosesWhatTheReferenceChooses) {
+    for (int64_t const dim : {32, 64, 96, 128})
+        for (auto const& cu : kPacks)
+            for (int64_t const top_k : {2, 4, 9}) {
+                GpuMobaCase const c{.cu_seqlens = cu,
+                                    .head_dim = dim,
+                                    .options = {.block_size = 32, .top_k = top_k},
+                                    .seed = static_cast<uint64_t>(dim + top_k)};
+                auto const p = make_gpu_problem(c);
+                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << dim << " " << top_k;
+            }
+}
+
+TEST_F(GpuMobaSelection, ManyBlocksAndManyPlaces) {
+    for (int64_t const top_k : {2, 33, 34, 64}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 30, 1500},
+                            .heads = 3,
+                            .kv_heads = 1,
+                            .options = {.block_size = 8, .top_k = top_k},
+                            .seed = static_cast<uint64_t>(top_k)};
+        auto const p = make_gpu_problem(c);
+        EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << top_k;
+    }
+}
+
+TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
+    for (bool const forced : {false, true})
+        for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
+            for (int64_t const top_k : {2, 5}) {
+                GpuMobaCase const c{
+                    .cu_seqlens = {0, 40, 600},
+                    .heads = 6,
+                    .kv_heads = 2,
+                    .options = {.block_size = 32, .top_k = top_k, .force_previous = forced, .selection = selection}};
+                auto const p = make_gpu_problem(c);
+                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << forced << " " << top_k;
+            }
+}
+
+TEST_F(GpuMobaSelection, ARangeOfQueries) {
+    GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3}};
+    auto const p = make_gpu_problem(c);
+    for (auto const [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
+        EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, begin, end, kMobaPartialBytes).select(), begin), 0);
+}
+
+TEST_F(GpuMobaSelection, TheLaterOfEqualScoresWins) {
+    GpuMobaCase const c{.cu_seqlens = {0, 1000}, .options = {.block_size = 8, .top_k = 5}};
+    auto p = make_gpu_problem(c);
+    int64_t const width = c.kv_heads * c.head_dim;
+    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = p.k[i % static_cast<size_t>(width)];  // identical keys
+    auto const chosen = GpuMoba(p, c.options).select();
+    for (int64_t t = 0; t < 1000; ++t)
+        for (int64_t h = 0; h < c.heads; ++h)
+            for (int64_t s = 0; s < 4; ++s) {
+                int64_t const current = t / 8, first = std::max<int64_t>(current - 4, 0);
+                ASSERT_EQ(chosen[(t * c.heads + h) * 4 + s], first + s < current ? first + s : -1) << t;
+            }
+}
+
+TEST_F(GpuMobaSelection, NaNIsNeverChosenAndInfinitiesAreScores) {
+    GpuMobaCase const c{
+        .cu_seqlens = {0, 64}, .heads = 1, .kv_heads = 1, .head_dim = 32, .options = {.block_size = 8, .top_k = 4}};
+    auto p = make_gpu_problem(c);
+    std::fill(p.q.begin(), p.q.end(), 1.0);
+    std::fill(p.k.begin(), p.k.end(), 0.0);
+    double const infinity = std::numeric_limits<double>::infinity();
+    for (int64_t t = 0; t < 8; ++t) {
+        p.k[(1 * 8 + t) * 32] = infinity;
+        p.k[(2 * 8 + t) * 32] = std::numeric_limits<double>::quiet_NaN();
+        p.k[(3 * 8 + t) * 32] = -infinity;
+        p.k[(5 * 8 + t) * 32] = std::numeric_limits<double>::quiet_NaN();
+    }
+    auto const chosen = GpuMoba(p, c.options).select();
+    auto const of = [&](int64_t t) { return std::vector<int32_t>(chosen.begin() + t * 3, chosen.begin() + t * 3 + 3); };
+    EXPECT_THAT(of(7), ::testing::ElementsAre(-1, -1, -1));
+    EXPECT_THAT(of(24), ::testing::ElementsAre(0, 1, -1));
+    EXPECT_THAT(of(32), ::testing::ElementsAre(0, 1, 3));
+    EXPECT_THAT(of(63), ::testing::ElementsAre(1, 4, 6));
+}
+
+/// Choices made to be hard on the lists.
+std::vector<int32_t> adversarial(std::vector<int32_t> const& cu, int64_t B, int64_t heads, int64_t S, int kind) {
+    std::vector<int32_t> chosen(static_cast<size_t>(cu.back() * heads * S), -1);
+    for (size_t d = 0; d + 1 < cu.size(); ++d)
+        for (int64_t t = cu[d]; t < cu[d + 1]; ++t)
+            for (int64_t h = 0; h < heads; ++h) {
+                int64_t const current = (t - cu[d]) / B;
+                int32_t* const row = chosen.data() + (t * heads + h) * S;
+                if (current == 0 || kind == 3) continue;
+                if (kind == 0) row[0] = 0;                                  // everyone the first block
+                if (kind == 1) row[0] = static_cast<int32_t>(current - 1);  // everyone the block before
+                if (kind == 2 && (t - cu[d]) % B == 0 && h == 0) row[0] = static_cast<int32_t>(current - 1);
+                if (kind == 4)  // the first S blocks
+                    for (int64_t s = 0; s < std::min(S, current); ++s) row[s] = static_cast<int32_t>(s);
+            }
+    return chosen;
+}
+
+TEST_F(GpuMobaLists, HoldTheRowsThatChoseABlockInOrder) {
+    for (auto const& cu : kPacks)
+        for (int const kind : {0, 1, 2, 3, 4}) {
+            GpuMobaCase const c{.cu_seqlens = cu, .heads = 6, .options = {.block_size = 32, .top_k = 4}};
+            auto const chosen = adversarial(cu, 32, 6, 3, kind);
+            GpuMoba gpu(make_gpu_problem(c), c.options);
+            gpu.choose(chosen);
+            moba::Stage const stage = gpu.stage(MobaTask::forward);
+            moba::build_block_table(stage);
+            moba::build_lists(stage);
+            int64_t const blocks = stage.plan.blocks, places = gpu.shape().places(), G = 2, R = 3, S = 3;
+            auto const table = gpu.read(stage.scratch.blocks, blocks);
+            auto const block_of = gpu.read(stage.scratch.block_of, cu.back());
+            auto const begin = gpu.read(stage.scratch.list_begin, G * (blocks + 1));
+            auto const list = gpu.read(stage.scratch.list, G * places);
+            auto const ends = gpu.read(stage.scratch.places, G * blocks * stage.plan.chunks);
+            for (int64_t g = 0; g < G; ++g)
+                for (int64_t b = 0; b < blocks; ++b) {
+                    std::vector<uint32_t> expected;
+                    for (int64_t row = 0; row < cu.back() * R; ++row)
+                        for (int64_t s = 0; s < S; ++s) {
+                            int32_t const choice = chosen[(row / R * 6 + g * R + row % R) * S + s];
+                            if (choice >= 0 && table[block_of[row / R]].first + choice == b)
+                                expected.push_back(static_cast<uint32_t>(row << 6 | s));
+                        }
+                    int32_t const from = begin[g * (blocks + 1) + b], to = begin[g * (blocks + 1) + b + 1];
+                    ASSERT_EQ(to - from, std::ssize(expected)) << "block " << b << " kind " << kind;
+                    EXPECT_EQ(ends[(g * blocks + b + 1) * stage.plan.chunks - 1], to - from);
+                    auto const first = list.begin() + g * places;
+                    EXPECT_EQ(std::vector<uint32_t>(first + from, first + to), expected) << "block " << b;
+                }
+        }
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,115 @@
+// Planning of MoBA on the GPU: pure arithmetic, checked without one.
+#include "kernels/moba/moba_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "base/error.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::HasSubstr;
+
+MobaShape shape(int64_t tokens, int64_t B, int64_t k, int64_t documents = 1) {
+    return {.tokens = tokens,
+            .queries = tokens,
+            .documents = documents,
+            .heads = 32,
+            .kv_heads = 8,
+            .head_dim = 128,
+            .options = {.block_size = B, .top_k = k}};
+}
+
+std::vector<MobaRegion> regions(MobaPlan const& p) {
+    return {p.first,      p.block_table, p.block_of, p.centroids, p.places,      p.totals,
+            p.list_begin, p.list,        p.tiles,    p.partial,   p.partial_lse, p.delta};
+}
+
+TEST(MobaPlan, RegionsAreAlignedAndDoNotOverlap) {
+    for (MobaTask const task : {MobaTask::select, MobaTask::forward, MobaTask::backward})
+        for (int64_t const tokens : {0, 1, 1000, 32768})
+            for (int64_t const k : {1, 3}) {
+                MobaPlan const plan = plan_moba(shape(tokens, 512, k, 3), task);
+                size_t end = 0;
+                for (MobaRegion const& region : regions(plan)) {
+                    EXPECT_EQ(region.offset % 256, 0u);
+                    EXPECT_GE(region.offset, end);
+                    end = region.offset + region.bytes;
+                }
+                EXPECT_GE(plan.scratch_bytes, end);
+            }
+}
+
+TEST(MobaPlan, HasRoomForTheBlocksOfAnyDocuments) {
+    EXPECT_EQ(plan_moba(shape(1000, 100, 3, 1), MobaTask::select).blocks, 11);
+    // 7 documents of 101 tokens have 2 blocks each.
+    EXPECT_GE(plan_moba(shape(707, 100, 3, 7), MobaTask::select).blocks, 14);
+    // Never more than tokens, however many documents are empty.
+    EXPECT_EQ(plan_moba(shape(10, 100, 3, 5000), MobaTask::select).blocks, 10);
+}
+
+TEST(MobaPlan, ChunksCoverTheQueries) {
+    for (int64_t const tokens : {1, 127, 128, 129, 5000, 1 << 20}) {
+        MobaPlan const plan = plan_moba(shape(tokens, 512, 3), MobaTask::forward);
+        EXPECT_GE(plan.chunks * plan.chunk_queries, tokens);
+        EXPECT_LT((plan.chunks - 1) * plan.chunk_queries, tokens);
+        EXPECT_LE(plan.chunks, 256);
+    }
+}
+
+TEST(MobaPlan, WavesKeepPartialResultsWithinTheBudget) {
+    for (int64_t const tokens : {8192, 32768, 131072, 1 << 20})
+        for (auto const [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}})
+            for (MobaTask const task : {MobaTask::forward, MobaTask::backward}) {
+                MobaPlan const plan = plan_moba(shape(tokens, B, k), task);
+                EXPECT_LE(plan.partial.bytes + plan.partial_lse.bytes, kMobaPartialBytes) << to_string(plan);
+                EXPECT_GE(plan.waves() * plan.wave_kv_heads * plan.wave_queries(), tokens * 8) << to_string(plan);
+            }
+    EXPECT_EQ(plan_moba(shape(8192, 512, 3), MobaTask::forward).waves(), 1);
+}
+
+TEST(MobaPlan, ScratchGrowsLinearlyWithTheTokens) {
+    for (auto const [B, k] : {std::pair{512, 3}, {128, 8}}) {
+        auto const bytes = [&](int64_t tokens) {
+            MobaPlan const plan = plan_moba(shape(tokens, B, k), MobaTask::forward);
+            return static_cast<double>(plan.scratch_bytes - plan.partial.bytes);
+        };
+        EXPECT_LT(bytes(1 << 20) / bytes(1 << 17), 8.2);
+    }
+}
+
+TEST(MobaPlan, BlockLocalAttentionNeedsNoLists) {
+    MobaPlan const plan = plan_moba(shape(4096, 512, 1), MobaTask::forward);
+    EXPECT_EQ(plan.list.bytes + plan.places.bytes + plan.partial.bytes, 0u);
+    EXPECT_EQ(plan.waves(), 1);
+}
+
+TEST(MobaPlan, RefusesWhatTheKernelsDoNotTake) {
+    auto const refusal = [](auto change) {
+        MobaShape s = shape(1024, 64, 3);
+        change(s);
+        return moba_refusal(s);
+    };
+    EXPECT_EQ(refusal([](MobaShape&) {}), "");
+    EXPECT_THAT(refusal([](MobaShape& s) { s.head_dim = 80; }), HasSubstr("head_dim 80"));
+    EXPECT_THAT(refusal([](MobaShape& s) { s.kv_heads = 5; }), HasSubstr("32 heads"));
+    EXPECT_THAT(refusal([](MobaShape& s) { s.options.top_k = 65; }), HasSubstr("top_k 65"));
+    EXPECT_THAT(refusal([](MobaShape& s) { s.options.block_size = 0; }), HasSubstr("block_size 0"));
+    EXPECT_THAT(refusal([](MobaShape& s) { s.queries = 2000; }), HasSubstr("2000 queries"));
+    MobaShape bad = shape(1024, 64, 3);
+    bad.head_dim = 80;
+    EXPECT_THROW(plan_moba(bad, MobaTask::select), Error);
+}
+
+TEST(MobaPlan, IsPrintable) {
+    MobaShape const s = shape(32768, 512, 3);
+    EXPECT_EQ(to_string(s), "T 32768 q 32768 H 32/8 x 128, B 512 k 3, 1 documents");
+    EXPECT_THAT(to_string(plan_moba(s, MobaTask::forward)),
+                HasSubstr("forward: 65 blocks, 256 chunks of 128, 1 wave of 8 kv heads x 256 chunks, 128-row tiles"));
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,110 @@
+// MoBA and full attention through the operations of the GPU, whichever kernels those choose, against the fp64
+// reference.
+#include "kernels/moba/moba_reference.h"
+#include "ops/gpu_case.h"
+
+namespace perigee::testing {
+
+namespace {
+
+using GpuAttention = GpuTest;
+
+struct Heads {
+    int64_t heads = 8;
+    int64_t kv_heads = 2;
+    int64_t head_dim = 64;
+};
+
+ReferenceProblem problem(std::vector<int32_t> const& cu_seqlens, Heads const& n) {
+    int64_t const T = cu_seqlens.back();
+    return {.heads = n.heads,
+            .kv_heads = n.kv_heads,
+            .head_dim = n.head_dim,
+            .scale = 1 / std::sqrt(static_cast<double>(n.head_dim)),
+            .cu_seqlens = cu_seqlens,
+            .q = random_bf16(T * n.heads * n.head_dim, 41),
+            .k = random_bf16(T * n.kv_heads * n.head_dim, 42),
+            .v = random_bf16(T * n.kv_heads * n.head_dim, 43),
+            .d_o = random_bf16(T * n.heads * n.head_dim, 44)};
+}
+
+struct Attended {
+    std::vector<int32_t> chosen;
+    Values o, lse, dq, dk, dv;
+};
+
+/// All tokens of the pack; full attention without `moba`.
+Attended attend(Lab& lab, ReferenceProblem const& p, MobaOptions const* moba) {
+    int64_t const T = p.tokens(), S = moba != nullptr ? moba->top_k - 1 : 0;
+    Shape const rows{T, p.heads, p.head_dim}, keys{T, p.kv_heads, p.head_dim};
+    TensorView const q = lab.compute(rows, p.q), k = lab.compute(keys, p.k), v = lab.compute(keys, p.v);
+    TensorView const d_o = lab.compute(rows, p.d_o), o = lab.compute(rows), lse = lab.main({T, p.heads});
+    TensorView const dq = lab.compute(rows), dk = lab.compute(keys), dv = lab.compute(keys);
+    Attended y{.chosen = std::vector<int32_t>(static_cast<size_t>(T * p.heads * S), -777)};
+    TensorView const chosen = lab.ids(y.chosen).reshape({T, p.heads, S});
+    if (moba != nullptr)
+        lab.ops.moba_select({.chosen_THS = chosen, .q_THK = q, .k_TGK = k, .cu_seqlens = p.cu_seqlens, .moba = moba});
+    lab.ops.attention_forward({.o_THK = o,
+                               .lse_TH = lse,
+                               .q_THK = q,
+                               .k_TGK = k,
+                               .v_TGK = v,
+                               .cu_seqlens = p.cu_seqlens,
+                               .scale = p.scale,
+                               .moba = moba,
+                               .chosen_THS = chosen});
+    lab.ops.attention_backward({.dq_THK = dq,
+                                .dk_TGK = dk,
+                                .dv_TGK = dv,
+                                .do_THK = d_o,
+                                .q_THK = q,
+                                .k_TGK = k,
+                                .v_TGK = v,
+                                .o_THK = o,
+                                .lse_TH = lse,
+                                .cu_seqlens = p.cu_seqlens,
+                                .scale = p.scale,
+                                .moba = moba,
+                                .chosen_THS = chosen});
+    lab.ops.download(y.chosen.data(), chosen);
+    y.o = lab.values(o), y.lse = lab.values(lse);
+    y.dq = lab.values(dq), y.dk = lab.values(dk), y.dv = lab.values(dv);
+    return y;
+}
+
+void expect_close(Attended const& y, ReferenceResult const& reference) {
+    EXPECT_LT(relative_error(y.o, reference.o), 5e-3);
+    EXPECT_LT(relative_error(y.lse, reference.lse), 1e-3);
+    EXPECT_LT(relative_error(y.dq, reference.dq), 5e-3);
+    EXPECT_LT(relative_error(y.dk, reference.dk), 5e-3);
+    EXPECT_LT(relative_error(y.dv, reference.dv), 5e-3);
+}
+
+TEST_F(GpuAttention, MobaAttendsWhatItChose) {
+    for (int64_t const top_k : {1, 3}) {
+        MobaOptions const moba{.block_size = 64, .top_k = top_k};
+        ReferenceProblem const p = problem({0, 100, 100, 700}, {});
+        Lab lab(gpu());
+        Attended const y = attend(lab, p, &moba);
+        expect_close(y, reference_moba(p, moba.block_size, y.chosen));
+    }
+}
+
+TEST_F(GpuAttention, MobaThatCoversEveryDocumentIsFullAttention) {
+    MobaOptions const moba{.block_size = 256, .top_k = 3};
+    ReferenceProblem const p = problem({0, 100, 700}, {.head_dim = 128});
+    Lab lab(gpu());
+    expect_close(attend(lab, p, &moba), reference_attention(p));
+}
+
+TEST_F(GpuAttention, FullAttentionOfPackedDocuments) {
+    for (int64_t const head_dim : {32, 64, 128}) {
+        ReferenceProblem const p = problem({0, 1, 100, 100, 500}, {.head_dim = head_dim});
+        Lab lab(gpu());
+        expect_close(attend(lab, p, nullptr), reference_attention(p));
+    }
+}
+
+}  // namespace
+
+}  // namespace perigee::testing

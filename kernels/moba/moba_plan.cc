@@ -66,7 +66,9 @@ int64_t MobaPlan::waves() const {
 MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     std::string const refusal = moba_refusal(s);
     PERIGEE_CHECK(refusal.empty(), "{}", refusal);
-    MobaPlan plan{.shape = s, .task = task};
+    MobaPlan plan;
+    plan.shape = s;
+    plan.task = task;
     plan.blocks = std::min(s.tokens, s.tokens / s.options.block_size + s.documents);
     plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);

@@ -4,7 +4,7 @@
 
 namespace perigee {
 
-std::unique_ptr<Ops> make_cuda_ops(Device&) {
+std::unique_ptr<Ops> make_cuda_ops(Device&, bool) {
     fail(Category::config, "this perigee was built without CUDA: use `device: cpu`, or build the `cuda` preset");
 }
 

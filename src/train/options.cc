@@ -43,6 +43,8 @@ void describe(Schema& schema, RunOptions& options) {
         .choice("device", options.device,
                 {{"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}},
                 "where to compute; auto takes a GPU where there is one")
+        .add("deterministic", options.deterministic,
+             "on a GPU: the same bits every time, also where that costs speed; on the CPU they always are")
         .add("threads", options.threads, between(0, 4096), "CPU threads per rank; 0: every core the rank may use")
         .section("model", options.model, "Shape of the transformer, with Hugging Face's names and meanings.")
         .section("attention", options.attention, "Which layers attend through MoBA, and how.")

@@ -46,7 +46,8 @@ struct RunOptions {
     std::string output_dir = "runs/default";
     int64_t seed = 1234;
     DeviceChoice device = DeviceChoice::automatic;
-    int64_t threads = 0;  ///< per rank on the CPU; 0: every core the rank may use
+    bool deterministic = false;  ///< on a GPU: the same bits every time, where that costs speed too
+    int64_t threads = 0;         ///< per rank on the CPU; 0: every core the rank may use
     ModelOptions model;
     AttentionOptions attention;
     DataOptions data;

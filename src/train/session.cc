@@ -28,9 +28,11 @@ int usable_cores() {
 }  // namespace
 
 Machine make_machine(RunOptions const& options) {
-    if (options.device == DeviceChoice::cuda) {
+    bool const cuda =
+        options.device == DeviceChoice::cuda || (options.device == DeviceChoice::automatic && cuda_device_count() > 0);
+    if (cuda) {
         auto device = make_cuda_device(0);
-        auto ops = make_cuda_ops(*device);
+        auto ops = make_cuda_ops(*device, options.deterministic);
         return {std::move(device), std::move(ops)};
     }
     auto device = make_host_device();

@@ -7,8 +7,9 @@
 
 namespace perigee {
 
-CudaOps::CudaOps(CudaDevice& device)
+CudaOps::CudaOps(CudaDevice& device, bool deterministic)
     : device_(device),
+      deterministic_(deterministic),
       staging_(device),
       blas_(device),
       dense_(std::make_unique<DenseAttention>(device, staging_, [this](size_t bytes) { return scratch(bytes); })) {}
@@ -48,10 +49,10 @@ int32_t const* CudaOps::borders(std::span<int32_t const> cu_seqlens) {
     return static_cast<int32_t const*>(borders_.data());
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device& cuda) {
+std::unique_ptr<Ops> make_cuda_ops(Device& cuda, bool deterministic) {
     auto* const device = dynamic_cast<CudaDevice*>(&cuda);
     PERIGEE_CHECK(device != nullptr, "operations of a GPU on {}", cuda.name());
-    return std::make_unique<CudaOps>(*device);
+    return std::make_unique<CudaOps>(*device, deterministic);
 }
 
 }  // namespace perigee

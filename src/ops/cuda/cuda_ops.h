@@ -18,7 +18,8 @@ class DenseAttention;
 
 class CudaOps final : public Ops {
   public:
-    explicit CudaOps(CudaDevice& device);
+    /// As make_cuda_ops.
+    CudaOps(CudaDevice& device, bool deterministic);
     ~CudaOps() override;
 
     Device& device() override { return device_; }
@@ -74,6 +75,7 @@ class CudaOps final : public Ops {
     int32_t const* borders(std::span<int32_t const> cu_seqlens);
 
     CudaDevice& device_;
+    bool deterministic_;
     Staging staging_;
     Blas blas_;
     std::unique_ptr<DenseAttention> dense_;

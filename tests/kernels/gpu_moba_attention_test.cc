@@ -85,7 +85,7 @@ TEST_F(GpuMobaAttention, RandomChoices) {
 }
 
 TEST_F(GpuMobaAttention, AnyGroupSize) {
-    for (auto const [H, G] : {std::pair{4, 4}, {3, 1}, {7, 1}, {8, 2}, {16, 1}}) {
+    for (auto const& [H, G] : {std::pair{4, 4}, {3, 1}, {7, 1}, {8, 2}, {16, 1}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 200, 333},
                             .heads = H,
                             .kv_heads = G,
@@ -206,7 +206,7 @@ TEST_F(GpuMobaAttention, RangesOfQueriesAddUp) {
         auto const reference = reference_moba(p, 64, chosen);
         GpuMoba::Backward sum;
         std::vector<double> o, dq;
-        for (auto const [begin, end] : {std::pair{0, 77}, {77, 320}, {320, 500}}) {
+        for (auto const& [begin, end] : {std::pair{0, 77}, {77, 320}, {320, 500}}) {
             GpuMoba part(p, c.options, begin, end, kMobaPartialBytes);
             part.choose(chosen);
             auto const forward = part.forward();

@@ -126,7 +126,7 @@ TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
 TEST_F(GpuMobaSelection, ARangeOfQueries) {
     GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3}};
     auto const p = make_gpu_problem(c);
-    for (auto const [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
+    for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
         EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, begin, end, kMobaPartialBytes).select(), begin), 0);
 }
 

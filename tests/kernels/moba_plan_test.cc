@@ -62,7 +62,7 @@ TEST(MobaPlan, ChunksCoverTheQueries) {
 
 TEST(MobaPlan, WavesKeepPartialResultsWithinTheBudget) {
     for (int64_t const tokens : {8192, 32768, 131072, 1 << 20})
-        for (auto const [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}})
+        for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}})
             for (MobaTask const task : {MobaTask::forward, MobaTask::backward}) {
                 MobaPlan const plan = plan_moba(shape(tokens, B, k), task);
                 EXPECT_LE(plan.partial.bytes + plan.partial_lse.bytes, kMobaPartialBytes) << to_string(plan);
@@ -72,7 +72,7 @@ TEST(MobaPlan, WavesKeepPartialResultsWithinTheBudget) {
 }
 
 TEST(MobaPlan, ScratchGrowsLinearlyWithTheTokens) {
-    for (auto const [B, k] : {std::pair{512, 3}, {128, 8}}) {
+    for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}}) {
         auto const bytes = [&](int64_t tokens) {
             MobaPlan const plan = plan_moba(shape(tokens, B, k), MobaTask::forward);
             return static_cast<double>(plan.scratch_bytes - plan.partial.bytes);

@@ -78,7 +78,9 @@ class GpuLlama : public ::testing::Test {
     void SetUp() override {
         if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     }
-    void expect_agreement(ModelOptions const& options, std::vector<AttentionKind> const& kinds) {
+    /// `least` is the cosine every gradient tensor must reach. Where MoBA chooses by bf16 keys, choices near a tie may
+    /// fall otherwise than in fp32, which the gradients of queries and keys show.
+    void expect_agreement(ModelOptions const& options, std::vector<AttentionKind> const& kinds, double least = 0.999) {
         auto const host = make_host_device();
         auto const cuda = make_cuda_device(0);
         auto const host_ops = make_host_ops(*host);
@@ -91,7 +93,7 @@ class GpuLlama : public ::testing::Test {
         ParamLayout const layout(llama_params(options), 1, 0);
         for (ParamLayout::Entry const& entry : layout.entries())
             EXPECT_GE(cosine(found.grads.data() + entry.offset, want.grads.data() + entry.offset, entry.local.size()),
-                      0.999)
+                      least)
                 << entry.spec.name;
         Result const again = run(*cuda, *cuda_ops, options, moba, batch, kinds);
         EXPECT_EQ(found.loss, again.loss);
@@ -110,7 +112,8 @@ TEST_F(GpuLlama, AgreesWithTheCpuWithBiasNormsTiedWeightsAndLargeHeads) {
     ModelOptions options = two_layers();
     options.qkv_bias = options.qk_norm = options.tie_word_embeddings = true;
     options.head_dim = 128;
-    expect_agreement(options, {AttentionKind::full, AttentionKind::moba});
+    expect_agreement(options, {AttentionKind::full, AttentionKind::full});
+    expect_agreement(options, {AttentionKind::full, AttentionKind::moba}, 0.998);
 }
 
 }  // namespace

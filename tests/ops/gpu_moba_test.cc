@@ -40,7 +40,8 @@ Attended attend(Lab& lab, ReferenceProblem const& p, MobaOptions const* moba) {
     TensorView const q = lab.compute(rows, p.q), k = lab.compute(keys, p.k), v = lab.compute(keys, p.v);
     TensorView const d_o = lab.compute(rows, p.d_o), o = lab.compute(rows), lse = lab.main({T, p.heads});
     TensorView const dq = lab.compute(rows), dk = lab.compute(keys), dv = lab.compute(keys);
-    Attended y{.chosen = std::vector<int32_t>(static_cast<size_t>(T * p.heads * S), -777)};
+    Attended y;
+    y.chosen.assign(static_cast<size_t>(T * p.heads * S), -777);
     TensorView const chosen = lab.ids(y.chosen).reshape({T, p.heads, S});
     if (moba != nullptr)
         lab.ops.moba_select({.chosen_THS = chosen, .q_THK = q, .k_TGK = k, .cu_seqlens = p.cu_seqlens, .moba = moba});

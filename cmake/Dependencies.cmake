@@ -31,6 +31,19 @@ target_link_libraries(openblas INTERFACE ${OPENBLAS_LIBRARY})
 # libopenblas.so.0 may also be provided by the pthreads build; the run path prefers the one linked here.
 target_link_options(openblas INTERFACE "LINKER:-rpath,${OPENBLAS_DIR}")
 
+# Libraries of tokenizers, whose packages bring no CMake files.
+foreach(library IN ITEMS "pcre2 pcre2-8 pcre2.h" "sentencepiece sentencepiece sentencepiece_processor.h"
+        "utf8proc utf8proc utf8proc.h")
+    separate_arguments(library)
+    list(POP_FRONT library name file header)
+    string(TOUPPER ${name} variable)
+    find_library(${variable}_LIBRARY ${file} REQUIRED)
+    find_path(${variable}_INCLUDE ${header} REQUIRED)
+    add_library(${name} INTERFACE)
+    target_include_directories(${name} SYSTEM INTERFACE ${${variable}_INCLUDE})
+    target_link_libraries(${name} INTERFACE ${${variable}_LIBRARY})
+endforeach()
+
 add_library(perigee_flags INTERFACE)
 target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror>)
 if(PERIGEE_NATIVE)

@@ -47,7 +47,8 @@ perigee_layer(comm LAYERS base device tensor LIBRARIES MPI::MPI_C)
 perigee_layer(parallel LAYERS base device tensor comm ops)
 perigee_layer(model LAYERS base device tensor kernels ops comm parallel)
 perigee_layer(optim LAYERS base device tensor ops comm parallel)
-perigee_layer(data LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json ZLIB::ZLIB)
+perigee_layer(data LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json ZLIB::ZLIB
+    pcre2 sentencepiece utf8proc)
 perigee_layer(checkpoint LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(eval LAYERS base device tensor ops comm parallel)
 perigee_layer(train LAYERS base device tensor io ops comm parallel model optim data checkpoint eval

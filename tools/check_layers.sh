@@ -25,6 +25,7 @@ homes='
 ^(cuda|cooperative_groups|mma)  ^(src/device/cuda/|src/ops/cuda/|kernels/)
 ^CLI/                           ^src/app/
 ^spdlog/                        ^src/base/
+^(pcre2|sentencepiece|utf8proc) ^src/data/
 ^nlohmann/                      \.cc$
 '
 find src kernels -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | sort |

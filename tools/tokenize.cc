@@ -1,26 +1,18 @@
 // Text to tokens: `tokenize INPUT... --output PREFIX` writes PREFIX.bin and PREFIX.idx for `train: [{path: PREFIX}]`.
 // With --chat CONFIG the inputs are conversations.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstdio>
 
-#include "data/indexed_dataset.h"
-#include "data/text_documents.h"
-#include "data/tokenizer.h"
 #include "tools/tokenize/chat.h"
+#include "tools/tokenize/text.h"
 
 namespace perigee {
 namespace {
 
 struct Options {
     std::vector<Path> inputs;
-    Path output;
-    std::string tokenizer = "bytes";
     std::vector<std::string> suffixes;
-    bool append_eod = true;
-    TextOptions text;
+    TextInputs text;
     std::string chat;
     std::vector<std::string> overrides;
 };
@@ -30,81 +22,41 @@ void declare(CLI::App& app, Options& options) {
     std::map<std::string, Format> const formats{
         {"auto", Format::automatic}, {"text", Format::text}, {"jsonl", Format::jsonl}};
     app.add_option("inputs", options.inputs, "files, plain or .gz, and folders of them (with all below)")->required();
-    app.add_option("-o,--output", options.output, "prefix of the files to write")->required();
-    app.add_option("--format", options.text.format, "auto: by name, .jsonl and .ndjson are JSONL; text; jsonl")
+    app.add_option("-o,--output", options.text.output, "prefix of the files to write")->required();
+    app.add_option("--format", options.text.text.format, "auto: by name, .jsonl and .ndjson are JSONL; text; jsonl")
         ->transform(CLI::CheckedTransformer(formats).description("(auto, text, jsonl)"));
-    app.add_option("--tokenizer", options.tokenizer, "bytes")->capture_default_str();
-    app.add_option("--key", options.text.key, "JSONL: the field that holds the text")->capture_default_str();
-    app.add_option("--split-on-blank-lines", options.text.blank_lines,
+    app.add_option("--tokenizer", options.text.tokenizer,
+                   "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder with one")
+        ->capture_default_str();
+    app.add_option("--key", options.text.text.key, "JSONL: the field that holds the text")->capture_default_str();
+    app.add_option("--split-on-blank-lines", options.text.text.blank_lines,
                    "text: this many blank lines in a row start a new document; 0: one document per file")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
     app.add_option("--suffix", options.suffixes,
                    "of folders, only take names that end so, before any .gz; may be repeated")
         ->allow_extra_args(false);
-    app.add_flag("--append-eod,!--no-append-eod", options.append_eod,
+    app.add_flag("--append-eod,!--no-append-eod", options.text.append_eod,
                  "end each document with a token of its own (default)");
+    app.add_flag("--prepend-bos,!--no-prepend-bos", options.text.prepend_bos,
+                 "begin each document with the tokenizer's begin-of-text token, where it has that habit (default)");
+    app.add_flag("--special", options.text.special, "names of special tokens in the text are those tokens");
+    app.add_option("--threads", options.text.threads, "0: one per core")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
     auto* const chat = app.add_option("--chat", options.chat,
                                       "the inputs are conversations, tokenized as the chat and data.tokenizer keys of "
                                       "this run's configuration say");
     app.add_option("--set", options.overrides, "with --chat: key=value over the configuration; may be repeated")
         ->needs(chat)
         ->allow_extra_args(false);
-    app.add_flag("--strip-html", options.text.strip_html, "keep only the readable text of web pages");
+    app.add_flag("--strip-html", options.text.text.strip_html, "keep only the readable text of web pages");
 }
 
-/// Megabytes and speed, on a terminal only.
-class Progress {
-  public:
-    void show(size_t file, size_t files, int64_t bytes, int64_t tokens) {
-        auto const now = Clock::now();
-        if (!terminal_ || now - shown_ < std::chrono::milliseconds(200)) return;
-        shown_ = now;
-        double const seconds = std::chrono::duration<double>(now - start_).count();
-        fmt::print(stderr, "\rfile {} of {}, {:.1f} MB, {:.1f} M tokens/s ", file + 1, files,
-                   static_cast<double>(bytes) / 1e6, static_cast<double>(tokens) / 1e6 / seconds);
-    }
-    void clear() const {
-        if (terminal_) fmt::print(stderr, "\r\x1b[K");
-    }
-
-  private:
-    using Clock = std::chrono::steady_clock;
-    bool terminal_ = ::isatty(STDERR_FILENO) == 1;
-    Clock::time_point start_ = Clock::now(), shown_ = start_;
-};
-
-void tokenize(Options const& options, FileSystem& files) {
-    auto const inputs = list_text_files(files, options.inputs, options.suffixes);
-    if (!options.chat.empty()) return tokenize_chats({options.chat, options.overrides, inputs, options.output}, files);
-    auto const tokenizer = make_tokenizer(files, options.tokenizer);
-    if (options.output.has_parent_path()) files.make_directories(options.output.parent_path());
-    IndexedDatasetWriter writer(files, options.output, tokenizer->vocab_size());
-    Progress progress;
-    int64_t done_bytes = 0, text_bytes = 0, empty = 0;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-        int64_t file_bytes = 0;
-        for_each_document(files, inputs[i], options.text, [&](std::string_view text, int64_t bytes_read) {
-            file_bytes = bytes_read;
-            if (text.find_first_not_of(" \t\r\n\f\v") == text.npos) {
-                ++empty;
-                return;
-            }
-            auto tokens = tokenizer->encode(text);
-            if (options.append_eod) tokens.push_back(tokenizer->end_of_document());
-            writer.add_document(tokens);
-            text_bytes += static_cast<int64_t>(text.size());
-            progress.show(i, inputs.size(), done_bytes + file_bytes, writer.tokens());
-        });
-        done_bytes += file_bytes;
-    }
-    progress.clear();
-    writer.finish();
-    fmt::print(
-        "{}.bin, .idx: {} documents, {} tokens ({}, {} tokenizer) from {} files, {:.2f} MB of text; {} empty "
-        "documents skipped\n",
-        options.output.string(), fmt::group_digits(writer.documents()), fmt::group_digits(writer.tokens()),
-        to_string(writer.token_type()), tokenizer->name(), inputs.size(), static_cast<double>(text_bytes) / 1e6, empty);
+void tokenize(Options& options, FileSystem& files) {
+    options.text.files = list_text_files(files, options.inputs, options.suffixes);
+    if (options.chat.empty()) return tokenize_text(options.text, files);
+    tokenize_chats({options.chat, options.overrides, options.text.files, options.text.output}, files);
 }
 
 }  // namespace

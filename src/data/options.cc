@@ -36,7 +36,9 @@ void describe(Schema& schema, DataOptions& options) {
     schema.add("mock_data", options.mock_data,
                "made-up tokens with a structure that can be learnt, instead of files: for trying things out and for "
                "measuring speed");
-    schema.add("tokenizer", options.tokenizer, "turns text into tokens and back when generating: bytes");
+    schema.add("tokenizer", options.tokenizer,
+               "turns text into tokens and back: bytes, or the path of a tokenizer.json, of a tokenizer.model, or of a "
+               "folder with one of them, such as a Hugging Face model's");
 }
 
 namespace {

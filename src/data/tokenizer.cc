@@ -1,5 +1,6 @@
 #include "data/tokenizer.h"
 
+#include "data/tokenizer/tokenizer_files.h"
 #include "data/tokenizer/utf8.h"
 
 namespace perigee {
@@ -43,9 +44,9 @@ std::string Tokenizer::decode(std::vector<int32_t> const& ids) const {
     return text;
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(FileSystem&, std::string const& name) {
+std::unique_ptr<Tokenizer> make_tokenizer(FileSystem& files, std::string const& name) {
     if (name == "bytes") return std::make_unique<ByteTokenizer>();
-    fail(Category::config, "unknown tokenizer \"{}\"; known: bytes", name);
+    return open_tokenizer(files, name);
 }
 
 std::string StreamDecoder::push(int32_t id) {

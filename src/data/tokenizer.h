@@ -39,7 +39,8 @@ class Tokenizer {
     virtual std::string name() const = 0;
 };
 
-/// "bytes": ids 0-255 are the bytes themselves, 256 ends a document.
+/// "bytes": ids 0-255 are the bytes themselves, 256 ends a document. Else a tokenizer.json, a tokenizer.model or a
+/// folder with one (data/tokenizer/tokenizer_files.h). Throws Category::config.
 std::unique_ptr<Tokenizer> make_tokenizer(FileSystem& files, std::string const& name);
 
 /// Text that arrives token by token: hands out whole characters only. What it hands out in all is the text of all

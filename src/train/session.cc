@@ -42,8 +42,11 @@ Machine make_machine(RunOptions const& options) {
 
 RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files) {
     if (options.threads == 0) options.threads = std::max(1, usable_cores() / local_ranks);
-    if (options.model.vocab_size == 0)
-        options.model.vocab_size = (make_tokenizer(files, options.data.tokenizer)->vocab_size() + 63) / 64 * 64;
+    // The default is not a choice: runs on tokens from elsewhere need no tokenizer.
+    if (options.model.vocab_size > 0 && options.data.tokenizer == DataOptions{}.tokenizer) return options;
+    auto const tokenizer = make_tokenizer(files, options.data.tokenizer);
+    if (options.model.vocab_size == 0) options.model.vocab_size = (tokenizer->vocab_size() + 63) / 64 * 64;
+    check_vocabulary(*tokenizer, options.model.vocab_size);
     return options;
 }
 

@@ -47,7 +47,7 @@ TEST(ByteTokenizer, IdsOutsideTheVocabularyAreRefused) {
     }
 }
 
-TEST(Tokenizer, UnknownNamesAreConfigErrors) {
+TEST(Tokenizer, NamesThatAreNoPathAreConfigErrors) {
     EXPECT_THAT(testing::error_of(Category::config, [] { make_tokenizer(*make_file_system(), "words"); }),
                 HasSubstr("words"));
 }

@@ -12,6 +12,7 @@
 #include "support/random.h"
 #include "support/temporary_folder.h"
 #include "support/thread_comm.h"
+#include "support/tiny_tokenizer.h"
 
 namespace perigee {
 namespace {
@@ -151,6 +152,24 @@ TEST_F(TrainerTest, a_global_batch_without_loss_is_an_error_that_names_the_step)
     } catch (Error const& e) {
         EXPECT_EQ(e.category(), Category::data);
         EXPECT_THAT(e.what(), HasSubstr("step 2"));
+    }
+}
+
+TEST_F(TrainerTest, a_vocabulary_larger_than_the_models_is_an_error_that_says_both_sizes) {
+    Path const path = folder_.path() / "tokenizer.json";
+    files_->replace_text(path, testing::TinyTokenizer{}.json());
+    RunOptions options;
+    options.data.tokenizer = path.string();
+    EXPECT_EQ(resolve(options, 1, *files_).model.vocab_size, 320);  // 260 tokens, up to a multiple of 64
+    options.model.vocab_size = 260;
+    EXPECT_EQ(resolve(options, 1, *files_).model.vocab_size, 260);
+    options.model.vocab_size = 259;
+    try {
+        resolve(options, 1, *files_);
+        FAIL() << "the last token has no row";
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::config);
+        EXPECT_THAT(e.what(), HasSubstr("tokenizer.json has 260 tokens, more than model.vocab_size, which is 259"));
     }
 }
 

@@ -1,0 +1,118 @@
+#include "data/tokenizer/bpe.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <functional>
+
+#include "base/error.h"
+
+namespace perigee {
+
+namespace {
+
+constexpr uint64_t kNoPair = ~uint64_t{0};
+
+uint64_t pair_of(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+}
+
+size_t hash(uint64_t x) {
+    x *= 0x9E3779B97F4A7C15u;
+    return static_cast<size_t>(x ^ x >> 32);
+}
+
+}  // namespace
+
+Bpe::Bpe(BpeModel model) : model_(std::move(model)) {
+    for (size_t byte = 0; byte < 256; ++byte) {
+        auto const id = find({std::array{static_cast<char>(byte)}.data(), 1});
+        if (!id) fail(Category::config, "the byte {} has no token", byte);
+        byte_ids_[byte] = *id;
+    }
+    slots_.resize(std::bit_ceil(model_.merges.size() * 2 + 1));
+    for (size_t i = 0; i < model_.merges.size(); ++i) {
+        uint64_t const pair = pair_of(model_.merges[i].left, model_.merges[i].right);
+        size_t at = hash(pair) & (slots_.size() - 1);
+        while (slots_[at].pair != kNoPair && slots_[at].pair != pair) at = (at + 1) & (slots_.size() - 1);
+        slots_[at] = {pair, static_cast<uint32_t>(i)};
+    }
+}
+
+std::optional<int32_t> Bpe::find(std::string_view bytes) const {
+    auto const found = model_.ids.find(std::string(bytes));
+    return found == model_.ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+uint32_t Bpe::rank(int32_t left, int32_t right) const {
+    uint64_t const pair = pair_of(left, right);
+    for (size_t at = hash(pair) & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
+        if (slots_[at].pair == pair) return slots_[at].rank;
+        if (slots_[at].pair == kNoPair) return kNoMerge;
+    }
+}
+
+void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const {
+    auto& cached = scratch.cache_[std::hash<std::string_view>{}(word) & (Scratch::kWords - 1)];
+    if (std::string_view(cached.text.data(), cached.bytes) == word) {
+        ids.insert(ids.end(), cached.ids.begin(), cached.ids.begin() + cached.tokens);
+        return;
+    }
+    size_t const before = ids.size();
+    if (auto const whole = model_.whole_words ? find(word) : std::nullopt) {
+        ids.push_back(*whole);
+    } else {
+        merge(word, scratch, ids);
+    }
+    size_t const tokens = ids.size() - before;
+    if (word.size() > cached.text.size() || tokens > cached.ids.size()) return;
+    cached.bytes = static_cast<uint8_t>(word.size());
+    cached.tokens = static_cast<uint8_t>(tokens);
+    std::copy(word.begin(), word.end(), cached.text.begin());
+    std::copy(ids.end() - static_cast<ptrdiff_t>(tokens), ids.end(), cached.ids.begin());
+}
+
+void Bpe::merge(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const {
+    auto& symbols = scratch.symbols_;
+    auto& queue = scratch.queue_;
+    auto const at = [&](int32_t position) -> Scratch::Symbol& { return symbols[static_cast<size_t>(position)]; };
+    auto const size = static_cast<int32_t>(word.size());
+    // Ranks the pair that begins at `position` anew; an entry of its old rank then no longer matches.
+    auto const update = [&](int32_t position) {
+        auto& symbol = at(position);
+        symbol.rank = symbol.next < 0 ? kNoMerge : rank(symbol.id, at(symbol.next).id);
+        if (symbol.rank == kNoMerge) return false;
+        queue.push_back(static_cast<uint64_t>(symbol.rank) << 32 | static_cast<uint32_t>(position));
+        return true;
+    };
+    auto const push = [&](int32_t position) {
+        if (update(position)) std::push_heap(queue.begin(), queue.end(), std::greater{});
+    };
+
+    symbols.clear();
+    queue.clear();
+    for (int32_t i = 0; i < size; ++i) {
+        int32_t const id = byte_ids_[static_cast<unsigned char>(word[static_cast<size_t>(i)])];
+        symbols.push_back({id, i - 1, i + 1 < size ? i + 1 : -1, kNoMerge});
+    }
+    for (int32_t i = 0; i < size; ++i) update(i);
+    std::make_heap(queue.begin(), queue.end(), std::greater{});
+    while (!queue.empty()) {
+        std::pop_heap(queue.begin(), queue.end(), std::greater{});
+        auto const rank = static_cast<uint32_t>(queue.back() >> 32);
+        auto const position = static_cast<int32_t>(queue.back());
+        queue.pop_back();
+        auto& left = at(position);
+        if (left.rank != rank) continue;
+        auto& right = at(left.next);
+        left.id = model_.merges[rank].result;
+        left.next = right.next;
+        right.rank = kNoMerge;
+        if (left.next >= 0) at(left.next).previous = position;
+        push(position);
+        if (left.previous >= 0) push(left.previous);
+    }
+    for (int32_t i = 0; i >= 0; i = at(i).next) ids.push_back(at(i).id);
+}
+
+}  // namespace perigee

@@ -1,0 +1,50 @@
+// Regular expressions as tokenizer files write them (Oniguruma's syntax, the reference's engine), matched by PCRE2's
+// compiler to machine code. Only what means the same in both is taken; the rest is refused by name, since a pattern
+// read a little differently would cut a few words of a corpus differently and nobody would see it.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace perigee {
+
+class Regex {
+  public:
+    /// Throws Category::config for what is not a pattern, may mean another thing here, or matches an empty text.
+    explicit Regex(std::string const& pattern);
+
+    /// What one thread needs to match.
+    class Scratch {
+      public:
+        Scratch();
+        ~Scratch();
+        Scratch(Scratch const&) = delete;
+        Scratch& operator=(Scratch const&) = delete;
+
+      private:
+        friend class Regex;
+        struct Impl;
+        std::unique_ptr<Impl> impl_;
+    };
+
+    struct Match {
+        size_t begin, end;
+    };
+    /// The first match that begins at `from` or later; never empty. `text` is whole UTF-8 and `from` lies between
+    /// characters. Throws Category::data where the pattern backtracks without end.
+    std::optional<Match> find(std::string_view text, size_t from, Scratch& scratch) const;
+
+  private:
+    struct Code;
+    std::shared_ptr<Code const> code_;
+};
+
+/// The pattern as PCRE2 understands it (with PCRE2_UTF): white space is Unicode's White_Space property, scripts mean
+/// the script property, groups do not capture.
+std::string to_pcre2(std::string_view pattern);
+/// A pattern that matches exactly this text.
+std::string literal_pattern(std::string_view text);
+
+}  // namespace perigee

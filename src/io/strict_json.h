@@ -1,0 +1,16 @@
+// JSON from foreign files, before a JSON library builds anything of it: what passes has no key twice in one object,
+// which libraries resolve silently and each in its own way, and no depth that recursion could choke on.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace perigee {
+
+/// Throws Error of `category`, beginning with `where`, unless `text` is one JSON value in UTF-8, at most `max_depth`
+/// lists and objects deep, without repeated keys.
+void check_json(std::string_view text, std::string const& where, Category category, int max_depth);
+
+}  // namespace perigee

@@ -1,0 +1,133 @@
+#include "data/tokenizer/splitter.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "data/tokenizer/utf8.h"
+#include "megatron_files.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Words = std::vector<std::string>;
+
+constexpr char const* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr char const* kLlama3 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+Words words(std::vector<SplitStep> steps, std::string const& text) {
+    Splitter const splitter(std::move(steps));
+    Regex::Scratch scratch;
+    Words found;
+    splitter.for_each_word(text, scratch, [&](std::string_view word) { found.emplace_back(word); });
+    return found;
+}
+
+Words words(std::string const& pattern, std::string const& text) { return words({{Regex(pattern)}}, text); }
+
+// The example of Hugging Face's documentation of `Split`.
+TEST(Splitter, MatchesAreTreatedAsTheirBehaviorSays) {
+    auto const split = [](MatchBehavior behavior, bool invert = false) {
+        return words({{Regex("-"), behavior, invert}}, "the-final--countdown");
+    };
+    EXPECT_THAT(split(MatchBehavior::removed), ElementsAre("the", "final", "countdown"));
+    EXPECT_THAT(split(MatchBehavior::isolated), ElementsAre("the", "-", "final", "-", "-", "countdown"));
+    EXPECT_THAT(split(MatchBehavior::merged_with_previous), ElementsAre("the-", "final-", "-", "countdown"));
+    EXPECT_THAT(split(MatchBehavior::merged_with_next), ElementsAre("the", "-final", "-", "-countdown"));
+    EXPECT_THAT(split(MatchBehavior::contiguous), ElementsAre("the", "-", "final", "--", "countdown"));
+    EXPECT_THAT(split(MatchBehavior::removed, true), ElementsAre("-", "-", "-"));
+}
+
+TEST(Splitter, StepsCutThePiecesOfTheStepsBefore) {
+    EXPECT_THAT(words({{Regex(R"(\p{N})")}, {Regex(kGpt2)}}, "ab12 c"), ElementsAre("ab", "1", "2", " c"));
+    EXPECT_THAT(words(std::vector<SplitStep>{}, "all of it"), ElementsAre("all of it"));
+}
+
+TEST(Splitter, CutsAsGpt2AndLlama3Do) {
+    std::string const text = "It's 12345 we'LL!\n\n  go   \u4e2d\u6587 ";
+    EXPECT_THAT(words(kGpt2, text),
+                ElementsAre("It", "'s", " 12345", " we", "'", "LL", "!", "\n\n ", " go", "  ", " \u4e2d\u6587", " "));
+    EXPECT_THAT(words(kLlama3, text), ElementsAre("It", "'s", " ", "123", "45", " we", "'LL", "!\n\n", " ", " go", "  ",
+                                                  " \u4e2d\u6587", " "));
+}
+
+TEST(Regex, WhiteSpaceIsUnicodesProperty) {
+    std::string const mongolian = "\u180e";  // white space to PCRE2 alone
+    for (char const* const space : {"\t", "\r", " ", "\u0085", "\u00a0", "\u1680", "\u2003", "\u2028", "\u3000"}) {
+        EXPECT_THAT(words(R"(\s+)", fmt::format("a{}b", space)), ElementsAre("a", space, "b"));
+        EXPECT_THAT(words(R"([\s]|\S)", space), ElementsAre(space));
+        EXPECT_THAT(words(R"([\Sq]+)", fmt::format("{}{}x", space, mongolian)),
+                    ElementsAre(space, fmt::format("{}x", mongolian)));
+    }
+    EXPECT_THAT(words(R"(\s+)", fmt::format("a{}b", mongolian)), ElementsAre(fmt::format("a{}b", mongolian)));
+}
+
+TEST(Regex, CharactersClassesAndCounts) {
+    EXPECT_THAT(words("[a-c\\-\\]\u00e9-\u00eb]+", "xa-]\u00ebz"), ElementsAre("x", "a-]\u00eb", "z"));
+    EXPECT_THAT(words(R"([^a-z]+)", "ab\n1c"), ElementsAre("ab", "\n1", "c"));
+    EXPECT_THAT(words(R"(.{,2}x)", "abcx"), ElementsAre("a", "bcx"));
+    EXPECT_THAT(words(R"(.+)", "ab\ncd"), ElementsAre("ab", "\n", "cd"));
+    EXPECT_THAT(words(R"(\p{Han}+|\P{^Lu}|\x{62}\u0063|\v)", "\u4e2dbc\vAd"),
+                ElementsAre("\u4e2d", "bc", "\v", "A", "d"));
+    EXPECT_THAT(words(R"((?<=a)b+?|(?<!a)c++)", "abbcca"), ElementsAre("a", "b", "b", "cc", "a"));
+    EXPECT_THAT(words(R"((?i:'s))", "a'\u017fb'S"), ElementsAre("a", "'\u017f", "b", "'S"));
+    EXPECT_THAT(words(literal_pattern("a.*\u4e2d"), "xa.*\u4e2d"), ElementsAre("x", "a.*\u4e2d"));
+}
+
+TEST(Regex, WhatMayMeanAnotherThingIsRefused) {
+    std::pair<char const*, char const*> const cases[] = {
+        {R"(\w+)", "\\w"},
+        {R"(a\b)", "\\b"},
+        {R"(\h)", "\\h"},
+        {"^a", "'^'"},
+        {"a$", "'$'"},
+        {R"((a)\1)", "\\1"},
+        {"[a[b]]", "class in"},
+        {"[a&&b]", "intersection"},
+        {"a{1,2}+", "repeated"},
+        {"a**", "repeated"},
+        {"a{x}", "counts nothing"},
+        {"*a", "'*'"},
+        {"(?<n>a)", "(?<n"},
+        {"(?>a)", "(?>a"},
+        {"(?i)a", "(?i)"},
+        {"(a", "open ("},
+        {"a)", ") without"},
+        {"[a", "no end"},
+        {"[]a]", "empty class"},
+        {"[b-a]", "empty range"},
+        {R"([a-\s])", "two meanings"},
+        {R"(\p{Letter})", "not understood"},
+        {R"(\p{L1})", "property"},
+        {R"(\xFF)", "byte"},
+        {"(?i:ss)", "\"ss\""},
+        {"(?i:\u00e9)", "ASCII"},
+        {R"((?i:\p{Lu}))", "ignores case"},
+        {"a*", "empty"},
+        {"(?=a)", "empty"},
+        {R"(\x{D800})", "character number"},
+        {"((((", "open ("},
+        {"a\\", "no end"},
+        {"(?<=a+)b", "not understood"},
+    };
+    for (auto const& [pattern, reason] : cases) {
+        EXPECT_THAT(testing::error_of(Category::config, [&, pattern = pattern] { Regex{pattern}; }), HasSubstr(reason))
+            << pattern;
+    }
+}
+
+TEST(Regex, EndlessBacktrackingIsAnErrorOfTheData) {
+    EXPECT_THAT(testing::error_of(Category::data, [] { words("(?:a+a+)+b", std::string(2000, 'a') + "cb"); }),
+                HasSubstr("2002 bytes"));
+}
+
+TEST(Regex, LongRunsNeedNoStack) {
+    std::string const run(3 << 20, ' ');
+    EXPECT_EQ(words(kLlama3, run + "x").size(), 2u);
+    EXPECT_EQ(words(kLlama3, std::string(3 << 20, 'x')).size(), 1u);
+}
+
+}  // namespace
+}  // namespace perigee

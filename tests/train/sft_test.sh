@@ -12,9 +12,9 @@ for _ in $(seq 100); do
     echo '{"messages": [{"role": "system", "content": "Shout"}, {"role": "user", "content": "ping"}, {"role": "assistant", "content": "PONG"}]}'
 done >chats.jsonl
 config=(
-    "$PERIGEE_SOURCE/configs/sft.yaml" data.train.0.path=chats output_dir=run data.sequence_length=256 threads=2
+    "$PERIGEE_SOURCE/configs/sft.yaml" data.train.0.path=chats output_dir=run data.sequence_length=256 threads=1
     model.num_hidden_layers=2 model.hidden_size=128 model.intermediate_size=256 attention.block_size=32
-    'attention.full_layers={last: 1}' train.steps=60 train.global_batch_size=4 train.micro_batch_size=4
+    'attention.full_layers={last: 1}' train.steps=60 train.global_batch_size=2 train.micro_batch_size=2
     optimizer.lr=4e-3 eval.samples=4 log.progress=false watchdog.enabled=false
 )
 "$PERIGEE_BIN/tokenize" chats.jsonl --chat "$PERIGEE_SOURCE/configs/sft.yaml" --set data.sequence_length=256 -o chats

@@ -5,7 +5,8 @@ target_compile_options(perigee_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
         -fno-omit-frame-pointer -O1 -Wno-error -Wno-pass-failed>)
 
-add_library(fuzz_support STATIC tests/fuzz/fuzz.cc tests/support/memory_file_system.cc)
+# An object library: nothing refers to the hook that writes seeds.
+add_library(fuzz_support OBJECT tests/fuzz/fuzz.cc tests/support/memory_file_system.cc)
 target_include_directories(fuzz_support PUBLIC ${CMAKE_SOURCE_DIR}/tests)
 target_link_libraries(fuzz_support PUBLIC perigee_io PRIVATE perigee_flags)
 

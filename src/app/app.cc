@@ -58,7 +58,7 @@ int run_generate(RunOptions const& options, Comm& world, FileSystem& files) {
     Session session(options, world, files);
     int64_t const step = session.load_weights().step;
     bool const speaks = world.rank() == 0;
-    if (speaks) fmt::print("{}", options.generate.prompt);
+    if (speaks && options.chat.format == ChatFormat::none) fmt::print("{}", options.generate.prompt);
     generate(session, step, [speaks](std::string const& text) {
         if (!speaks) return;
         fmt::print("{}", text);

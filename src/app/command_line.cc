@@ -30,7 +30,7 @@ constexpr std::array kCommands = {
 /// What CLI11 fills in while it parses.
 struct Typed {
     CommandLine result;
-    std::string prompt;
+    std::string prompt, system;
     int64_t max_tokens = 0;
     bool mock_data = false;
 };
@@ -48,6 +48,7 @@ void add_command(CLI::App& app, CommandHelp const& command, Typed& typed) {
         sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
     }
     if (command.command == Command::generate) {
+        sub->add_option("--system", typed.system, "Short for generate.system=TEXT; TEXT is taken as it is");
         sub->add_option("--prompt", typed.prompt, "Short for generate.prompt=TEXT; TEXT is taken as it is");
         sub->add_option("--max-tokens", typed.max_tokens, "Short for generate.max_tokens=N");
     }
@@ -57,6 +58,7 @@ void add_command(CLI::App& app, CommandHelp const& command, Typed& typed) {
         if (typed.mock_data) overrides.push_back("data.mock_data=true");
         if (command.command != Command::generate) return;
         if (sub->count("--prompt") > 0) overrides.push_back("generate.prompt=" + yaml_text(typed.prompt));
+        if (sub->count("--system") > 0) overrides.push_back("generate.system=" + yaml_text(typed.system));
         if (sub->count("--max-tokens") > 0)
             overrides.push_back(fmt::format("generate.max_tokens={}", typed.max_tokens));
     });

@@ -24,13 +24,15 @@ namespace perigee {
 struct Retention {
     int64_t last = 0;   ///< the newest ones; 0 keeps all
     int64_t every = 0;  ///< besides, those whose step is a multiple of this; 0: none
+    int64_t best = -1;  ///< besides, the one of this step
 };
 
 struct CheckpointOptions {
     int64_t every = 100;          ///< steps between checkpoints; 0: only at the end and when told to stop
     int64_t keep_last = 3;        ///< 0 keeps all
     int64_t keep_every = 0;       ///< besides, for ever, every step that this divides; 0: none
-    std::string resume = "auto";  ///< auto, never, or a checkpoint folder
+    bool keep_best = false;       ///< besides, the one with the lowest validation loss
+    std::string resume = "auto";  ///< auto, never, best, or a checkpoint folder
     bool asynchronous = true;     ///< copy the state, then write it while training goes on
     Retention retention() const { return {.last = keep_last, .every = keep_every}; }
 };

@@ -76,7 +76,8 @@ void prune(FileSystem& files, Path const& root, int64_t step, Retention keep) {
     auto folders = step_folders(files, root);
     std::erase_if(folders, [&](StepFolder const& folder) { return folder.step > step; });
     for (auto i = static_cast<size_t>(keep.last); i < folders.size(); ++i)
-        if (keep.every <= 0 || folders[i].step % keep.every != 0) discard(files, root, folders[i].name);
+        if (folders[i].step != keep.best && (keep.every <= 0 || folders[i].step % keep.every != 0))
+            discard(files, root, folders[i].name);
 }
 
 }  // namespace perigee

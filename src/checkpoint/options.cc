@@ -8,10 +8,14 @@ void describe(Schema& schema, CheckpointOptions& options) {
         .add("keep_last", options.keep_last, at_least(0), "checkpoints to keep, the newest ones; 0 keeps all")
         .add("keep_every", options.keep_every, at_least(0),
              "besides, keep for ever the checkpoints whose step is a multiple of this; 0: none")
+        .add("keep_best", options.keep_best,
+             "besides, keep the checkpoint with the lowest validation loss so far; eval.every must then be a multiple "
+             "of every")
         .add("async", options.asynchronous,
              "write checkpoints beside training, from a copy of the state; false: training waits")
         .add("resume", options.resume,
-             "auto: from the newest whole checkpoint of the run's folder, if there is one; never; or a checkpoint's "
+             "auto: from the newest whole checkpoint of the run's folder, if there is one; never; best: "
+             "the one of the run's folder with the lowest validation loss, for eval and generate; or a checkpoint's "
              "folder");
 }
 

@@ -23,6 +23,8 @@ class Saver {
     /// Begins a save; none is in flight. `parts` may change as soon as this returns. Collective; throws like
     /// save_checkpoint(), after which none is in flight.
     void begin(RunState const& state, std::vector<StoredTensor> const& parts);
+    /// The checkpoint of this step outlives all saves that begin from now on.
+    void keep_best(int64_t step) { keep_.best = step; }
     bool in_flight() const { return save_ != nullptr; }
     /// This rank still writes.
     bool writing() const { return in_flight() && !written_.load(); }

@@ -138,6 +138,13 @@ void check_data(RunOptions const& options, Sentences& out) {
             "above 0",
             options.eval.every);
     }
+    if (options.checkpoint.keep_best && (options.eval.every == 0 || options.checkpoint.every == 0 ||
+                                         options.eval.every % options.checkpoint.every != 0)) {
+        out.add(
+            "checkpoint.keep_best needs a checkpoint wherever there is an evaluation: eval.every ({}) must be a "
+            "multiple of checkpoint.every ({})",
+            options.eval.every, options.checkpoint.every);
+    }
 }
 
 }  // namespace

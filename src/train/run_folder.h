@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "io/file_system.h"
+#include "train/metrics.h"
 
 namespace perigee {
 
@@ -37,5 +39,9 @@ class RunFolder {
 
 /// Where a run keeps its checkpoints.
 Path checkpoint_root(Path const& output_dir);
+
+/// The evaluation with the lowest loss, by the run's metrics, of those whose checkpoint exists; of equal ones the
+/// earliest. The metrics are the only record of it, so it survives whatever a run survives.
+std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir);
 
 }  // namespace perigee

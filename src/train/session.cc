@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "checkpoint/folders.h"
 #include "train/run_folder.h"
 #include "train/snapshot.h"
 
@@ -114,8 +115,15 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
 
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
                                           FileSystem& files) {
-    if (options.resume == "auto") return find_latest(files, world, checkpoint_root(output_dir));
     Path const root = checkpoint_root(output_dir);
+    if (options.resume == "auto") return find_latest(files, world, root);
+    if (options.resume == "best") {
+        std::optional<EvalReport> best;
+        if (world.rank() == 0) best = best_evaluation(files, output_dir);
+        int64_t const step = world.sum(best ? best->step : int64_t{0});
+        if (step == 0) fail(Category::checkpoint, "no checkpoint in {} was evaluated on held-out data", root.string());
+        return Checkpoint::open(files, world, root / step_name(step));
+    }
     if (options.resume != "never") return Checkpoint::open(files, world, options.resume);
     if (files.exists(root) && !files.list(root).empty())
         fail(

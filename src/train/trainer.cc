@@ -193,6 +193,12 @@ void Trainer::begin_save(bool last) {
     enter(Section::save);
     try {
         save_began_ = Clock::now();
+        // What was evaluated until now has its checkpoint: none is in flight. Later evaluations are of this step, which
+        // stays.
+        if (options_.checkpoint.keep_best && folder_) {
+            auto const best = best_evaluation(session_.files(), options_.output_dir);
+            if (best) saver_.keep_best(best->step);
+        }
         saver_.begin(state_, learner_.tensors(learner_.owned()));
     } catch (Error const& e) {
         save_failed(e, state_.step, last);

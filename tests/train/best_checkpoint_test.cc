@@ -1,0 +1,116 @@
+// checkpoint.keep_best: the checkpoint with the lowest validation loss outlives the newer ones, across resumes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/folders.h"
+#include "config/config.h"
+#include "support/temporary_folder.h"
+#include "support/thread_comm.h"
+#include "train/trainer.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+RunOptions options_for(Path const& output, int64_t steps, double lr) {
+    RunOptions o = parse_config(R"(
+model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1}
+attention: {kind: moba, block_size: 16, top_k: 2, full_layers: {last: 1}}
+data: {mock_data: true, sequence_length: 64}
+train: {global_batch_size: 4, micro_batch_size: 2}
+schedule: {decay: constant}
+checkpoint: {every: 2, keep_last: 1, keep_best: true}
+eval: {every: 2, samples: 4}
+threads: 1
+log: {progress: false}
+)",
+                                "best", {});
+    o.output_dir = output.string();
+    o.train.steps = steps;
+    o.optimizer.lr = lr;
+    return o;
+}
+
+class BestCheckpointTest : public ::testing::Test {
+  protected:
+    void train(int64_t steps, double lr, int ranks = 1) {
+        testing::run_ranks(ranks, [&](Comm& world) {
+            Trainer(resolve(options_for(output_, steps, lr), 1, *files_), world, *files_, "").run();
+        });
+    }
+    std::vector<int64_t> steps_kept() {
+        std::vector<int64_t> steps;
+        for (auto const& folder : step_folders(*files_, checkpoint_root(output_))) steps.push_back(folder.step);
+        return steps;
+    }
+    std::map<int64_t, double> evaluations() const {
+        std::map<int64_t, double> found;
+        std::ifstream file(output_ / "metrics.jsonl");
+        for (std::string line; std::getline(file, line);) {
+            auto const object = nlohmann::json::parse(line);
+            if (object.contains("eval_loss")) found[object["step"]] = object["eval_loss"];
+        }
+        return found;
+    }
+
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    testing::TemporaryFolder folder_;
+    Path const output_ = folder_.path() / "run";
+    std::unique_ptr<Comm> alone_ = make_single_comm();
+};
+
+TEST_F(BestCheckpointTest, outlives_worse_ones_across_resumes) {
+    train(6, 3e-3);
+    EXPECT_THAT(steps_kept(), ElementsAre(6, 4)) << "when step 6 was saved, 4 was the best";
+    train(12, 1.0, 2);  // far too high: all that follows is worse
+    auto const losses = evaluations();
+    ASSERT_EQ(losses.size(), 6u);
+    for (int64_t const step : {2, 4, 8, 10, 12}) ASSERT_GT(losses.at(step), losses.at(6)) << step;
+    EXPECT_THAT(steps_kept(), ElementsAre(12, 6));
+    train(14, 1.0);  // knows of it from the metrics alone
+    EXPECT_THAT(steps_kept(), ElementsAre(14, 6));
+
+    RunOptions options = options_for(output_, 14, 1.0);
+    options.checkpoint.resume = "best";
+    auto const best = find_checkpoint(options.checkpoint, options.output_dir, *alone_, *files_);
+    ASSERT_TRUE(best.has_value());
+    EXPECT_EQ(best->state().step, 6);
+}
+
+TEST_F(BestCheckpointTest, is_one_that_exists) {
+    EXPECT_FALSE(best_evaluation(*files_, output_).has_value());
+    train(4, 3e-3);
+    double const best = evaluations().at(4);
+    std::ofstream(output_ / "metrics.jsonl", std::ios::app) << R"({"step":1,"eval_loss":0.1,"eval_loss_weight":1})"
+                                                            << "\n"
+                                                            << R"({"step":4,"eval_loss":null,"eval_loss_weight":1})"
+                                                            << "\n"
+                                                            << R"({"step":4,"eval_lo)";
+    auto const found = best_evaluation(*files_, output_);
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->step, 4) << "step 1 has no checkpoint";
+    EXPECT_EQ(found->loss, best);
+}
+
+TEST_F(BestCheckpointTest, needs_a_checkpoint_at_every_evaluation) {
+    RunOptions options = resolve(options_for(output_, 4, 1e-3), 1, *files_);
+    EXPECT_THAT(problems(options, 1), ElementsAre());
+    options.eval.every = 3;
+    EXPECT_THAT(problems(options, 1),
+                ElementsAre(HasSubstr("eval.every (3) must be a multiple of checkpoint.every (2)")));
+}
+
+TEST_F(BestCheckpointTest, asked_for_where_nothing_was_evaluated_is_an_error) {
+    RunOptions const options = options_for(output_, 4, 1e-3);
+    CheckpointOptions where = options.checkpoint;
+    where.resume = "best";
+    EXPECT_THROW(find_checkpoint(where, options.output_dir, *alone_, *files_), Error);
+}
+
+}  // namespace
+}  // namespace perigee

@@ -20,8 +20,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::FaultFileSystem;
+using ::testing::HasSubstr;
 
 constexpr int kRanks = 2;
 
@@ -55,10 +55,14 @@ void PrintTo(Fault const& fault, std::ostream* out) {
 
 std::vector<Fault> faults() {
     std::vector<Fault> all;
-    for (auto const& [operation, part] : std::vector<std::pair<std::string, std::string>>{
-             {"make_directories", ".tmp"}, {"create", "rank_0000.h5"}, {"write", "rank_0001.h5"},
-             {"sync", "rank_0000.h5"},     {"write", "manifest.json"}, {"sync", "manifest.json"},
-             {"sync_directory", ".tmp"},   {"rename", "/step_"}})
+    for (auto const& [operation, part] : std::vector<std::pair<std::string, std::string>>{{"make_directories", ".tmp"},
+                                                                                          {"create", "rank_0000.h5"},
+                                                                                          {"write", "rank_0001.h5"},
+                                                                                          {"sync", "rank_0000.h5"},
+                                                                                          {"write", "manifest.json"},
+                                                                                          {"sync", "manifest.json"},
+                                                                                          {"sync_directory", ".tmp"},
+                                                                                          {"rename", "/step_"}})
         all.push_back({operation, part, all.size() % 2 == 0 ? ENOSPC : EIO, /*asynchronous=*/true});
     for (int const errno_value : {ENOSPC, EIO}) all.push_back({"write", "rank_0000.h5", errno_value, false});
     return all;

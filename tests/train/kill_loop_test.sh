@@ -69,7 +69,7 @@ kills=0 resumed=0
 echo "$count random kills, seed $seed"
 while [ "$kills" -lt "$count" ]; do
     rank=$((RANDOM % 3))
-    point=any:checkpoints/:$((RANDOM % operations + 1))
+    point=any:checkpoints/:$((30 + RANDOM % operations))
     if [ "$rank" = 2 ]; then rank=all; fi
     if [ $((RANDOM % 2)) = 0 ]; then point+=:after; fi
     delay=0

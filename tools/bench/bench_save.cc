@@ -10,6 +10,7 @@
 
 #include "base/philox.h"
 #include "checkpoint/saver.h"
+#include "device/device.h"
 
 namespace perigee {
 namespace {
@@ -46,7 +47,8 @@ void run(Settings const& settings) {
         parts.push_back({fmt::format("tensor_{}", i), whole_shard({count}), {tensor.data(), {count}}});
     }
 
-    Saver saver(*files, *world, root, {.last = 1});
+    auto const device = make_host_device();
+    Saver saver(*files, *world, root, {.last = 1}, *device);
     std::vector<double> waited, began, wrote, finished;
     RunState state;
     for (int i = 0; i <= settings.repeats; ++i) {

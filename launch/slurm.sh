@@ -20,8 +20,9 @@ fi
 cd "${SLURM_SUBMIT_DIR:-.}"
 program=${PERIGEE:-build/cpu/bin/perigee}
 
+# The first rank to leave with code 75 must not take along others that are about to; a rank that fails ends the job itself.
 code=0
-srun --mpi=pmix --kill-on-bad-exit=1 "$program" train "$@" || code=$?
+srun --mpi=pmix --kill-on-bad-exit=0 --wait=30 "$program" train "$@" || code=$?
 if [ "$code" = 75 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi

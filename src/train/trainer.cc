@@ -79,11 +79,11 @@ void Trainer::start() {
                  "choose another output_dir, or remove the later checkpoints",
                  state_.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
         for (auto const& [key, now] : info)
-            if (auto const& then = state_.info[key]; then != now)
+            if (auto const& then = state_.info[key]; folder_ && then != now)
                 log::warn(
                     "resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
                     key, then, now);
-        if (state_.seed != static_cast<uint64_t>(options_.seed))
+        if (folder_ && state_.seed != static_cast<uint64_t>(options_.seed))
             log::warn("resuming with seed {} a run that began with {}: the order of samples changes", options_.seed,
                       state_.seed);
         state_.info = info;
@@ -221,7 +221,7 @@ void Trainer::finish_save(bool last) {
 void Trainer::save_failed(Error const& error, int64_t step, bool last) {
     // Every rank throws alike, so all of them go on or stop together.
     if (error.category() != Category::checkpoint || last || ++failed_saves_ >= kFailedSavesInARow) throw error;
-    log::warn("checkpoint at step {} failed, training goes on: {}", step, error.what());
+    if (folder_) log::warn("checkpoint at step {} failed, training goes on: {}", step, error.what());
 }
 
 }  // namespace perigee

@@ -11,8 +11,8 @@ ranks() { timeout -k 5 300 mpirun -q --oversubscribe -n "$@" >"$scratch/printed"
 
 complain() {
     echo "FAILED: $1"
-    cat "$scratch/log"
-    if [ -s "$scratch/printed" ]; then cat "$scratch/printed"; fi
+    tail -n 40 "$scratch/log"
+    if [ -s "$scratch/printed" ]; then tail -n 40 "$scratch/printed"; fi
     failures=$((failures + 1))
 }
 

@@ -8,7 +8,8 @@ source "$PERIGEE_SOURCE/tests/support/jobs.sh"
 limit=2
 limits=(watchdog.setup_s=$limit watchdog.first_step_s=$limit watchdog.step_s=$limit watchdog.save_s=$limit
     watchdog.eval_s=$limit)
-forever=(train.steps=10000000 log.every=1000000)
+# Without saves, which would be a second section for a stop from outside to meet.
+forever=(train.steps=10000000 log.every=1000000 checkpoint.every=0)
 folder=$scratch/run
 
 said() { grep -q "$1" "$scratch/log"; }

@@ -90,12 +90,23 @@ struct Result {
     Gradients gradients = {};
 };
 
+/// A document alone, put together here by hand: every token but the first is a target, with its weight.
+Batch alone(Document const& d) {
+    Batch batch{.ids_T = {d.tokens.begin(), d.tokens.end() - 1},
+                .targets_T = {d.tokens.begin() + 1, d.tokens.end()},
+                .weights_T = {d.weights.begin() + 1, d.weights.end()},
+                .positions_T = std::vector<int32_t>(d.tokens.size() - 1),
+                .cu_seqlens = {0, static_cast<int32_t>(d.tokens.size()) - 1}};
+    std::iota(batch.positions_T.begin(), batch.positions_T.end(), 0);
+    return batch;
+}
+
 /// The definition.
 Result by_definition(RunOptions const& options, std::vector<Document> const& documents) {
     auto const device = make_host_device();
     HostOps<double> ops(*device, 1);
-    auto const alone = make_single_comm();
-    Mesh const mesh({}, *alone);
+    auto const world = make_single_comm();
+    Mesh const mesh({}, *world);
     ParamLayout const layout(llama_params(options.model), 1, 0);
     std::vector<double> weights(static_cast<size_t>(layout.size())), grads(weights.size());
     fill_weights(layout, weights.data());
@@ -108,10 +119,8 @@ Result by_definition(RunOptions const& options, std::vector<Document> const& doc
     for (Document const& d : documents)
         result.loss_weight = std::accumulate(d.weights.begin() + 1, d.weights.end(), result.loss_weight);
     for (Document const& d : documents) {
-        Batch batch;
-        append_document(d.tokens, d.weights, batch);
         result.loss += model.loss_and_gradient(weights_view, {.grads = grads_view, .scale = 1 / result.loss_weight},
-                                               batch, kinds, arena);
+                                               alone(d), kinds, arena);
         arena.settle();
     }
     result.loss /= result.loss_weight;

@@ -1,15 +1,18 @@
 // `perigee` over a disk that kills it: PERIGEE_KILL=OPERATION:PATH_PART:COUNT[:after] ends this process with SIGKILL
 // before (or after) the COUNT-th operation of that name (`any`: of any name) on a path that contains PATH_PART. Only
-// rank PERIGEE_KILL_RANK (default 0) dies by itself. Operation names: support/fault_file_system.h.
+// rank PERIGEE_KILL_RANK (default 0; `all`: every one) dies by itself. Operation names: support/fault_file_system.h.
+// PERIGEE_KILL_DELAY: it dies so many microseconds after that point, whatever it does then.
 // PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, or `wait`
 // for a signal, 20 seconds at most, which it announces.
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "app/app.h"
 #include "support/fault_file_system.h"
@@ -31,6 +34,13 @@ std::string cut(std::string& text) {
 }
 
 void disturb(std::string const& how) {
+    if (int const delay = std::stoi(environment("PERIGEE_KILL_DELAY", "0")); delay > 0) {
+        std::thread([how, delay] {
+            std::this_thread::sleep_for(std::chrono::microseconds(delay));
+            ::kill(::getpid(), std::stoi(how));
+        }).detach();
+        return;
+    }
     if (how == "throw") throw std::runtime_error("thrown by the test");
     if (how == "exit") std::exit(0);
     if (how == "wait") {
@@ -47,7 +57,8 @@ int main(int argc, char** argv) {
     auto real = perigee::make_file_system();
     perigee::testing::FaultFileSystem files(*real);
     std::string plan = environment("PERIGEE_KILL", "");
-    bool const mine = environment("OMPI_COMM_WORLD_RANK", "0") == environment("PERIGEE_KILL_RANK", "0");
+    std::string const victim = environment("PERIGEE_KILL_RANK", "0");
+    bool const mine = victim == "all" || victim == environment("OMPI_COMM_WORLD_RANK", "0");
     if (!plan.empty() && mine) {
         std::string const name = cut(plan);
         std::string const part = cut(plan);

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# launch/slurm.sh under programs that behave like Slurm's as far as it relies on them: sbatch runs a copy of the script from
+# another folder, srun starts the tasks, signals reach the tasks but not the script, scontrol puts the job back into the
+# queue. What the stubs claim of Slurm was seen with Slurm 22.05.
+set -euo pipefail
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+mkdir "$scratch/bin" "$scratch/spool"
+export STUB=$scratch PATH=$scratch/bin:$PATH
+
+# sbatch [--OPTION=VALUE...] SCRIPT [ARGUMENT...]: runs the job, as often as it is put back into the queue. Options are also
+# taken from the script.
+cat >"$scratch/bin/sbatch" <<'STUB'
+#!/usr/bin/env bash
+set -u
+options=()
+while [[ $1 == --* ]]; do options+=("$1"); shift; done
+script=$1
+shift
+value() { { sed -nE "s/^#SBATCH --$1=//p" "$script"; printf '%s\n' "${options[@]}" | sed -nE "s/^--$1=//p"; } | tail -1; }
+if ! grep -q '^#SBATCH --requeue$' "$script" || [[ $(value signal) == B:* ]]; then exit 1; fi
+export SLURM_JOB_ID=17 SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=$(value ntasks-per-node)
+cp "$script" "$STUB/spool/slurm_script"
+cd "$STUB/spool"
+touch "$STUB/queued"
+while [ -e "$STUB/queued" ]; do
+    rm "$STUB/queued"
+    bash ./slurm_script "$@" >>"$STUB/log" 2>&1
+    code=$?
+done
+exit "$code"
+STUB
+
+# srun: the tasks, as one MPI job. With --kill-on-bad-exit=1 the first task that ends with a code other than 0 takes the
+# others with it. The highest code of a task counts, which is that of a signal (143) for one that was ended.
+cat >"$scratch/bin/srun" <<'STUB'
+#!/usr/bin/env bash
+set -u
+pmi=none kill_others=0
+while [[ $1 == -* ]]; do
+    case $1 in
+        --mpi=*) pmi=${1#*=} ;;
+        --kill-on-bad-exit=*) kill_others=${1#*=} ;;
+        --wait=*) ;;
+        *) exit 1 ;;
+    esac
+    shift
+done
+[ "$pmi" = pmix ] || exit 1
+rm -f "$STUB"/code.*
+mpirun -q --oversubscribe --mca orte_abort_on_non_zero_status "$kill_others" -n "$SLURM_NTASKS" "$STUB/bin/task" "$@"
+highest=0
+for ((task = 0; task < SLURM_NTASKS; ++task)); do
+    code=$(cat "$STUB/code.$task" 2>/dev/null || echo 143)
+    if [ "$code" -gt "$highest" ]; then highest=$code; fi
+done
+exit "$highest"
+STUB
+
+# Tasks do not end at the same moment.
+cat >"$scratch/bin/task" <<'STUB'
+#!/usr/bin/env bash
+"$@"
+code=$?
+[ "$OMPI_COMM_WORLD_RANK" = 0 ] || sleep 1
+echo "$code" >"$STUB/code.$OMPI_COMM_WORLD_RANK"
+exit "$code"
+STUB
+
+cat >"$scratch/bin/scontrol" <<'STUB'
+#!/usr/bin/env bash
+echo "$*" >>"$STUB/asked"
+[ "$*" = "requeue 17" ] && touch "$STUB/queued"
+STUB
+chmod +x "$scratch"/bin/*
+
+# submit PROGRAM FOLDER [key=value...]: as $job, with a path that starts where the job was submitted
+submit() {
+    rm -f "$scratch/log" "$scratch/asked"
+    (cd "$scratch" && PERIGEE=$PERIGEE_BIN/$1 exec sbatch --ntasks-per-node=2 "$PERIGEE_SOURCE/launch/slurm.sh" run.yaml \
+        train.steps=12 output_dir="$2" "${@:3}") &
+    job=$!
+}
+asked() { cat "$scratch/asked" 2>/dev/null || true; }
+
+submit perigee "$scratch/whole"
+finish
+[ "$code" = 0 ] || complain "undisturbed job: exit code $code"
+[ "$(asked)" = "" ] || complain "a job that was done asked for: $(asked)"
+
+# USR1 comes ahead of the time limit, TERM on preemption. The job saves, goes back into the queue and repeats the
+# undisturbed run.
+for signal in USR1 TERM; do
+    folder=$scratch/stopped_$signal
+    PERIGEE_KILL=write:metrics.jsonl:8 PERIGEE_KILL_BY=wait submit perigee_faulty "$folder"
+    eventually 120 grep -qs "waiting for a signal" "$scratch/log" || complain "SIG$signal: does not train"
+    kill -s "$signal" $(processes "$folder")
+    finish
+    [ "$code" = 0 ] || complain "SIG$signal: exit code $code"
+    [ "$(asked)" = "requeue 17" ] || complain "SIG$signal: asked for: $(asked)"
+    grep -q "told to stop: saved at step 8" "$scratch/log" || complain "SIG$signal: not saved"
+    grep -q "resumed at step 8 " "$scratch/log" || complain "SIG$signal: not resumed"
+    diff <(numbers "$scratch/whole") <(numbers "$folder") >"$scratch/diff" || complain "SIG$signal: losses differ"
+done
+
+submit perigee "$scratch/bad" optimizer.lr=fast
+finish
+[ "$code" != 0 ] || complain "a job that failed: exit code 0"
+[ "$(asked)" = "" ] || complain "a job that failed asked for: $(asked)"
+verdict

@@ -261,9 +261,9 @@ std::unique_ptr<Ops> make_host_ops(Device& host, int threads = 0);
 /// The same code in fp64, for tests that compare against finite differences.
 std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
 
-/// bf16 on an NVIDIA GPU, fp32 where numbers accumulate: what `device: cuda` runs. `cuda` is from make_cuda_device. With
-/// `deterministic`, every operation gives the same bits every time: full attention's backward, which cuDNN adds up in
-/// any order, then runs on the own, slower kernels. Throws Category::config where the build has no CUDA.
+/// bf16 on an NVIDIA GPU, fp32 where numbers accumulate: what `device: cuda` runs. `cuda` is from make_cuda_device.
+/// With `deterministic`, every operation gives the same bits every time: full attention's backward, which cuDNN adds up
+/// in any order, then runs on the own, slower kernels. Throws Category::config where the build has no CUDA.
 std::unique_ptr<Ops> make_cuda_ops(Device& cuda, bool deterministic = false);
 
 /// Wall seconds this process has spent inside OpenBLAS on host operations, and their floating-point operations. A call

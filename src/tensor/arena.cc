@@ -21,7 +21,7 @@ TensorView Arena::allocate(std::string_view name, DType dtype, Shape shape) {
             blocks_.emplace_back(*device_, std::max(need, kMinimumBlock));
         } catch (OutOfMemory const& e) {
             throw OutOfMemory(fmt::format("{} (for `{}` {} {}, with {} bytes already in use)", e.what(), name,
-                                                  to_string(dtype), shape.str(), capacity_bytes()));
+                                          to_string(dtype), shape.str(), capacity_bytes()));
         }
         ++growths_;
     }

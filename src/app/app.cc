@@ -48,8 +48,11 @@ int run_train(RunOptions const& options, Launch& launch, FileSystem& files) {
 int run_eval(RunOptions const& options, Comm& world, FileSystem& files) {
     Session session(options, world, files);
     auto const validation = session.open(Split::validation);
-    int64_t const step = session.load_weights().step;
-    EvalReport const report = evaluate(session, *validation, step, session.kinds(step));
+    RunState const state = session.load_weights();
+    auto const kinds = session.kinds(state.step);
+    EvalReport report = evaluate(session, *validation, state.step, kinds);
+    if (options.eval.reach)
+        report.layers = measure_reach(session, *session.open(Split::train), state.consumed_samples, kinds);
     if (world.rank() == 0) fmt::print("{}\n", to_json(report));
     return 0;
 }

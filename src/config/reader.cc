@@ -229,13 +229,10 @@ class Reader {
 bool read_file(Schema const& schema, std::string const& text, Findings& findings) {
     auto const tree = parse_yaml(text, findings);
     if (!tree) return false;
-    if (tree->kind == YamlNode::Kind::map) {
-        Reader(schema, findings).read_section(schema, "", *tree);
-    } else if (tree->kind == YamlNode::Kind::null) {
+    if (tree->kind == YamlNode::Kind::null)
         findings.add({}, "the file is empty; expected `key: value` lines");
-    } else {
-        findings.add(tree->place, fmt::format("expected `key: value` lines at the top, found {}", found(*tree)));
-    }
+    else
+        read_tree(schema, *tree, findings);
     return true;
 }
 
@@ -248,6 +245,13 @@ void read_override(Schema const& schema, std::string const& text, Findings& find
 }
 
 }  // namespace
+
+void read_tree(Schema const& schema, YamlNode const& tree, Findings& findings) {
+    if (tree.kind == YamlNode::Kind::map)
+        Reader(schema, findings).read_section(schema, "", tree);
+    else
+        findings.add(tree.place, fmt::format("expected `key: value` lines at the top, found {}", found(tree)));
+}
 
 void read_yaml(Schema const& schema, std::string const& text, std::string const& name,
                std::vector<std::string> const& overrides) {

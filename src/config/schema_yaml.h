@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/schema.h"
+#include "config/yaml_tree.h"
 
 namespace perigee {
 
@@ -14,6 +15,9 @@ namespace perigee {
 /// the file first, by place; the values are then partly read and not to be used. `name` stands for the file.
 void read_yaml(Schema const& schema, std::string const& text, std::string const& name,
                std::vector<std::string> const& overrides);
+
+/// The same from a part of a tree, which must be a mapping; problems go to `findings`.
+void read_tree(Schema const& schema, YamlNode const& tree, Findings& findings);
 
 /// Every key with its present value; read_yaml() of it gives the same values.
 std::string write_yaml(Schema const& schema);

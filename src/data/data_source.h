@@ -15,6 +15,12 @@ namespace perigee {
 
 enum class Split { train, validation };
 
+/// What predicting a sample's token needs to know from tokens far before it. Places in the sample.
+struct Lookup {
+    int64_t from = 0;             ///< the token that predicts
+    std::vector<int64_t> places;  ///< where what it needs is stated, each time
+};
+
 class DataSource {
   public:
     virtual ~DataSource() = default;
@@ -24,6 +30,8 @@ class DataSource {
     /// Appends `sequence_length` tokens of sample `index` (any number >= 0) to the batch: a sample is whole documents
     /// or pieces of them, each sample starts a new document, and what is left of it is padding without loss.
     virtual void append_sample(int64_t index, Batch& batch) const = 0;
+    /// What a sample's tokens have to look up, where the source knows: made-up data does.
+    virtual std::vector<Lookup> lookups(int64_t /*index*/) const { return {}; }
     /// What was found, for the log: documents, tokens, samples, tokens never used. One line per data set.
     virtual std::string summary() const = 0;
 };

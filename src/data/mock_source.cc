@@ -16,13 +16,14 @@ constexpr int kShortestDocumentBits = 4;
 constexpr int64_t kTrainSamples = int64_t{1} << 20;
 constexpr int64_t kValidationSamples = 64;
 
-// Streams: the grammar belongs to both splits, samples to one.
+// The grammar belongs to both splits.
 constexpr uint64_t kGrammarStream = ~uint64_t{0};
+
+}  // namespace
+
 uint64_t sample_stream(Split split, int64_t index) {
     return (split == Split::validation ? uint64_t{1} << 62 : 0) | static_cast<uint64_t>(index);
 }
-
-}  // namespace
 
 MockSource::MockSource(DataOptions const& options, Split split, uint64_t seed, int64_t vocab_size)
     : options_(options),

@@ -9,6 +9,9 @@
 
 namespace perigee {
 
+/// The random stream of a made-up sample; splits share none.
+uint64_t sample_stream(Split split, int64_t index);
+
 class MockSource : public DataSource {
   public:
     /// Throws Category::config below 8 tokens of vocabulary. The last id ends a document.

@@ -18,6 +18,20 @@ void describe(Schema& schema, DatasetOptions& options) {
                "than there are");
 }
 
+void describe(Schema& schema, MockOptions& options) {
+    schema.choice(
+        "task", options.task, {{"phrases", MockTask::phrases}, {"far_recall", MockTask::far_recall}},
+        "phrases: repeated phrases of a random grammar; far_recall: facts, and questions about them at the end "
+        "of the document");
+    schema.choice("loss", options.loss, {{"all", MockLoss::all}, {"answers", MockLoss::answers}},
+                  "far_recall: which training tokens carry loss; validation is on answers alone");
+    schema.add("topic_tokens", options.topic_tokens, between(2, 1 << 20),
+               "far_recall: tokens that state the same facts again and again, even");
+    schema.add("facts_per_topic", options.facts_per_topic, between(1, 1 << 20), "far_recall: facts of one topic");
+    schema.add("questions", options.questions, between(0, 1 << 20),
+               "far_recall: questions of a document, each with one answer token");
+}
+
 void describe(Schema& schema, DataOptions& options) {
     schema.list("train", options.train, "data sets to train on, mixed by weight");
     schema.list("validation", options.validation,
@@ -36,6 +50,7 @@ void describe(Schema& schema, DataOptions& options) {
     schema.add("mock_data", options.mock_data,
                "made-up tokens with a structure that can be learnt, instead of files: for trying things out and for "
                "measuring speed");
+    schema.section("mock", options.mock, "what mock_data is made of");
     schema.add("tokenizer", options.tokenizer,
                "turns text into tokens and back: bytes, or the path of a tokenizer.json, of a tokenizer.model, or of a "
                "folder with one of them, such as a Hugging Face model's");
@@ -100,6 +115,10 @@ std::vector<std::string> problems(DataOptions const& options) {
         found.push_back(fmt::format("validation_fraction: {} and {} validation data sets exclude each other",
                                     options.validation_fraction, options.validation.size()));
     }
+    MockOptions const& mock = options.mock;
+    if (mock.topic_tokens % 2 != 0 || mock.topic_tokens / 2 < mock.facts_per_topic)
+        found.push_back(fmt::format("mock.topic_tokens ({}) must be even and hold mock.facts_per_topic ({}) pairs",
+                                    mock.topic_tokens, mock.facts_per_topic));
     if (options.tokenizer.empty()) found.push_back("tokenizer: empty; the tokenizer without a file is \"bytes\"");
     return found;
 }

@@ -21,6 +21,19 @@ void describe(Schema& schema, DatasetOptions& options);
 /// many as fit (see data/best_fit.h), and padding.
 enum class Packing { cut, best_fit };
 
+enum class MockTask { phrases, far_recall };
+enum class MockLoss { all, answers };
+
+/// What mock_data is made of, see data/mock_source.h and data/recall_source.h. All but the task belongs to far_recall.
+struct MockOptions {
+    MockTask task = MockTask::phrases;
+    MockLoss loss = MockLoss::all;
+    int64_t topic_tokens = 16;
+    int64_t facts_per_topic = 2;
+    int64_t questions = 3;
+};
+void describe(Schema& schema, MockOptions& options);
+
 struct DataOptions {
     std::vector<DatasetOptions> train;
     std::vector<DatasetOptions> validation;
@@ -30,6 +43,7 @@ struct DataOptions {
     bool document_mask = true;  ///< documents in a sample do not see each other
     bool shuffle = true;
     bool mock_data = false;  ///< random tokens with structure instead of files
+    MockOptions mock;
     std::string tokenizer = "bytes";
 };
 void describe(Schema& schema, DataOptions& options);

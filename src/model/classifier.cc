@@ -61,6 +61,22 @@ void join_vocabulary(Ops& ops, Comm& tp, Chunk const& chunk) {
     tp.all_reduce(chunk.sums_2T);
 }
 
+template <class Real>
+std::vector<Real> on_host(Ops& ops, ConstView x_T) {
+    std::vector<Real> values(static_cast<size_t>(x_T.size()));
+    ops.download(values.data(), x_T);
+    return values;
+}
+
+template <class Real>
+double correct_weight(Ops& ops, Chunk const& chunk, std::span<float const> weights) {
+    auto const best = on_host<Real>(ops, chunk.all_max_T), target = on_host<Real>(ops, chunk.target_T());
+    double sum = 0;
+    for (size_t t = 0; t < weights.size(); ++t)
+        if (target[t] >= best[t]) sum += static_cast<double>(weights[t]);
+    return sum;
+}
+
 }  // namespace
 
 void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
@@ -100,6 +116,9 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView
                            .scale = result.scale,
                            .vocab_begin = vocab_begin});
         ops.weighted_sum(result.loss_accumulated, chunk.nll_T, chunk.weights_T);
+        if (result.correct_accumulated != nullptr)
+            *result.correct_accumulated += chunk.nll_T.dtype == DType::f64 ? correct_weight<double>(ops, chunk, weights)
+                                                                           : correct_weight<float>(ops, chunk, weights);
         if (!backward) continue;
         ops.matmul(
             {.c = result.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = true});

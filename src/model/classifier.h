@@ -12,7 +12,9 @@ namespace perigee {
 /// Where results go; the views of the gradient are empty where only the loss is wanted.
 struct ClassifierResult {
     TensorView loss_accumulated;  ///< f64 [1] on the device
-    TensorView dx_TD = {};        ///< what this rank's rows contribute; may be the memory of x_TD
+    /// Unless null, also receives the sum of the weights of tokens than whose target none is likelier; this waits.
+    double* correct_accumulated = nullptr;
+    TensorView dx_TD = {};  ///< what this rank's rows contribute; may be the memory of x_TD
     TensorView dw_accumulated_VD = {};
     double scale = 1;
 };

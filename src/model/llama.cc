@@ -121,6 +121,8 @@ struct Llama::Impl {
                     bool keep) const;
     void backward(TensorView weights, GradientSink const& sink, Forward const& state, BlockGradients const& temporary,
                   TensorView dx_PD, std::span<AttentionKind const> kinds) const;
+    std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts, BlockChoices const& of,
+                                       Arena& arena) const;
 };
 
 LocalBatch Llama::Impl::share(Batch const& batch, std::span<AttentionKind const> kinds) const {
@@ -236,6 +238,32 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Forward
     done_from(kEmbedding);
 }
 
+/// Of every token and block of its document, the heads that chose it: heads and tokens of all ranks added up.
+std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts,
+                                                BlockChoices const& of, Arena& arena) const {
+    Arena::Scope const scope(arena);
+    TensorView const chosen_THS = acts.chosen_THS;
+    std::vector<int32_t> chosen(static_cast<size_t>(chosen_THS.size()));
+    if (!chosen.empty()) ops.download(chosen.data(), chosen_THS);
+    Shape const shape{of.tokens(), of.blocks()};
+    std::vector<int32_t> heads_TN(static_cast<size_t>(shape.size()));
+    auto const per_token = static_cast<size_t>(chosen_THS[1] * chosen_THS[2]);
+    auto next = chosen.begin();
+    for (TokenRange const range : pass.attention.queries()) {
+        for (int64_t token = range.begin; token < range.end; ++token) {
+            int32_t* const heads_N = heads_TN.data() + token * of.blocks();
+            for (size_t i = 0; i < per_token; ++i, ++next)
+                if (*next >= 0) ++heads_N[*next];
+        }
+    }
+    TensorView const sum_TN = arena.allocate("heads of all ranks", DType::i32, shape);
+    ops.upload(sum_TN, heads_TN.data());
+    mesh.tp().all_reduce(sum_TN);
+    mesh.cp().all_reduce(sum_TN);
+    ops.download(heads_TN.data(), sum_TN);
+    return heads_TN;
+}
+
 Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh,
              Ops& ops, Recompute recompute)
     : impl_(
@@ -250,14 +278,16 @@ Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout c
 
 Llama::~Llama() = default;
 
-double Llama::loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena) {
+LossSums Llama::loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
     LossSum const sum(impl_->ops, arena);
+    double correct = 0;
     LocalBatch const local = impl_->share(batch, kinds);
     Impl::Forward const state = impl_->forward(weights, local, kinds, arena, false);
     classifier_loss(impl_->ops, impl_->mesh.tp(), arena, state.pass.stream.gather(state.normed_PD),
-                    impl_->classifier(weights), local.batch(), {.loss_accumulated = sum.view});
-    return sum.read();
+                    impl_->classifier(weights), local.batch(),
+                    {.loss_accumulated = sum.view, .correct_accumulated = &correct});
+    return {.nll = sum.read(), .correct = correct};
 }
 
 void Llama::accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
@@ -284,6 +314,21 @@ double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Ba
     LossSum const sum(impl_->ops, arena);
     accumulate(weights, sink, sum.view, batch, kinds, arena);
     return sum.read();
+}
+
+BlockChoices Llama::choices(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+                            Arena& arena) {
+    Arena::Scope const scope(arena);
+    LocalBatch const local = impl_->share(batch, kinds);
+    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, true);
+    BlockChoices result(batch.cu_seqlens, impl_->moba, impl_->options.num_attention_heads);
+    for (size_t layer = 0; layer < kinds.size(); ++layer) {
+        if (kinds[layer] == AttentionKind::full)
+            result.add_full_layer();
+        else
+            result.add_moba_layer(impl_->count_choices(state.pass, state.blocks[layer].attention, result, arena));
+    }
+    return result;
 }
 
 std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/options.h"
+#include "model/reach.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
 #include "parallel/param_spec.h"
@@ -44,6 +45,12 @@ struct GradientSink {
     std::function<void(int64_t begin)> on_done = {};
 };
 
+/// Over the tokens of a batch, each times its loss weight.
+struct LossSums {
+    double nll = 0;
+    double correct = 0;  ///< 1 where no token of the vocabulary is likelier than the target
+};
+
 class Llama {
   public:
     Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
@@ -53,8 +60,8 @@ class Llama {
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide
     // by cp * tp (Category::config). Activations come from `arena` and are gone at return.
 
-    /// Sum over this cp rank's tokens of weight * nll. `kinds` has one entry per layer.
-    double loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
+    /// Sums over this cp rank's tokens. `kinds` has one entry per layer.
+    LossSums loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
 
     /// Adds to `sink` what these tokens contribute to the gradient of its scale * sum(weight * nll) over the batch, and
     /// to `loss_accumulated`, f64 [1] on the device, what they contribute to that sum; does not wait for either. What
@@ -69,6 +76,10 @@ class Llama {
     /// every rank.
     std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
                                    Arena& arena);
+
+    /// Which blocks the MoBA layers choose for every token of the batch, by all heads; the same on every rank of the
+    /// cp x tp group. Takes the memory of a training forward.
+    BlockChoices choices(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
 
   private:
     struct Impl;

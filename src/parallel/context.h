@@ -104,6 +104,9 @@ class ContextAttention {
     /// Reads q, k and v of acts.local; writes the rest. Full attention where `moba` is null.
     void forward(AttentionActivations const& acts, MobaOptions const* moba) const;
 
+    /// Ranges of the pack that the attended queries cover, in their order.
+    std::vector<TokenRange> queries() const;
+
     /// Gradients of the local tokens: overwrites dq, dk and dv from do.
     struct Gradients {
         TensorView dq_THK;
@@ -120,9 +123,6 @@ class ContextAttention {
     /// q, k and v for this many tokens and 1 / `parts` of the heads.
     AttentionTensors allocate_qkv(int64_t tokens, int64_t parts) const;
     TensorView allocate_heads(char const* name, int64_t tokens, int64_t heads) const;
-    /// Ranges of the pack that the attended queries cover, in their order.
-    std::vector<TokenRange> queries() const;
-
     Ops* ops_;
     Comm* cp_;
     ContextMode mode_;

@@ -5,22 +5,83 @@
 
 namespace perigee {
 
+namespace {
+
+/// Of one layer.
+struct ReachCount {
+    int64_t reached = 0;  ///< tokens
+    int64_t chosen = 0;   ///< needed blocks, counted once per query head
+    int64_t needed = 0;
+};
+
+/// From places in a sample to places in a batch where it begins at token `begin`.
+void append_lookups(std::vector<Lookup> sample, int64_t begin, std::vector<Lookup>& batch) {
+    for (Lookup& lookup : sample) {
+        lookup.from += begin;
+        for (int64_t& place : lookup.places) place += begin;
+        batch.push_back(std::move(lookup));
+    }
+}
+
+void count_reach(BlockChoices const& choices, Batch const& batch, std::vector<Lookup> const& lookups,
+                 std::vector<ReachCount>& counts) {
+    auto const reached = choices.reached(batch.weights_T);
+    for (size_t layer = 0; layer < counts.size(); ++layer) {
+        counts[layer].reached += std::ranges::count(reached[layer], 1);
+        for (Lookup const& lookup : lookups) {
+            auto const share = choices.attended(static_cast<int64_t>(layer), lookup.from, lookup.places);
+            counts[layer].chosen += share.chosen;
+            counts[layer].needed += share.needed;
+        }
+    }
+}
+
+}  // namespace
+
 EvalReport evaluate(Session& session, DataSource const& validation, int64_t step,
                     std::span<AttentionKind const> kinds) {
     RunOptions const& options = session.options();
     Mesh const& mesh = session.mesh();
     int64_t const samples = std::min(options.eval.samples, validation.samples_per_epoch());
     int64_t const micro = options.train.micro_batch_size;
-    double loss = 0, weight = 0;
+    LossSums sums;
+    double weight = 0;
     for (int64_t first = mesh.dp_rank() * micro; first < samples; first += mesh.shape().dp * micro) {
         Batch const batch = make_batch(validation, first, std::min(micro, samples - first));
-        loss += session.model().loss(session.weights(), batch, kinds, session.arena());
+        LossSums const more = session.model().loss(session.weights(), batch, kinds, session.arena());
+        sums = {.nll = sums.nll + more.nll, .correct = sums.correct + more.correct};
         weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
     }
-    loss = mesh.dp_cp().sum(loss);
+    sums = {.nll = mesh.dp_cp().sum(sums.nll), .correct = mesh.dp_cp().sum(sums.correct)};
     weight = mesh.dp().sum(weight);  // cp ranks hold the same batches and share their tokens
     if (!(weight > 0)) fail(Category::data, "evaluation at step {}: no validation token carries loss", step);
-    return {.step = step, .loss = loss / weight, .loss_weight = weight};
+    return {.step = step, .loss = sums.nll / weight, .accuracy = sums.correct / weight, .loss_weight = weight};
+}
+
+std::vector<LayerReach> measure_reach(Session& session, DataSource const& train, int64_t first,
+                                      std::span<AttentionKind const> kinds) {
+    RunOptions const& options = session.options();
+    Mesh const& mesh = session.mesh();
+    int64_t const micro = options.train.micro_batch_size, length = options.data.sequence_length;
+    int64_t const end = first + options.eval.samples;
+    std::vector<ReachCount> counts(kinds.size());
+    for (int64_t at = first + mesh.dp_rank() * micro; at < end; at += mesh.shape().dp * micro) {
+        int64_t const samples = std::min(micro, end - at);
+        Batch const batch = make_batch(train, at, samples);
+        std::vector<Lookup> lookups;
+        for (int64_t i = 0; i < samples; ++i) append_lookups(train.lookups(at + i), i * length, lookups);
+        BlockChoices const choices = session.model().choices(session.weights(), batch, kinds, session.arena());
+        count_reach(choices, batch, lookups, counts);
+    }
+    std::vector<LayerReach> layers;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+        auto const sum = [&](int64_t count) { return static_cast<double>(mesh.dp().sum(count)); };
+        double const reached = sum(counts[i].reached), chosen = sum(counts[i].chosen), needed = sum(counts[i].needed);
+        LayerReach& layer = layers.emplace_back();
+        layer.reach = reached / static_cast<double>(options.eval.samples * length);
+        if (kinds[i] == AttentionKind::moba && needed > 0) layer.gate_recall = chosen / needed;
+    }
+    return layers;
 }
 
 }  // namespace perigee

@@ -46,8 +46,14 @@ std::string to_json(StepReport const& r) {
 }
 
 std::string to_json(EvalReport const& r) {
-    return fmt::format(R"({{"step":{},"eval_loss":{},"eval_loss_weight":{}}})", r.step, number(r.loss),
-                       number(r.loss_weight));
+    std::string text = fmt::format(R"({{"step":{},"eval_loss":{},"eval_accuracy":{},"eval_loss_weight":{})", r.step,
+                                   number(r.loss), number(r.accuracy), number(r.loss_weight));
+    for (size_t i = 0; i < r.layers.size(); ++i) {
+        text += fmt::format(R"(,"eval_reach_{}":{})", i, number(r.layers[i].reach));
+        if (auto const& recall = r.layers[i].gate_recall)
+            text += fmt::format(R"(,"eval_gate_recall_{}":{})", i, number(*recall));
+    }
+    return text + "}";
 }
 
 }  // namespace perigee

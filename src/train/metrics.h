@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace perigee {
 
@@ -20,10 +22,18 @@ struct StepReport {
     int ranks = 1;
 };
 
+/// What one layer's attention means for learning, see model/reach.h.
+struct LayerReach {
+    double reach = 0;                   ///< share of the tokens that receive gradient as they enter the layer
+    std::optional<double> gate_recall;  ///< share of the needed blocks that MoBA chose, where it is known
+};
+
 struct EvalReport {
     int64_t step = 0;
     double loss = 0;
+    double accuracy = 0;  ///< share of the loss weight on tokens whose target is the likeliest
     double loss_weight = 0;
+    std::vector<LayerReach> layers = {};  ///< with eval.reach
 };
 
 /// "step: 120  loss: 3.21045  grad_norm: 0.8123  lr: 3.0e-04  tokens/s: 12,345  ..."; tflops are per rank.

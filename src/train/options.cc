@@ -29,7 +29,10 @@ void describe(Schema& schema, TrainOptions& options) {
 void describe(Schema& schema, EvalOptions& options) {
     schema
         .add("every", options.every, at_least(0), "steps between evaluations on held-out data; 0: never while training")
-        .add("samples", options.samples, at_least(1), "held-out samples per evaluation, or all where there are fewer");
+        .add("samples", options.samples, at_least(1), "held-out samples per evaluation, or all where there are fewer")
+        .add("reach", options.reach,
+             "also report, per layer, the share of tokens that receive gradient, on as many of the next training "
+             "samples, and for mock data of task far_recall the share of needed blocks that MoBA chose");
 }
 
 void describe(Schema& schema, LogOptions& options) {

@@ -33,6 +33,7 @@ void describe(Schema& schema, TrainOptions& options);
 struct EvalOptions {
     int64_t every = 0;     ///< steps between evaluations; 0: never during training
     int64_t samples = 64;  ///< validation samples, or all where there are fewer
+    bool reach = false;    ///< also measure_reach() in train/evaluate.h
 };
 void describe(Schema& schema, EvalOptions& options);
 

@@ -68,7 +68,7 @@ TEST(DataOptions, EveryKeyIsDescribed) {
         EXPECT_FALSE(field.help.empty());
     }
     EXPECT_THAT(keys, ElementsAre("train", "validation", "validation_fraction", "sequence_length", "packing",
-                                  "document_mask", "shuffle", "mock_data", "tokenizer"));
+                                  "document_mask", "shuffle", "mock_data", "mock", "tokenizer"));
 }
 
 TEST(DataOptions, ValidationIsPresentWhenAnyOfItsSourcesIs) {

@@ -1,4 +1,6 @@
 // What the whole model promises besides its gradient.
+#include <algorithm>
+
 #include "model/naive_llama.h"
 #include "model/tiny_model.h"
 
@@ -115,6 +117,29 @@ TEST(Llama, AFullyMaskedBatchHasNoLossAndNoGradient) {
     EXPECT_EQ(model.loss(batch, mixed()), 0);
     EXPECT_EQ(model.gradient(batch, mixed()), 0);
     for (float g : model.grads) ASSERT_EQ(g, 0);
+}
+
+TEST(Llama, CorrectTokensAreThoseWhoseTargetIsLikeliest) {
+    ModelOptions const options = tiny_options();
+    TinyModel<float> model(options, tiny_moba(), 41);
+    Batch batch = random_batch({19}, options.vocab_size, 42);
+    double expected = 0, possible = 0;
+    for (int32_t t = 0; t < 19; ++t) {
+        Batch text = batch;
+        auto const length = static_cast<size_t>(t) + 1;
+        text.ids_T.resize(length), text.targets_T.resize(length), text.weights_T.resize(length);
+        text.positions_T.resize(length);
+        text.cu_seqlens = {0, t + 1};
+        auto const logits = model.next_logits(text, mixed());
+        auto const best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+        auto const at = static_cast<size_t>(t);
+        if (t % 2 == 0) batch.targets_T[at] = static_cast<int32_t>(best);
+        if (batch.targets_T[at] == best) expected += static_cast<double>(batch.weights_T[at]);
+        possible += static_cast<double>(batch.weights_T[at]);
+    }
+    ASSERT_GT(expected, 0);
+    ASSERT_LT(expected, possible);
+    EXPECT_EQ(model.sums(batch, mixed()).correct, expected);
 }
 
 TEST(Llama, GradientsAccumulateAndScale) {

@@ -62,10 +62,14 @@ class TinyModel {
                 for (int64_t i = 0; i < entry.local.size(); ++i) weights[static_cast<size_t>(entry.offset + i)] += 1;
     }
 
-    double loss(Batch const& batch, std::vector<AttentionKind> const& kinds) {
-        double const value = model_.loss(view(weights), batch, kinds, arena);
+    double loss(Batch const& batch, std::vector<AttentionKind> const& kinds) { return sums(batch, kinds).nll; }
+    LossSums sums(Batch const& batch, std::vector<AttentionKind> const& kinds) {
+        LossSums const value = model_.loss(view(weights), batch, kinds, arena);
         arena.settle();
         return value;
+    }
+    BlockChoices choices(Batch const& batch, std::vector<AttentionKind> const& kinds) {
+        return model_.choices(view(weights), batch, kinds, arena);
     }
     /// Adds to `grads`.
     double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1) {

@@ -283,6 +283,8 @@ TEST(Layout, DISABLED_WholeMatrix) {
 /// What every rank computes from the same weights and batch without a backward.
 struct Inference {
     double loss = 0;
+    double correct = 0;
+    std::vector<std::vector<uint8_t>> reached = {};
     std::vector<float> next;
 };
 
@@ -300,13 +302,19 @@ Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batc
         Llama model(problem.model, problem.moba, layout, mesh, *ops);
         Arena arena(*device);
         auto const next = model.next_logits(view, text, problem.kinds, arena);
-        double const loss = mesh.cp().sum(model.loss(view, scored, problem.kinds, arena));
+        LossSums const sums = model.loss(view, scored, problem.kinds, arena);
+        double const loss = mesh.cp().sum(sums.nll), correct = mesh.cp().sum(sums.correct);
+        std::vector<float> weights_T(scored.weights_T.size());
+        weights_T.back() = 1;
+        auto const reached = model.choices(view, scored, problem.kinds, arena).reached(weights_T);
         std::lock_guard const lock(mutex);
         if (!result.next.empty()) {
             EXPECT_EQ(next, result.next);
             EXPECT_EQ(loss, result.loss);
+            EXPECT_EQ(correct, result.correct);
+            EXPECT_EQ(reached, result.reached);
         }
-        result = {loss, next};
+        result = {loss, correct, reached, next};
     });
     return result;
 }
@@ -314,6 +322,7 @@ Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batc
 TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
     Batch scored;
     for (int64_t sample : {17, 18, 19}) append_sample(scored, sample, hybrid().model.vocab_size);
+    std::ranges::fill(scored.weights_T, 1.0f);  // of 192 random targets some are right by chance
     for (AttentionKind last : {AttentionKind::full, AttentionKind::moba}) {
         Problem problem = hybrid();
         problem.kinds.assign(3, last);
@@ -327,12 +336,15 @@ TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
             std::iota(text.positions_T.begin(), text.positions_T.end(), 0);
             text.cu_seqlens = {0, length};
             Inference const one = infer(problem, {}, text, scored);
+            ASSERT_GT(one.correct, 0);
             for (Layout const& layout : layouts(4)) {
                 if (layout.dp > 1) continue;
                 SCOPED_TRACE(fmt::format("{} tokens, {}", length, layout.str()));
                 Inference const several = infer(problem, layout, text, scored);
                 EXPECT_LT(relative_error(several.next, one.next), 1e-5);
                 EXPECT_NEAR(several.loss / one.loss, 1, 1e-6);
+                EXPECT_EQ(several.correct, one.correct);
+                EXPECT_EQ(several.reached, one.reached);
             }
         }
     }

@@ -18,6 +18,12 @@ text() { # RANKS FOLDER [OVERRIDE...]: the sample
         generate.prompt=abcde generate.max_tokens=6 generate.temperature=0 "$@" || complain "text of $n ranks $*"
     cat "$scratch/printed"
 }
+# How far gradients reach and what MoBA finds, for the weights of one rank: counts, so the same to the last digit.
+reach() { # RANKS [OVERRIDE...]
+    ranks "$1" "$PERIGEE_BIN/perigee" eval "$PERIGEE_SOURCE/configs/debug.yaml" output_dir="$scratch/one" threads=1 \
+        eval.reach=true data.mock.task=far_recall data.mock.loss=answers "${@:2}" || complain "eval of $*"
+    grep -oE '"eval_(accuracy|reach_[01]|gate_recall_0)":[0-9.e-]+' "$scratch/printed"
+}
 values() { grep -oE "\"($2)\":[^,}]*" "$1/metrics.jsonl" | cut -d: -f2; }
 
 # same FOLDER NAMES TOLERANCE: relative differences to the run of one rank
@@ -31,6 +37,10 @@ run 1 "$scratch/one"
 [ "$(values "$scratch/one" loss | wc -l)" = 20 ] || complain "20 losses expected"
 expected=$(text 1 "$scratch/one")
 [[ $expected == abcde* ]] || complain "no text of one rank"
+counts=$(reach 1)
+[ "$(wc -l <<<"$counts")" = 4 ] || complain "four counts expected: $counts"
+grep -qE 'gate_recall_0":0\.[0-9]' <<<"$counts" || complain "a gate that finds some: $counts"
+[ "$(reach 2)" = "$counts" ] || complain "dp 2: other counts than $counts"
 for layout in "4 parallel.tensor=2 parallel.context=2" "4 parallel.tensor=2 parallel.context=2 parallel.context_mode=allgather" \
     "2 parallel.context=2 parallel.context_mode=ulysses" "2 parallel.tensor=2" "4 parallel.tensor=2"; do
     read -r -a arguments <<<"$layout"
@@ -41,5 +51,6 @@ for layout in "4 parallel.tensor=2 parallel.context=2" "4 parallel.tensor=2 para
     same "$folder" grad_norm 1e-5
     same "$folder" "loss_weight|tokens" 0
     [ "$(text "${arguments[0]}" "$folder" "${arguments[@]:1}")" = "$expected" ] || complain "$layout: other text"
+    [ "$(reach "${arguments[@]}")" = "$counts" ] || complain "$layout: other counts than $counts"
 done
 verdict

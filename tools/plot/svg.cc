@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "tools/markup.h"
 #include "tools/plot/chart.h"
 
 namespace perigee::plot {
@@ -13,30 +14,9 @@ namespace {
 constexpr double kWidth = 960, kHeight = 540;
 constexpr double kLeft = 84, kRight = 28, kTop = 64, kBottom = 62;
 constexpr double kPlotWidth = kWidth - kLeft - kRight, kPlotHeight = kHeight - kTop - kBottom;
-constexpr std::array<std::string_view, 6> kColors = {"#2563eb", "#ea580c", "#9333ea", "#16a34a", "#0891b2", "#dc2626"};
-
-std::string escaped(std::string_view text) {
-    std::string result;
-    for (char const c : text) {
-        switch (c) {
-            case '&':
-                result += "&amp;";
-                break;
-            case '<':
-                result += "&lt;";
-                break;
-            case '>':
-                result += "&gt;";
-                break;
-            case '"':
-                result += "&quot;";
-                break;
-            default:
-                result += c;
-        }
-    }
-    return result;
-}
+constexpr std::array<std::string_view, 8> kColors = {"#2563eb", "#ea580c", "#9333ea", "#16a34a",
+                                                     "#0891b2", "#dc2626", "#a16207", "#64748b"};
+constexpr size_t kNamesInTitle = 3;  // more are left to the legend
 
 class Drawing {
   public:
@@ -75,9 +55,11 @@ class Drawing {
 
     void title() {
         std::string names;
-        for (Curve const& curve : chart_.curves) names += (names.empty() ? "" : ", ") + curve.name;
-        add(R"(<text x="{}" y="36" font-size="19" font-weight="600" fill="#111827">{}: {}</text>)", kLeft,
-            escaped(names), escaped(chart_.key));
+        if (chart_.curves.size() <= kNamesInTitle)
+            for (Curve const& curve : chart_.curves)
+                names += curve.name + (&curve == &chart_.curves.back() ? ": " : ", ");
+        add(R"(<text x="{}" y="36" font-size="19" font-weight="600" fill="#111827">{}{}</text>)", kLeft, escaped(names),
+            escaped(chart_.key));
     }
 
     void axes() {
@@ -118,7 +100,18 @@ class Drawing {
             radius, color);
     }
 
-    // In the upper right corner, where a falling curve leaves room.
+    /// Points of trends and evaluations that something in this place would cover.
+    int64_t points_inside(double left, double top, double width, double height) const {
+        int64_t inside = 0;
+        for (Curve const& curve : chart_.curves)
+            for (auto const* points : {&curve.smooth, &curve.eval})
+                inside += std::ranges::count_if(*points, [&](Point p) {
+                    return left <= x(p.x) && x(p.x) <= left + width && top <= y(p.y) && y(p.y) <= top + height;
+                });
+        return inside;
+    }
+
+    // In the upper right corner, where a falling curve leaves room, or in the lower right one where that is emptier.
     void legend() {
         struct Row {
             std::string_view color;
@@ -141,6 +134,8 @@ class Drawing {
         double const height = 14 + 22 * static_cast<double>(rows.size());
         double const left = kLeft + kPlotWidth - width - 12;
         double top = kTop + 12;
+        double const low = kTop + kPlotHeight - height - 12;
+        if (points_inside(left, low, width, height) < points_inside(left, top, width, height)) top = low;
         add(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="6" fill="#ffffff" fill-opacity="0.88" )"
             R"(stroke="#e5e7eb"/>)",
             left, top, width, height);

@@ -1,0 +1,72 @@
+#include "model/reach.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+
+namespace perigee {
+
+BlockChoices::BlockChoices(std::span<int32_t const> cu_seqlens, MobaOptions const& moba, int64_t heads)
+    : cu_seqlens_(cu_seqlens.begin(), cu_seqlens.end()), moba_(moba), heads_(heads) {
+    for (size_t i = 1; i < cu_seqlens.size(); ++i)
+        blocks_ = std::max(blocks_, moba_blocks(cu_seqlens[i] - cu_seqlens[i - 1], moba.block_size));
+}
+
+void BlockChoices::add_full_layer() { heads_LTN_.emplace_back(); }
+
+void BlockChoices::add_moba_layer(std::vector<int32_t> heads_TN) {
+    PERIGEE_CHECK(std::ssize(heads_TN) == tokens() * blocks(), "choices of {} tokens among {} blocks in {} values",
+                  tokens(), blocks(), heads_TN.size());
+    heads_LTN_.push_back(std::move(heads_TN));
+}
+
+std::vector<std::vector<uint8_t>> BlockChoices::reached(std::span<float const> weights_T) const {
+    PERIGEE_CHECK(std::ssize(weights_T) == tokens(), "{} weights for {} tokens", weights_T.size(), tokens());
+    std::vector<uint8_t> now(weights_T.size());
+    std::ranges::transform(weights_T, now.begin(), [](float w) { return static_cast<uint8_t>(w > 0); });
+    std::vector<std::vector<uint8_t>> all(heads_LTN_.size());
+    for (int64_t layer = layers(); layer-- > 0;) {
+        for (size_t i = 1; i < cu_seqlens_.size(); ++i) spread(layer, {cu_seqlens_[i - 1], cu_seqlens_[i]}, now);
+        all[static_cast<size_t>(layer)] = now;
+    }
+    return all;
+}
+
+/// From the tokens of one document that are reached above the layer to those that are below it.
+void BlockChoices::spread(int64_t layer, Document document, std::vector<uint8_t>& reached) const {
+    auto const [begin, end] = document;
+    int64_t const size = is_full(layer) ? std::max<int64_t>(end - begin, 1) : moba_.block_size;
+    std::vector<int64_t> until(static_cast<size_t>(moba_blocks(end - begin, size)), begin);  // of each block
+    for (int64_t token = begin; token < end; ++token) {
+        if (reached[static_cast<size_t>(token)] == 0) continue;
+        until[static_cast<size_t>((token - begin) / size)] = token + 1;
+        if (is_full(layer)) continue;
+        int32_t const* const heads_N = heads_LTN_[static_cast<size_t>(layer)].data() + token * blocks_;
+        for (size_t block = 0; block < until.size(); ++block)
+            if (heads_N[block] > 0) until[block] = begin + (static_cast<int64_t>(block) + 1) * size;
+    }
+    for (size_t block = 0; block < until.size(); ++block)
+        for (int64_t token = begin + static_cast<int64_t>(block) * size; token < until[block]; ++token)
+            reached[static_cast<size_t>(token)] = 1;
+}
+
+BlockChoices::Share BlockChoices::attended(int64_t layer, int64_t from, std::span<int64_t const> places) const {
+    auto const after = std::upper_bound(cu_seqlens_.begin(), cu_seqlens_.end(), from);
+    PERIGEE_CHECK(after != cu_seqlens_.begin() && after != cu_seqlens_.end(), "token {} of {}", from, tokens());
+    int64_t const begin = *std::prev(after);
+    std::set<int64_t> needed;
+    for (int64_t const place : places) {
+        PERIGEE_CHECK(begin <= place && place <= from, "token {} cannot look at {}", from, place);
+        needed.insert((place - begin) / moba_.block_size);
+    }
+    Share share{.chosen = 0, .needed = heads_ * std::ssize(needed)};
+    for (int64_t const block : needed) {
+        bool const always = is_full(layer) || block == (from - begin) / moba_.block_size;
+        auto const at = static_cast<size_t>(from * blocks_ + block);
+        share.chosen += always ? heads_ : heads_LTN_[static_cast<size_t>(layer)][at];
+    }
+    return share;
+}
+
+}  // namespace perigee

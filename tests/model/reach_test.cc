@@ -1,0 +1,146 @@
+// Where gradients go: against a slow walk over pairs of tokens, and against the gradient itself.
+#include "model/reach.h"
+
+#include <gmock/gmock.h>
+
+#include "model/tiny_model.h"
+
+namespace perigee::testing {
+
+namespace {
+
+using ::testing::ElementsAre;
+using Reached = std::vector<std::vector<uint8_t>>;
+
+/// Up to two random past blocks for every token, for any of three heads.
+std::vector<int32_t> random_choices(std::vector<int32_t> const& borders, int64_t block, int64_t blocks, uint64_t seed) {
+    Philox const random(seed, Purpose::mock_data, 7);
+    std::vector<int32_t> heads_TN(static_cast<size_t>(borders.back() * blocks));
+    uint64_t index = 0;
+    for (size_t i = 1; i < borders.size(); ++i)
+        for (int64_t t = borders[i - 1]; t < borders[i]; ++t)
+            if (int64_t const past = (t - borders[i - 1]) / block; past > 0)
+                for (int n = 0; n < 2; ++n) {
+                    auto const choice = static_cast<int64_t>(random.below(index++, static_cast<uint64_t>(past)));
+                    heads_TN[static_cast<size_t>(t * blocks + choice)] = 1 + static_cast<int32_t>(n);
+                }
+    return heads_TN;
+}
+
+TEST(Reach, FollowsEveryPairOfTokensThatAttention) {
+    std::vector<int32_t> const borders{0, 23, 23, 24, 40};
+    MobaOptions const moba{.block_size = 4, .top_k = 3};
+    BlockChoices choices(borders, moba, 3);
+    ASSERT_EQ(choices.blocks(), 6);
+    std::vector<std::vector<int32_t>> layers;
+    for (uint64_t layer = 0; layer < 4; ++layer) {
+        layers.push_back(layer == 1 ? std::vector<int32_t>() : random_choices(borders, 4, 6, layer));
+        if (layer == 1)
+            choices.add_full_layer();
+        else
+            choices.add_moba_layer(layers.back());
+    }
+    Philox const random(5, Purpose::mock_data, 8);
+    size_t most = 0, least = 40;
+    for (uint64_t round = 0; round < 20; ++round) {
+        std::vector<float> weights(40);
+        for (uint64_t n = 0; n < 3; ++n) weights[random.below(round * 3 + n, 40)] = 0.25f;
+        std::vector<uint8_t> expected(weights.begin(), weights.end());
+        for (size_t t = 0; t < 40; ++t) expected[t] = weights[t] > 0;
+        Reached const reached = choices.reached(weights);
+        ASSERT_EQ(reached.size(), 4u);
+        for (size_t layer = 4; layer-- > 0;) {
+            std::vector<uint8_t> below = expected;
+            for (size_t i = 1; i < borders.size(); ++i)
+                for (int32_t from = borders[i - 1]; from < borders[i]; ++from)
+                    for (int32_t to = borders[i - 1]; to <= from; ++to) {
+                        int32_t const own = (from - borders[i - 1]) / 4, block = (to - borders[i - 1]) / 4;
+                        bool const attends = layers[layer].empty() || own == block ||
+                                             layers[layer][static_cast<size_t>(from * 6 + block)] > 0;
+                        if (attends && expected[static_cast<size_t>(from)]) below[static_cast<size_t>(to)] = 1;
+                    }
+            expected = below;
+            ASSERT_EQ(reached[layer], expected) << "round " << round << " layer " << layer;
+        }
+        auto const count = static_cast<size_t>(std::ranges::count(expected, 1));
+        most = std::max(most, count), least = std::min(least, count);
+    }
+    EXPECT_LT(least, 20u);
+    EXPECT_GT(most, 24u);
+}
+
+/// The tokens whose embedding a backward pass moves, from tokens that all differ.
+std::vector<uint8_t> moved(TinyModel<double>& model, ModelOptions const& options, Batch const& batch,
+                           std::vector<AttentionKind> const& kinds) {
+    std::ranges::fill(model.grads, 0.0);
+    model.gradient(batch, kinds);
+    auto const offset = static_cast<size_t>(model.layout.entry("model.embed_tokens.weight").offset);
+    auto const width = static_cast<size_t>(options.hidden_size);
+    std::vector<uint8_t> result;
+    for (int32_t const id : batch.ids_T) {
+        auto const row = model.grads.begin() + static_cast<int64_t>(offset + static_cast<size_t>(id) * width);
+        result.push_back(std::any_of(row, row + options.hidden_size, [](double g) { return g != 0; }));
+    }
+    return result;
+}
+
+TEST(Reach, IsWhereTheGradientIs) {
+    ModelOptions options = tiny_options();
+    options.vocab_size = 80;
+    MobaOptions const moba{.block_size = 4, .top_k = 2};
+    TinyModel<double> model(options, moba, 31);
+    Batch batch = random_batch({37, 1, 26, 16}, options.vocab_size, 32);
+    for (int32_t i = 0; i < 80; ++i) batch.ids_T[static_cast<size_t>(i)] = (7 * i + 3) % 80;
+    for (size_t const loss : {0u, 22u, 36u, 50u, 79u}) {
+        std::ranges::fill(batch.weights_T, 0.0f);
+        batch.weights_T[loss] = 0.5f;
+        for (auto const& kinds : {all(AttentionKind::moba), mixed(), all(AttentionKind::full)}) {
+            Reached const reached = model.choices(batch, kinds).reached(batch.weights_T);
+            EXPECT_EQ(reached[0], moved(model, options, batch, kinds)) << "loss on token " << loss;
+            if (loss == 36 && kinds == all(AttentionKind::moba)) {
+                EXPECT_LT(std::ranges::count(reached[0], 1), 37) << "not all of the document, or the test is idle";
+                EXPECT_LT(std::ranges::count(reached[2], 1), std::ranges::count(reached[0], 1));
+            }
+        }
+    }
+}
+
+TEST(Reach, CountsTheHeadsThatAttendNeededBlocks) {
+    std::vector<int32_t> const borders{0, 3, 15};  // blocks of the second document: 3-6, 7-10, 11-14
+    BlockChoices choices(borders, {.block_size = 4, .top_k = 2}, 5);
+    std::vector<int32_t> heads_TN(15 * 3);
+    heads_TN[14 * 3 + 0] = 2;
+    heads_TN[14 * 3 + 1] = 3;
+    choices.add_moba_layer(heads_TN);
+    choices.add_full_layer();
+    auto const share = [&](int64_t layer, int64_t from, std::vector<int64_t> const& places) {
+        auto const [chosen, needed] = choices.attended(layer, from, places);
+        return std::vector<int64_t>{chosen, needed};
+    };
+    EXPECT_THAT(share(0, 14, {3}), ElementsAre(2, 5));
+    EXPECT_THAT(share(0, 14, {6, 4, 7}), ElementsAre(5, 10));
+    EXPECT_THAT(share(0, 14, {13}), ElementsAre(5, 5)) << "its own block is always attended";
+    EXPECT_THAT(share(0, 13, {3}), ElementsAre(0, 5));
+    EXPECT_THAT(share(1, 13, {3, 8}), ElementsAre(10, 10)) << "a full layer attends all";
+    EXPECT_THROW(share(0, 14, {2}), Error) << "in another document";
+    EXPECT_THROW(share(0, 13, {14}), Error) << "in the future";
+}
+
+TEST(Reach, TheModelTellsWhatItsHeadsChose) {
+    ModelOptions const options = tiny_options();
+    TinyModel<double> model(options, {.block_size = 4, .top_k = 3}, 33);
+    Batch const batch = random_batch({30, 9}, options.vocab_size, 34);
+    BlockChoices const choices = model.choices(batch, mixed());
+    EXPECT_EQ(choices.layers(), 3);
+    EXPECT_FALSE(choices.is_full(1));
+    EXPECT_TRUE(choices.is_full(2));
+    std::vector<int64_t> const past_blocks{0, 4, 8, 12, 16, 20};
+    for (int64_t layer : {0, 1}) {
+        EXPECT_EQ(choices.attended(layer, 27, past_blocks).chosen, 4 * 2) << "four heads choose two of six blocks";
+        EXPECT_EQ(choices.attended(layer, 9, std::vector<int64_t>{0, 4}).chosen, 4 * 2) << "both, where there are two";
+    }
+}
+
+}  // namespace
+
+}  // namespace perigee::testing

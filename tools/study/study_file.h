@@ -1,0 +1,47 @@
+// A study: one YAML file that says which runs to compare. Its sections:
+//     output_dir   folder of the study
+//     run          options of every run, as in a configuration
+//     before       optional, {key: value}: changes to `run` for a run that is trained first, once per seed, and whose
+//                  last checkpoint every run of the grid goes on from
+//     grid         {key: [value, ...], ...}: every combination is a case
+//     seeds        [integer, ...]: every case is run with each
+//     metrics      [key, ...] of metrics.jsonl: the columns of the table, with their last value
+//     figure       key of metrics.jsonl that the figure shows over the steps
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/file_system.h"
+
+namespace perigee::study {
+
+struct Run {
+    std::string name;                   ///< of its folder
+    std::vector<std::string> settings;  ///< its value for each key of the grid; empty for a run that goes before
+    int64_t seed = 0;
+    std::string config;            ///< complete YAML
+    std::optional<size_t> before;  ///< place in Study::runs of the run it goes on from
+    int64_t threads = 0;
+};
+
+struct Study {
+    Path output_dir;
+    std::vector<std::string> keys;  ///< of the grid
+    std::vector<Run> runs;          ///< those that go before others come first
+    std::vector<std::string> metrics;
+    std::string figure;
+
+    Path folder(Run const& run) const { return output_dir / "runs" / run.name; }
+    /// A file of the study about a run, beside its folder.
+    Path file(Run const& run, std::string const& extension) const {
+        return output_dir / "runs" / (run.name + extension);
+    }
+};
+
+/// Every run's options are checked here, before any starts. Throws Category::config with one line per problem.
+Study read_study(FileSystem& files, Path const& path);
+
+}  // namespace perigee::study

@@ -1,0 +1,80 @@
+// Shows what a run trains on: the samples of one step as text, which tokens carry loss, and how far their gradient
+// reaches:
+//     view_batch configs/quickstart.yaml data.train.0.path=data/mine
+//     view_batch configs/sft.yaml --step 100 --samples 8 --html batch.html
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "app/app.h"
+#include "config/config.h"
+#include "tools/view_batch/view.h"
+
+namespace perigee {
+namespace {
+
+struct Request {
+    std::string config, html, weights = "auto";
+    std::vector<std::string> overrides;
+    int64_t step = 0;
+    int64_t samples = 2;
+};
+
+bool has_checkpoint(RunOptions const& options, Comm& world, FileSystem& files) {
+    return find_checkpoint(options.checkpoint, options.output_dir, world, files).has_value();
+}
+
+void show(Request const& request, FileSystem& files) {
+    RunOptions options = load_config(request.config, request.overrides);
+    options.parallel = {.tensor = 1, .context = 1, .data = 1};  // the batch is the same under every layout
+    if (auto const found = problems(options, 1); !found.empty())
+        fail(Category::config, "{}: {}", request.config, fmt::join(found, fmt::format("\n{}: ", request.config)));
+    options = resolve(options, 1, files);
+    auto const world = make_single_comm();
+    Session session(options, *world, files);
+    std::string weights = "fresh weights";
+    int64_t done = 0;
+    if (request.weights == "auto" && has_checkpoint(options, *world, files)) {
+        done = session.load_weights().step;
+        weights = fmt::format("the weights of step {}", done);
+    } else if (request.weights != "none") {
+        initialise(session.ops(), session.layout(), {{session.layout().whole(), session.weights()}},
+                   static_cast<uint64_t>(options.seed));
+    }
+    int64_t const step = request.step > 0 ? request.step : done + 1;
+    view::View view = view::make_view(session, step, request.samples, request.weights != "none");
+    view.weights = weights;
+    if (request.html.empty())
+        fmt::print("{}", view::draw_terminal(view, ::isatty(STDOUT_FILENO) == 1));
+    else
+        files.replace_text(request.html, view::draw_html(view));
+}
+
+}  // namespace
+}  // namespace perigee
+
+int main(int argc, char** argv) {
+    perigee::Request request;
+    CLI::App app("Shows the samples of one training step as text, with their loss and where its gradient reaches.");
+    app.add_option("CONFIG", request.config, "YAML file of the run")->required();
+    app.add_option("overrides", request.overrides, "as for perigee train")->type_name("key=value");
+    app.add_option("--step", request.step, "which step, from 1; without it the one after the checkpoint, or the first")
+        ->check(CLI::PositiveNumber);
+    app.add_option("--samples", request.samples, "samples to show in full")->check(CLI::NonNegativeNumber);
+    app.add_option("--html", request.html, "write a page here instead of showing it on the terminal");
+    app.add_option("--weights", request.weights,
+                   "auto: of the newest checkpoint of the run, else fresh; init: fresh; none: leave reach out")
+        ->check(CLI::IsMember({"auto", "init", "none"}));
+    CLI11_PARSE(app, argc, argv);
+    try {
+        perigee::show(request, *perigee::make_file_system());
+    } catch (perigee::Error const& error) {
+        fmt::print(stderr, "view_batch: {}\n", error.what());
+        return error.exit_code();
+    } catch (std::exception const& error) {
+        fmt::print(stderr, "view_batch: {}\n", error.what());
+        return static_cast<int>(perigee::Category::internal);
+    }
+    return 0;
+}

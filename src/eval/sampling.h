@@ -12,7 +12,7 @@ namespace perigee {
 
 struct SamplingOptions {
     std::string prompt = "\n";
-    std::string system;  ///< with a chat template: instructions before the prompt; empty: none
+    std::string system = {};  ///< with a chat template: instructions before the prompt; empty: none
     int64_t max_tokens = 200;
     double temperature = 0.8;  ///< 0: always the most likely token
     double top_p = 0.95;

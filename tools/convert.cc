@@ -75,6 +75,9 @@ ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Che
         result.origin = load_config(yaml.string(), {}).model.init_from;
     } catch (Error const&) {
     }
+    Path const tokenizer = run.data.tokenizer;
+    if (result.origin.empty() && files.exists(tokenizer))
+        result.companions = files.is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
     result.model = run.model;
     result.attention = run.attention;
     for (AttentionSwitch const& change : run.attention.schedule)

@@ -45,6 +45,8 @@ RunOptions defaults_of(Path const& folder) {
     RunOptions options;
     auto const files = make_file_system();
     if (!files->exists(folder)) fail(Category::config, "model.init_from: there is no folder {}", folder.string());
+    for (char const* tokenizer : {"tokenizer.json", "tokenizer.model"})
+        if (files->exists(folder / tokenizer)) options.data.tokenizer = folder.string();
     if (!files->exists(folder / kConfigName)) return options;
     HfConfig const config = read_hf_config(*files, folder);
     options.model = config.model;

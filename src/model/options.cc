@@ -50,7 +50,9 @@ void describe(Schema& schema, ModelOptions& o) {
     schema.add("qk_norm", o.qk_norm, "RMSNorm on every query and key head before rotation (Qwen3)");
     schema.add("init_from", o.init_from,
                "a new run starts from the weights in this folder: Hugging Face's, or a checkpoint; where it holds a "
-               "config.json, that supplies the defaults of this section and of attention");
+               "config.json, that supplies the defaults of this section and of attention, and a tokenizer in it is the "
+               "default of "
+               "data.tokenizer");
 }
 
 std::vector<std::string> problems(ModelOptions const& o) {

@@ -125,7 +125,7 @@ TEST(Convert, files_hold_at_most_the_bytes_asked_for_and_the_index_adds_up) {
     EXPECT_GT(bytes.size(), 4u);
     for (auto const& [name, size] : bytes) {
         EXPECT_LE(size, 2000) << name;
-        EXPECT_THAT(name, ::testing::MatchesRegex("model-0000.-of-000.*safetensors"));
+        EXPECT_THAT(name, ::testing::MatchesRegex("model-000..-of-000...safetensors"));
     }
 }
 
@@ -137,8 +137,10 @@ TEST(Convert, the_output_must_be_new_and_room_is_checked_first) {
               "/checkpoint exists already: choose another name, or remove it");
     FaultFileSystem files(memory);
     files.set_free_bytes(1000);
+    int64_t bytes = int64_t{64} << 20;
+    for (ParamSpec const& spec : llama_params(read_hf_config(memory, "/there").model)) bytes += 2 * spec.shape.size();
     EXPECT_EQ(error_of(Category::config, [&] { convert_out(files, "/checkpoint", "/back"); }),
-              "no room for /back: 67116784 bytes needed, 1000 bytes free");
+              fmt::format("no room for /back: {} bytes needed, 1000 bytes free", bytes));
     EXPECT_THAT(error_of(Category::checkpoint, [&] { convert_in(files, "/there", "/more"); }), HasSubstr("no room"));
     EXPECT_EQ(memory.list("/"), (std::vector<std::string>{"checkpoint", "there"}));
 }

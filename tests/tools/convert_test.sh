@@ -60,7 +60,7 @@ for file in half/*.safetensors; do cmp "$file" "half-back/$(basename "$file")"; 
 # A run that starts from a folder evaluates as the one that made it, from a checkpoint too.
 cat >next.yaml <<'YAML'
 model: {init_from: hf}
-data: {mock_data: true, sequence_length: 32}
+data: {mock_data: true, sequence_length: 32, tokenizer: bytes}
 train: {steps: 1, global_batch_size: 2}
 eval: {samples: 2}
 watchdog: {enabled: false}

@@ -64,6 +64,8 @@ TEST_F(InitFromTest, the_folder_says_which_model_it_is_and_the_yaml_has_the_last
     EXPECT_EQ(o.model.max_position_embeddings, 128);
     EXPECT_EQ(o.model.rope_scaling.factor, 2);
     EXPECT_EQ(o.attention.moba.block_size, 16);
+    EXPECT_EQ(o.data.tokenizer, hf_.string());
+    EXPECT_EQ(options("run", {"data.tokenizer=bytes"}).data.tokenizer, "bytes");
     // What the run saves with itself means the same model.
     EXPECT_EQ(to_yaml(parse_config(to_yaml(o), "saved", {})), to_yaml(o));
 }
@@ -109,12 +111,15 @@ TEST_F(InitFromTest, a_run_starts_from_another_runs_checkpoint_and_resumes_from_
                            "model.intermediate_size=20", "model.num_hidden_layers=2", "model.num_attention_heads=4",
                            "model.num_key_value_heads=2", "model.head_dim=6", "model.vocab_size=24",
                            "model.qk_norm=true", "model.tie_word_embeddings=true", "model.max_position_embeddings=64"});
-    Trainer trainer(o, *alone_, *files_, "");
-    EXPECT_EQ(weights_of(trainer.session()), weights_of(from_folder));
-    EXPECT_EQ(trainer.state().step, 0);
-    trainer.step();
-    trainer.save(true);
-    auto const trained = weights_of(trainer.session());
+    std::vector<float> trained;
+    {
+        Trainer trainer(o, *alone_, *files_, "");
+        EXPECT_EQ(weights_of(trainer.session()), weights_of(from_folder));
+        EXPECT_EQ(trainer.state().step, 0);
+        trainer.step();
+        trainer.save(true);
+        trained = weights_of(trainer.session());
+    }
     EXPECT_NE(trained, weights_of(from_folder));
     Trainer resumed(o, *alone_, *files_, "");
     EXPECT_EQ(resumed.state().step, 1);

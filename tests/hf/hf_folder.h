@@ -62,7 +62,7 @@ inline void write_folder(FileSystem& files, Path const& folder, std::string cons
                          size_t shards, uint64_t seed = 1) {
     files.make_directories(folder);
     write_text(files, folder / kConfigName, config);
-    write_text(files, folder / "tokenizer.json", "{\"tokens\": 24}");
+    write_text(files, folder / "generation_config.json", "{\"a\": 24}");
     auto const specs = llama_params(parse_hf_config(config, "config").model);
     std::string map;
     for (size_t shard = 0; shard < shards; ++shard) {

@@ -135,7 +135,7 @@ TEST_F(HfWeightsTest, an_index_is_held_against_the_files) {
         return error_of(Category::checkpoint, [&] { HfWeights(files_, "/model"); });
     };
     EXPECT_EQ(refused(R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})"), "nothing was thrown");
-    EXPECT_EQ(refused("["), index + ": not JSON at byte 1");
+    EXPECT_EQ(refused("["), index + ": not JSON at byte 2");
     EXPECT_EQ(refused("{}"), index + ": there is no object `weight_map`");
     EXPECT_EQ(refused(R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})"),
               index + ": the key \"a\" is there twice");

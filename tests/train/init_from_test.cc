@@ -64,8 +64,10 @@ TEST_F(InitFromTest, the_folder_says_which_model_it_is_and_the_yaml_has_the_last
     EXPECT_EQ(o.model.max_position_embeddings, 128);
     EXPECT_EQ(o.model.rope_scaling.factor, 2);
     EXPECT_EQ(o.attention.moba.block_size, 16);
-    EXPECT_EQ(o.data.tokenizer, hf_.string());
-    EXPECT_EQ(options("run", {"data.tokenizer=bytes"}).data.tokenizer, "bytes");
+    write_text(*files_, hf_ / "tokenizer.json", "{}");
+    std::string const yaml = "model: {init_from: " + hf_.string() + "}";
+    EXPECT_EQ(parse_config(yaml, "yaml", {}).data.tokenizer, hf_.string());
+    EXPECT_EQ(parse_config(yaml, "yaml", {"data.tokenizer=bytes"}).data.tokenizer, "bytes");
     // What the run saves with itself means the same model.
     EXPECT_EQ(to_yaml(parse_config(to_yaml(o), "saved", {})), to_yaml(o));
 }

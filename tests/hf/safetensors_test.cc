@@ -47,7 +47,7 @@ TEST(Safetensors, the_file_is_laid_out_as_the_format_says) {
     writer.finish();
     std::string header = R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[1,1],"data_offsets":[0,4]},)"
                          R"("b":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]}})";
-    header += "  ";  // the values begin at a multiple of 8
+    header += "   ";  // the values begin at a multiple of 8
     ASSERT_EQ(header.size() % 8, 0u);
     EXPECT_EQ(files.contents("/")["/file"],
               raw_safetensors(header, std::string("\0\0\x80\x3f", 4) + std::string("\x80\x3f\0\xc0", 4)));

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -78,8 +79,10 @@ class CheckpointSave {
     CheckpointSave& operator=(CheckpointSave const&) = delete;
 
     RunState const& state() const { return state_; }
-    /// Writes this rank's file. Does not communicate; a failure is kept for commit().
-    void write(std::vector<StoredTensor> const& parts) noexcept;
+    /// Called with each part before it is written, so that parts can take turns in the same memory.
+    using Fill = std::function<void(StoredTensor const&)>;
+    /// Writes this rank's file. Does not communicate; a failure, of `fill` too, is kept for commit().
+    void write(std::vector<StoredTensor> const& parts, Fill const& fill = {}) noexcept;
     /// Makes the checkpoint of what all ranks wrote. Collective, after write() has returned on this rank.
     void commit();
 

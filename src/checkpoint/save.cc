@@ -44,12 +44,13 @@ class SaveFolder {
     }
 
     /// This rank's file; a rank without parts writes none.
-    Manifest write_parts(int rank, std::vector<StoredTensor> const& parts) {
+    Manifest write_parts(int rank, std::vector<StoredTensor> const& parts, CheckpointSave::Fill const& fill) {
         Manifest manifest;
         if (parts.empty()) return manifest;
         std::string const file = fmt::format("rank_{:04}.h5", rank);
         auto writer = create_tensor_file(files_, temporary_ / file);
         for (StoredTensor const& part : parts) {
+            if (fill) fill(part);
             Shard const& s = part.shard;
             PERIGEE_CHECK(part.values.size() == s.flat_count, "`{}` holds {} of {} elements", part.name,
                           part.values.size(), s.flat_count);
@@ -145,9 +146,9 @@ CheckpointSave::CheckpointSave(FileSystem& files, Comm& world, Path const& root,
 
 CheckpointSave::~CheckpointSave() = default;
 
-void CheckpointSave::write(std::vector<StoredTensor> const& parts) noexcept {
+void CheckpointSave::write(std::vector<StoredTensor> const& parts, Fill const& fill) noexcept {
     try {
-        report_ = folder_->write_parts(world_.rank(), parts).to_text();
+        report_ = folder_->write_parts(world_.rank(), parts, fill).to_text();
     } catch (...) {
         write_error_ = std::current_exception();
     }

@@ -9,6 +9,7 @@
 #include "config/scalars.h"
 #include "config/schema_yaml.h"
 #include "config/yaml_tree.h"
+#include "hf/config.h"
 
 namespace perigee {
 namespace {
@@ -39,14 +40,32 @@ std::string read_text(std::string const& path) {
     return text;
 }
 
+/// Defaults for a run that starts from the weights in `folder`.
+RunOptions defaults_of(Path const& folder) {
+    RunOptions options;
+    auto const files = make_file_system();
+    if (!files->exists(folder)) fail(Category::config, "model.init_from: there is no folder {}", folder.string());
+    for (char const* tokenizer : {"tokenizer.json", "tokenizer.model"})
+        if (files->exists(folder / tokenizer)) options.data.tokenizer = folder.string();
+    if (!files->exists(folder / kConfigName)) return options;
+    HfConfig const config = read_hf_config(*files, folder);
+    options.model = config.model;
+    if (config.attention) options.attention = *config.attention;
+    return options;
+}
+
 }  // namespace
 
 RunOptions parse_config(std::string const& text, std::string const& name, std::vector<std::string> const& overrides) {
-    RunOptions options;
-    Schema schema;
-    describe(schema, options);
-    read_yaml(schema, text, name, overrides);
-    return options;
+    auto const read_over = [&](RunOptions options) {
+        Schema schema;
+        describe(schema, options);
+        read_yaml(schema, text, name, overrides);
+        return options;
+    };
+    RunOptions const options = read_over({});
+    if (options.model.init_from.empty()) return options;
+    return read_over(defaults_of(options.model.init_from));
 }
 
 RunOptions load_config(std::string const& path, std::vector<std::string> const& overrides) {

@@ -86,6 +86,18 @@ struct LossSum {
     TensorView view;
 };
 
+std::vector<float> host_floats(Ops& ops, ConstView values) {
+    std::vector<std::byte> raw(static_cast<size_t>(values.bytes()));
+    ops.download(raw.data(), values);
+    ConstView const host{raw.data(), values.dtype, values.shape};
+    std::vector<float> floats(static_cast<size_t>(values.size()));
+    for (size_t i = 0; i < floats.size(); ++i)
+        floats[i] = host.dtype == DType::f32   ? host.as<float>()[i]
+                    : host.dtype == DType::f64 ? static_cast<float>(host.as<double>()[i])
+                                               : to_float(host.as<bf16>()[i]);
+    return floats;
+}
+
 }  // namespace
 
 struct Llama::Impl {
@@ -352,16 +364,19 @@ std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, st
         if (tp > 1) mesh.tp().all_gather(logits, part);
     }
     mesh.cp().broadcast(logits, last.cp_rank);
-    std::vector<std::byte> raw(static_cast<size_t>(logits.bytes()));
-    ops.download(raw.data(), logits);
-    std::vector<float> values(static_cast<size_t>(vocab));
-    for (size_t i = 0; i < values.size(); ++i) {
-        ConstView const host{raw.data(), logits.dtype, logits.shape};
-        values[i] = logits.dtype == DType::f32   ? host.as<float>()[i]
-                    : logits.dtype == DType::f64 ? static_cast<float>(host.as<double>()[i])
-                                                 : to_float(host.as<bf16>()[i]);
-    }
-    return values;
+    return host_floats(ops, logits);
+}
+
+std::vector<float> Llama::logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+                                 Arena& arena) {
+    Arena::Scope const scope(arena);
+    PERIGEE_CHECK(impl_->mesh.shape().tp * impl_->mesh.shape().cp == 1, "a mesh with cp {} and tp {}",
+                  impl_->mesh.shape().cp, impl_->mesh.shape().tp);
+    Impl::Forward const state = impl_->forward(weights, impl_->share(batch, kinds), kinds, arena, false);
+    TensorView const logits =
+        arena.allocate("logits", state.pass.compute(), {batch.tokens(), impl_->options.vocab_size});
+    impl_->ops.matmul({.c = logits, .a = state.normed_PD, .b = impl_->classifier(weights), .transpose_b = true});
+    return host_floats(impl_->ops, logits);
 }
 
 }  // namespace perigee

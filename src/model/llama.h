@@ -81,6 +81,11 @@ class Llama {
     /// cp x tp group. Takes the memory of a training forward.
     BlockChoices choices(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
 
+    /// Logits of every token, [T, vocab_size] in host memory, for who compares or looks at them. Of a mesh without cp
+    /// and tp.
+    std::vector<float> logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+                              Arena& arena);
+
   private:
     struct Impl;
     std::unique_ptr<Impl> impl_;

@@ -48,6 +48,11 @@ void describe(Schema& schema, ModelOptions& o) {
     schema.add("tie_word_embeddings", o.tie_word_embeddings, "the classifier uses the embedding's weights");
     schema.add("qkv_bias", o.qkv_bias, "bias on the query, key and value projections (Qwen2)");
     schema.add("qk_norm", o.qk_norm, "RMSNorm on every query and key head before rotation (Qwen3)");
+    schema.add("init_from", o.init_from,
+               "a new run starts from the weights in this folder: Hugging Face's, or a checkpoint; where it holds a "
+               "config.json, that supplies the defaults of this section and of attention, and a tokenizer in it is the "
+               "default of "
+               "data.tokenizer");
 }
 
 std::vector<std::string> problems(ModelOptions const& o) {

@@ -88,7 +88,11 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
 }
 
 void Learner::initialise(uint64_t seed) {
-    perigee::initialise(session_.ops(), session_.layout(), optimizer_.weights(), seed);
+    ParamLayout const& layout = session_.layout();
+    if (options_.model.init_from.empty())
+        perigee::initialise(session_.ops(), layout, optimizer_.weights(), seed);
+    else
+        session_.read_initial(stored_tensors(layout, optimizer_.weights(), "", {layout.whole()}));
     publish();
 }
 

@@ -37,7 +37,8 @@ class Learner {
     /// What this rank alone answers for, in a checkpoint.
     std::vector<FlatRange> const& owned() const { return replicas_.ownership().owned; }
 
-    /// Initial weights: each a function of (seed, name, index) alone. Collective.
+    /// What a new run starts from: the weights in `model.init_from`, or random ones, each a function of (seed, name,
+    /// index) alone. Collective.
     void initialise(uint64_t seed);
     /// Weights and moments of a checkpoint. Collective.
     void read(Checkpoint const& checkpoint);

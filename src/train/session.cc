@@ -5,7 +5,10 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "checkpoint/agree.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
+#include "hf/weights.h"
 #include "train/run_folder.h"
 #include "train/snapshot.h"
 
@@ -82,10 +85,15 @@ RunState Session::load_weights() {
     CheckpointOptions where = options_.checkpoint;
     if (where.resume == "never") where.resume = "auto";
     auto const found = find_checkpoint(where, options_.output_dir, mesh_.world(), *files_);
-    if (!found)
+    if (!found && options_.model.init_from.empty())
         fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
              checkpoint_root(options_.output_dir).string());
-    read(*found, stored_tensors(layout_, {{layout_.whole(), weights()}}, "", {layout_.whole()}));
+    auto const parts = stored_tensors(layout_, {{layout_.whole(), weights()}}, "", {layout_.whole()});
+    if (!found) {
+        read_initial(parts);
+        return {};
+    }
+    read(*found, parts);
     log::info("weights of step {} from {}", found->state().step, found->folder().string());
     return found->state();
 }
@@ -111,6 +119,25 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
         for (size_t i = begin; i < end; ++i) upload(ops(), parts[i].values, staged[i - begin].values.as<float>());
         begin = end;
     }
+}
+
+void Session::read_initial(std::vector<StoredTensor> const& parts) const {
+    Path const from = options_.model.init_from;
+    if (files_->exists(from / kManifestName)) {
+        read(Checkpoint::open(*files_, mesh_.world(), from), parts);
+    } else {
+        agree(mesh_.world(), [&] {
+            HfWeights const stored(*files_, from);
+            stored.check(llama_params(options_.model));
+            std::vector<float> values;
+            for (StoredTensor const& part : parts) {
+                values.resize(static_cast<size_t>(part.values.size()));
+                stored.read(part.name, part.shard, values);
+                upload(ops(), part.values, values.data());
+            }
+        });
+    }
+    log::info("weights from {}", from.string());
 }
 
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,

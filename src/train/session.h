@@ -58,11 +58,14 @@ class Session {
     std::unique_ptr<DataSource> open(Split split) const;
     std::vector<AttentionKind> kinds(int64_t step) const;
 
-    /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names. Returns its
-    /// state; throws Category::checkpoint where there is none.
+    /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names; without one,
+    /// those in `model.init_from`. Returns their state; throws Category::checkpoint where there are none. Collective.
     RunState load_weights();
     /// Fills `parts`, which lie on the device, from a checkpoint, rounding where they are narrower than what it stores.
     void read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const;
+    /// Fills parts of weights, which lie on the device, from the folder `model.init_from` names. A rank reads the bytes
+    /// of its parts and no others. Collective: all ranks succeed or throw the same Category::checkpoint.
+    void read_initial(std::vector<StoredTensor> const& parts) const;
 
   private:
     RunOptions options_;

@@ -57,6 +57,7 @@ class FaultFileSystem::Readable : public ReadableFile {
         : owner_(owner), path_(std::move(path)), inner_(std::move(inner)) {}
     int64_t size() const override { return inner_->size(); }
     void read_at(int64_t offset, std::span<std::byte> bytes) override {
+        owner_.bytes_read_ += std::ssize(bytes);
         owner_.pass("read", path_, [&] { inner_->read_at(offset, bytes); });
     }
 

@@ -2,6 +2,7 @@
 // calls back before and after each, which is where a test ends the process. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,7 @@ class FaultFileSystem : public FileSystem {
     void set_free_bytes(int64_t bytes) { free_bytes_ = bytes; }
 
     std::vector<Operation> operations() const;  ///< so far
+    int64_t bytes_read() const { return bytes_read_; }
 
     std::unique_ptr<WritableFile> create(Path const& path) override;
     std::unique_ptr<WritableFile> append(Path const& path) override;
@@ -69,6 +71,7 @@ class FaultFileSystem : public FileSystem {
     std::optional<int64_t> free_bytes_;
     mutable std::mutex mutex_;
     mutable std::vector<Operation> operations_;
+    mutable std::atomic<int64_t> bytes_read_ = 0;
 };
 
 }  // namespace perigee::testing

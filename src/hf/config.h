@@ -1,0 +1,34 @@
+// config.json of a Hugging Face folder: which model it is. Llama 2 and 3, Mistral without a sliding window, Qwen2 and
+// Qwen3 (dense) can be read. A field that asks for anything else is refused by name; so is a field this program does
+// not know, unless it is null, false or 0. MoBA's settings are kept under the key `perigee`, which transformers
+// ignores.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "hf/element_type.h"
+#include "io/file_system.h"
+#include "model/options.h"
+
+namespace perigee {
+
+inline constexpr char kConfigName[] = "config.json";
+
+struct HfConfig {
+    ModelOptions model;
+    std::optional<AttentionOptions> attention;  ///< where the key `perigee` is there
+    std::string text;                           ///< the file as it was
+};
+
+/// Category::config naming file, field and value for anything that is not such a model.
+HfConfig read_hf_config(FileSystem& files, Path const& folder);
+HfConfig parse_hf_config(std::string text, std::string const& where);
+
+/// config.json of a model with its weights in `type`; parse_hf_config() gives the same options back. `base`, where not
+/// empty, is the config.json the model came from, whose other fields stay. Category::config for a model that no
+/// architecture of Hugging Face describes.
+std::string write_hf_config(ModelOptions const& model, AttentionOptions const& attention, ElementType type,
+                            std::string const& base);
+
+}  // namespace perigee

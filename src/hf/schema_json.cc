@@ -1,0 +1,119 @@
+#include "hf/schema_json.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace perigee {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class... Types>
+struct Overloaded : Types... {
+    using Types::operator()...;
+};
+template <class... Types>
+Overloaded(Types...) -> Overloaded<Types...>;
+
+/// Sets values from JSON; `where` grows with the path to them.
+class Reader {
+  public:
+    explicit Reader(std::string where) : where_(std::move(where)) {}
+
+    void object(Schema const& schema, Json const& json) const {
+        if (!json.is_object()) refuse(json, "an object");
+        for (auto const& [key, value] : json.items()) {
+            auto const& fields = schema.fields();
+            auto const field = std::ranges::find(fields, key, &Field::key);
+            if (field == fields.end()) fail(Category::config, "{}: `{}` is not a known key", where_, key.substr(0, 80));
+            if (!value.is_null()) Reader(where_ + ": `" + key + "`").field(*field, value);
+        }
+    }
+
+  private:
+    void field(Field const& field, Json const& json) const {
+        std::visit(Overloaded{[&](bool* to) {
+                                  if (!json.is_boolean()) refuse(json, "true or false");
+                                  *to = json.get<bool>();
+                              },
+                              [&](int64_t* to) { *to = integer(json, field.range); },
+                              [&](double* to) {
+                                  if (!json.is_number()) refuse(json, "a number");
+                                  in_range(json.get<double>(), field.range, json);
+                                  *to = json.get<double>();
+                              },
+                              [&](std::string* to) { *to = text(json); },
+                              [&](std::vector<int64_t>* to) {
+                                  std::vector<int64_t> values;
+                                  for (Json const& item : list(json)) values.push_back(integer(item, field.range));
+                                  *to = std::move(values);
+                              },
+                              [&](Field::Choice const& choice) {
+                                  auto const found = std::ranges::find(choice.names, text(json));
+                                  if (found == choice.names.end()) refuse(json, "another name");
+                                  choice.select(static_cast<size_t>(found - choice.names.begin()));
+                              },
+                              [&](Field::Section const& section) { object(*section.schema, json); },
+                              [&](Field::List const& items) {
+                                  items.clear();
+                                  for (Json const& item : list(json)) object(items.append(), item);
+                              }},
+                   field.target);
+    }
+
+    int64_t integer(Json const& json, Range const& range) const {
+        bool const fits =
+            json.is_number_integer() && (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX});
+        if (!fits) refuse(json, "an integer");
+        in_range(static_cast<double>(json.get<int64_t>()), range, json);
+        return json.get<int64_t>();
+    }
+    std::string text(Json const& json) const {
+        if (!json.is_string()) refuse(json, "a text");
+        return json.get<std::string>();
+    }
+    Json const& list(Json const& json) const {
+        if (!json.is_array() || json.size() > 4096) refuse(json, "a list of at most 4096");
+        return json;
+    }
+    void in_range(double value, Range const& range, Json const& json) const {
+        bool const inside = value <= range.high && (range.strict_low ? value > range.low : value >= range.low);
+        if (!inside) refuse(json, fmt::format("a value from {} to {}", range.low, range.high));
+    }
+    [[noreturn]] void refuse(Json const& json, std::string const& expected) const {
+        fail(Category::config, "{} is {}; {} was expected", where_, json.dump().substr(0, 60), expected);
+    }
+
+    std::string where_;
+};
+
+Json to_json(Schema const& schema);
+
+Json to_json(Field const& field) {
+    return std::visit(Overloaded{[](auto* value) { return Json(*value); },
+                                 [](Field::Choice const& choice) { return Json(choice.names.at(choice.selected())); },
+                                 [](Field::Section const& section) { return to_json(*section.schema); },
+                                 [](Field::List const& items) {
+                                     Json all = Json::array();
+                                     for (size_t i = 0; i < items.size(); ++i) all.push_back(to_json(items.at(i)));
+                                     return all;
+                                 }},
+                      field.target);
+}
+
+Json to_json(Schema const& schema) {
+    Json object = Json::object();
+    for (Field const& field : schema.fields()) object[field.key] = to_json(field);
+    return object;
+}
+
+}  // namespace
+
+void read_json(Schema const& schema, std::string const& text, std::string const& where) {
+    Reader(where).object(schema, Json::parse(text));
+}
+
+std::string write_json(Schema const& schema) { return to_json(schema).dump(); }
+
+}  // namespace perigee

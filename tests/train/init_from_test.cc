@@ -1,0 +1,153 @@
+// model.init_from: a run that starts from the weights of a Hugging Face folder or a checkpoint, under any layout.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/config.h"
+#include "hf/convert.h"
+#include "hf/hf_folder.h"
+#include "support/temporary_folder.h"
+#include "support/thread_comm.h"
+#include "train/run_folder.h"
+#include "train/trainer.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace testing;
+
+class InitFromTest : public ::testing::Test {
+  protected:
+    InitFromTest() { write_folder(*files_, hf_, small_config("qwen3", true), ElementType::bf16, 2); }
+
+    RunOptions options(std::string const& name, std::vector<std::string> overrides = {}) {
+        overrides.insert(overrides.begin(),
+                         {"model.init_from=" + hf_.string(), "output_dir=" + (folder_.path() / name).string()});
+        return resolve(parse_config(R"(
+attention: {kind: moba, block_size: 16, top_k: 2}
+data: {mock_data: true, sequence_length: 64}
+train: {steps: 2, global_batch_size: 4, micro_batch_size: 1}
+threads: 1
+log: {progress: false}
+)",
+                                    "yaml", overrides),
+                       1, *files_);
+    }
+    /// A run under a layout that does no step; where its checkpoint of step 0 is.
+    Path save_at_start(std::string const& name, int dp, int cp, int tp) {
+        RunOptions const o =
+            options(name, {fmt::format("parallel.tensor={}", tp), fmt::format("parallel.context={}", cp)});
+        EXPECT_THAT(problems(o, dp * cp * tp), ::testing::IsEmpty());
+        run_ranks(dp * cp * tp, [&](Comm& world) {
+            auto const files = make_file_system();
+            Trainer trainer(o, world, *files, to_yaml(o));
+            trainer.save(/*last=*/true);
+        });
+        return checkpoint_root(o.output_dir) / "step_00000000";
+    }
+    std::string error(RunOptions const& o) {
+        return error_of(Category::checkpoint, [&] { Session(o, *alone_, *files_).load_weights(); });
+    }
+
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    TemporaryFolder folder_;
+    Path hf_ = folder_.path() / "hf";
+    std::unique_ptr<Comm> alone_ = make_single_comm();
+};
+
+TEST_F(InitFromTest, the_folder_says_which_model_it_is_and_the_yaml_has_the_last_word) {
+    RunOptions const o =
+        options("run", {"model.max_position_embeddings=128", "model.rope_scaling={rope_type: linear, factor: 2}"});
+    EXPECT_EQ(o.model.hidden_size, 12);
+    EXPECT_EQ(o.model.vocab_size, 24);
+    EXPECT_TRUE(o.model.qk_norm && o.model.tie_word_embeddings);
+    EXPECT_EQ(o.model.max_position_embeddings, 128);
+    EXPECT_EQ(o.model.rope_scaling.factor, 2);
+    EXPECT_EQ(o.attention.moba.block_size, 16);
+    write_text(*files_, hf_ / "tokenizer.json", "{}");
+    std::string const yaml = "model: {init_from: " + hf_.string() + "}";
+    EXPECT_EQ(parse_config(yaml, "yaml", {}).data.tokenizer, hf_.string());
+    EXPECT_EQ(parse_config(yaml, "yaml", {"data.tokenizer=bytes"}).data.tokenizer, "bytes");
+    // What the run saves with itself means the same model.
+    EXPECT_EQ(to_yaml(parse_config(to_yaml(o), "saved", {})), to_yaml(o));
+}
+
+TEST_F(InitFromTest, settings_of_attention_in_the_folder_are_defaults) {
+    AttentionOptions attention;
+    attention.moba = {.block_size = 32, .top_k = 7};
+    attention.full_layers.last = 1;
+    HfConfig const config = read_hf_config(*files_, hf_);
+    write_text(*files_, hf_ / kConfigName, write_hf_config(config.model, attention, ElementType::bf16, config.text));
+    RunOptions const o = options("run");
+    EXPECT_EQ(o.attention.moba.block_size, 16);
+    EXPECT_EQ(o.attention.moba.top_k, 2);
+    EXPECT_EQ(o.attention.full_layers.last, 1);
+}
+
+TEST_F(InitFromTest, through_a_checkpoint_of_any_layout_the_folder_comes_back_bit_for_bit) {
+    auto const before = testing::stored_tensors(*files_, hf_);
+    ASSERT_GT(before.size(), 20u);
+    for (auto const& [dp, cp, tp] : {std::tuple{1, 1, 1}, {1, 1, 2}, {2, 2, 2}}) {
+        std::string const name = fmt::format("run-{}-{}-{}", dp, cp, tp);
+        Checkpoint const checkpoint = Checkpoint::open(*files_, save_at_start(name, dp, cp, tp));
+        ExportOptions to;
+        to.model = options(name).model;
+        to.type = ElementType::bf16;
+        to.origin = hf_;
+        Path const out = folder_.path() / ("out-" + name);
+        export_folder(*files_, checkpoint, to, out, [](int64_t, int64_t) {});
+        EXPECT_EQ(testing::stored_tensors(*files_, out), before) << name;
+    }
+}
+
+TEST_F(InitFromTest, a_run_starts_from_another_runs_checkpoint_and_resumes_from_its_own) {
+    Path const checkpoint = save_at_start("first", 1, 1, 1);
+    auto const weights_of = [](Session const& session) {
+        return std::vector<float>(session.weights().as<float>(),
+                                  session.weights().as<float>() + session.layout().size());
+    };
+    Session from_folder(options("unused"), *alone_, *files_);
+    from_folder.load_weights();
+    RunOptions const o =
+        options("second", {"model.init_from=" + checkpoint.string(), "model.hidden_size=12",
+                           "model.intermediate_size=20", "model.num_hidden_layers=2", "model.num_attention_heads=4",
+                           "model.num_key_value_heads=2", "model.head_dim=6", "model.vocab_size=24",
+                           "model.qk_norm=true", "model.tie_word_embeddings=true", "model.max_position_embeddings=64"});
+    std::vector<float> trained;
+    {
+        Trainer trainer(o, *alone_, *files_, "");
+        EXPECT_EQ(weights_of(trainer.session()), weights_of(from_folder));
+        EXPECT_EQ(trainer.state().step, 0);
+        trainer.step();
+        trainer.save(true);
+        trained = weights_of(trainer.session());
+    }
+    EXPECT_NE(trained, weights_of(from_folder));
+    Trainer resumed(o, *alone_, *files_, "");
+    EXPECT_EQ(resumed.state().step, 1);
+    EXPECT_EQ(weights_of(resumed.session()), trained);
+}
+
+TEST_F(InitFromTest, what_does_not_fit_is_named) {
+    EXPECT_EQ(error(options("run", {"model.intermediate_size=24"})),
+              (hf_ / "part-1.safetensors").string() +
+                  ": tensor `model.layers.0.mlp.gate_proj.weight` is [20, 12]; the model's options make it [24, 12]");
+    EXPECT_EQ(error_of(Category::config, [&] { options("run", {"model.init_from=/nowhere/at/all"}); }),
+              "model.init_from: there is no folder /nowhere/at/all");
+    files_->remove_all(hf_ / "part-1.safetensors");
+    EXPECT_THAT(error(options("run")), HasSubstr("part-1.safetensors: No such file or directory"));
+    // One rank's trouble is everybody's, and nobody hangs.
+    RunOptions const o = options("run", {"parallel.tensor=2"});
+    auto const errors = try_ranks(2, [&](Comm& world) {
+        auto const files = make_file_system();
+        Session(o, world, *files).load_weights();
+    });
+    for (auto const& thrown : errors) {
+        ASSERT_TRUE(thrown != nullptr);
+        EXPECT_THAT(error_of(Category::checkpoint, [&] { std::rethrow_exception(thrown); }),
+                    HasSubstr("rank 0: cannot open"));
+    }
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,0 +1,132 @@
+// Hugging Face folder to checkpoint, checkpoint or run to Hugging Face folder: `convert SOURCE OUTPUT`.
+#include <CLI/CLI.hpp>
+#include <chrono>
+
+#include "checkpoint/manifest.h"
+#include "config/config.h"
+#include "hf/convert.h"
+#include "hf/weights.h"
+#include "model/llama.h"
+#include "train/progress.h"
+#include "train/run_folder.h"
+
+namespace perigee {
+namespace {
+
+struct Options {
+    Path source, output, config, companions;
+    std::string type;
+    double shard_gb = 5;
+};
+
+void declare(CLI::App& app, Options& options) {
+    app.add_option("source", options.source, "Hugging Face folder, checkpoint, or run folder (its newest checkpoint)")
+        ->required();
+    app.add_option("output", options.output, "folder to make; must not exist")->required();
+    app.add_option("--dtype", options.type,
+                   "of exported weights; by default that of the folder they came from, or float32")
+        ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+    app.add_option("--shard-gb", options.shard_gb, "split exported weights into files of at most so many GB")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--config", options.config, "YAML that describes the model, where the checkpoint is not in its run");
+    app.add_option("--companions", options.companions, "folder with tokenizer files for the export");
+}
+
+/// A bar on a terminal; silent elsewhere.
+ConversionProgress show_progress(Progress& bar) {
+    auto const start = std::chrono::steady_clock::now();
+    return [&bar, start](int64_t done, int64_t total) {
+        double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        double const eta =
+            seconds * static_cast<double>(total - done) / static_cast<double>(std::max<int64_t>(done, 1));
+        bar.update(done, total, eta, fmt::format("{} of {}", format_bytes(done), format_bytes(total)));
+    };
+}
+
+Checkpoint open_source(FileSystem& files, Path const& source) {
+    if (files.exists(source / kManifestName)) return Checkpoint::open(files, source);
+    if (files.exists(checkpoint_root(source.string())))
+        if (auto found = find_latest(files, *make_single_comm(), checkpoint_root(source.string())))
+            return std::move(*found);
+    fail(Category::config, "{} is neither a Hugging Face folder nor a checkpoint nor a run with checkpoints",
+         source.string());
+}
+
+/// What the weights of a checkpoint mean: said by the config.json beside them, or the config.yaml of their run.
+ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Checkpoint const& checkpoint) {
+    Path const folder = checkpoint.folder();
+    ExportOptions result;
+    result.type = source_type(checkpoint);
+    if (options.config.empty() && files.exists(folder / kConfigName)) {
+        HfConfig const config = read_hf_config(files, folder);
+        result.model = config.model;
+        result.attention = config.attention.value_or(AttentionOptions{.kind = AttentionKind::full});
+        result.origin = folder;
+        return result;
+    }
+    Path const yaml = options.config.empty() ? folder / ".." / ".." / "config.yaml" : options.config;
+    if (!files.exists(yaml))
+        fail(Category::config, "{} does not tell which model it is: name the YAML of its run with --config",
+             folder.string());
+    // The folder the run began with may be gone; its model is in the YAML of the run in any case.
+    RunOptions const run = load_config(yaml.string(), {"model.init_from=\"\""});
+    try {
+        result.origin = load_config(yaml.string(), {}).model.init_from;
+    } catch (Error const&) {
+    }
+    Path const tokenizer = run.data.tokenizer;
+    if (result.origin.empty() && files.exists(tokenizer))
+        result.companions = files.is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
+    result.model = run.model;
+    result.attention = run.attention;
+    for (AttentionSwitch const& change : run.attention.schedule)
+        if (change.step <= checkpoint.state().step) result.attention.kind = change.kind;
+    result.attention.schedule.clear();
+    if (!result.origin.empty() && files.exists(result.origin / kConfigName) &&
+        !files.exists(result.origin / kManifestName))
+        result.type = HfWeights(files, result.origin).type(llama_params(result.model));
+    return result;
+}
+
+void convert(Options const& options, FileSystem& files) {
+    Progress bar(/*wanted=*/true);
+    bool const is_hugging_face =
+        !files.exists(options.source / kManifestName) && files.exists(options.source / kConfigName);
+    if (is_hugging_face) {
+        import_checkpoint(files, options.source, options.output, show_progress(bar));
+    } else {
+        Checkpoint const checkpoint = open_source(files, options.source);
+        ExportOptions to = describe_checkpoint(files, options, checkpoint);
+        if (auto const type = element_type(options.type)) to.type = *type;
+        if (!options.companions.empty()) to.companions = options.companions;
+        to.shard_bytes = static_cast<int64_t>(options.shard_gb * 1e9);
+        export_folder(files, checkpoint, to, options.output, show_progress(bar));
+    }
+    bar.clear();
+    fmt::print("{}: {} of {}\n", options.output.string(), is_hugging_face ? "a checkpoint" : "a Hugging Face folder",
+               options.source.string());
+}
+
+}  // namespace
+}  // namespace perigee
+
+int main(int argc, char** argv) {
+    CLI::App app("Turns a Hugging Face folder into a checkpoint, or a checkpoint into a Hugging Face folder.",
+                 "convert");
+    perigee::Options options;
+    perigee::declare(app, options);
+    try {
+        app.parse(argc, argv);
+        perigee::convert(options, *perigee::make_file_system());
+    } catch (CLI::ParseError const& error) {
+        return app.exit(error) == 0 ? 0 : static_cast<int>(perigee::Category::config);
+    } catch (perigee::Error const& error) {
+        fmt::print(stderr, "convert: {}\n", error.what());
+        return error.exit_code();
+    } catch (std::exception const& error) {
+        fmt::print(stderr, "convert: {}\n", error.what());
+        return static_cast<int>(perigee::Category::internal);
+    }
+    return 0;
+}

@@ -36,6 +36,7 @@ std::vector<Layout> const kLayouts = {
 RunOptions options_of(Layout const& layout) {
     RunOptions options = parse_config(R"(
 output_dir: /run
+device: cpu
 model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, num_attention_heads: 8, num_key_value_heads: 4}
 attention: {kind: moba, block_size: 8, top_k: 3, full_layers: {last: 1}}
 data: {mock_data: true, sequence_length: 64}

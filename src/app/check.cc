@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 
 #include "app/dry_run.h"
 #include "config/config.h"
 #include "model/llama.h"
 #include "train/progress.h"
+#include "train/session.h"
 
 namespace perigee {
 namespace {
@@ -25,33 +27,48 @@ void print_layout(RunOptions const& options, MeshShape const& mesh) {
                static_cast<double>(tokens) * static_cast<double>(train.steps));
 }
 
-void print_memory(RunOptions const& options, int world_size, int64_t parameters) {
-    StepMemory const step = step_memory(options, world_size);
-    int64_t const weights = parameters * size_of(DType::f32);
-    MeshShape const mesh = resolve_mesh(options.parallel, world_size);
-    int64_t const owners = options.parallel.zero ? mesh.dp * mesh.cp : 1;
-    int64_t const moments = 2 * weights / owners;
-    fmt::print("#\n# memory per rank (fp32 on the CPU), without data and the libraries' own\n");
-    auto const line = [](char const* name, int64_t bytes, char const* what) {
-        fmt::print("#   {:<12} {:>10}{}\n", name, format_bytes(bytes), what);
+void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory const& memory) {
+    bool const gpu = takes_gpu(options.device);
+    fmt::print("#\n# memory per rank ({}), without data and the libraries' own\n",
+               gpu ? "bf16 on a GPU, sums in fp32" : "fp32 on the CPU");
+    auto const line = [](char const* name, int64_t bytes, std::string const& what) {
+        fmt::print("#   {:<14} {:>10}{}\n", name, format_bytes(bytes), what);
     };
-    line("weights", weights, "");
-    line("gradients", weights, "");
-    line("optimizer", moments, owners > 1 ? "  this rank's share of two moments" : "  two moments");
-    line("activations", step.activations - step.logits, "  one micro-batch, forward and backward");
-    line("logits", step.logits, "  one chunk of tokens");
-    line("sum", 2 * weights + moments + step.activations, "");
+    bool const shared = options.parallel.zero && mesh.dp * mesh.cp > 1;
+    line("weights", memory.weights, "");
+    line("gradients", memory.gradients, "");
+    line("optimizer", memory.optimizer,
+         fmt::format("  {}two moments{}", shared ? "this rank's share of " : "", gpu ? " and fp32 weights" : ""));
+    line("activations", memory.activations, "  one micro-batch, forward and backward");
+    line("logits", memory.logits, "  one chunk of tokens");
+    line("communication", memory.buckets + memory.messages, "  what is sent from and received into");
+    line("peak", memory.sum(), "  of all: not every class is at its largest at once");
 }
 
-void print_flops(RunOptions const& options) {
+void print_traffic(Traffic const& traffic) {
+    fmt::print("#\n# sent per step by each rank, as over a ring, what stays on the rank left out\n");
+    fmt::print("#   {:<15} {:<15} {:<12} {:>8} {:>10}\n", "axis", "collective", "of", "calls", "bytes");
+    Sent sum;
+    for (auto const& [kind, sent] : traffic) {
+        fmt::print("#   {:<15} {:<15} {:<12} {:>8} {:>10}\n", kind.axis, to_string(kind.collective), kind.content,
+                   sent.calls, format_bytes(std::llround(sent.bytes)));
+        sum.calls += sent.calls;
+        sum.bytes += sent.bytes;
+    }
+    fmt::print("#   {:<44} {:>8} {:>10}\n", "sum", sum.calls, format_bytes(std::llround(sum.bytes)));
+}
+
+void print_flops(RunOptions const& options, MeshShape const& mesh) {
     auto const length = static_cast<int32_t>(options.data.sequence_length);
     std::array<int32_t, 2> const document = {0, length};
     auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, 0);
     ForwardFlops const flops = forward_flops(options.model, options.attention.moba, kinds, document);
-    fmt::print("#\n# FLOPs per token (documents of {} tokens, attention as in the first step)\n", length);
-    fmt::print("#   {:<12} {:>10} {:>10}\n", "", "forward", "training");
-    auto const line = [length](char const* name, double forward, double training) {
-        fmt::print("#   {:<12} {:>10.4g} {:>10.4g}\n", name, forward / length, training / length);
+    double const samples = static_cast<double>(options.train.global_batch_size) / mesh.world();
+    fmt::print("#\n# FLOPs (documents of {} tokens, attention as in the first step; step/rank is the mean)\n", length);
+    fmt::print("#   {:<12} {:>13} {:>14} {:>10}\n", "", "forward/token", "training/token", "step/rank");
+    auto const line = [length, samples](char const* name, double forward, double training) {
+        fmt::print("#   {:<12} {:>13.4g} {:>14.4g} {:>10.4g}\n", name, forward / length, training / length,
+                   training * samples);
     };
     line("linear", flops.linear, 3 * flops.linear);
     line("attention", flops.attention, 3 * flops.attention);
@@ -67,8 +84,10 @@ void print_check(RunOptions const& options, int world_size) {
     fmt::print("{}", to_yaml(options));
     print_layout(options, mesh);
     fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
-    print_memory(options, world_size, layout.size());
-    print_flops(options);
+    StepCost const cost = step_cost(options, world_size);
+    print_memory(options, mesh, cost.memory);
+    print_flops(options, mesh);
+    print_traffic(cost.sent);
 }
 
 }  // namespace perigee

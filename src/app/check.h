@@ -6,7 +6,8 @@
 namespace perigee {
 
 /// Prints to stdout the resolved configuration as YAML and, as YAML comments, the layout over `world_size` ranks,
-/// parameters, bytes per rank by class, and FLOPs per token. `options` are resolved and free of problems.
+/// parameters, bytes per rank by class, FLOPs, and what each rank sends in a step. `options` are resolved and free of
+/// problems.
 void print_check(RunOptions const& options, int world_size);
 
 }  // namespace perigee

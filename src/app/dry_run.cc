@@ -1,53 +1,50 @@
 #include "app/dry_run.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <unordered_map>
 
-#include "model/llama.h"
+#include "train/learner.h"
 
 namespace perigee {
 namespace {
 
-/// Addresses without memory: whoever touches them ends with a segmentation fault.
+/// Addresses that no process is given: whoever touches them ends with a segmentation fault. In place of the host's
+/// memory or of a GPU's.
 class AddressSpace : public Device {
   public:
-    ~AddressSpace() override {
-        for (auto const& [memory, bytes] : mapped_) ::munmap(memory, bytes);
-    }
+    explicit AddressSpace(bool is_host) : is_host_(is_host) {}
     void* allocate(size_t bytes) override {
-        bytes = std::max<size_t>(bytes, 1);
-        void* const memory = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED)
-            fail(Category::config, "a step needs more than the {} bytes of an address space", bytes);
-        mapped_.emplace(memory, bytes);
-        return memory;
+        constexpr uintptr_t kAlignment = 256;
+        uintptr_t const begin = next_;
+        next_ += (bytes + kAlignment) / kAlignment * kAlignment;
+        return reinterpret_cast<void*>(begin);
     }
-    void release(void* memory) noexcept override {
-        auto const found = mapped_.find(memory);
-        ::munmap(found->first, found->second);
-        mapped_.erase(found);
-    }
+    void release(void*) noexcept override {}
     void copy(void*, void const*, size_t) override {}
     void* allocate_host(size_t bytes) override { return allocate(bytes); }
     void release_host(void* memory) noexcept override { release(memory); }
     void synchronize() override {}
     std::string name() const override { return "address space"; }
-    bool is_host() const override { return false; }
+    bool is_host() const override { return is_host_; }
+
+    static bool holds(void const* address) {
+        auto const place = reinterpret_cast<uintptr_t>(address);
+        return kBegin <= place && place < kEnd;
+    }
 
   private:
-    std::unordered_map<void*, size_t> mapped_;
+    // Above what x86-64 gives a process unasked, below the byte that arm64 ignores.
+    static constexpr uintptr_t kBegin = uintptr_t{1} << 55, kEnd = uintptr_t{1} << 56;
+    bool is_host_;
+    uintptr_t next_ = kBegin;
 };
 
-/// Computes nothing, and remembers the largest logits it was shown.
+/// Computes nothing.
 class DryOps : public Ops {
   public:
-    explicit DryOps(Device& device) : device_(&device) {}
-    int64_t logits_bytes() const { return logits_bytes_; }
+    DryOps(Device& device, DType compute) : device_(&device), compute_(compute) {}
 
     Device& device() override { return *device_; }
-    DType compute_dtype() const override { return DType::f32; }
+    DType compute_dtype() const override { return compute_; }
     void upload(TensorView, void const*) override {}
     void download(void*, ConstView) override {}
     void copy(TensorView, ConstView) override {}
@@ -71,37 +68,88 @@ class DryOps : public Ops {
     void swiglu_backward(TensorView, ConstView, ConstView) override {}
     void softmax_stats(SoftmaxStats const&) override {}
     void softmax_rescale(TensorView, ConstView, ConstView) override {}
-    void cross_entropy(CrossEntropy const& args) override {
-        logits_bytes_ = std::max(logits_bytes_, args.logits_TV.bytes());
-    }
+    void cross_entropy(CrossEntropy const&) override {}
     void squared_norm(TensorView, ConstView) override {}
     void weighted_sum(TensorView, ConstView, ConstView) override {}
     void adamw(AdamW const&) override {}
 
   private:
     Device* device_;
-    int64_t logits_bytes_ = 0;
+    DType compute_;
+};
+
+double bytes_sent(Collective collective, int64_t brought, int ranks) {
+    auto const x = static_cast<double>(brought);
+    double const others = ranks - 1;
+    switch (collective) {
+        case Collective::all_gather:
+            return x * others;
+        case Collective::all_reduce:
+            return 2 * x * others / ranks;
+        default:
+            return x * others / ranks;
+    }
+}
+
+/// Notes what is sent in a step.
+class Ledger {
+  public:
+    /// Names the memory of a class; other memory of the device holds activations.
+    void name(TensorView memory, char const* content) { named_.emplace_back(memory, content); }
+
+    /// A rank brings `brought` bytes; `whole` is the larger side of the exchange.
+    void add(char const* axis, int ranks, Collective collective, ConstView whole, int64_t brought) {
+        if (ranks == 1) return;
+        Sent& entry = traffic_[{axis, collective, content(whole)}];
+        ++entry.calls;
+        entry.bytes += bytes_sent(collective, brought, ranks);
+    }
+    /// Everything noted since the last call.
+    Traffic take() { return std::exchange(traffic_, {}); }
+
+  private:
+    char const* content(ConstView view) const {
+        if (!AddressSpace::holds(view.data)) return "scalars";
+        for (auto const& [memory, content] : named_)
+            if (memory.data <= view.data && view.data < memory.data + memory.bytes()) return content;
+        return "activations";
+    }
+
+    std::vector<std::pair<TensorView, char const*>> named_;
+    Traffic traffic_;
 };
 
 /// Rank 0 of a group whose other ranks do not exist: sends nothing, waits for nobody.
-class SilentComm : public Comm {
+class PlayedComm : public Comm {
   public:
-    explicit SilentComm(int size) : size_(size) {}
+    PlayedComm(char const* axis, int size, Ledger& ledger) : axis_(axis), size_(size), ledger_(&ledger) {}
     int rank() const override { return 0; }
     int size() const override { return size_; }
-    void all_reduce(TensorView, Reduce) override {}
-    void all_gather(TensorView, ConstView) override {}
-    void reduce_scatter(TensorView, ConstView) override {}
-    void all_to_all(TensorView, ConstView) override {}
-    void broadcast(TensorView, int) override {}
+    void all_reduce(TensorView x, Reduce) override { note(Collective::all_reduce, x, x.bytes()); }
+    void all_gather(TensorView all, ConstView part) override { note(Collective::all_gather, all, part.bytes()); }
+    void reduce_scatter(TensorView, ConstView all) override { note(Collective::reduce_scatter, all, all.bytes()); }
+    void all_to_all(TensorView, ConstView from) override { note(Collective::all_to_all, from, from.bytes()); }
+    void broadcast(TensorView x, int) override { note(Collective::broadcast, x, x.bytes()); }
     void barrier() override {}
     std::unique_ptr<Comm> split(int, int) override {
         fail(Category::internal, "a group of {} ranks that do not exist has no parts", size_);
     }
 
   private:
+    void note(Collective collective, ConstView whole, int64_t brought) {
+        ledger_->add(axis_, size_, collective, whole, brought);
+    }
+
+    char const* axis_;
     int size_;
+    Ledger* ledger_;
 };
+
+Machine dry_machine(bool gpu) {
+    auto device = std::make_unique<AddressSpace>(!gpu);
+    auto ops = std::make_unique<DryOps>(*device, gpu ? DType::bf16 : DType::f32);
+    return {std::move(device), std::move(ops)};
+}
 
 Batch full_documents(int64_t samples, int64_t length) {
     auto const tokens = static_cast<size_t>(samples * length);
@@ -114,30 +162,54 @@ Batch full_documents(int64_t samples, int64_t length) {
     return batch;
 }
 
+/// The traffic of `steps` micro-batches more than `one` has, each of which adds what `two` has more than `one`.
+Traffic extrapolate(Traffic const& one, Traffic const& two, int64_t steps) {
+    Traffic all = one;
+    for (auto const& [kind, sent] : two) {
+        Sent& entry = all[kind];
+        Sent const first = entry;
+        entry.calls += steps * (sent.calls - first.calls);
+        entry.bytes += static_cast<double>(steps) * (sent.bytes - first.bytes);
+    }
+    return all;
+}
+
 }  // namespace
 
-StepMemory step_memory(RunOptions const& options, int world_size) {
-    AddressSpace device;
-    DryOps ops(device);
-    SilentComm world(world_size);
-    Mesh const mesh(options.parallel, world, [](int size) { return std::make_unique<SilentComm>(size); });
-    ParamLayout const layout(llama_params(options.model), mesh.shape().tp, 0);
-    Llama model(options.model, options.attention.moba, layout, mesh, ops, options.train.recompute);
-    Buffer const memory(device, static_cast<size_t>(layout.size() * size_of(DType::f32)));
-    TensorView const flat(static_cast<std::byte*>(memory.data()), DType::f32, {layout.size()});
-    Batch const batch = full_documents(options.train.micro_batch_size, options.data.sequence_length);
+StepCost step_cost(RunOptions const& options, int world_size) {
+    Ledger ledger;
+    PlayedComm world("all", world_size, ledger);
+    auto const group = [&](char const* axis, int size) { return std::make_unique<PlayedComm>(axis, size, ledger); };
+    auto const files = make_file_system();
+    Session session(options, Mesh(options.parallel, world, group), dry_machine(takes_gpu(options.device)), *files);
+    Learner learner(session);
+    ledger.name(session.weights(), "weights");
+    ledger.name(learner.gradients(), "gradients");
 
-    std::vector<int64_t> steps = {0};
-    for (AttentionSwitch const& change : options.attention.schedule) steps.push_back(change.step);
-    StepMemory result;
-    for (int64_t const step : steps) {
-        Arena arena(device);
-        auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, step);
-        model.loss_and_gradient(flat, {.grads = flat}, batch, kinds, arena);
-        result.activations = std::max(result.activations, arena.peak_bytes());
-    }
-    result.logits = ops.logits_bytes();
-    return result;
+    std::vector<Batch> batches = {full_documents(options.train.micro_batch_size, options.data.sequence_length)};
+    auto const play = [&](int64_t step) {
+        RunState state;
+        state.step = step;
+        learner.step(batches, state);
+        learner.agree({});
+        return ledger.take();
+    };
+    Traffic const one = play(0);
+    for (AttentionSwitch const& change : options.attention.schedule) play(change.step);
+    batches.push_back(batches.front());
+    Traffic const two = play(0);
+
+    int64_t const samples = options.train.micro_batch_size * session.mesh().shape().dp;
+    Arena const& arena = session.arena();
+    return {.memory = {.weights = session.weights().bytes(),
+                       .gradients = learner.gradients().bytes(),
+                       .optimizer = learner.optimizer_bytes(),
+                       .buckets = learner.staging_bytes(),
+                       .step = arena.peak_bytes(),
+                       .activations = arena.peak_bytes(Use::activations),
+                       .logits = arena.peak_bytes(Use::logits),
+                       .messages = arena.peak_bytes(Use::communication)},
+            .sent = extrapolate(one, two, options.train.global_batch_size / samples - 1)};
 }
 
 }  // namespace perigee

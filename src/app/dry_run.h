@@ -1,21 +1,56 @@
-// How much memory a training step takes, found out by playing one: the model's own code runs against operations that
-// compute nothing and ranks that are not there, in address space that has no memory behind it. No formula has to follow
-// the model's changes.
+// What a training step takes and sends, found out by playing one: the code that trains runs on a device without memory,
+// with operations that compute nothing, among ranks that do not exist. No formula has to follow its changes.
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <map>
+#include <string>
 
+#include "comm/host_board.h"
 #include "train/options.h"
 
 namespace perigee {
 
+/// Bytes of the device's memory that a rank takes, by class. The last three are each class's own peak during a step;
+/// they need not meet, and `step` is the peak of all of them together.
 struct StepMemory {
-    int64_t activations = 0;  ///< peak of the arena over forward and backward of one micro-batch, in bytes
-    int64_t logits = 0;       ///< the part of it that holds one chunk of logits
+    int64_t weights = 0;
+    int64_t gradients = 0;
+    int64_t optimizer = 0;  ///< moments, and fp32 weights where the model has bf16
+    int64_t buckets = 0;    ///< in which ZeRO sends, for as long as the run lasts
+    int64_t step = 0;
+    int64_t activations = 0;
+    int64_t logits = 0;
+    int64_t messages = 0;  ///< sent from and received into by tensor and context parallelism
+    int64_t sum() const { return weights + gradients + optimizer + buckets + step; }
 };
 
-/// For one rank of `world_size` computing in fp32, micro-batches of full documents, and the most demanding attention of
-/// the schedule. `options` are resolved and free of problems for this world.
-StepMemory step_memory(RunOptions const& options, int world_size);
+/// Who exchanges what, and how.
+struct MessageKind {
+    std::string axis;  ///< of the mesh: "tensor", "context", "data", "data x context", or "all"
+    Collective collective = Collective::none;
+    std::string content;  ///< "weights", "gradients", "activations", or "scalars" of the host
+    auto operator<=>(MessageKind const&) const = default;
+};
+
+struct Sent {
+    int64_t calls = 0;
+    /// Of n ranks each brings x bytes and sends: all_gather x (n-1); reduce_scatter and all_to_all x (n-1)/n;
+    /// all_reduce, as the two in turn, 2 x (n-1)/n; broadcast x (n-1)/n, the mean of a chain.
+    double bytes = 0;
+};
+using Traffic = std::map<MessageKind, Sent>;
+
+struct StepCost {
+    StepMemory memory;
+    Traffic sent;  ///< by a rank in a step of the whole global batch, groups of one rank left out
+};
+
+/// For rank 0 of `world_size`, computing in fp32 on the CPU or bf16 on a GPU, on micro-batches of full documents whose
+/// every token carries loss, and the most demanding attention of the schedule. Other ranks take and send the same, but
+/// for the few elements of the optimizer that do not divide by the ranks: those are rank 0's. `options` are resolved
+/// and free of problems for this world.
+StepCost step_cost(RunOptions const& options, int world_size);
 
 }  // namespace perigee

@@ -32,7 +32,7 @@ struct Chunk {
 
 Chunk allocate_chunk(Ops const& ops, Comm const& tp, Arena& arena, int64_t rows, int64_t vocab) {
     DType const statistics = ops.main_dtype();
-    Chunk chunk{.logits_TV = arena.allocate("logits", ops.compute_dtype(), {rows, vocab}),
+    Chunk chunk{.logits_TV = arena.allocate("logits", ops.compute_dtype(), {rows, vocab}, Use::logits),
                 .targets_T = arena.allocate("targets", DType::i32, {rows}),
                 .weights_T = arena.allocate("weights", DType::f32, {rows}),
                 .max_T = arena.allocate("softmax max", statistics, {rows}),

@@ -161,7 +161,8 @@ Pass Llama::Impl::begin(LocalBatch const& local, Arena& arena) const {
     Batch const& batch = local.batch();
     int64_t const T = batch.tokens(), R = options.head_size() / 2;
     int64_t const tp = mesh.shape().tp, D = options.hidden_size;
-    TensorView const whole_TD = tp > 1 ? arena.allocate("whole", ops.compute_dtype(), {T, D}) : TensorView();
+    TensorView const whole_TD =
+        tp > 1 ? arena.allocate("whole", ops.compute_dtype(), {T, D}, Use::communication) : TensorView();
     Pass pass{.ops = ops,
               .options = options,
               .moba = moba,
@@ -352,7 +353,7 @@ std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, st
     Batch const pack = padded(batch, tp * mesh.shape().cp);
     LocalBatch const local = impl_->share(pack, kinds);
     Impl::Forward const state = impl_->forward(weights, local, kinds, arena, false);
-    TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab});
+    TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab}, Use::logits);
     Place const last = find_token(local.shard(), batch.tokens() - 1);
     if (last.cp_rank == mesh.cp_rank()) {
         TensorView const part =

@@ -126,12 +126,12 @@ struct Collectives {
         int64_t size = 0;
         for (Move const& move : moves) size += move.from.size();
         DType const dtype = moves.begin()->from.dtype;
-        return {arena.allocate("sent heads", dtype, {size}), arena.allocate("received heads", dtype, {size}),
-                size / cp.size()};
+        return {arena.allocate("sent heads", dtype, {size}, Use::communication),
+                arena.allocate("received heads", dtype, {size}, Use::communication), size / cp.size()};
     }
 
     TensorView keys_and_values(char const* name, ConstView like, int64_t rows) const {
-        return arena.allocate(name, like.dtype, {rows, like[1], like[2]});
+        return arena.allocate(name, like.dtype, {rows, like[1], like[2]}, Use::communication);
     }
 
     /// Every rank brings its keys, then its values. visit(range of the pack, row of its keys among all ranks' rows);

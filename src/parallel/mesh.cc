@@ -51,13 +51,13 @@ Mesh::Mesh(ParallelOptions const& options, Comm& world)
     dp_cp_ = world.split(tp, rank);
 }
 
-Mesh::Mesh(ParallelOptions const& options, Comm& world, std::function<std::unique_ptr<Comm>(int size)> const& group)
+Mesh::Mesh(ParallelOptions const& options, Comm& world, MakeGroup const& group)
     : world_(&world),
       shape_(resolve_mesh(options, world.size())),
       context_mode_(options.context_mode),
-      dp_(group(shape_.dp)),
-      cp_(group(shape_.cp)),
-      tp_(group(shape_.tp)),
-      dp_cp_(group(shape_.dp * shape_.cp)) {}
+      dp_(group("data", shape_.dp)),
+      cp_(group("context", shape_.cp)),
+      tp_(group("tensor", shape_.tp)),
+      dp_cp_(group("data x context", shape_.dp * shape_.cp)) {}
 
 }  // namespace perigee

@@ -36,8 +36,9 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size);
 class Mesh {
   public:
     Mesh(ParallelOptions const& options, Comm& world);
-    /// Rank 0 of a job that is only played: `group` makes the Comm of an axis from its size.
-    Mesh(ParallelOptions const& options, Comm& world, std::function<std::unique_ptr<Comm>(int size)> const& group);
+    /// A mesh whose groups `group` makes from the name and the size of their axis, for who plays a job.
+    using MakeGroup = std::function<std::unique_ptr<Comm>(char const* axis, int size)>;
+    Mesh(ParallelOptions const& options, Comm& world, MakeGroup const& group);
 
     MeshShape shape() const { return shape_; }
     ContextMode context_mode() const { return context_mode_; }  ///< as the options ask

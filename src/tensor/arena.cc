@@ -1,6 +1,7 @@
 #include "tensor/arena.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace perigee {
 
@@ -10,7 +11,7 @@ constexpr size_t kMinimumBlock = size_t{4} << 20;
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 }  // namespace
 
-TensorView Arena::allocate(std::string_view name, DType dtype, Shape shape) {
+TensorView Arena::allocate(std::string_view name, DType dtype, Shape shape, Use use) {
     size_t const need = aligned(static_cast<size_t>(std::max<int64_t>(shape.size() * size_of(dtype), 1)));
     while (block_ < blocks_.size() && used_ + need > blocks_[block_].bytes()) {
         ++block_;
@@ -27,9 +28,10 @@ TensorView Arena::allocate(std::string_view name, DType dtype, Shape shape) {
     }
     auto* memory = static_cast<std::byte*>(blocks_[block_].data()) + used_;
     used_ += need;
-    size_t before = 0;
-    for (size_t i = 0; i < block_; ++i) before += blocks_[i].bytes();
-    peak_ = std::max(peak_, before + used_);
+    auto const index = static_cast<size_t>(use);
+    live_[index] += static_cast<int64_t>(need);
+    peaks_[index] = std::max(peaks_[index], live_[index]);
+    peak_ = std::max(peak_, std::accumulate(live_.begin(), live_.end(), int64_t{0}));
     return {memory, dtype, shape};
 }
 
@@ -37,7 +39,7 @@ void Arena::settle() {
     PERIGEE_CHECK(block_ == 0 && used_ == 0, "settle() while tensors are in use");
     if (blocks_.size() <= 1) return;
     blocks_.clear();
-    blocks_.emplace_back(*device_, peak_);
+    blocks_.emplace_back(*device_, static_cast<size_t>(peak_));
     ++growths_;
 }
 

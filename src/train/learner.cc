@@ -122,11 +122,4 @@ std::vector<StoredTensor> Learner::tensors(std::vector<FlatRange> const& ranges)
     return stored;
 }
 
-int64_t Learner::moment_bytes() const {
-    int64_t bytes = 0;
-    for (auto const& parts : {optimizer_.first_moment(), optimizer_.second_moment()})
-        for (FlatPart const& part : parts) bytes += part.values.bytes();
-    return bytes;
-}
-
 }  // namespace perigee

@@ -44,7 +44,7 @@ class Learner {
     void read(Checkpoint const& checkpoint);
 
     TensorView gradients() const { return grads_.view; }
-    int64_t moment_bytes() const;
+    int64_t optimizer_bytes() const { return optimizer_.bytes(); }
     int64_t staging_bytes() const { return replicas_.staging_bytes(); }
 
   private:

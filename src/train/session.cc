@@ -31,10 +31,12 @@ int usable_cores() {
 
 }  // namespace
 
+bool takes_gpu(DeviceChoice choice) {
+    return choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && cuda_device_count() > 0);
+}
+
 Machine make_machine(RunOptions const& options) {
-    bool const cuda =
-        options.device == DeviceChoice::cuda || (options.device == DeviceChoice::automatic && cuda_device_count() > 0);
-    if (cuda) {
+    if (takes_gpu(options.device)) {
         auto device = make_cuda_device(0);
         auto ops = make_cuda_ops(*device, options.deterministic);
         return {std::move(device), std::move(ops)};

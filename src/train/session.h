@@ -37,6 +37,9 @@ struct Machine {
     std::unique_ptr<Ops> ops;
 };
 
+/// Whether this choice means a GPU on this machine.
+bool takes_gpu(DeviceChoice choice);
+
 /// As `device` and `threads` say.
 Machine make_machine(RunOptions const& options);
 

@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "app/dry_run.h"
 #include "config/config.h"
 #include "model/llama.h"
-#include "support/thread_comm.h"
+#include "train/progress.h"
 
 namespace perigee {
 namespace {
@@ -15,6 +17,7 @@ using ::testing::HasSubstr;
 
 RunOptions tiny() {
     RunOptions options;
+    options.device = DeviceChoice::cpu;
     options.model.vocab_size = 320;
     options.model.hidden_size = 48;
     options.model.intermediate_size = 80;
@@ -29,71 +32,18 @@ RunOptions tiny() {
     return options;
 }
 
-/// Peak of the arena in a step that really computes.
-int64_t real_peak(RunOptions const& options, Comm& world) {
-    auto const device = make_host_device();
-    auto const ops = make_host_ops(*device, 1);
-    Mesh const mesh(options.parallel, world);
-    ParamLayout const layout(llama_params(options.model), mesh.shape().tp, mesh.tp_rank());
-    Llama model(options.model, options.attention.moba, layout, mesh, *ops);
-    std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
-    TensorView const weights_view(weights.data(), {layout.size()});
-    initialise(*ops, layout, {{layout.whole(), weights_view}}, 1);
-    Batch batch;
-    int64_t const length = options.data.sequence_length, tokens = length * options.train.micro_batch_size;
-    for (int64_t t = 0; t < tokens; ++t) {
-        batch.ids_T.push_back(static_cast<int32_t>(t * 7 % options.model.vocab_size));
-        batch.targets_T.push_back(static_cast<int32_t>((t * 7 + 7) % options.model.vocab_size));
-        batch.weights_T.push_back(1);
-        batch.positions_T.push_back(static_cast<int32_t>(t % length));
-        if (t % length == 0) batch.cu_seqlens.push_back(static_cast<int32_t>(t));
-    }
-    batch.cu_seqlens.push_back(static_cast<int32_t>(tokens));
-    Arena arena(*device);
-    auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, 0);
-    double const loss = model.loss_and_gradient(weights_view, {.grads = TensorView(grads.data(), {layout.size()})},
-                                                batch, kinds, arena);
-    EXPECT_GT(mesh.dp_cp().sum(loss), 0);
-    return arena.peak_bytes();
-}
-
-TEST(StepMemory, IsWhatARealStepTakes) {
-    RunOptions options = tiny();
-    auto const world = make_single_comm();
-    EXPECT_EQ(step_memory(options, 1).activations, real_peak(options, *world));
-    options.model.qk_norm = true;
-    options.attention.kind = AttentionKind::full;
-    options.data.sequence_length = 1024;
-    EXPECT_EQ(step_memory(options, 1).activations, real_peak(options, *world));
-    EXPECT_EQ(step_memory(options, 1).logits, 2048 * 320 * 4);
-}
-
-TEST(StepMemory, IsThatOfEveryRankOfALayout) {
-    for (auto const& [tensor, context, mode] : {std::tuple{2, 1, ContextMode::automatic},
-                                                {1, 2, ContextMode::ulysses},
-                                                {1, 4, ContextMode::allgather},
-                                                {2, 2, ContextMode::allgather}}) {
-        RunOptions options = tiny();
-        options.parallel = {.tensor = tensor, .context = context, .context_mode = mode};
-        testing::run_ranks(tensor * context, [&](Comm& world) {
-            EXPECT_EQ(step_memory(options, world.size()).activations, real_peak(options, world))
-                << tensor << " x " << context;
-        });
-    }
-}
-
-TEST(StepMemory, CountsTheMostDemandingAttentionOfTheSchedule) {
+TEST(StepCost, CountsTheMostDemandingAttentionOfTheSchedule) {
     RunOptions options = tiny();
     options.data.sequence_length = 4096;
     options.attention.moba.top_k = 33;  // the choice takes 4 MiB per layer
-    int64_t const moba = step_memory(options, 1).activations;
+    int64_t const moba = step_cost(options, 1).memory.activations;
     options.attention.kind = AttentionKind::full;
-    EXPECT_LT(step_memory(options, 1).activations, moba);
+    EXPECT_LT(step_cost(options, 1).memory.activations, moba);
     options.attention.schedule = {{.step = 10, .kind = AttentionKind::moba}};
-    EXPECT_EQ(step_memory(options, 1).activations, moba);
+    EXPECT_EQ(step_cost(options, 1).memory.activations, moba);
 }
 
-TEST(StepMemory, OfAModelThatFitsNoMachineIsKnownAtOnce) {
+TEST(StepCost, OfAModelThatFitsNoMachineIsKnownAtOnce) {
     RunOptions options = tiny();
     options.model.hidden_size = 8192;
     options.model.intermediate_size = 28672;
@@ -103,8 +53,19 @@ TEST(StepMemory, OfAModelThatFitsNoMachineIsKnownAtOnce) {
     options.data.sequence_length = 65536;
     // Each layer keeps at least x, normed, q, o, mid, mid_normed and 3 F for every token.
     int64_t const least = 2 * 65536 * int64_t{80} * (6 * 8192 + 3 * 28672) * 4;
-    EXPECT_GT(step_memory(options, 1).activations, least);
-    EXPECT_LT(step_memory(options, 1).activations, 2 * least);
+    EXPECT_GT(step_cost(options, 1).memory.activations, least);
+    EXPECT_LT(step_cost(options, 1).memory.activations, 2 * least);
+}
+
+TEST(StepCost, OnAGpuHasWeightsInHalfAndTheOptimizersInFull) {
+    RunOptions options = tiny();
+    StepMemory const cpu = step_cost(options, 1).memory;
+    options.device = DeviceChoice::cuda;
+    StepMemory const gpu = step_cost(options, 1).memory;
+    EXPECT_EQ(2 * gpu.weights, cpu.weights);
+    EXPECT_EQ(gpu.gradients, cpu.gradients);
+    EXPECT_EQ(2 * gpu.optimizer, 3 * cpu.optimizer);
+    EXPECT_LT(gpu.activations, 0.7 * static_cast<double>(cpu.activations));
 }
 
 std::string report(RunOptions const& options, int world_size) {
@@ -128,6 +89,69 @@ TEST(Check, PrintsLayoutParametersMemoryAndWork) {
     int64_t const parameters = 2 * 320 * 48 + 48 + 3 * (48 * 48 + 2 * 48 * 24 + 48 * 48 + 3 * 48 * 80 + 2 * 48);
     EXPECT_EQ(parameters, 86352);
     EXPECT_THAT(text, HasSubstr("# parameters: 86,352\n"));
+}
+
+/// The formulae of docs/parallelism.md, for these options.
+TEST(StepCost, OfMessagesIsWhatTheDocumentationSays) {
+    RunOptions options = tiny();
+    options.model.num_attention_heads = 8;
+    options.model.num_key_value_heads = 4;
+    options.model.head_dim = 6;
+    options.parallel = {.tensor = 2, .context = 2, .context_mode = ContextMode::ulysses};
+    constexpr int tp = 2, cp = 2, dp = 2, e = 4;
+    constexpr int64_t D = 48, K = 6, H = 8 / tp, G = 4 / tp, L = 3, A = 2, T = 2 * 64 / cp, R = dp * cp;
+    int64_t const P = ParamLayout(llama_params(options.model), tp, 0).size();
+    using enum Collective;
+    auto const bytes = [](Traffic const& sent, char const* axis, Collective collective, char const* content) {
+        auto const found = sent.find({axis, collective, content});
+        return found == sent.end() ? 0 : std::llround(found->second.bytes);
+    };
+    Traffic sent = step_cost(options, tp * cp * dp).sent;
+    EXPECT_EQ(bytes(sent, "tensor", all_gather, "activations"), A * (6 * L + 2) * e * T * D * (tp - 1) / tp);
+    EXPECT_EQ(bytes(sent, "tensor", reduce_scatter, "activations"), A * (4 * L + 2) * e * T * D * (tp - 1) / tp);
+    EXPECT_EQ(bytes(sent, "tensor", all_reduce, "activations"), A * 2 * 3 * 4 * T * (tp - 1) / tp);
+    EXPECT_EQ(bytes(sent, "tensor", all_reduce, "gradients"), 2 * e * (2 * L + 1) * D * (tp - 1) / tp);
+    EXPECT_EQ(bytes(sent, "context", all_to_all, "activations"),
+              A * L * 2 * e * T * (2 * H + 2 * G) * K * (cp - 1) / cp);
+    EXPECT_EQ(bytes(sent, "data x context", reduce_scatter, "gradients"), e * P * (R - 1) / R);
+    EXPECT_EQ(bytes(sent, "data x context", all_gather, "weights"), e * P * (R - 1) / R);
+
+    options.parallel.context_mode = ContextMode::allgather;
+    options.parallel.zero = false;
+    sent = step_cost(options, tp * cp * dp).sent;
+    EXPECT_EQ(bytes(sent, "context", all_gather, "activations"), A * L * 4 * e * T * G * K * (cp - 1));
+    EXPECT_EQ(bytes(sent, "context", reduce_scatter, "activations"), A * L * 2 * e * T * G * K * (cp - 1));
+    EXPECT_EQ(bytes(sent, "data x context", all_reduce, "gradients"), 2 * e * P * (R - 1) / R);
+    EXPECT_EQ(bytes(sent, "data x context", all_gather, "weights"), 0);
+}
+
+/// The numbers of the first line that begins with these words, after them.
+std::string figures(std::string const& text, std::string const& begin) {
+    auto const at = text.find(fmt::format("\n#   {} ", begin));
+    if (at == std::string::npos) return "no line: " + begin;
+    std::string line = text.substr(at + 5 + begin.size(), text.find('\n', at + 1) - at - 5 - begin.size());
+    line.erase(0, line.find_first_not_of(' '));
+    return line;
+}
+
+TEST(Check, PrintsWhatAStepTakesAndSends) {
+    RunOptions options = tiny();
+    options.parallel.tensor = 2;
+    std::string const text = report(options, 4);
+    // Half of the embedding and the classifier and of every matrix, and all norms.
+    int64_t const own = (86352 - 7 * 48) / 2 + 7 * 48;
+    EXPECT_EQ(figures(text, "weights"), format_bytes(4 * own));
+    EXPECT_THAT(figures(text, "optimizer"), HasSubstr(format_bytes(4 * own)));
+    for (char const* name : {"gradients", "activations", "logits", "communication", "peak"})
+        EXPECT_THAT(figures(text, name), ::testing::Not(HasSubstr("no line"))) << name;
+    // Accumulation of 2: the gradients of the norms travel once, those of matrices are shared by two ranks.
+    EXPECT_EQ(figures(text, "tensor          all_reduce      gradients  "), "7    1.31KiB");
+    EXPECT_THAT(figures(text, "data x context  reduce_scatter  gradients  "), HasSubstr(format_bytes(2 * own)));
+    EXPECT_THAT(figures(text, "data x context  all_gather      weights    "), HasSubstr(format_bytes(2 * own)));
+    // A gather sends half of [64 x 2, 48] stream elements of 4 bytes. 3 layers with 2 forward and 4 backward, one
+    // before the classifier, one for the embedding.
+    EXPECT_THAT(figures(text, "tensor          all_gather      activations"),
+                ::testing::MatchesRegex("40 +" + format_bytes(40 * 64 * 48 * 4)));
 }
 
 }  // namespace

@@ -132,9 +132,11 @@ TEST(ContextAttention, TalksAsOftenAndAsMuchAsItSays) {
     int64_t const tokens = 640 / 4, H = 8, G = 4, row = 16 * sizeof(float);
     auto const ulysses = attend_in_context<float>(p, std::nullopt, {.ranks = 4, .mode = ContextMode::ulysses});
     auto const gather = attend_in_context<float>(p, std::nullopt, {.ranks = 4, .mode = ContextMode::allgather});
-    CommCounts const exchanged = {{"all_to_all", {2, tokens * (2 * H + 2 * G) * row}}};
-    CommCounts const gathered = {{"all_gather", {1, tokens * 2 * G * row}}};
-    CommCounts const returned = {{"all_gather", {1, tokens * 2 * G * row}}, {"reduce_scatter", {1, 640 * 2 * G * row}}};
+    CommCounts const exchanged = {{"all_to_all", {2, tokens * (2 * H + 2 * G) * row, tokens * (H + 2 * G) * row, 4}}};
+    int64_t const gather_bytes = tokens * 2 * G * row;
+    CommCounts const gathered = {{"all_gather", {1, gather_bytes, gather_bytes, 4}}};
+    CommCounts const returned = {{"all_gather", {1, gather_bytes, gather_bytes, 4}},
+                                 {"reduce_scatter", {1, 4 * gather_bytes, 4 * gather_bytes, 4}}};
     for (size_t rank = 0; rank < 4; ++rank) {
         EXPECT_EQ(ulysses.forward[rank], exchanged);
         EXPECT_EQ(ulysses.backward[rank], exchanged);

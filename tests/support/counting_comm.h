@@ -1,6 +1,8 @@
 // A group of ranks that counts what this rank brings to each kind of collective.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -9,61 +11,75 @@
 
 namespace perigee::testing {
 
-/// Calls and bytes of the views a rank brings, by the name of the collective. Of an exchange or a reduce_scatter over n
-/// ranks 1 / n stays on the rank; what all_gather brings goes to every other rank.
+/// Calls, and bytes of the views a rank brings. Of an exchange or a reduce_scatter over n ranks 1 / n stays on the
+/// rank; what all_gather brings goes to every other rank.
 struct CommCount {
     int64_t calls = 0;
     int64_t bytes = 0;
+    int64_t largest = 0;  ///< of one call
+    int ranks = 1;
     bool operator==(CommCount const&) const = default;
 };
 using CommCounts = std::map<std::string, CommCount>;
 
-/// Groups split off count into the same counts.
+/// Counts under "all_reduce", "all_gather" and so on; the second group split off under "1 all_reduce", and so on.
 class CountingComm final : public Comm {
   public:
+    /// Distinguishes counts of one collective by the memory that is sent: "all_reduce scalars".
+    using Classify = std::function<std::string(ConstView)>;
+
     /// `inner` and `counts` outlive the group.
-    CountingComm(Comm& inner, CommCounts& counts) : inner_(&inner), counts_(&counts) {}
-    CountingComm(std::unique_ptr<Comm> inner, CommCounts& counts)
-        : owned_(std::move(inner)), inner_(owned_.get()), counts_(&counts) {}
+    CountingComm(Comm& inner, CommCounts& counts, Classify classify = {})
+        : inner_(&inner), counts_(&counts), classify_(std::move(classify)) {}
 
     int rank() const override { return inner_->rank(); }
     int size() const override { return inner_->size(); }
 
     void all_reduce(TensorView x, Reduce op) override {
-        count("all_reduce", x);
+        count("all_reduce", x, x);
         inner_->all_reduce(x, op);
     }
     void all_gather(TensorView all, ConstView part) override {
-        count("all_gather", part);
+        count("all_gather", part, all);
         inner_->all_gather(all, part);
     }
     void reduce_scatter(TensorView part, ConstView all) override {
-        count("reduce_scatter", all);
+        count("reduce_scatter", all, all);
         inner_->reduce_scatter(part, all);
     }
     void all_to_all(TensorView to, ConstView from) override {
-        count("all_to_all", from);
+        count("all_to_all", from, from);
         inner_->all_to_all(to, from);
     }
     void broadcast(TensorView x, int root) override {
-        count("broadcast", x);
+        count("broadcast", x, x);
         inner_->broadcast(x, root);
     }
     void barrier() override { inner_->barrier(); }
     std::unique_ptr<Comm> split(int color, int key) override {
-        return std::make_unique<CountingComm>(inner_->split(color, key), *counts_);
+        auto part = std::make_unique<CountingComm>(*this);
+        part->owned_ = inner_->split(color, key);
+        part->inner_ = part->owned_.get();
+        part->label_ = fmt::format("{}{} ", label_, parts_++);
+        return part;
     }
 
   private:
-    void count(char const* kind, ConstView brought) {
-        CommCount& entry = (*counts_)[kind];
+    void count(char const* kind, ConstView brought, ConstView whole) {
+        std::string const name = fmt::format("{}{}", label_, kind);
+        CommCount& entry = (*counts_)[classify_ ? fmt::format("{} {}", name, classify_(whole)) : name];
         ++entry.calls;
         entry.bytes += brought.bytes();
+        entry.largest = std::max(entry.largest, brought.bytes());
+        entry.ranks = size();
     }
 
-    std::unique_ptr<Comm> owned_;
+    std::shared_ptr<Comm> owned_;
     Comm* inner_;
     CommCounts* counts_;
+    Classify classify_;
+    std::string label_;
+    int parts_ = 0;
 };
 
 }  // namespace perigee::testing

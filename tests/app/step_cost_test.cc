@@ -1,0 +1,218 @@
+// What `perigee check` predicts against what real ranks take and send: the ranks compute, their groups and their device
+// are counted from outside.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "app/dry_run.h"
+#include "config/config.h"
+#include "support/counting_comm.h"
+#include "support/counting_device.h"
+#include "support/memory_file_system.h"
+#include "support/thread_comm.h"
+#include "train/trainer.h"
+
+namespace perigee::testing {
+namespace {
+
+/// Large enough for every cut of up to 8 ranks, for two buckets, and for an arena of more than the smallest block.
+RunOptions hybrid(std::vector<std::string> const& overrides = {}) {
+    RunOptions const options = parse_config(R"(
+output_dir: /run
+device: cpu
+model: {vocab_size: 1030, hidden_size: 64, intermediate_size: 192, num_hidden_layers: 3, num_attention_heads: 8,
+        num_key_value_heads: 4}
+attention: {kind: moba, block_size: 32, top_k: 3, full_layers: {last: 1}}
+data: {mock_data: true, sequence_length: 384}
+parallel: {bucket_mib: 1}
+train: {global_batch_size: 12, micro_batch_size: 4}
+checkpoint: {every: 0}
+threads: 1
+log: {progress: false}
+)",
+                                            "hybrid", overrides);
+    return resolve(options, 1, *make_file_system());
+}
+
+/// By axis, collective and content.
+using Messages = std::map<std::string, Sent>;
+
+/// The share of a ring: what a rank sends of what it brings.
+double ring_share(std::string const& collective, int n) {
+    if (collective == "all_gather") return n - 1;
+    return (collective == "all_reduce" ? 2.0 : 1.0) * (n - 1) / n;
+}
+
+/// Of groups that count in the order in which a mesh splits them off.
+Messages messages(CommCounts const& counts) {
+    Messages all;
+    for (auto const& [key, count] : counts) {
+        if (count.ranks == 1) continue;
+        static std::map<char, std::string> const axes = {
+            {'0', "tensor "}, {'1', "context "}, {'2', "data "}, {'3', "data x context "}};
+        auto const axis = axes.find(key[0]);
+        std::string const rest = axis != axes.end() ? key.substr(2) : key;
+        std::string const collective = rest.substr(0, rest.find(' '));
+        all[fmt::format("{}{}", axis != axes.end() ? axis->second : "all ", rest)] = {
+            count.calls, static_cast<double>(count.bytes) * ring_share(collective, count.ranks)};
+    }
+    return all;
+}
+
+void expect_messages(Messages const& predicted, Messages const& real) {
+    for (auto const& [kind, sent] : real) {
+        auto const found = predicted.find(kind);
+        ASSERT_NE(found, predicted.end()) << kind << " was not foreseen";
+        EXPECT_EQ(found->second.calls, sent.calls) << kind;
+        EXPECT_DOUBLE_EQ(found->second.bytes, sent.bytes) << kind;
+    }
+    EXPECT_EQ(predicted.size(), real.size()) << "more kinds were foreseen than there are";
+}
+
+void expect_bytes(char const* what, int64_t predicted, int64_t real) {
+    EXPECT_NEAR(static_cast<double>(predicted), static_cast<double>(real), 0.01 * static_cast<double>(real)) << what;
+}
+
+CommCount at(CommCounts const& counts, std::string const& key) {
+    auto const found = counts.find(key);
+    return found == counts.end() ? CommCount{} : found->second;
+}
+
+/// Memory that messages need, from the largest ones seen: one side of those of the tensor axis, the other being the
+/// stream; both sides of those of the context axis.
+int64_t message_memory(CommCounts const& counts) {
+    auto const tp = at(counts, "0 all_gather activations"), exchanged = at(counts, "1 all_to_all activations"),
+               gathered = at(counts, "1 all_gather activations");
+    return (tp.ranks > 1 ? tp.largest * tp.ranks : 0) + (exchanged.ranks > 1 ? 2 * exchanged.largest : 0) +
+           (gathered.ranks > 1 ? gathered.largest * (gathered.ranks + 1) : 0);
+}
+
+int64_t logits_bytes(RunOptions const& options, MeshShape const& mesh) {
+    int64_t const tokens = options.train.micro_batch_size * options.data.sequence_length / mesh.cp;
+    return tokens * options.model.vocab_size / mesh.tp * int64_t{sizeof(float)};
+}
+
+/// One rank of a real job takes a step.
+void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, Comm& inner) {
+    auto owned = std::make_unique<CountingDevice>();
+    CountingDevice& device = *owned;
+    TensorView weights, gradients;
+    auto const inside = [](TensorView memory, ConstView x) {
+        return memory.data <= x.data && x.data < memory.data + memory.bytes();
+    };
+    CommCounts counts;
+    CountingComm world(inner, counts, [&](ConstView x) {
+        if (!device.holds(x.data)) return "scalars";
+        return inside(weights, x) ? "weights" : inside(gradients, x) ? "gradients" : "activations";
+    });
+    MemoryFileSystem files;
+    auto ops = make_host_ops(device, 1);
+    Session session(options, Mesh(options.parallel, world), {std::move(owned), std::move(ops)}, files);
+    StepMemory const& memory = predicted.memory;
+    expect_bytes("weights", memory.weights, device.live_bytes());
+
+    Learner learner(session);
+    auto const& requests = device.requests();
+    ASSERT_EQ(requests.size(), 6u) << "weights, gradients, two sums, ZeRO's buffer, two moments";
+    expect_bytes("gradients", memory.gradients, requests[1]);
+    expect_bytes("bucket", memory.buckets, requests[3]);
+    expect_bytes("optimizer", memory.optimizer, requests[4] + requests[5]);
+
+    weights = session.weights();
+    gradients = learner.gradients();
+    learner.initialise(1);
+    int64_t const state_bytes = device.live_bytes();
+    auto const data = session.open(Split::train);
+    MeshShape const mesh = session.mesh().shape();
+    int64_t const micro = options.train.micro_batch_size;
+    std::vector<Batch> batches;
+    for (int64_t i = session.mesh().dp_rank(); i < options.train.global_batch_size / micro; i += mesh.dp)
+        batches.push_back(make_batch(*data, i * micro, micro));
+    RunState state;
+    counts.clear();
+    EXPECT_GT(learner.step(batches, state).grad_norm, 0);
+    EXPECT_FALSE(learner.agree({}).stop);
+    expect_bytes("step", memory.step, device.live_bytes() - state_bytes);
+    expect_bytes("all", memory.sum(), device.live_bytes());
+    expect_bytes("activations", memory.activations, session.arena().peak_bytes(Use::activations));
+    expect_bytes("logits", memory.logits, logits_bytes(options, mesh));
+    expect_bytes("messages", memory.messages, message_memory(counts));
+
+    Messages foreseen;
+    for (auto const& [kind, sent] : predicted.sent)
+        foreseen[fmt::format("{} {} {}", kind.axis, to_string(kind.collective), kind.content)] = sent;
+    expect_messages(foreseen, messages(counts));
+}
+
+struct Case {
+    int ranks;
+    std::vector<std::string> overrides;
+};
+
+TEST(StepCost, IsWhatRealRanksTakeAndSend) {
+    std::vector<Case> const cases = {
+        {1, {}},
+        {2, {"parallel.tensor=2", "model.qkv_bias=true", "model.tie_word_embeddings=true"}},
+        {2, {"parallel.context=2", "parallel.context_mode=ulysses", "model.qk_norm=true"}},
+        {3, {"parallel.context=3", "parallel.context_mode=allgather", "parallel.zero=false"}},
+        {4, {"parallel.context=4", "parallel.context_mode=allgather", "attention.kind=full"}},
+        {3, {"model.vocab_size=1031"}},
+        {3, {"parallel.zero=false"}},
+        {8, {"parallel.tensor=2", "parallel.context=2", "train.global_batch_size=24"}},
+        {8,
+         {"parallel.tensor=2", "parallel.context=2", "parallel.context_mode=allgather", "parallel.zero=false",
+          "train.global_batch_size=24"}}};
+    for (auto const& [ranks, overrides] : cases) {
+        SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")));
+        RunOptions const options = hybrid(overrides);
+        ASSERT_EQ(problems(options, ranks), std::vector<std::string>());
+        StepCost const predicted = step_cost(options, ranks);
+        run_ranks(ranks, [&](Comm& world) { hold_against_a_rank(options, predicted, world); });
+    }
+}
+
+/// What all ranks of a whole job of this many steps bring, saving at its end included.
+CommCounts whole_run(RunOptions options, int ranks, int64_t steps) {
+    options.train.steps = steps;
+    CommCounts all;
+    std::mutex mutex;
+    MemoryFileSystem files;
+    run_ranks(ranks, [&](Comm& inner) {
+        CommCounts counts;
+        CountingComm world(inner, counts);
+        EXPECT_EQ(Trainer(options, world, files, "").run(), perigee::Outcome::finished);
+        std::lock_guard const lock(mutex);
+        for (auto const& [key, count] : counts) {
+            CommCount& sum = all[key];
+            sum.calls += count.calls;
+            sum.bytes += count.bytes;
+            sum.ranks = count.ranks;
+        }
+    });
+    return all;
+}
+
+TEST(StepCost, IsWhatAStepAddsToARun) {
+    for (auto const& overrides : std::vector<std::vector<std::string>>{{"parallel.tensor=2", "parallel.context=2"},
+                                                                       {"parallel.context=2", "parallel.zero=false"}}) {
+        RunOptions const options = hybrid(overrides);
+        constexpr int kRanks = 4;
+        CommCounts more = whole_run(options, kRanks, 2);
+        for (auto const& [key, count] : whole_run(options, kRanks, 1)) {
+            more[key].calls -= count.calls;
+            more[key].bytes -= count.bytes;
+        }
+        std::erase_if(more, [](auto const& entry) { return entry.second.calls == 0 && entry.second.bytes == 0; });
+        Messages foreseen;
+        for (auto const& [kind, sent] : step_cost(options, kRanks).sent) {
+            Sent& sum = foreseen[fmt::format("{} {}", kind.axis, to_string(kind.collective))];
+            sum.calls += kRanks * sent.calls;
+            sum.bytes += kRanks * sent.bytes;
+        }
+        expect_messages(foreseen, messages(more));
+    }
+}
+
+}  // namespace
+}  // namespace perigee::testing

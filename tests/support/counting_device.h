@@ -1,0 +1,51 @@
+// The host's memory, counted: what was asked for, in order, and what is taken now. Fresh memory is full of NaN.
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "device/device.h"
+
+namespace perigee::testing {
+
+class CountingDevice final : public Device {
+  public:
+    void* allocate(size_t bytes) override {
+        void* const memory = host_->allocate(bytes);
+        std::memset(memory, 0xff, bytes);
+        live_[static_cast<std::byte*>(memory)] = bytes;
+        requests_.push_back(static_cast<int64_t>(bytes));
+        return memory;
+    }
+    void release(void* memory) noexcept override {
+        live_.erase(static_cast<std::byte*>(memory));
+        host_->release(memory);
+    }
+    void copy(void* to, void const* from, size_t bytes) override { host_->copy(to, from, bytes); }
+    void* allocate_host(size_t bytes) override { return host_->allocate_host(bytes); }
+    void release_host(void* memory) noexcept override { host_->release_host(memory); }
+    void synchronize() override { host_->synchronize(); }
+    std::string name() const override { return host_->name(); }
+    bool is_host() const override { return true; }
+
+    std::vector<int64_t> const& requests() const { return requests_; }
+    int64_t live_bytes() const {
+        size_t sum = 0;
+        for (auto const& [memory, bytes] : live_) sum += bytes;
+        return static_cast<int64_t>(sum);
+    }
+    bool holds(void const* address) const {
+        auto const* const place = static_cast<std::byte const*>(address);
+        auto const after = live_.upper_bound(const_cast<std::byte*>(place));
+        return after != live_.begin() && place < std::prev(after)->first + std::prev(after)->second;
+    }
+
+  private:
+    std::unique_ptr<Device> host_ = make_host_device();
+    std::map<std::byte*, size_t> live_;
+    std::vector<int64_t> requests_;
+};
+
+}  // namespace perigee::testing

@@ -1,0 +1,109 @@
+// A run that is saved in one layout and resumed in another goes on as if nothing had happened.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "config/config.h"
+#include "support/memory_file_system.h"
+#include "support/thread_comm.h"
+#include "train/trainer.h"
+
+namespace perigee {
+namespace {
+
+constexpr int64_t kSavedAt = 4, kSteps = 8;
+
+/// Ranks, and what to change in the options for them.
+struct Layout {
+    int ranks;
+    std::vector<std::string> overrides;
+    std::string str() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
+};
+
+/// Every axis alone and all of them together, ZeRO on and off, both ways of attention.
+std::vector<Layout> const kLayouts = {
+    {1, {"train.micro_batch_size=2"}},
+    {2, {}},
+    {8, {"parallel.zero=false"}},
+    {2, {"parallel.context=2", "parallel.context_mode=ulysses"}},
+    {4, {"parallel.context=4", "parallel.context_mode=allgather"}},
+    {2, {"parallel.tensor=2"}},
+    {8, {"parallel.tensor=2", "parallel.context=2"}},
+    {8, {"parallel.tensor=4", "parallel.context=2", "parallel.zero=false"}},
+};
+
+RunOptions options_of(Layout const& layout) {
+    RunOptions options = parse_config(R"(
+output_dir: /run
+device: cpu
+model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, num_attention_heads: 8, num_key_value_heads: 4}
+attention: {kind: moba, block_size: 8, top_k: 3, full_layers: {last: 1}}
+data: {mock_data: true, sequence_length: 64}
+train: {global_batch_size: 8, micro_batch_size: 1}
+schedule: {warmup_steps: 3}
+checkpoint: {async: false}
+threads: 1
+log: {progress: false}
+)",
+                                      "resume", layout.overrides);
+    options.train.steps = kSteps;
+    options = resolve(options, 1, *make_file_system());
+    EXPECT_EQ(problems(options, layout.ranks), std::vector<std::string>());
+    return options;
+}
+
+/// Losses of the steps from the checkpoint in `files`, or the start, to the end; saves at step kSavedAt.
+std::vector<double> train(Layout const& layout, FileSystem& files) {
+    RunOptions const options = options_of(layout);
+    std::vector<double> losses;
+    testing::run_ranks(layout.ranks, [&](Comm& world) {
+        Trainer trainer(options, world, files, "");
+        while (trainer.state().step < kSteps) {
+            StepReport const r = trainer.step();
+            if (world.rank() == 0) losses.push_back(r.loss);
+            if (r.step == kSavedAt) trainer.save(/*last=*/false);
+        }
+        EXPECT_EQ(trainer.state().consumed_samples, kSteps * options.train.global_batch_size);
+    });
+    return losses;
+}
+
+/// The unbroken run of a layout, and the disk it leaves, which holds a checkpoint from the middle.
+struct Unbroken {
+    testing::MemoryFileSystem files;
+    std::vector<double> losses;
+};
+
+class ResumeLayout : public ::testing::Test {
+  protected:
+    void go_on(size_t from, size_t to) {
+        SCOPED_TRACE(fmt::format("saved by {}; resumed by {}", kLayouts[from].str(), kLayouts[to].str()));
+        Unbroken& whole = runs_[from];
+        if (whole.losses.empty()) whole.losses = train(kLayouts[from], whole.files);
+        ASSERT_EQ(std::ssize(whole.losses), kSteps);
+        auto const files = whole.files.copy();
+        std::vector<double> const rest = train(kLayouts[to], *files);
+        ASSERT_EQ(std::ssize(rest), kSteps - kSavedAt) << "the run must start at the checkpoint";
+        for (size_t i = 0; i < rest.size(); ++i) {
+            double const expected = whole.losses[kSavedAt + i];
+            EXPECT_NEAR(rest[i] / expected, 1, from == to ? 0 : 1e-6) << "step " << kSavedAt + i + 1;
+        }
+    }
+
+  private:
+    std::map<size_t, Unbroken> runs_;
+};
+
+TEST_F(ResumeLayout, GoesOnWithTheLossesOfTheUnbrokenRun) {
+    for (auto const& [from, to] : {std::pair{0, 6}, {6, 0}, {6, 6}, {2, 5}, {0, 4}, {7, 1}}) go_on(from, to);
+}
+
+// Every pair: tests/train/resume_layout_loop_test.sh runs them.
+TEST_F(ResumeLayout, DISABLED_WholeMatrix) {
+    for (size_t from = 0; from < kLayouts.size(); ++from)
+        for (size_t to = 0; to < kLayouts.size(); ++to) go_on(from, to);
+}
+
+}  // namespace
+}  // namespace perigee

@@ -28,7 +28,7 @@ void print_layout(RunOptions const& options, MeshShape const& mesh) {
 }
 
 void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory const& memory) {
-    bool const gpu = takes_gpu(options.device);
+    bool const gpu = takes_gpu(options.device, mesh.world());
     fmt::print("#\n# memory per rank ({}), without data and the libraries' own\n",
                gpu ? "bf16 on a GPU, sums in fp32" : "fp32 on the CPU");
     auto const line = [](char const* name, int64_t bytes, std::string const& what) {

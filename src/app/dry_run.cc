@@ -181,7 +181,8 @@ StepCost step_cost(RunOptions const& options, int world_size) {
     PlayedComm world("all", world_size, ledger);
     auto const group = [&](char const* axis, int size) { return std::make_unique<PlayedComm>(axis, size, ledger); };
     auto const files = make_file_system();
-    Session session(options, Mesh(options.parallel, world, group), dry_machine(takes_gpu(options.device)), *files);
+    Session session(options, Mesh(options.parallel, world, group), dry_machine(takes_gpu(options.device, world_size)),
+                    *files);
     Learner learner(session);
     ledger.name(session.weights(), "weights");
     ledger.name(learner.gradients(), "gradients");

@@ -38,9 +38,9 @@ struct ModelOptions {
     double rms_norm_eps = 1e-5;
     double initializer_range = 0.02;
     bool tie_word_embeddings = false;
-    bool qkv_bias = false;  ///< Qwen2
-    bool qk_norm = false;   ///< Qwen3
-    std::string init_from;  ///< a folder whose weights a new run starts from; empty: random ones
+    bool qkv_bias = false;       ///< Qwen2
+    bool qk_norm = false;        ///< Qwen3
+    std::string init_from = {};  ///< a folder whose weights a new run starts from; empty: random ones
 
     int64_t kv_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
     int64_t head_size() const { return head_dim > 0 ? head_dim : hidden_size / num_attention_heads; }

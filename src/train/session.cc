@@ -31,12 +31,14 @@ int usable_cores() {
 
 }  // namespace
 
-bool takes_gpu(DeviceChoice choice) {
-    return choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && cuda_device_count() > 0);
+bool takes_gpu(DeviceChoice choice, int ranks) {
+    return choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && ranks == 1 && cuda_device_count() > 0);
 }
 
-Machine make_machine(RunOptions const& options) {
-    if (takes_gpu(options.device)) {
+Machine make_machine(RunOptions const& options, int ranks) {
+    if (takes_gpu(options.device, ranks)) {
+        if (ranks > 1)
+            fail(Category::config, "device: cuda computes on one GPU with one rank, and this job has {} ranks", ranks);
         auto device = make_cuda_device(0);
         auto ops = make_cuda_ops(*device, options.deterministic);
         return {std::move(device), std::move(ops)};
@@ -63,7 +65,7 @@ void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size) {
 }
 
 Session::Session(RunOptions const& options, Comm& world, FileSystem& files)
-    : Session(options, Mesh(options.parallel, world), make_machine(options), files) {}
+    : Session(options, Mesh(options.parallel, world), make_machine(options, world.size()), files) {}
 
 Session::Session(RunOptions const& options, Mesh mesh, Machine machine, FileSystem& files)
     : options_(options),

@@ -38,10 +38,10 @@ struct Machine {
 };
 
 /// Whether this choice means a GPU on this machine.
-bool takes_gpu(DeviceChoice choice);
+bool takes_gpu(DeviceChoice choice, int ranks);
 
-/// As `device` and `threads` say.
-Machine make_machine(RunOptions const& options);
+/// As `device` and `threads` say, for one of `ranks`: a GPU serves one rank alone. Throws Category::config.
+Machine make_machine(RunOptions const& options, int ranks);
 
 class Session {
   public:

@@ -170,7 +170,7 @@ void run(Options const& o) {
     auto const world = make_single_comm();
     auto const files = make_file_system();
     RunOptions const options = resolve(load_config(o.config, o.overrides), 1, *files);
-    Machine inner = make_machine(options);
+    Machine inner = make_machine(options, 1);
     auto recording = std::make_unique<RecordingOps>(*inner.ops);
     RecordingOps& ops = *recording;
     Device& device = *inner.device;

@@ -82,10 +82,11 @@ TEST(Schema, ModelKeysAreHuggingFaces) {
     ModelOptions options;
     Schema schema;
     describe(schema, options);
-    EXPECT_THAT(keys_of(schema), ElementsAre("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                                             "num_attention_heads", "num_key_value_heads", "head_dim",
-                                             "max_position_embeddings", "rope_theta", "rope_scaling", "rms_norm_eps",
-                                             "initializer_range", "tie_word_embeddings", "qkv_bias", "qk_norm"));
+    EXPECT_THAT(
+        keys_of(schema),
+        ElementsAre("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                    "num_key_value_heads", "head_dim", "max_position_embeddings", "rope_theta", "rope_scaling",
+                    "rms_norm_eps", "initializer_range", "tie_word_embeddings", "qkv_bias", "qk_norm", "init_from"));
 }
 
 TEST(Schema, AttentionDescribesEveryKey) {

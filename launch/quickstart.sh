@@ -14,7 +14,12 @@ launch/setup.sh
 echo "all there"
 
 preset=cpu
-if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && command -v nvcc >/dev/null; then preset=cuda; fi
+ranks=2
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && command -v nvcc >/dev/null; then
+    preset=cuda
+    ranks=1  # of one GPU
+    launch/setup_cuda.sh || echo "building without cuDNN"
+fi
 say "Build (preset $preset)"
 cmake --preset "$preset" -DPERIGEE_TESTS=OFF >/dev/null
 cmake --build --preset "$preset" --target perigee tokenize plot
@@ -41,11 +46,11 @@ else
     echo "data/quickstart.bin and .idx are there"
 fi
 
-say "Training on 2 ranks: $config"
-launch/mpirun.sh 2 "$bin/perigee" train "$config" "$@"
+say "Training on $ranks rank(s): $config"
+launch/mpirun.sh "$ranks" "$bin/perigee" train "$config" "$@"
 
 field() { sed -nE "s/.*\"$1\":([^,}]*).*/\1/p"; }
-held_out() { launch/mpirun.sh 2 "$bin/perigee" eval "$config" "$@" 2>/dev/null | field eval_loss; }
+held_out() { launch/mpirun.sh "$ranks" "$bin/perigee" eval "$config" "$@" 2>/dev/null | field eval_loss; }
 say "Held-out loss of the same weights"
 moba=$(held_out "$@")
 full=$(held_out "$@" attention.kind=full)
@@ -66,6 +71,6 @@ $run/checkpoints/    the latest checkpoints; the same command resumes from them
 
 Three things to try next:
   $bin/perigee generate $config --prompt "To undo a commit, "
-  launch/mpirun.sh 2 $bin/perigee train $config train.steps=600
+  launch/mpirun.sh $ranks $bin/perigee train $config train.steps=600
   $bin/perigee check $config model.hidden_size=1024 data.sequence_length=8192 --world-size 8
 EOF

@@ -13,6 +13,7 @@ target_link_libraries(test_support PUBLIC perigee_app perigee_flags GTest::gtest
 set(job_environment "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
 if(PERIGEE_SANITIZE)
     list(APPEND job_environment "ASAN_OPTIONS=detect_leaks=0:handle_segv=0")
+    set(test_environment ENVIRONMENT "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/support/leaks.txt")
 endif()
 
 file(GLOB test_folders LIST_DIRECTORIES true RELATIVE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/tests/*)
@@ -28,9 +29,9 @@ foreach(folder IN LISTS test_folders)
         # Tests that need a GPU have Gpu in their names and skip themselves without one: `ctest -L gpu` runs them alone.
         set(discovery TEST_PREFIX ${folder}/ DISCOVERY_TIMEOUT 60)
         gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER -*Gpu* TEST_LIST ${folder}_cpu
-            PROPERTIES TIMEOUT 300)
+            PROPERTIES TIMEOUT 300 ${test_environment})
         gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER *Gpu* TEST_LIST ${folder}_gpu
-            PROPERTIES TIMEOUT 300 LABELS gpu)
+            PROPERTIES TIMEOUT 300 LABELS gpu ${test_environment})
     endif()
     # Test helpers that are programs of their own: tests/<layer>/<name>_main.cc becomes bin/<name>.
     file(GLOB mains CONFIGURE_DEPENDS tests/${folder}/*_main.cc)

@@ -25,7 +25,7 @@ if(PERIGEE_CUDA)
         list(APPEND other_backend "/dense_attention\\.cc$")
     endif()
 else()
-    set(other_backend "(src|kernels)/.*/cuda/" "\\.cu$")
+    set(other_backend "(src|kernels)/.*/cuda/" "kernels/hopper/" "\\.cu$")
 endif()
 
 perigee_layer(base LIBRARIES spdlog::spdlog Threads::Threads)

@@ -1,0 +1,45 @@
+// The copy engine (TMA): boxes of a tensor in global memory to tiles in shared memory, and plain runs of bytes. One
+// thread starts a copy; a barrier learns of its bytes.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/hopper/barrier.cuh"
+
+namespace perigee::hopper {
+
+/// What the L2 cache should do with the lines: the words createpolicy makes for whole-fraction policies.
+enum class Keep : uint64_t {
+    normal = 0x1000000000000000,
+    evict_first = 0x12f0000000000000,
+    evict_last = 0x14f0000000000000,
+};
+
+/// Once per kernel and map, ahead of the first copy.
+__device__ __forceinline__ void prefetch_map(CUtensorMap const& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
+}
+
+/// The box whose first element is (column, head, row) of a map made by rows_map. What lies outside the tensor arrives
+/// as zeros, and counts as bytes.
+__device__ __forceinline__ void copy_box(void* to, CUtensorMap const& map, Barrier& barrier, int32_t column,
+                                         int32_t head, int32_t row, Keep keep = Keep::normal) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+        "l"(reinterpret_cast<uint64_t>(&map)), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row),
+        "l"(static_cast<uint64_t>(keep))
+        : "memory");
+}
+
+/// `bytes`, a multiple of 16, from and to multiples of 16.
+__device__ __forceinline__ void copy_bytes(void* to, void const* from, uint32_t bytes, Barrier& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+}  // namespace perigee::hopper

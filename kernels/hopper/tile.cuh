@@ -1,0 +1,67 @@
+// Operand tiles in shared memory, as the tensor cores and the copy engine like them best. A tile [rows, columns] of
+// bf16 is columns / 64 panels one after the other; a panel has 128 bytes a row, and the 16-byte piece p of row r lies
+// at piece p ^ (r % 8) ("128-byte swizzle"), so that eight rows' pieces of one column meet all banks. Tiles begin at
+// multiples of 1024 bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bf16.h"
+#include "kernels/hopper/barrier.cuh"
+
+namespace perigee::hopper {
+
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kTileAlignment = 1024;
+
+template <int kRows>
+__host__ __device__ constexpr int panel_bytes() {
+    return kRows * kPanelRowBytes;
+}
+template <int kRows, int kColumns>
+__host__ __device__ constexpr int tile_bytes() {
+    static_assert(kColumns % kPanelColumns == 0 && kRows % 8 == 0);
+    return kColumns / kPanelColumns * panel_bytes<kRows>();
+}
+
+/// Bytes from the beginning of a tile of kRows rows to the eight numbers (row, 8 piece ... 8 piece + 7).
+template <int kRows>
+__host__ __device__ __forceinline__ constexpr uint32_t piece_offset(int row, int piece) {
+    return static_cast<uint32_t>(piece / 8 * panel_bytes<kRows>() + row * kPanelRowBytes +
+                                 ((piece % 8) ^ (row % 8)) * 16);
+}
+
+/// Starts copying 16 bytes into a piece, or zeros where not `there`; `from` is then not read.
+__device__ __forceinline__ void copy_piece(uint32_t to, void const* from, bool there) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+/// Four 8 x 8 matrices of bf16 from or to shared memory; lane l gives the address of row l % 8 of matrix l / 8. The
+/// layout in registers is that of the products' results after rounding: PTX ISA, "ldmatrix", "stmatrix".
+__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
+}
+__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t const (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(uint32_t row, uint32_t const (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+/// Two numbers rounded to bf16, `low` in the lower half.
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+}  // namespace perigee::hopper

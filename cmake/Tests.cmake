@@ -19,7 +19,10 @@ endif()
 file(GLOB test_folders LIST_DIRECTORIES true RELATIVE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/tests/*)
 foreach(folder IN LISTS test_folders)
     file(GLOB sources CONFIGURE_DEPENDS tests/${folder}/*_test.cc)
-    if(NOT PERIGEE_CUDA)  # kernels that this build does not have
+    if(PERIGEE_CUDA)
+        file(GLOB cuda_sources CONFIGURE_DEPENDS tests/${folder}/*.cu)
+        list(APPEND sources ${cuda_sources})
+    else()  # kernels that this build does not have
         list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_")
     endif()
     if(sources)

@@ -38,6 +38,9 @@ __device__ __forceinline__ void copy_piece(uint32_t to, void const* from, bool t
                  : "memory");
 }
 
+/// Until all pieces this thread has started are there. Other units see them after fence_shared_for_async.
+__device__ __forceinline__ void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 /// Four 8 x 8 matrices of bf16 from or to shared memory; lane l gives the address of row l % 8 of matrix l / 8. The
 /// layout in registers is that of the products' results after rounding: PTX ISA, "ldmatrix", "stmatrix".
 __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t row) {

@@ -42,7 +42,12 @@ void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
                            : std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_chunk), 1, plan.chunks);
 }
 
+/// The best kernels for the task that the GPU runs and that take the shape.
+MobaKernels choose_kernels(MobaShape const&, MobaTask) { return MobaKernels::mma; }
+
 }  // namespace
+
+char const* name_of(MobaKernels kernels) { return kernels == MobaKernels::hopper ? "hopper" : "mma"; }
 
 std::string moba_refusal(MobaShape const& s) {
     if (s.head_dim != 32 && s.head_dim != 64 && s.head_dim != 96 && s.head_dim != 128)
@@ -69,6 +74,7 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     MobaPlan plan;
     plan.shape = s;
     plan.task = task;
+    plan.kernels = choose_kernels(s, task);
     plan.blocks = std::min(s.tokens, s.tokens / s.options.block_size + s.documents);
     plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);
@@ -105,10 +111,10 @@ std::string to_string(MobaPlan const& p) {
     char const* const task = p.task == MobaTask::select    ? "select"
                              : p.task == MobaTask::forward ? "forward"
                                                            : "backward";
-    return fmt::format("{}: {} blocks, {} chunks of {}, {} wave{} of {} kv heads x {} chunks, {}-row tiles, {:.3f} GiB",
-                       task, p.blocks, p.chunks, p.chunk_queries, p.waves(), p.waves() == 1 ? "" : "s", p.wave_kv_heads,
-                       p.wave_chunks, p.row_tile,
-                       static_cast<double>(p.scratch_bytes) / static_cast<double>(size_t{1} << 30));
+    return fmt::format(
+        "{}: {} blocks, {} chunks of {}, {} wave{} of {} kv heads x {} chunks, {}-row tiles, {:.3f} GiB, {}", task,
+        p.blocks, p.chunks, p.chunk_queries, p.waves(), p.waves() == 1 ? "" : "s", p.wave_kv_heads, p.wave_chunks,
+        p.row_tile, static_cast<double>(p.scratch_bytes) / static_cast<double>(size_t{1} << 30), name_of(p.kernels));
 }
 
 }  // namespace perigee

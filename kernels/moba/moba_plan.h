@@ -10,6 +10,9 @@
 
 namespace perigee {
 
+/// Kernels whose products are made by a warp (mma.sync, from compute capability 8.0 on) or by a warpgroup (wgmma, 9.0).
+enum class MobaKernels { mma, hopper };
+
 struct MobaShape {
     int64_t tokens = 0;     ///< T: keys of the pack
     int64_t queries = 0;    ///< rows of q, a range of the pack's tokens
@@ -18,6 +21,7 @@ struct MobaShape {
     int64_t kv_heads = 0;   ///< G, a divisor of H
     int64_t head_dim = 0;   ///< K: 32, 64, 96 or 128
     MobaOptions options = {};
+    MobaKernels gpu = MobaKernels::mma;  ///< the best that the GPU runs
 
     int64_t group() const { return heads / kv_heads; }
     int64_t slots() const { return options.top_k - 1; }  ///< S: blocks a query chooses
@@ -36,12 +40,13 @@ struct MobaRegion {
 struct MobaPlan {
     MobaShape shape;
     MobaTask task = MobaTask::forward;
-    int64_t blocks = 0;         ///< at least the number of blocks of all documents
-    int64_t chunks = 0;         ///< of queries; each has its own part of every list
-    int64_t chunk_queries = 0;  ///< the last chunk may be short
-    int64_t wave_kv_heads = 0;  ///< key/value heads and
-    int64_t wave_chunks = 0;    ///< chunks whose partial results are in memory at a time
-    int64_t row_tile = 0;       ///< rows of q in a tile of the list kernels
+    MobaKernels kernels = MobaKernels::mma;  ///< that do the task
+    int64_t blocks = 0;                      ///< at least the number of blocks of all documents
+    int64_t chunks = 0;                      ///< of queries; each has its own part of every list
+    int64_t chunk_queries = 0;               ///< the last chunk may be short
+    int64_t wave_kv_heads = 0;               ///< key/value heads and
+    int64_t wave_chunks = 0;                 ///< chunks whose partial results are in memory at a time
+    int64_t row_tile = 0;                    ///< rows of q in a tile of the list kernels
 
     MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
     MobaRegion places, totals, list_begin, list, tiles;  ///< the choice turned around
@@ -55,6 +60,8 @@ struct MobaPlan {
 /// What partial results may take, by default.
 inline constexpr size_t kMobaPartialBytes = size_t{2} << 30;
 
+char const* name_of(MobaKernels kernels);  ///< "mma", "hopper"
+
 /// Empty, or why the kernels do not take this shape.
 std::string moba_refusal(MobaShape const& shape);
 
@@ -63,7 +70,7 @@ MobaPlan plan_moba(MobaShape const& shape, MobaTask task, size_t partial_bytes =
 
 /// "T 32768 q 32768 H 32/8 x 128, B 512 k 3, 1 documents"
 std::string to_string(MobaShape const& shape);
-/// "forward: 65 blocks, 256 chunks of 128, 1 wave of 8 kv heads x 256 chunks, 128-row tiles, 1.2 GiB"
+/// "forward: 65 blocks, 256 chunks of 128, 1 wave of 8 kv heads x 256 chunks, 128-row tiles, 1.2 GiB, mma"
 std::string to_string(MobaPlan const& plan);
 
 }  // namespace perigee

@@ -24,7 +24,7 @@ struct Settings {
     MobaOptions moba{.block_size = 512, .top_k = 3};
     std::vector<std::string> routings = {"uniform", "recency", "sink"};
     double seconds = 0.2;
-    bool dense = false;
+    bool dense = false, mma = false;
     std::string json;
 };
 
@@ -132,7 +132,8 @@ class Bench {
                               .heads = s.heads,
                               .kv_heads = s.kv_heads,
                               .head_dim = s.head_dim,
-                              .options = s.moba},
+                              .options = s.moba,
+                              .gpu = s.mma ? MobaKernels::mma : moba_cuda_kernels()},
                     .cu_seqlens = borders.as<int32_t>(),
                     .scale = 1 / std::sqrt(static_cast<double>(s.head_dim)),
                     .q = q_.as<bf16>(),
@@ -297,6 +298,7 @@ int run(int argc, char** argv) {
     app.add_flag("--group", group, "One choice per group of heads");
     app.add_flag("--force-previous", s.moba.force_previous);
     app.add_flag("--dense", s.dense, "Also full attention");
+    app.add_flag("--mma", s.mma, "By the kernels that need no Hopper GPU");
     CLI11_PARSE(app, argc, argv);
     if (group) s.moba.selection = MobaSelection::per_group;
     nlohmann::json all = nlohmann::json::array();

@@ -38,6 +38,9 @@ struct MobaGradients {
     bool add_to_dkv = false;  ///< += instead of =
 };
 
+/// What MobaShape::gpu is for the current GPU.
+MobaKernels moba_cuda_kernels();
+
 /// Writes all of chosen [queries, H, S]. Rules: kernels/moba/README.md.
 void moba_cuda_select(MobaProblem const& problem, int32_t* chosen);
 

@@ -16,7 +16,8 @@ MobaShape shape_of(ConstView q_THK, ConstView k_TGK, std::span<int32_t const> cu
                           .heads = q_THK[1],
                           .kv_heads = k_TGK[1],
                           .head_dim = q_THK[2],
-                          .options = moba != nullptr ? *moba : MobaOptions{}};
+                          .options = moba != nullptr ? *moba : MobaOptions{},
+                          .gpu = moba_cuda_kernels()};
     if (moba != nullptr) return shape;
     int32_t longest = 0;
     for (size_t d = 0; d + 1 < cu_seqlens.size(); ++d) longest = std::max(longest, cu_seqlens[d + 1] - cu_seqlens[d]);

@@ -10,7 +10,7 @@ namespace perigee::moba {
 
 using kernels::ceil_div;
 
-/// A grid of `x` times `y` blocks; none is fine.
+/// A grid of `x` times `y` times `z` blocks; none is fine.
 struct Launch {
     char const* name;
     int64_t x;
@@ -18,18 +18,19 @@ struct Launch {
     int threads;
     size_t shared_bytes;
     cudaStream_t stream;
+    int64_t z = 1;
 };
 
 template <class Args>
 void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
-    if (how.x == 0 || how.y == 0) return;
+    if (how.x == 0 || how.y == 0 || how.z == 0) return;
     if (how.shared_bytes > 48 << 10)
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(how.shared_bytes)),
                    how.name);
     // What no grid can have is refused by the launch.
     auto const extent = [](int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, UINT_MAX)); };
-    kernel<<<dim3(extent(how.x), extent(how.y)), how.threads, how.shared_bytes, how.stream>>>(args);
+    kernel<<<dim3(extent(how.x), extent(how.y), extent(how.z)), how.threads, how.shared_bytes, how.stream>>>(args);
     kernels::check_launch(how.name);
 }
 

@@ -1,5 +1,7 @@
 // The choice turned around: for each (key/value head, block) the rows that chose it. Counting, running sums, and a fill
-// in which one warp walks a chunk of queries in order, so that lists come out sorted whatever the timing.
+// in which every warp knows where its part of a list begins, so that lists come out sorted whatever the timing.
+#include <algorithm>
+
 #include "kernels/moba/cuda/block_scan.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 #include "kernels/moba/cuda/stages.h"
@@ -9,6 +11,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+constexpr int kRangeBlocks = 2048;  // blocks whose counters a thread block holds
+constexpr int kBatch = 4;           // choices that a thread has in flight
 
 struct ListArgs {
     int32_t const* chosen;
@@ -25,28 +29,68 @@ struct ListArgs {
     __device__ int32_t group() const { return heads / kv_heads; }
 };
 
-/// The block (of all documents) that `choice` of this query means, or -1.
-__device__ int32_t chosen_block(ListArgs const& a, int32_t query, int32_t choice) {
-    int32_t const own = a.block_of[a.query_begin + query], first = a.blocks[own].first;
-    return choice >= 0 && choice < own - first ? first + choice : -1;
+/// What a thread block counts or fills: places [begin, end) of a key/value head's part of the choice, those of one
+/// chunk of queries, as far as they mean blocks [low, high).
+struct Part {
+    int32_t g, chunk, low, high;
+    uint32_t begin, end;
+};
+__device__ Part part_of(ListArgs const& a) {
+    Part p;
+    p.g = static_cast<int32_t>(blockIdx.x);
+    p.chunk = static_cast<int32_t>(blockIdx.y);
+    int32_t const begin = p.chunk * a.chunk_queries, end = min(begin + a.chunk_queries, a.queries);
+    auto const width = static_cast<uint32_t>(a.group() * a.slots);
+    p.begin = static_cast<uint32_t>(begin) * width, p.end = static_cast<uint32_t>(end) * width;
+    auto const range = static_cast<int32_t>(blockIdx.z) * kRangeBlocks;
+    p.low = max(a.blocks[a.block_of[a.query_begin + begin]].first, range);
+    p.high = min(a.block_of[a.query_begin + end - 1], range + kRangeBlocks);
+    return p;
+}
+
+/// The block (of all documents) that place `i` of a key/value head means, or -1: the place is empty, or its block lies
+/// outside the query's past or outside the part.
+__device__ __forceinline__ int32_t block_at(ListArgs const& a, Part const& p, uint32_t i) {
+    uint32_t const row = i / a.slots;
+    int64_t const query = row / a.group();
+    int32_t const choice = a.chosen[(query * (a.kv_heads - 1) + p.g) * a.group() * a.slots + i];
+    int32_t const own = a.block_of[a.query_begin + query], first = a.blocks[own].first, block = first + choice;
+    return choice >= 0 && choice < own - first && block >= p.low && block < p.high ? block : -1;
+}
+
+/// Calls f(i, block) for the places begin, begin + stride, ... that are below `end` rounded up to whole warps; those
+/// beyond it are empty.
+template <class F>
+__device__ __forceinline__ void for_places(ListArgs const& a, Part const& p, uint32_t begin, uint32_t end,
+                                           uint32_t stride, F f) {
+    uint32_t const lane = threadIdx.x % 32;
+    for (uint32_t at = begin; at < end; at += kBatch * stride) {
+        int32_t block[kBatch];
+#pragma unroll
+        for (uint32_t n = 0; n < kBatch; ++n) {
+            uint32_t const i = at + n * stride + lane;
+            block[n] = i < end ? block_at(a, p, i) : -1;
+        }
+#pragma unroll
+        for (uint32_t n = 0; n < kBatch; ++n) f(at + n * stride + lane, block[n]);
+    }
 }
 
 __global__ void __launch_bounds__(kThreads) count_entries(ListArgs const a) {
-    int64_t const i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    int64_t const count = int64_t{a.queries} * a.heads * a.slots;
-    int64_t place = -1;
-    if (i < count) {
-        auto const query = static_cast<int32_t>(i / (a.heads * a.slots));
-        auto const h = static_cast<int32_t>(i / a.slots % a.heads);
-        int32_t const block = chosen_block(a, query, a.chosen[i]);
-        if (block >= 0) place = (int64_t{h / a.group()} * a.capacity + block) * a.chunks + query / a.chunk_queries;
-    }
-    unsigned const same = __match_any_sync(kAllLanes, place);
-    if (place >= 0 && __ffs(static_cast<int>(same)) - 1 == static_cast<int>(threadIdx.x % 32))
-        atomicAdd(a.places + place, __popc(same));
+    extern __shared__ int32_t counts[];
+    Part const p = part_of(a);
+    int const thread = static_cast<int>(threadIdx.x);
+    for (int b = thread; b < p.high - p.low; b += kThreads) counts[b] = 0;
+    __syncthreads();
+    for_places(a, p, p.begin + thread / 32 * 32, p.low < p.high ? p.end : 0, kThreads, [&](uint32_t, int32_t block) {
+        if (block >= 0) atomicAdd(&counts[block - p.low], 1);
+    });
+    __syncthreads();
+    for (int b = thread; b < p.high - p.low; b += kThreads)
+        if (counts[b] > 0) a.places[(int64_t{p.g} * a.capacity + p.low + b) * a.chunks + p.chunk] = counts[b];
 }
 
-/// Turns the counts of a list's chunks into where each chunk begins in the list.
+/// Turns the counts of a list's chunks into where each chunk ends in the list.
 __global__ void __launch_bounds__(kThreads) sum_chunks(ListArgs const a) {
     int64_t const list = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
     if (list >= int64_t{a.kv_heads} * a.capacity) return;
@@ -55,10 +99,9 @@ __global__ void __launch_bounds__(kThreads) sum_chunks(ListArgs const a) {
     int32_t carry = 0;
     for (int begin = 0; begin < a.chunks; begin += 32) {
         int const c = begin + lane;
-        int32_t const x = c < a.chunks ? counts[c] : 0;
-        int32_t const sum = warp_inclusive_scan(x, lane);
-        if (c < a.chunks) counts[c] = carry + sum - x;
-        carry += __shfl_sync(kAllLanes, sum, 31);
+        int32_t const sum = carry + warp_inclusive_scan(c < a.chunks ? counts[c] : 0, lane);
+        if (c < a.chunks) counts[c] = sum;
+        carry = __shfl_sync(kAllLanes, sum, 31);
     }
     if (lane == 0) a.totals[list] = carry;
 }
@@ -70,38 +113,42 @@ __global__ void __launch_bounds__(kScanThreads) sum_lists(ListArgs const a) {
         a.capacity, [&](int b) { return totals[b]; }, a.list_begin + g * (a.capacity + 1));
 }
 
-/// One warp per (chunk, key/value head). Afterwards `places` holds where each chunk ends.
+/// Each warp takes a run of the part's places: it counts them, learns from the counts of the warps before it where its
+/// entries of every list begin, and writes them in order.
 __global__ void __launch_bounds__(kThreads) fill_lists(ListArgs const a) {
-    int32_t const chunk = static_cast<int32_t>(blockIdx.x) * kWarps + static_cast<int32_t>(threadIdx.x / 32);
-    if (chunk >= a.chunks) return;
-    int const lane = threadIdx.x % 32;
-    int64_t const g = blockIdx.y;
-    int32_t const begin = chunk * a.chunk_queries, end = min(begin + a.chunk_queries, a.queries);
-    int32_t const width = a.group() * a.slots;  // choices of a query
-    int32_t const count = (end - begin) * width;
-    int32_t const* const list_begin = a.list_begin + g * (a.capacity + 1);
-    uint32_t* const list = a.list + g * a.list_stride;
-    for (int32_t i0 = 0; i0 < count; i0 += 32) {
-        int32_t const i = i0 + lane, query = begin + i / width, in_query = i % width;
-        int32_t block = -1;
-        if (i < count)
-            block = chosen_block(a, query, a.chosen[(int64_t{query} * a.heads + g * a.group()) * a.slots + in_query]);
-        unsigned const same = __match_any_sync(kAllLanes, block);
-        int const leader = __ffs(static_cast<int>(same)) - 1;
-        int32_t at = 0;
-        if (block >= 0 && lane == leader) {
-            int32_t* const place = a.places + (g * a.capacity + block) * a.chunks + chunk;
-            at = *place;
-            *place = at + __popc(same);
+    extern __shared__ int32_t counters[];  // [kWarps, high - low]
+    Part const p = part_of(a);
+    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, width = p.high - p.low;
+    if (width <= 0) return;
+    for (int b = thread; b < kWarps * width; b += kThreads) counters[b] = 0;
+    __syncthreads();
+    uint32_t const run = ((p.end - p.begin + kThreads - 1) / kThreads) * 32;
+    uint32_t const begin = min(p.begin + static_cast<uint32_t>(thread) / 32 * run, p.end),
+                   end = min(begin + run, p.end);
+    int32_t* const next = counters + thread / 32 * width - p.low;  // of this warp, by block
+    for_places(a, p, begin, end, 32, [&](uint32_t, int32_t block) {
+        if (block >= 0) atomicAdd(&next[block], 1);
+    });
+    __syncthreads();
+    for (int b = thread; b < width; b += kThreads) {
+        int64_t const list = int64_t{p.g} * a.capacity + p.low + b;
+        int32_t at = a.list_begin[list + p.g] + (p.chunk > 0 ? a.places[list * a.chunks + p.chunk - 1] : 0);
+        for (int32_t* count = counters + b; count < counters + kWarps * width; count += width) {
+            int32_t const entries = *count;
+            *count = at;
+            at += entries;
         }
-        at = __shfl_sync(kAllLanes, at, leader);
-        if (block >= 0) {
-            int const rank = __popc(same & ((1u << lane) - 1));
-            uint32_t const row = static_cast<uint32_t>(query) * a.group() + in_query / a.slots;
-            list[list_begin[block] + at + rank] = row << 6 | static_cast<uint32_t>(in_query % a.slots);
-        }
-        __syncwarp();  // another lane may lead for this block next time
     }
+    __syncthreads();
+    uint32_t* const list = a.list + p.g * a.list_stride;
+    for_places(a, p, begin, end, 32, [&](uint32_t i, int32_t block) {
+        unsigned const same = __match_any_sync(kAllLanes, block);
+        int32_t const at = block >= 0 ? next[block] + __popc(same & ((1u << lane) - 1)) : 0;
+        __syncwarp();
+        if (block >= 0 && same >> lane == 1) next[block] = at + 1;  // the last of its equals
+        __syncwarp();
+        if (block >= 0) list[at] = i / a.slots << 6 | i % a.slots;
+    });
 }
 
 __global__ void __launch_bounds__(kScanThreads) count_tiles(ListArgs const a) {
@@ -150,12 +197,13 @@ void build_lists(Stage const& stage) {
     ListArgs const args = list_args(stage, {});
     cudaStream_t const stream = stage.problem.stream;
     check_cuda(cudaMemsetAsync(args.places, 0, stage.plan.places.bytes, stream), "cudaMemsetAsync");
-    int64_t const choices = int64_t{args.queries} * args.heads * args.slots;
     int64_t const lists = int64_t{args.kv_heads} * args.capacity;
-    launch({"count_entries", ceil_div(choices, kThreads), 1, kThreads, 0, stream}, count_entries, args);
+    int64_t const ranges = ceil_div(args.capacity, kRangeBlocks);
+    size_t const counters = sizeof(int32_t) * static_cast<size_t>(std::min(args.capacity, kRangeBlocks));
+    launch({"count_entries", args.kv_heads, args.chunks, kThreads, counters, stream, ranges}, count_entries, args);
     launch({"sum_chunks", ceil_div(lists, kWarps), 1, kThreads, 0, stream}, sum_chunks, args);
     launch({"sum_lists", args.kv_heads, 1, kScanThreads, 0, stream}, sum_lists, args);
-    launch({"fill_lists", ceil_div(args.chunks, kWarps), args.kv_heads, kThreads, 0, stream}, fill_lists, args);
+    launch({"fill_lists", args.kv_heads, args.chunks, kThreads, kWarps * counters, stream, ranges}, fill_lists, args);
 }
 
 void plan_tiles(Stage const& stage, Wave const& wave) {

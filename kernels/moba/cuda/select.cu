@@ -20,13 +20,13 @@ struct SelectArgs {
     bool force_previous;
 };
 
-constexpr int kPoolThreads = 128;
+constexpr int kPoolLoads = 8;  // that a thread has in flight
 
 /// One block of one key/value head. Each thread sums the 8 columns of every so many rows; rows are then added in a
 /// fixed order.
-template <int D>
-__global__ void __launch_bounds__(kPoolThreads) pool_kernel(SelectArgs const a) {
-    constexpr int kColumns = D / 8, kRows = kPoolThreads / kColumns;
+template <int D, int kThreads>
+__global__ void __launch_bounds__(kThreads) pool_kernel(SelectArgs const a) {
+    constexpr int kColumns = D / 8, kRows = kThreads / kColumns;
     __shared__ float sums[kRows][D];
     Block const block = a.blocks[blockIdx.x];
     int64_t const g = blockIdx.y;
@@ -34,10 +34,19 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(SelectArgs const a) 
     int const thread = threadIdx.x, row = thread / kColumns, column = thread % kColumns * 8;
     if (row < kRows) {
         float sum[8] = {};
-        for (int t = block.begin + row; complete && t < block.end; t += kRows) {
-            uint4 const x = *reinterpret_cast<uint4 const*>(a.k + (int64_t{t} * a.kv_heads + g) * D + column);
-            sum[0] += low(x.x), sum[1] += high(x.x), sum[2] += low(x.y), sum[3] += high(x.y);
-            sum[4] += low(x.z), sum[5] += high(x.z), sum[6] += low(x.w), sum[7] += high(x.w);
+        for (int begin = block.begin + row; complete && begin < block.end; begin += kPoolLoads * kRows) {
+            uint4 x[kPoolLoads];
+#pragma unroll
+            for (int i = 0; i < kPoolLoads; ++i) {
+                int const t = begin + i * kRows;
+                x[i] = t < block.end ? *reinterpret_cast<uint4 const*>(a.k + (int64_t{t} * a.kv_heads + g) * D + column)
+                                     : uint4{};
+            }
+#pragma unroll
+            for (int i = 0; i < kPoolLoads; ++i) {
+                sum[0] += low(x[i].x), sum[1] += high(x[i].x), sum[2] += low(x[i].y), sum[3] += high(x[i].y);
+                sum[4] += low(x[i].z), sum[5] += high(x[i].z), sum[6] += low(x[i].w), sum[7] += high(x[i].w);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[row][column + i] = sum[i];
@@ -277,9 +286,15 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
 }  // namespace
 
 void pool_keys(Stage const& stage) {
+    SelectArgs const args = select_args(stage, nullptr);
+    auto const pool = [&]<int kThreads>(auto kernel) {
+        launch({"pool", args.capacity, args.kv_heads, kThreads, 0, stage.problem.stream}, kernel, args);
+    };
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        Launch const how{"pool", stage.plan.blocks, stage.plan.shape.kv_heads, kPoolThreads, 0, stage.problem.stream};
-        launch(how, pool_kernel<D>, select_args(stage, nullptr));
+        if (args.block_size <= 256)
+            pool.operator()<128>(pool_kernel<D, 128>);
+        else
+            pool.operator()<512>(pool_kernel<D, 512>);
     });
 }
 

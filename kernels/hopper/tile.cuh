@@ -32,6 +32,13 @@ __host__ __device__ __forceinline__ constexpr uint32_t piece_offset(int row, int
                                  ((piece % 8) ^ (row % 8)) * 16);
 }
 
+/// The shared memory a launch asks for, as a T that begins with tiles.
+template <class T>
+__device__ __forceinline__ T& dynamic_tiles() {
+    extern __shared__ __align__(kTileAlignment) unsigned char tiles[];
+    return *reinterpret_cast<T*>(tiles);
+}
+
 /// Starts copying 16 bytes into a piece, or zeros where not `there`; `from` is then not read.
 __device__ __forceinline__ void copy_piece(uint32_t to, void const* from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)

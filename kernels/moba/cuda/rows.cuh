@@ -57,6 +57,7 @@ int32_t tiles_per_block(MobaPlan const& plan, int64_t per_token, int64_t tile);
 struct Work {
     int32_t head;  ///< in the wave
     int64_t g;     ///< key/value head
+    int32_t index;  ///< of the block
     Block block;
     int32_t begin;
     int32_t end;
@@ -69,6 +70,24 @@ struct Row {
     int32_t slot = -1;  ///< in `partial`: of this visit, or of the row's first slot where the work is the own block
     int32_t limit = INT_MAX;  ///< the last token it sees; rows that are not there may see anything
 };
+
+/// The `tile`-th tile of kRows listed rows of a head of the wave; `block` is the last block whose tiles begin at or
+/// before it.
+template <int kRows>
+__device__ Work listed_work(AttentionArgs const& a, int32_t head, int32_t block, int32_t tile) {
+    Work work;
+    work.head = head;
+    work.g = a.head + head;
+    work.index = block;
+    work.block = a.blocks[block];
+    work.key_end = work.block.end;
+    int32_t const* const ends = a.places + (work.g * a.capacity + block) * a.chunks;
+    int32_t const list = a.list_begin[work.g * (a.capacity + 1) + block];
+    int32_t const first = a.tiles[int64_t{head} * (a.capacity + 1) + block];
+    work.begin = list + (a.chunk > 0 ? ends[a.chunk - 1] : 0) + (tile - first) * kRows;
+    work.end = min(list + ends[a.end_chunk - 1], work.begin + kRows);
+    return work;
+}
 
 /// The blockIdx.x-th tile of kRows listed rows of the wave; false beyond the last.
 template <int kRows>
@@ -84,14 +103,7 @@ __device__ bool find_listed(AttentionArgs const& a, Work& work) {
         else
             high = middle;
     }
-    work.head = static_cast<int32_t>(blockIdx.y);
-    work.g = a.head + work.head;
-    work.block = a.blocks[low];
-    work.key_end = work.block.end;
-    int32_t const* const ends = a.places + (work.g * a.capacity + low) * a.chunks;
-    int32_t const list = a.list_begin[work.g * (a.capacity + 1) + low];
-    work.begin = list + (a.chunk > 0 ? ends[a.chunk - 1] : 0) + (tile - tiles[low]) * kRows;
-    work.end = min(list + ends[a.end_chunk - 1], work.begin + kRows);
+    work = listed_work<kRows>(a, static_cast<int32_t>(blockIdx.y), low, tile);
     return true;
 }
 
@@ -107,14 +119,14 @@ __device__ __forceinline__ Row listed_row(AttentionArgs const& a, Work const& wo
     return row;
 }
 
-/// The tile of kRows rows of a block that blockIdx.x names; false where it has no row in the wave. Late tiles, which
-/// see more keys, come first.
+/// The x-th tile of kRows rows of a block's own tokens; false where it has no row in the wave. Late tiles, which see
+/// more keys, come first.
 template <int kRows>
-__device__ bool find_own(AttentionArgs const& a, Work& work) {
-    auto const x = static_cast<int32_t>(blockIdx.x);
-    work.block = a.blocks[x / a.tiles_per_block];
-    work.head = static_cast<int32_t>(blockIdx.y);
-    work.g = a.head + work.head;
+__device__ bool own_work(AttentionArgs const& a, int32_t head, int32_t x, Work& work) {
+    work.index = x / a.tiles_per_block;
+    work.block = a.blocks[work.index];
+    work.head = head;
+    work.g = a.head + head;
     work.begin = (a.tiles_per_block - 1 - x % a.tiles_per_block) * kRows;
     int32_t const wave_end = a.query_begin + a.wave_end;  // as tokens
     int32_t const first = work.block.begin + work.begin / a.group;
@@ -139,7 +151,7 @@ __device__ __forceinline__ Row own_row(AttentionArgs const& a, Work const& work,
 template <bool kOwn, int kRows>
 __device__ __forceinline__ bool find_work(AttentionArgs const& a, Work& work) {
     if constexpr (kOwn)
-        return find_own<kRows>(a, work);
+        return own_work<kRows>(a, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x), work);
     else
         return find_listed<kRows>(a, work);
 }

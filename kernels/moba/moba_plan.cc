@@ -43,7 +43,10 @@ void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
 }
 
 /// The best kernels for the task that the GPU runs and that take the shape.
-MobaKernels choose_kernels(MobaShape const&, MobaTask) { return MobaKernels::mma; }
+MobaKernels choose_kernels(MobaShape const& s, MobaTask task) {
+    bool const sizes = s.head_dim == 64 || s.head_dim == 128;
+    return task == MobaTask::forward && sizes ? s.gpu : MobaKernels::mma;
+}
 
 }  // namespace
 

@@ -122,6 +122,8 @@ class GpuMoba {
                     .stream = dynamic_cast<CudaDevice&>(*device_).stream()};
     }
 
+    /// Of those the GPU has; by default the best.
+    void use(MobaKernels kernels) { shape_.gpu = problem_.shape.gpu = kernels; }
     MobaShape const& shape() const { return shape_; }
     Device& device() { return *device_; }
 

@@ -46,7 +46,9 @@ double largest_difference(std::vector<float> const& a, std::vector<double> const
     return most;
 }
 
-void expect_right(GpuMoba& gpu, ReferenceResult const& reference, std::string const& what) {
+void expect_right(GpuMoba& gpu, MobaKernels kernels, ReferenceResult const& reference, std::string const& where) {
+    std::string const what = where + " by " + name_of(kernels);
+    gpu.use(kernels);
     auto const forward = gpu.forward();
     EXPECT_LT(relative_error(forward.o, reference.o), kTolerance) << what;
     EXPECT_LT(largest_difference(forward.lse, reference.lse), kLseTolerance) << what;
@@ -54,6 +56,12 @@ void expect_right(GpuMoba& gpu, ReferenceResult const& reference, std::string co
     EXPECT_LT(relative_error(backward.dq, reference.dq), kTolerance) << what;
     EXPECT_LT(relative_error(backward.dk, reference.dk), kTolerance) << what;
     EXPECT_LT(relative_error(backward.dv, reference.dv), kTolerance) << what;
+}
+
+/// By all kernels that this GPU has.
+void expect_right(GpuMoba& gpu, ReferenceResult const& reference, std::string const& what) {
+    expect_right(gpu, MobaKernels::mma, reference, what);
+    if (moba_cuda_kernels() != MobaKernels::mma) expect_right(gpu, moba_cuda_kernels(), reference, what);
 }
 
 void expect_right(GpuMobaCase const& c, std::vector<int32_t> const& chosen, std::string const& what) {

@@ -51,6 +51,16 @@ TEST(MobaPlan, HasRoomForTheBlocksOfAnyDocuments) {
     EXPECT_EQ(plan_moba(shape(10, 100, 3, 5000), MobaTask::select).blocks, 10);
 }
 
+TEST(MobaPlan, ForwardKernelsSuitTheGpuAndTheHeads) {
+    for (int64_t const dim : {32, 64, 96, 128}) {
+        MobaShape s = shape(1000, 64, 3);
+        s.head_dim = dim;
+        EXPECT_EQ(plan_moba(s, MobaTask::forward).kernels, MobaKernels::mma);
+        s.gpu = MobaKernels::hopper;
+        EXPECT_EQ(plan_moba(s, MobaTask::forward).kernels, dim % 64 == 0 ? MobaKernels::hopper : MobaKernels::mma);
+    }
+}
+
 TEST(MobaPlan, ChunksCoverTheQueries) {
     for (int64_t const tokens : {1, 127, 128, 129, 5000, 1 << 20}) {
         MobaPlan const plan = plan_moba(shape(tokens, 512, 3), MobaTask::forward);

@@ -1,5 +1,6 @@
 // Attention over tiles of rows: FlashAttention's online softmax (Dao, arXiv 2307.08691) over one block's keys. Listed
 // rows leave a normalised partial result per visit; the own block's kernel runs last and merges them.
+#include "kernels/moba/cuda/hopper_forward.h"
 #include "kernels/moba/cuda/launch.cuh"
 #include "kernels/moba/cuda/rows.cuh"
 #include "kernels/moba/cuda/tile.cuh"
@@ -184,11 +185,13 @@ void launch_forward(Stage const& stage, AttentionArgs const& args, char const* n
 }  // namespace
 
 void attend_chosen(Stage const& stage, Wave const& wave) {
+    if (stage.plan.kernels == MobaKernels::hopper) return hopper_attend_chosen(stage, wave);
     launch_forward<false>(stage, attention_args(stage, wave), "attend_chosen", most_listed_tiles(stage.plan, wave),
                           wave.heads);
 }
 
 void attend_own(Stage const& stage, Wave const& wave, bf16* o, float* lse) {
+    if (stage.plan.kernels == MobaKernels::hopper) return hopper_attend_own(stage, wave, o, lse);
     AttentionArgs args = attention_args(stage, wave);
     args.o_out = o;
     args.lse_out = lse;

@@ -29,18 +29,18 @@ constexpr int kKeyStages = D == 64 ? 4 : 2;  // tiles of keys, and of values, in
 struct ForwardArgs {
     AttentionArgs attention;
     CUtensorMap k, v;
-    int32_t heads;     ///< of the wave
-    bool keys_stay;    ///< all keys of a block fit into the ring: tiles of one block follow each other and share them
+    int32_t heads;   ///< of the wave
+    bool keys_stay;  ///< all keys of a block fit into the ring: tiles of one block follow each other and share them
 };
 
 /// What consumers must know of a tile of rows.
 struct TileOfRows {
-    int32_t at[kRows];     ///< where the row's result goes: listed rows' slot, own rows' place in q; -1 for no row
-    int32_t key_begin;     ///< as tokens
-    int32_t key_tiles;     ///< 0: there are no more tiles of rows
-    int32_t seen_by_all;   ///< the last key that every row sees
-    int32_t past;          ///< blocks of the document before the rows' own
-    bool keys_go_on;       ///< the next tile has the same keys
+    int32_t at[kRows];    ///< where the row's result goes: listed rows' slot, own rows' place in q; -1 for no row
+    int32_t key_begin;    ///< as tokens
+    int32_t key_tiles;    ///< 0: there are no more tiles of rows
+    int32_t seen_by_all;  ///< the last key that every row sees
+    int32_t past;         ///< blocks of the document before the rows' own
+    bool keys_go_on;      ///< the next tile has the same keys
 };
 
 template <int D>
@@ -157,8 +157,7 @@ struct Softmax {
         for (int half = 0; half < 2; ++half) {
             float most = top[half];
 #pragma unroll
-            for (int n = 0; n < kKeys / 8; ++n)
-                most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+            for (int n = 0; n < kKeys / 8; ++n) most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
             most = quad_max(most);
             kept[half] = exp2_approx((top[half] - most) * scale_log2);
             float const shift = most * scale_log2;
@@ -249,8 +248,14 @@ class Consumer {
     __device__ Place next_tile(uint32_t keys) {
         shared_.q_full[q_.stage].wait(q_.parity());
         TileOfRows const& rows = shared_.rows[q_.stage];
-        return {rows.key_begin, rows.key_tiles,  rows.seen_by_all, rows.past, rows.keys_go_on,
-                {rows.at[row_], rows.at[row_ + 8]}, 0,              keys};
+        return {rows.key_begin,
+                rows.key_tiles,
+                rows.seen_by_all,
+                rows.past,
+                rows.keys_go_on,
+                {rows.at[row_], rows.at[row_ + 8]},
+                0,
+                keys};
     }
     /// This warp no longer reads what `barrier` guards.
     __device__ static void release(Barrier& barrier) {
@@ -370,8 +375,7 @@ void launch_hopper(Stage const& stage, Wave const& wave, AttentionArgs const& at
         return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kKeys);
     };
     auto const start = [&]<int D>() {
-        ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v),
-                               static_cast<int32_t>(wave.heads),
+        ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v), static_cast<int32_t>(wave.heads),
                                !kOwn && shape.options.block_size <= kKeys * kKeyStages<D>};
         int64_t const blocks = std::min(kernels::multiprocessors(), tiles);
         launch({kOwn ? "attend_own" : "attend_chosen", blocks, 1, kThreads, sizeof(ForwardShared<D>),

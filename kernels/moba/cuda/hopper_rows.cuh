@@ -82,7 +82,8 @@ class Visits {
   public:
     __device__ Visits(AttentionArgs const& a, int32_t at) : at_(at) {
         int32_t const query = at / a.heads, head = at % a.heads;
-        first_ = ((head / a.group - a.head) * a.wave_rows + (query - a.wave_begin) * a.group + head % a.group) * a.slots;
+        first_ =
+            ((head / a.group - a.head) * a.wave_rows + (query - a.wave_begin) * a.group + head % a.group) * a.slots;
     }
     __device__ int32_t slot(int s) const { return first_ + s; }
     /// In base 2; -infinity for a slot that is not in use.
@@ -117,7 +118,8 @@ __device__ void merge_visits(AttentionArgs const& a, int32_t const (&at)[2], int
     for (int s = 0; s < a.slots; s += 4) {
         float mine[2];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) mine[half] = exp2_approx(visits[half].lse(a, past, s + quad_lane) - lse[half]);
+        for (int half = 0; half < 2; ++half)
+            mine[half] = exp2_approx(visits[half].lse(a, past, s + quad_lane) - lse[half]);
 #pragma unroll
         for (int i = 0; i < 4; i += kVisitsInFlight) {
             uint4 part[kVisitsInFlight][2][D / 32];

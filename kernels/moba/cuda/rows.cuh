@@ -55,8 +55,8 @@ int32_t tiles_per_block(MobaPlan const& plan, int64_t per_token, int64_t tile);
 
 /// A tile's work: rows [begin, end) of a list, or of a block in order of tokens, then heads.
 struct Work {
-    int32_t head;  ///< in the wave
-    int64_t g;     ///< key/value head
+    int32_t head;   ///< in the wave
+    int64_t g;      ///< key/value head
     int32_t index;  ///< of the block
     Block block;
     int32_t begin;

@@ -65,6 +65,10 @@ if(PERIGEE_CUDA)
         set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
         set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
+    # CMake 3.25 and 3.26 mark this target as deprecated without asking whether the toolkit still has it.
+    if(NOT TARGET CUDA::nvToolsExt)
+        add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+    endif()
     find_package(CUDAToolkit REQUIRED)
 
     # cuDNN: the system's, or the one under CUDNN_ROOT; its header-only frontend from launch/setup_cuda.sh.

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Installs the packages Perigee is built from where they are missing (Debian 12, Ubuntu 24.04; root or sudo).
-# launch/setup.sh [--developer]   --developer adds what the tests and the checks need
+# launch/setup.sh [--developer] [PACKAGE...]   --developer adds what the tests and the checks need
 set -euo pipefail
 
 packages=(g++ cmake ninja-build libopenmpi-dev openmpi-bin libopenblas-openmp-dev libhdf5-dev libyaml-cpp-dev
     nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev zlib1g-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev)
-case "${1:-}" in
-    "") ;;
-    --developer) packages+=(git procps libgtest-dev libgmock-dev libbenchmark-dev clang-format-14
-        clang-16 libclang-rt-16-dev libomp-16-dev) ;;
-    *) echo "usage: $0 [--developer]" >&2; exit 2 ;;
-esac
+for argument in "$@"; do
+    case "$argument" in
+        --developer) packages+=(git procps libgtest-dev libgmock-dev libbenchmark-dev clang-format-14
+            clang-16 libclang-rt-16-dev libomp-16-dev) ;;
+        -*) echo "usage: $0 [--developer] [PACKAGE...]" >&2; exit 2 ;;
+        *) packages+=("$argument") ;;
+    esac
+done
 
 stop() {
     echo "setup: $1" >&2

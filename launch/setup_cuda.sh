@@ -12,6 +12,7 @@ stop() {
     exit 1
 }
 
+python3 -m pip --version >/dev/null 2>&1 || launch/setup.sh python3-pip
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m pip download --quiet --no-deps --disable-pip-version-check --dest "$work" \

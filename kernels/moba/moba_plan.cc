@@ -45,7 +45,11 @@ void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
 /// The best kernels for the task that the GPU runs and that take the shape.
 MobaKernels choose_kernels(MobaShape const& s, MobaTask task) {
     bool const sizes = s.head_dim == 64 || s.head_dim == 128;
-    return task == MobaTask::forward && sizes ? s.gpu : MobaKernels::mma;
+    // A row's places are in registers, so there are few; a tile has the rows of a group's heads side by side.
+    bool const select =
+        s.slots() <= 15 && s.group() <= 128 && (s.options.selection == MobaSelection::per_head || s.group() == 1);
+    bool const takes = task == MobaTask::forward || (task == MobaTask::select && select);
+    return takes && sizes ? s.gpu : MobaKernels::mma;
 }
 
 }  // namespace

@@ -93,9 +93,10 @@ inline ReferenceProblem make_gpu_problem(GpuMobaCase const& c) {
 /// A problem on the GPU. Queries [begin, end) of the pack; the host vectors are always those of the whole pack.
 class GpuMoba {
   public:
-    GpuMoba(ReferenceProblem const& p, MobaOptions const& options)
-        : GpuMoba(p, options, 0, p.tokens(), kMobaPartialBytes) {}
-    GpuMoba(ReferenceProblem const& p, MobaOptions const& options, int64_t begin, int64_t end, size_t partial_bytes)
+    GpuMoba(ReferenceProblem const& p, MobaOptions const& options, MobaKernels kernels = moba_cuda_kernels())
+        : GpuMoba(p, options, 0, p.tokens(), kMobaPartialBytes, kernels) {}
+    GpuMoba(ReferenceProblem const& p, MobaOptions const& options, int64_t begin, int64_t end,
+            size_t partial_bytes = kMobaPartialBytes, MobaKernels kernels = moba_cuda_kernels())
         : device_(make_cuda_device(0)),
           shape_{.tokens = p.tokens(),
                  .queries = end - begin,
@@ -104,7 +105,7 @@ class GpuMoba {
                  .kv_heads = p.kv_heads,
                  .head_dim = p.head_dim,
                  .options = options,
-                 .gpu = moba_cuda_kernels()},
+                 .gpu = kernels},
           begin_(begin),
           borders_(*device_, p.cu_seqlens),
           q_(*device_, rows(to_bf16(p.q), p.heads * p.head_dim)),

@@ -84,85 +84,194 @@ int64_t wrong_rows(ReferenceProblem const& p, MobaOptions const& options, std::v
     return wrong;
 }
 
+/// The kernels of any GPU, and the best of this one.
+std::vector<MobaKernels> kernels_here() {
+    if (moba_cuda_kernels() == MobaKernels::mma) return {MobaKernels::mma};
+    return {MobaKernels::mma, moba_cuda_kernels()};
+}
+
+/// wrong_rows of every kernel that there is, added up.
+int64_t wrong_choices(GpuMobaCase const& c) {
+    auto const p = make_gpu_problem(c);
+    int64_t wrong = 0;
+    for (MobaKernels const kernels : kernels_here())
+        wrong += wrong_rows(p, c.options, GpuMoba(p, c.options, kernels).select());
+    return wrong;
+}
+
 TEST_F(GpuMobaSelection, ChoosesWhatTheReferenceChooses) {
     for (int64_t const dim : {32, 64, 96, 128})
         for (auto const& cu : kPacks)
-            for (int64_t const top_k : {2, 4, 9}) {
-                GpuMobaCase const c{.cu_seqlens = cu,
-                                    .head_dim = dim,
-                                    .options = {.block_size = 32, .top_k = top_k},
-                                    .seed = static_cast<uint64_t>(dim + top_k)};
-                auto const p = make_gpu_problem(c);
-                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << dim << " " << top_k;
-            }
+            for (int64_t const top_k : {2, 4, 9})
+                EXPECT_EQ(wrong_choices({.cu_seqlens = cu,
+                                         .head_dim = dim,
+                                         .options = {.block_size = 32, .top_k = top_k},
+                                         .seed = static_cast<uint64_t>(dim + top_k)}),
+                          0)
+                    << dim << " " << top_k;
 }
 
 TEST_F(GpuMobaSelection, ManyBlocksAndManyPlaces) {
-    for (int64_t const top_k : {2, 33, 34, 64}) {
-        GpuMobaCase const c{.cu_seqlens = {0, 30, 1500},
-                            .heads = 3,
-                            .kv_heads = 1,
-                            .options = {.block_size = 8, .top_k = top_k},
-                            .seed = static_cast<uint64_t>(top_k)};
-        auto const p = make_gpu_problem(c);
-        EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << top_k;
-    }
+    for (int64_t const dim : {64, 128})
+        for (int64_t const top_k : {2, 3, 8, 12, 16, 33, 34, 64})
+            EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 30, 1500},
+                                     .heads = 3,
+                                     .kv_heads = 1,
+                                     .head_dim = dim,
+                                     .options = {.block_size = 8, .top_k = top_k},
+                                     .seed = static_cast<uint64_t>(top_k)}),
+                      0)
+                << top_k;
+}
+
+TEST_F(GpuMobaSelection, AnyGroupOfHeads) {
+    for (auto const& [heads, kv_heads] : {std::pair{5, 5}, {5, 1}, {7, 1}, {40, 1}, {16, 2}})
+        EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 70, 400},
+                                 .heads = heads,
+                                 .kv_heads = kv_heads,
+                                 .options = {.block_size = 4, .top_k = 4},
+                                 .seed = static_cast<uint64_t>(heads)}),
+                  0)
+            << heads << " heads of " << kv_heads;
 }
 
 TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
     for (bool const forced : {false, true})
         for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
-            for (int64_t const top_k : {2, 5}) {
-                GpuMobaCase const c{
-                    .cu_seqlens = {0, 40, 600},
-                    .heads = 6,
-                    .kv_heads = 2,
-                    .options = {.block_size = 32, .top_k = top_k, .force_previous = forced, .selection = selection}};
-                auto const p = make_gpu_problem(c);
-                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << forced << " " << top_k;
-            }
+            for (int64_t const top_k : {2, 5})
+                EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 40, 600},
+                                         .heads = 6,
+                                         .kv_heads = 2,
+                                         .options = {.block_size = 8,
+                                                     .top_k = top_k,
+                                                     .force_previous = forced,
+                                                     .selection = selection}}),
+                          0)
+                    << forced << " " << top_k;
 }
 
 TEST_F(GpuMobaSelection, ARangeOfQueries) {
     GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3}};
     auto const p = make_gpu_problem(c);
     for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
-        EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, begin, end, kMobaPartialBytes).select(), begin), 0);
+        for (MobaKernels const kernels : kernels_here()) {
+            GpuMoba gpu(p, c.options, begin, end, kMobaPartialBytes, kernels);
+            EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), begin), 0);
+        }
+}
+
+/// Mean keys as the rule has them: rounded to bf16. [blocks, width], of one document.
+std::vector<double> mean_keys(ReferenceProblem const& p, int64_t block_size) {
+    int64_t const width = p.kv_heads * p.head_dim, blocks = p.tokens() / block_size;
+    std::vector<double> means(static_cast<size_t>(blocks * width));
+    for (int64_t b = 0; b < blocks; ++b)
+        for (int64_t i = 0; i < width; ++i) {
+            double mean = 0;
+            for (int64_t t = b * block_size; t < (b + 1) * block_size; ++t)
+                mean += p.k[t * width + i] / static_cast<double>(block_size);
+            means[b * width + i] = to_float(to_bf16(static_cast<float>(mean)));
+        }
+    return means;
+}
+
+/// Many tiles per multiprocessor and many steps per tile: the choice is right up to scores that fp32 cannot tell apart.
+TEST_F(GpuMobaSelection, LongDocumentsChooseTheBestBlocks) {
+    for (int64_t const top_k : {3, 8, 12}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 12000},
+                            .heads = 8,
+                            .head_dim = 128,
+                            .options = {.block_size = 16, .top_k = top_k},
+                            .seed = static_cast<uint64_t>(top_k)};
+        auto const p = make_gpu_problem(c);
+        auto const chosen = GpuMoba(p, c.options).select();
+        auto const means = mean_keys(p, 16);
+        int64_t const S = top_k - 1;
+        for (int64_t row = 0; row < std::ssize(chosen) / S; row += 97) {
+            int64_t const own = row / 8 / 16, g = row % 8 / 4;
+            std::vector<double> scores;
+            double magnitude = 0;
+            for (int64_t b = 0; b < own; ++b) {
+                double score = 0, size = 0;
+                for (int64_t i = 0; i < 128; ++i) {
+                    double const x = p.q[row * 128 + i] * means[b * 256 + g * 128 + i];
+                    score += x, size += std::abs(x);
+                }
+                scores.push_back(score);
+                magnitude = std::max(magnitude, size);
+            }
+            auto const first = chosen.begin() + row * S;
+            int64_t const count = std::min(S, own);
+            ASSERT_TRUE(std::is_sorted(first, first + count) &&
+                        std::adjacent_find(first, first + count) == first + count);
+            ASSERT_EQ(std::count(first, first + S, -1), S - count) << row;
+            double worst = std::numeric_limits<double>::infinity();
+            for (int64_t s = 0; s < count; ++s) {
+                ASSERT_TRUE(first[s] >= 0 && first[s] < own) << row;
+                worst = std::min(worst, scores[first[s]]);
+                scores[first[s]] = -std::numeric_limits<double>::infinity();
+            }
+            for (double const left_out : scores) ASSERT_LE(left_out, worst + magnitude * 1e-6) << row;
+        }
+    }
 }
 
 TEST_F(GpuMobaSelection, TheLaterOfEqualScoresWins) {
-    GpuMobaCase const c{.cu_seqlens = {0, 1000}, .options = {.block_size = 8, .top_k = 5}};
-    auto p = make_gpu_problem(c);
-    int64_t const width = c.kv_heads * c.head_dim;
-    for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = p.k[i % static_cast<size_t>(width)];  // identical keys
-    auto const chosen = GpuMoba(p, c.options).select();
-    for (int64_t t = 0; t < 1000; ++t)
-        for (int64_t h = 0; h < c.heads; ++h)
-            for (int64_t s = 0; s < 4; ++s) {
-                int64_t const current = t / 8, first = std::max<int64_t>(current - 4, 0);
-                ASSERT_EQ(chosen[(t * c.heads + h) * 4 + s], first + s < current ? first + s : -1) << t;
-            }
+    for (auto const& [B, top_k] : {std::pair{8, 5}, {1, 9}, {2, 3}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 1000}, .options = {.block_size = B, .top_k = top_k}};
+        auto p = make_gpu_problem(c);
+        int64_t const width = c.kv_heads * c.head_dim, S = top_k - 1;
+        for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = p.k[i % static_cast<size_t>(width)];  // identical keys
+        for (MobaKernels const kernels : kernels_here()) {
+            auto const chosen = GpuMoba(p, c.options, kernels).select();
+            for (int64_t t = 0; t < 1000; ++t)
+                for (int64_t h = 0; h < c.heads; ++h)
+                    for (int64_t s = 0; s < S; ++s) {
+                        int64_t const current = t / B, first = std::max<int64_t>(current - S, 0);
+                        ASSERT_EQ(chosen[(t * c.heads + h) * S + s], first + s < current ? first + s : -1) << t;
+                    }
+        }
+    }
+}
+
+/// Every step of candidates is better, or worse, than those before it.
+TEST_F(GpuMobaSelection, RisingAndFallingScores) {
+    for (int const sign : {1, -1}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 500}, .options = {.block_size = 2, .top_k = 8}};
+        auto p = make_gpu_problem(c);
+        int64_t const width = c.kv_heads * c.head_dim;
+        for (double& x : p.q) x = std::abs(x);
+        for (size_t i = 0; i < p.k.size(); ++i)
+            p.k[i] = sign * static_cast<double>(static_cast<int64_t>(i) / width / 2 + 1) / 512;
+        EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options).select()), 0) << sign;
+    }
 }
 
 TEST_F(GpuMobaSelection, NaNIsNeverChosenAndInfinitiesAreScores) {
-    GpuMobaCase const c{
-        .cu_seqlens = {0, 64}, .heads = 1, .kv_heads = 1, .head_dim = 32, .options = {.block_size = 8, .top_k = 4}};
-    auto p = make_gpu_problem(c);
-    std::fill(p.q.begin(), p.q.end(), 1.0);
-    std::fill(p.k.begin(), p.k.end(), 0.0);
-    double const infinity = std::numeric_limits<double>::infinity();
-    for (int64_t t = 0; t < 8; ++t) {
-        p.k[(1 * 8 + t) * 32] = infinity;
-        p.k[(2 * 8 + t) * 32] = std::numeric_limits<double>::quiet_NaN();
-        p.k[(3 * 8 + t) * 32] = -infinity;
-        p.k[(5 * 8 + t) * 32] = std::numeric_limits<double>::quiet_NaN();
+    for (int64_t const dim : {32, 64}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 64},
+                            .heads = 1,
+                            .kv_heads = 1,
+                            .head_dim = dim,
+                            .options = {.block_size = 8, .top_k = 4}};
+        auto p = make_gpu_problem(c);
+        std::fill(p.q.begin(), p.q.end(), 1.0);
+        std::fill(p.k.begin(), p.k.end(), 0.0);
+        double const infinity = std::numeric_limits<double>::infinity();
+        for (int64_t t = 0; t < 8; ++t) {
+            p.k[(1 * 8 + t) * dim] = infinity;
+            p.k[(2 * 8 + t) * dim] = std::numeric_limits<double>::quiet_NaN();
+            p.k[(3 * 8 + t) * dim] = -infinity;
+            p.k[(5 * 8 + t) * dim] = std::numeric_limits<double>::quiet_NaN();
+        }
+        auto const chosen = GpuMoba(p, c.options).select();
+        auto const of = [&](int64_t t) {
+            return std::vector<int32_t>(chosen.begin() + t * 3, chosen.begin() + t * 3 + 3);
+        };
+        EXPECT_THAT(of(7), ::testing::ElementsAre(-1, -1, -1));
+        EXPECT_THAT(of(24), ::testing::ElementsAre(0, 1, -1));
+        EXPECT_THAT(of(32), ::testing::ElementsAre(0, 1, 3));
+        EXPECT_THAT(of(63), ::testing::ElementsAre(1, 4, 6));
     }
-    auto const chosen = GpuMoba(p, c.options).select();
-    auto const of = [&](int64_t t) { return std::vector<int32_t>(chosen.begin() + t * 3, chosen.begin() + t * 3 + 3); };
-    EXPECT_THAT(of(7), ::testing::ElementsAre(-1, -1, -1));
-    EXPECT_THAT(of(24), ::testing::ElementsAre(0, 1, -1));
-    EXPECT_THAT(of(32), ::testing::ElementsAre(0, 1, 3));
-    EXPECT_THAT(of(63), ::testing::ElementsAre(1, 4, 6));
 }
 
 /// Choices made to be hard on the lists.

@@ -1,6 +1,7 @@
 // Mean keys of the blocks, and the choice of the best of them for every query.
 #include <algorithm>
 
+#include "kernels/moba/cuda/hopper_gate.h"
 #include "kernels/moba/cuda/launch.cuh"
 #include "kernels/moba/cuda/stages.h"
 #include "kernels/moba/cuda/tile.cuh"
@@ -299,6 +300,7 @@ void pool_keys(Stage const& stage) {
 }
 
 void choose_blocks(Stage const& stage, int32_t* chosen) {
+    if (stage.plan.kernels == MobaKernels::hopper) return hopper_choose_blocks(stage, chosen);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         if (stage.plan.shape.slots() <= 32)
             launch_gate<D, 1>(stage, chosen);

@@ -1,0 +1,269 @@
+// The choice on Hopper: products of a tile of rows with the mean keys of 64 blocks after the other, whose results the
+// warps sift for each row's best while the tensor cores make the next. One warp has the copy engine bring rows and mean
+// keys; warpgroups of 64 rows, their q in registers, do the rest. Thread blocks stay and take tiles in turns, those
+// with most candidates first. Blocks are walked from the latest to the first: recent ones tend to score high, which
+// settles the thresholds early.
+#include "kernels/hopper/bulk_copy.cuh"
+#include "kernels/hopper/product.cuh"
+#include "kernels/hopper/tensor_map.h"
+#include "kernels/moba/cuda/best_of_rows.cuh"
+#include "kernels/moba/cuda/hopper_gate.h"
+#include "kernels/moba/cuda/launch.cuh"
+
+namespace perigee::moba {
+namespace {
+
+using hopper::Barrier;
+using hopper::Inner;
+using hopper::RingPosition;
+
+constexpr int kStepBlocks = 64;
+constexpr int kStages = 4;
+
+struct GateArgs {
+    CUtensorMap q, centroids;
+    int32_t* chosen;
+    Block const* blocks;
+    int32_t const* block_of;
+    int32_t queries, query_begin, heads, kv_heads, group, slots;
+    int32_t tile_queries;  ///< of a tile: as many whole groups of heads as fit
+    int32_t tiles;         ///< of a key/value head
+    bool force_previous;
+};
+
+/// Candidates of a query: blocks [low, high).
+struct Range {
+    int32_t low;
+    int32_t high;
+};
+
+template <int D, int kPlaces, int kTeams>
+struct GateShared {
+    static constexpr int kRows = 64 * kTeams;
+    unsigned char q[hopper::tile_bytes<kRows, D>()];
+    unsigned char means[kStages][hopper::tile_bytes<kStepBlocks, D>()];
+    typename BestOfRows<kPlaces>::Aside aside[4 * kTeams];
+    Range range[kRows];  ///< of the tile's queries
+    Barrier q_full, q_free, full[kStages], free[kStages];
+};
+
+/// A tile of rows: queries [query, query + count) of all heads of key/value head g.
+struct Tile {
+    int32_t query;
+    int32_t count;
+    int32_t g;
+};
+__device__ __forceinline__ Tile tile_at(GateArgs const& a, int32_t item) {
+    int32_t const query = (a.tiles - 1 - item / a.kv_heads) * a.tile_queries;
+    return {query, min(a.tile_queries, a.queries - query), item % a.kv_heads};
+}
+__device__ __forceinline__ int32_t steps_of(Range const* range, int32_t count) {
+    return (range[count - 1].high - range[0].low + kStepBlocks - 1) / kStepBlocks;
+}
+
+/// The warp that has everything brought.
+template <int D, class Shared>
+__device__ void bring(GateArgs const& a, Shared& shared) {
+    constexpr int kPerLane = Shared::kRows / 32;
+    int const lane = threadIdx.x % 32;
+    Range range[kPerLane] = {};
+    auto const look_up = [&](int32_t item) {
+        if (item >= a.tiles * a.kv_heads) return;
+        Tile const tile = tile_at(a, item);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i)
+            if (i * 32 + lane < tile.count) {
+                int32_t const own = a.block_of[a.query_begin + tile.query + i * 32 + lane];
+                range[i] = {a.blocks[own].first, own};
+            }
+    };
+    look_up(static_cast<int32_t>(blockIdx.x));
+    RingPosition<1> rows;
+    RingPosition<kStages> ring;
+    for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
+        Tile const tile = tile_at(a, item);
+        shared.q_free.wait(rows.free_parity());
+        rows.advance();
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i)
+            if (i * 32 + lane < tile.count) shared.range[i * 32 + lane] = range[i];
+        __syncwarp();
+        int32_t const end = shared.range[tile.count - 1].high, steps = steps_of(shared.range, tile.count);
+        if (lane == 0) {
+            shared.q_full.arrive_and_expect(a.tile_queries * a.group * D * 2);
+            for (int panel = 0; panel < D / 64; ++panel)
+                hopper::copy_box(shared.q + panel * hopper::panel_bytes<Shared::kRows>(), a.q, shared.q_full,
+                                 panel * 64, tile.g * a.group, tile.query, hopper::Keep::evict_first);
+        }
+        look_up(item + static_cast<int32_t>(gridDim.x));
+        for (int32_t step = 0; step < steps; ++step, ring.advance()) {
+            if (lane != 0) continue;
+            shared.free[ring.stage].wait(ring.free_parity());
+            shared.full[ring.stage].arrive_and_expect(hopper::tile_bytes<kStepBlocks, D>());
+            for (int panel = 0; panel < D / 64; ++panel)
+                hopper::copy_box(shared.means[ring.stage] + panel * hopper::panel_bytes<kStepBlocks>(), a.centroids,
+                                 shared.full[ring.stage], panel * 64, tile.g, end - (step + 1) * kStepBlocks,
+                                 hopper::Keep::evict_last);
+        }
+        __syncwarp();
+    }
+}
+
+/// Makes NaN of scores that are no candidates, and infinity of the forced ones. Blocks begin at `from`.
+__device__ __forceinline__ void mask(float (&s)[32], GateArgs const& a, Range const (&range)[2], Range every,
+                                     int32_t from) {
+    int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
+    if (from + kStepBlocks > every.high) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+            if (i / 4 * 8 + i % 2 >= range[i / 2 % 2].high - block) s[i] = NAN;
+    }
+    if (from < every.low) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i)
+            if (i / 4 * 8 + i % 2 < range[i / 2 % 2].low - block) s[i] = NAN;
+    }
+    if (a.force_previous && from + kStepBlocks >= every.high) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            Range const of = range[i / 2 % 2];
+            if (i / 4 * 8 + i % 2 == of.high - 1 - block && of.low < of.high) s[i] = INFINITY;
+        }
+    }
+}
+
+/// A warp of a warpgroup that chooses for 64 of the tile's rows.
+template <int D, int kPlaces, class Shared>
+__device__ void choose(GateArgs const& a, Shared& shared) {
+    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
+    auto& aside = shared.aside[thread / 32];
+    uint32_t const q_tile = hopper::shared_address(shared.q), means = hopper::shared_address(shared.means);
+    RingPosition<1> rows;
+    RingPosition<kStages> ring;
+    for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
+        Tile const tile = tile_at(a, item);
+        shared.q_full.wait(rows.parity());
+        rows.advance();
+        uint32_t q[D / 16][4];
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step)
+            hopper::load_matrices(
+                q[step], q_tile + hopper::piece_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
+        Range range[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            range[half] = shared.range[min((warp_row + lane / 4 + half * 8) / a.group, tile.count - 1)];
+        Range const first = shared.range[0], last = shared.range[tile.count - 1];
+        Range const every{last.low, first.high};  // candidates of all queries
+        int32_t const steps = steps_of(shared.range, tile.count);
+        __syncwarp();
+        if (lane == 0) shared.q_free.arrive();
+
+        // The row whose places this lane keeps.
+        int const row = warp_row + lane / 4 + lane % 4 / 2 * 8, query = row / a.group;
+        bool const there = query < tile.count;
+        BestOfRows<kPlaces> best;
+        best.begin(a.slots, there);
+
+        for (int32_t step = 0; step < steps; ++step, ring.advance()) {
+            float s[32];
+            shared.full[ring.stage].wait(ring.parity());
+            hopper::products_begin();
+#pragma unroll
+            for (int part = 0; part < D / 16; ++part)
+                hopper::multiply<Inner::columns>(
+                    s, q[part],
+                    hopper::columns_factor<kStepBlocks>(means + ring.stage * hopper::tile_bytes<kStepBlocks, D>(), 0,
+                                                        part),
+                    part > 0);
+            hopper::products_commit();
+            hopper::products_wait<0>();
+            hopper::pin(s);
+            if (lane == 0) shared.free[ring.stage].arrive();
+            int32_t const from = last.high - (step + 1) * kStepBlocks;
+            if (from < every.low || from + kStepBlocks + a.force_previous > every.high) mask(s, a, range, every, from);
+            best.offer(s, from + lane % 4 * 2, aside);
+        }
+
+        int32_t blocks[kPlaces];
+        best.finish(aside, blocks);
+        if (there) {
+            int64_t const at = int64_t{tile.query + query} * a.heads + tile.g * a.group + row % a.group;
+            int32_t const low = lane / 2 % 2 == 0 ? range[0].low : range[1].low;
+#pragma unroll
+            for (int i = 0; i < kPlaces; ++i)
+                if (i < a.slots && i % 2 == lane % 2)
+                    a.chosen[at * a.slots + i] = blocks[i] == INT32_MAX ? -1 : blocks[i] - low;
+        }
+    }
+}
+
+template <int D, int kPlaces, int kTeams>
+__global__ void __launch_bounds__(128 * kTeams + 32, 1) gate_kernel(__grid_constant__ GateArgs const a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    using Shared = GateShared<D, kPlaces, kTeams>;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared*>(memory);
+    if (threadIdx.x == 0) {
+        shared.q_full.init(1);
+        shared.q_free.init(4 * kTeams);
+        for (int i = 0; i < kStages; ++i) {
+            shared.full[i].init(1);
+            shared.free[i].init(4 * kTeams);
+        }
+        hopper::publish_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128 * kTeams)
+        choose<D, kPlaces>(a, shared);
+    else
+        bring<D>(a, shared);
+#endif
+}
+
+template <int D, int kPlaces, int kTeams>
+void launch_gate(Stage const& stage, int32_t* chosen) {
+    MobaShape const& s = stage.plan.shape;
+    auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
+    int64_t const tile_queries = 64 * kTeams / s.group(), tiles = ceil_div(s.queries, tile_queries);
+    GateArgs const args{
+        .q = hopper::rows_map(stage.problem.q, s.queries, s.heads, D, narrow(tile_queries), narrow(s.group())),
+        .centroids = hopper::rows_map(stage.scratch.centroids, stage.plan.blocks, s.kv_heads, D, kStepBlocks),
+        .chosen = chosen,
+        .blocks = stage.scratch.blocks,
+        .block_of = stage.scratch.block_of,
+        .queries = narrow(s.queries),
+        .query_begin = narrow(stage.problem.query_begin),
+        .heads = narrow(s.heads),
+        .kv_heads = narrow(s.kv_heads),
+        .group = narrow(s.group()),
+        .slots = narrow(s.slots()),
+        .tile_queries = narrow(tile_queries),
+        .tiles = narrow(tiles),
+        .force_previous = s.options.force_previous};
+    launch({"gate", std::min(tiles * s.kv_heads, kernels::multiprocessors()), 1, 128 * kTeams + 32,
+            sizeof(GateShared<D, kPlaces, kTeams>), stage.problem.stream},
+           gate_kernel<D, kPlaces, kTeams>, args);
+}
+
+template <int D>
+void launch_gate(Stage const& stage, int32_t* chosen) {
+    int64_t const slots = stage.plan.shape.slots();
+    if (slots <= 2)
+        launch_gate<D, 2, 3>(stage, chosen);
+    else if (slots <= 7)
+        launch_gate<D, 7, 3>(stage, chosen);
+    else
+        launch_gate<D, 15, 2>(stage, chosen);
+}
+
+}  // namespace
+
+void hopper_choose_blocks(Stage const& stage, int32_t* chosen) {
+    if (stage.plan.shape.head_dim == 64)
+        launch_gate<64>(stage, chosen);
+    else
+        launch_gate<128>(stage, chosen);
+}
+
+}  // namespace perigee::moba

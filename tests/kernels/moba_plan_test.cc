@@ -97,6 +97,25 @@ TEST(MobaPlan, BlockLocalAttentionNeedsNoLists) {
     EXPECT_EQ(plan.waves(), 1);
 }
 
+TEST(MobaPlan, ChoosesByWarpgroupsWhereARowsPlacesFitIntoRegisters) {
+    auto const kernels = [](auto change) {
+        MobaShape s = shape(4096, 512, 3);
+        s.gpu = MobaKernels::hopper;
+        change(s);
+        return plan_moba(s, MobaTask::select).kernels;
+    };
+    EXPECT_EQ(kernels([](MobaShape&) {}), MobaKernels::hopper);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.gpu = MobaKernels::mma; }), MobaKernels::mma);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.head_dim = 96; }), MobaKernels::mma);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.options.top_k = 16; }), MobaKernels::hopper);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.options.top_k = 17; }), MobaKernels::mma);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.heads = 128, s.kv_heads = 1; }), MobaKernels::hopper);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.heads = 129, s.kv_heads = 1; }), MobaKernels::mma);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.options.selection = MobaSelection::per_group; }), MobaKernels::mma);
+    EXPECT_EQ(kernels([](MobaShape& s) { s.options.selection = MobaSelection::per_group, s.kv_heads = s.heads; }),
+              MobaKernels::hopper);
+}
+
 TEST(MobaPlan, RefusesWhatTheKernelsDoNotTake) {
     auto const refusal = [](auto change) {
         MobaShape s = shape(1024, 64, 3);

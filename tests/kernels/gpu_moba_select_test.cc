@@ -177,7 +177,7 @@ std::vector<double> mean_keys(ReferenceProblem const& p, int64_t block_size) {
 /// Many tiles per multiprocessor and many steps per tile: the choice is right up to scores that fp32 cannot tell apart.
 TEST_F(GpuMobaSelection, LongDocumentsChooseTheBestBlocks) {
     for (int64_t const top_k : {3, 8, 12}) {
-        GpuMobaCase const c{.cu_seqlens = {0, 12000},
+        GpuMobaCase const c{.cu_seqlens = {0, 8000},
                             .heads = 8,
                             .head_dim = 128,
                             .options = {.block_size = 16, .top_k = top_k},

@@ -20,8 +20,9 @@ struct Settings {
     int64_t heads = 32, kv_heads = 8, head_dim = 128, documents = 1;
     MobaOptions moba{.block_size = 512, .top_k = 3};
     std::vector<std::string> routings = {"uniform", "recency", "sink"};
+    std::vector<std::string> parts = {"choice", "lists", "forward", "backward", "whole"};
     double seconds = 0.2;
-    bool dense = false, mma = false, table = false, whole_only = false;
+    bool dense = false, mma = false, table = false;
     std::string json;
 };
 
@@ -67,14 +68,22 @@ class Bench {
                       .dv = dv_.as<bf16>()};
     }
 
-    void stages() {
-        select();
+    void run() {
+        if (wants("choice")) select();
         for (std::string const& routing : s_.routings) {
-            if (routed()) ops_->upload(chosen_, make_routing(shape_, borders_, routing).data());
+            if (!wants("lists") && !wants("forward") && !wants("backward")) break;
+            if (routed() && routing != "own") ops_->upload(chosen_, make_routing(shape_, borders_, routing).data());
             forward(routing);
-            backward(routing);
+            if (wants("backward")) backward(routing);
         }
+        if (wants("whole")) whole();
+        if (s_.dense) dense();
     }
+
+    nlohmann::json results() const { return {{"shape", to_string(shape_)}, {"stages", results_}}; }
+
+  private:
+    bool wants(std::string const& part) const { return std::count(s_.parts.begin(), s_.parts.end(), part) > 0; }
 
     /// Forward with the choice and its lists, then backward.
     void whole() {
@@ -92,9 +101,6 @@ class Bench {
              [&] { ops_->attention_backward(backward_args(nullptr)); });
     }
 
-    nlohmann::json results() const { return {{"shape", to_string(shape_)}, {"stages", results_}}; }
-
-  private:
     static std::vector<int32_t> equal_documents(int64_t tokens, int64_t documents) {
         std::vector<int32_t> borders;
         for (int64_t d = 0; d <= documents; ++d) borders.push_back(static_cast<int32_t>(tokens * d / documents));
@@ -155,6 +161,7 @@ class Bench {
         if (cost.teraflop > 0) fmt::print(" {:>7.1f} TFLOP/s", tflops);
         if (cost.terabytes > 0) fmt::print(" {:>7.2f} TB/s {:>6.1f}% of the floor", tbytes, 100 * share);
         fmt::print("\n");
+        std::fflush(stdout);
         results_.push_back({{"stage", name},
                             {"routing", routing},
                             {"ms", ms},
@@ -177,16 +184,19 @@ class Bench {
     void forward(std::string const& routing) {
         moba::Stage const st = stage(MobaTask::forward);
         moba::build_block_table(st);
-        if (routed()) {
+        if (routed()) moba::build_lists(st);
+        if (routed() && wants("lists")) {
             time("lists", routing, costs_.lists(), [&] { moba::build_lists(st); });
             time("tiles", routing, {}, [&] { each_wave(st, [&](moba::Wave const& w) { moba::plan_tiles(st, w); }); });
+        }
+        if (!wants("forward")) return;
+        if (routed())
             time("chosen blocks", routing, costs_.chosen(), [&] {
                 each_wave(st, [&](moba::Wave const& wave) {
                     moba::plan_tiles(st, wave);
                     moba::attend_chosen(st, wave);
                 });
             });
-        }
         time("own block, merge", routing, costs_.own(), [&] {
             each_wave(st, [&](moba::Wave const& wave) { moba::attend_own(st, wave, o_.as<bf16>(), lse_.as<float>()); });
         });
@@ -242,7 +252,7 @@ std::vector<Settings> reported(Settings const& from) {
         Settings& row = rows.back();
         row.tokens = {tokens}, row.heads = heads, row.kv_heads = heads / 4, row.head_dim = 128, row.documents = 1;
         row.moba.block_size = B, row.moba.top_k = k;
-        row.whole_only = true;
+        row.parts = {"whole"};
     }
     return rows;
 }
@@ -258,13 +268,14 @@ int run(int argc, char** argv) {
     app.add_option("--head-dim", s.head_dim)->capture_default_str();
     app.add_option("--block", s.moba.block_size, "B, keys per block")->capture_default_str();
     app.add_option("--top-k", s.moba.top_k, "k, blocks a query attends")->capture_default_str();
-    app.add_option("--routing", s.routings, "Of the stages: uniform, recency, sink")->capture_default_str();
+    app.add_option("--routing", s.routings, "Of the stages: uniform, recency, sink, or own: what the gate chooses")
+        ->capture_default_str();
+    app.add_option("--parts", s.parts, "What to time: choice, lists, forward, backward, whole")->capture_default_str();
     app.add_option("--seconds", s.seconds, "Of every measurement")->capture_default_str();
     app.add_option("--json", s.json, "File for the results");
     app.add_flag("--group", group, "One choice per group of heads");
     app.add_flag("--force-previous", s.moba.force_previous);
     app.add_flag("--dense", s.dense, "Also full attention");
-    app.add_flag("--whole", s.whole_only, "Not the stages");
     app.add_flag("--table", s.table, "The problems of docs/benchmarks.md, whole");
     app.add_flag("--mma", s.mma, "Stages by the kernels that need no Hopper GPU");
     CLI11_PARSE(app, argc, argv);
@@ -275,9 +286,7 @@ int run(int argc, char** argv) {
         for (int64_t const tokens : row.tokens) {
             Bench bench(row, tokens);
             fmt::print("\n{}\n", bench.results()["shape"].get<std::string>());
-            if (!row.whole_only) bench.stages();
-            bench.whole();
-            if (row.dense) bench.dense();
+            bench.run();
             all.push_back(bench.results());
         }
     if (!s.json.empty()) std::ofstream(s.json) << all.dump(1) << '\n';

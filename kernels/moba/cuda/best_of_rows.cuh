@@ -1,11 +1,13 @@
-// The best scores of rows, while tiles of scores pass through a warp's registers. Scores that reach a row's threshold
-// are rare after the first tiles: they are put aside in shared memory by the lanes that hold them, and compete for the
-// row's places in turns, two lanes to a row.
+// The best scores of rows, while tiles of scores pass through a warp's registers. Few scores reach their row's
+// threshold after the first tiles: the warp lays a tile into shared memory, from where two lanes to a row pick those
+// scores and insert them into their lists of the row's best.
 //
-// A warp has 16 rows. Lane l holds scores of the rows l / 4 and l / 4 + 8, and keeps places of row l / 4 + l % 4 / 2
-// * 8.
+// A warp has 16 rows. Lane l holds scores of the rows l / 4 and l / 4 + 8, and a list of row l / 4 + l % 4 / 2 * 8.
+// Tiles have 64 blocks: s[4 j + 2 half + i] is the score of row l / 4 + 8 half and of the tile's block 8 j + l % 4 * 2
+// + i. Sets of a lane's scores are words: bit n stands for s[n].
 #pragma once
 
+#include <climits>
 #include <cmath>
 #include <cstdint>
 
@@ -13,84 +15,84 @@
 
 namespace perigee::moba {
 
-/// The order of candidates as a whole number: by score, of equal scores by block. kNoRank comes last.
-using Rank = uint64_t;
-inline constexpr Rank kNoRank = 0;
-/// Fills places that a row must not use, before all scores, infinity included.
-inline constexpr Rank kTakenRank = 0xfffffffeffffffff;
-inline constexpr uint32_t kLeastOrdered = 0x007fffff;  // of minus infinity
-
-__device__ __forceinline__ uint32_t ordered(float score) {
-    uint32_t const bits = __float_as_uint(score + 0.0f);  // -0 equals 0
-    return bits ^ (static_cast<int32_t>(bits) < 0 ? 0xffffffff : 0x80000000);
+/// Scores as whole numbers in the same order; NaN is not ordered.
+__device__ __forceinline__ int32_t ordered(float score) {
+    int32_t const bits = __float_as_int(score + 0.0f);  // -0 equals 0
+    return bits ^ (bits >> 31 & INT_MAX);
 }
-__device__ __forceinline__ float score_of(uint32_t ordered) {
-    return __uint_as_float(ordered ^ (static_cast<int32_t>(ordered) < 0 ? 0x80000000 : 0xffffffff));
+__device__ __forceinline__ float score_of(int32_t ordered) {
+    return __int_as_float(ordered ^ (ordered >> 31 & INT_MAX));
 }
-__device__ __forceinline__ Rank rank_of(float score, uint32_t block) { return Rank{ordered(score)} << 32 | block; }
+inline constexpr int32_t kLeastScore = static_cast<int32_t>(0x807fffff);  // minus infinity
+inline constexpr int32_t kMostScore = 0x7f800000;                         // infinity
+inline constexpr int32_t kEmpty = INT_MIN;                                // less than any score
+inline constexpr int32_t kTaken = INT_MAX;  // more than any score: fills places that a row must not use
 
-/// Blocks are offered in descending order from step to step, so that one must exceed the threshold, not equal it.
-/// kPlaces: at least the places of a row. Tiles have 64 blocks: lane l's s[4 j + i] belongs to row l / 4 + i / 2 * 8
-/// and block `block` + 8 j + i % 2 for the lane's own `block`. NaN is no candidate.
+/// The scores of both rows that belong to the lane's blocks below `limit`, counted from its first.
+__device__ __forceinline__ uint32_t scores_below(int32_t limit) {
+    int32_t const within = min(max(limit, 0), 64), column = within / 8, rest = min(within % 8, 2);
+    uint32_t const whole = column < 8 ? (1u << 4 * column) - 1 : UINT32_MAX;
+    return (whole & 0x33333333u) | (rest > 0 ? ((1u << rest) - 1) << 4 * column : 0);
+}
+
+/// Tiles are offered from the latest blocks to the first, so that of equal scores those offered first win.
+/// kPlaces: at least the places of a row.
 template <int kPlaces>
 class BestOfRows {
   public:
-    static constexpr int kAside = 16;  // scores that a lane can put aside for each of its two rows
-    struct Aside {
-        uint2 candidate[2][kAside][32];  // score, block
+    struct Laid {
+        static constexpr int kStride = 72;  // of a row: 8 more than its scores spread the rows over the banks
+        float scores[16][kStride];
     };
 
-    /// `used` places, at most kPlaces; none where lane's row is not `there`.
+    /// `used` places, at most kPlaces; none where the lane's row is not `there`.
     __device__ void begin(int used, bool there) {
         int const lane = threadIdx.x % 32;
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i)
-            place_[i] = !there || (lane % 2 == 0 && i < kPlaces - used) ? kTakenRank : kNoRank;
+        for (int i = 0; i < kPlaces; ++i) {
+            score_[i] = !there || (lane % 2 == 0 && i < kPlaces - used) ? kTaken : kEmpty;
+            block_[i] = -1;
+        }
         threshold_[0] = threshold_[1] = -INFINITY;
+        insertions_ = 0;
         unfilled_ = true;
-        aside_[0] = aside_[1] = 0;
-        columns_aside_ = 0;
     }
 
-    __device__ __forceinline__ void offer(float const (&s)[32], int32_t block, Aside& aside) {
+    /// Whether scores that are no candidates must be NaN besides not being in `valid`.
+    __device__ bool unfilled() const { return unfilled_; }
+
+    /// A tile whose blocks begin at `from`. Only the scores in `valid` are candidates; NaN never is.
+    __device__ __forceinline__ void offer(float const (&s)[32], uint32_t valid, int32_t from, Laid& laid) {
+        int const lane = threadIdx.x % 32;
         if (unfilled_) {
 #pragma unroll
-            for (int half = 0; half < 2; ++half) threshold_[half] = fmaxf(threshold_[half], least_of_best(s, half));
+            for (int half = 0; half < 2; ++half) threshold_[half] = fmaxf(threshold_[half], reached_by_all(s, half));
         }
-        uint32_t hot = 0;  // columns of 8 blocks in which some lane has a candidate
+        uint32_t below[4] = {};  // in turns, as each waits for itself
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
-            if (s[4 * j] >= threshold_[0] || s[4 * j + 1] >= threshold_[0] || s[4 * j + 2] >= threshold_[1] ||
-                s[4 * j + 3] >= threshold_[1])
-                hot |= 1u << j;
-        hot = __reduce_or_sync(kAllLanes, hot);
-        if (hot == 0) return;
-        int const columns = __popc(hot);
-        if (columns_aside_ + columns > kAside / 2) compete(aside);
-        columns_aside_ += columns;
-        int const lane = threadIdx.x % 32;
+        for (int n = 31; n >= 0; --n)
+            below[n / 8] = __funnelshift_l(__float_as_uint(s[n] - threshold_[n / 2 % 2]), below[n / 8], 1);
+        uint32_t const candidates = ~(below[0] | below[1] << 8 | below[2] << 16 | below[3] << 24) & valid;
+        if (!__any_sync(kAllLanes, candidates != 0)) return;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            if ((hot >> j & 1) == 0) continue;
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (s[4 * j + i] >= threshold_[i / 2]) {
-                    aside.candidate[i / 2][aside_[i / 2]][lane] =
-                        make_uint2(__float_as_uint(s[4 * j + i]), static_cast<uint32_t>(block + 8 * j + i % 2));
-                    ++aside_[i / 2];
-                }
-        }
+        for (int n = 0; n < 32; n += 2)
+            *reinterpret_cast<float2*>(&laid.scores[lane / 4 + n / 2 % 2 * 8][n / 4 * 8 + lane % 4 * 2]) =
+                make_float2(s[n], s[n + 1]);
+        __syncwarp();
+        compete(candidates, from, laid);
+        __syncwarp();  // all candidates have been read
     }
 
-    /// The row's blocks in ascending order, then -1: both lanes of a row get them all.
-    __device__ void finish(Aside& aside, int32_t (&blocks)[kPlaces]) {
-        if (columns_aside_ > 0) compete(aside);
+    /// The row's blocks in ascending order, then INT_MAX: both lanes of a row get them all.
+    __device__ void finish(int32_t (&blocks)[kPlaces]) const {
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
-            Rank const other = __shfl_xor_sync(kAllLanes, place_[kPlaces - 1 - i], 1);
-            Rank const best = max(place_[i], other);  // the best kPlaces of both lanes, in some order
-            bool const none = best == kNoRank || best == kTakenRank;
-            blocks[i] = none ? INT32_MAX : static_cast<int32_t>(static_cast<uint32_t>(best));
+            int32_t const score = __shfl_xor_sync(kAllLanes, score_[kPlaces - 1 - i], 1);
+            int32_t const block = __shfl_xor_sync(kAllLanes, block_[kPlaces - 1 - i], 1);
+            // The best kPlaces of both lanes, in some order.
+            bool const mine = score_[i] > score || (score_[i] == score && block_[i] > block);
+            int32_t const best = mine ? score_[i] : score;
+            blocks[i] = best == kEmpty || best == kTaken ? INT_MAX : mine ? block_[i] : block;
         }
 #pragma unroll
         for (int round = 0; round < kPlaces; ++round)
@@ -102,70 +104,85 @@ class BestOfRows {
     }
 
   private:
-    /// A score that at least kPlaces of the row's new scores reach: every lane of the row's four has a quarter of them.
-    __device__ __forceinline__ static float least_of_best(float const (&s)[32], int half) {
-        constexpr int kQuarter = (kPlaces + 3) / 4;
-        float best[kQuarter];
+    /// A score that at least kPlaces of the row's new scores reach: half of them in either pair of the row's four
+    /// lanes.
+    __device__ __forceinline__ static float reached_by_all(float const (&s)[32], int half) {
+        constexpr int kHalf = (kPlaces + 1) / 2;
+        float best[kHalf];  // of the lane, best first
 #pragma unroll
-        for (int i = 0; i < kQuarter; ++i) best[i] = -INFINITY;
+        for (int i = 0; i < kHalf; ++i) best[i] = -INFINITY;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             float x = fmaxf(fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]), -INFINITY);  // not NaN
 #pragma unroll
-            for (int i = 0; i < kQuarter; ++i) {
+            for (int i = 0; i < kHalf; ++i) {
                 float const better = fmaxf(best[i], x);
                 x = fminf(best[i], x);
                 best[i] = better;
             }
         }
-        float least = best[kQuarter - 1];
-        least = fminf(least, __shfl_xor_sync(kAllLanes, least, 1));
+        float least = INFINITY;
+#pragma unroll
+        for (int i = 0; i < kHalf; ++i)
+            least = fminf(least, fmaxf(best[i], __shfl_xor_sync(kAllLanes, best[kHalf - 1 - i], 1)));
         return fminf(least, __shfl_xor_sync(kAllLanes, least, 2));
     }
 
-    __device__ __forceinline__ void insert(Rank rank) {
+    __device__ __forceinline__ void insert(int32_t score, int32_t block) {
+        bool better = score > score_[kPlaces - 1];
 #pragma unroll
-        for (int i = kPlaces - 1; i > 0; --i)
-            place_[i] = rank > place_[i] ? (rank > place_[i - 1] ? place_[i - 1] : rank) : place_[i];
-        place_[0] = max(place_[0], rank);
+        for (int i = kPlaces - 1; i > 0; --i) {
+            bool const better_still = score > score_[i - 1];
+            block_[i] = better_still ? block_[i - 1] : better ? block : block_[i];
+            score_[i] = max(score_[i], min(score_[i - 1], score));
+            better = better_still;
+        }
+        block_[0] = better ? block : block_[0];
+        score_[0] = max(score_[0], score);
     }
 
-    /// What was put aside takes its places; thresholds rise.
-    __device__ __forceinline__ void compete(Aside const& aside) {
-        __syncwarp();
+    /// The candidates that lanes found take their places.
+    __device__ __forceinline__ void compete(uint32_t found, int32_t from, Laid const& laid) {
         int const lane = threadIdx.x % 32, row = lane / 2 % 2, first = lane / 4 * 4 + lane % 2 * 2;
-        int const both = aside_[0] | aside_[1] << 16;
-        int const of_first = __shfl_sync(kAllLanes, both, first) >> row * 16 & 0xffff;
-        int const count = of_first + (__shfl_sync(kAllLanes, both, first + 1) >> row * 16 & 0xffff);
-        int const rounds = __reduce_max_sync(kAllLanes, count);
+        // Those of two lanes, whose blocks alternate by twos; higher bits for later blocks.
+        uint32_t const of_first = __shfl_sync(kAllLanes, found, first) >> row * 2 & 0x33333333u;
+        uint32_t const of_second = __shfl_sync(kAllLanes, found, first + 1) >> row * 2 & 0x33333333u;
+        uint32_t left = of_first | of_second << 2;
+        float const* const scores = &laid.scores[lane / 4 + row * 8][first % 4 * 2];
+        int const rounds = __reduce_max_sync(kAllLanes, __popc(left));
+        from += first % 4 * 2;
+#pragma unroll 1
         for (int i = 0; i < rounds; ++i) {
-            bool const is_first = i < of_first;
-            uint2 const candidate =
-                i < count ? aside.candidate[row][is_first ? i : i - of_first][is_first ? first : first + 1] : uint2{};
-            insert(i < count ? rank_of(__uint_as_float(candidate.x), candidate.y) : kNoRank);
+            int const bit = 31 - __clz(static_cast<int>(left)), block = bit + (bit & 28);
+            float const score = scores[block];  // of some block where none is left
+            insert(left != 0 && score == score ? ordered(score) : kEmpty, from + block);
+            left &= ~(1u << (bit & 31));
         }
-        // The last place of both lanes' best; what comes next must exceed its score.
-        uint32_t last = UINT32_MAX;
+        insertions_ += rounds;
+        if (unfilled_ || insertions_ >= kInsertions) raise_thresholds();
+    }
+
+    /// To what exceeds the last place of both lanes' best.
+    __device__ __forceinline__ void raise_thresholds() {
+        int const lane = threadIdx.x % 32;
+        int32_t last = INT_MAX;
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-            auto const mine = static_cast<uint32_t>(place_[i] >> 32);
-            auto const other = static_cast<uint32_t>(place_[kPlaces - 1 - i] >> 32);
-            last = min(last, max(mine, __shfl_xor_sync(kAllLanes, other, 1)));
-        }
-        float const exceeds = score_of(max(last + 1, kLeastOrdered));
+        for (int i = 0; i < kPlaces; ++i)
+            last = min(last, max(score_[i], __shfl_xor_sync(kAllLanes, score_[kPlaces - 1 - i], 1)));
+        float const exceeds = score_of(min(max(last, kLeastScore - 1), kMostScore - 1) + 1);
         threshold_[0] = __shfl_sync(kAllLanes, exceeds, lane / 4 * 4);
         threshold_[1] = __shfl_sync(kAllLanes, exceeds, lane / 4 * 4 + 2);
         unfilled_ = __any_sync(kAllLanes, exceeds == -INFINITY);
-        aside_[0] = aside_[1] = 0;
-        columns_aside_ = 0;
-        __syncwarp();  // all candidates have been read
+        insertions_ = 0;
     }
 
-    Rank place_[kPlaces];  ///< best first
-    float threshold_[2];   ///< what a new score of the lane's two rows must reach; NaN: none does
-    int aside_[2];         ///< scores put aside by this lane
-    int columns_aside_;    ///< since the last competition: twice as many bound every count
-    bool unfilled_;        ///< some row has empty places
+    static constexpr int kInsertions = 4;  // after which it pays to raise the thresholds
+
+    int32_t score_[kPlaces];  ///< best first
+    int32_t block_[kPlaces];
+    float threshold_[2];  ///< of the lane's two rows: no score below it will do
+    int insertions_;      ///< since thresholds were raised
+    bool unfilled_;       ///< some row has empty places
 };
 
 }  // namespace perigee::moba

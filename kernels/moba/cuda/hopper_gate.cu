@@ -42,7 +42,7 @@ struct GateShared {
     static constexpr int kRows = 64 * kTeams;
     unsigned char q[hopper::tile_bytes<kRows, D>()];
     unsigned char means[kStages][hopper::tile_bytes<kStepBlocks, D>()];
-    typename BestOfRows<kPlaces>::Aside aside[4 * kTeams];
+    typename BestOfRows<kPlaces>::Laid laid[4 * kTeams];
     Range range[kRows];  ///< of the tile's queries
     Barrier q_full, q_free, full[kStages], free[kStages];
 };
@@ -109,34 +109,36 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
     }
 }
 
-/// Makes NaN of scores that are no candidates, and infinity of the forced ones. Blocks begin at `from`.
-__device__ __forceinline__ void mask(float (&s)[32], GateArgs const& a, Range const (&range)[2], Range every,
-                                     int32_t from) {
+/// Of two rows' candidates, the scores that belong to the tile of blocks from `from` on.
+__device__ __forceinline__ uint32_t candidates_of(Range const (&range)[2], int32_t from) {
     int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
-    if (from + kStepBlocks > every.high) {
+    uint32_t valid = 0;
 #pragma unroll
-        for (int i = 0; i < 32; ++i)
-            if (i / 4 * 8 + i % 2 >= range[i / 2 % 2].high - block) s[i] = NAN;
-    }
-    if (from < every.low) {
+    for (int half = 0; half < 2; ++half)
+        valid |= (scores_below(range[half].high - block) & ~scores_below(range[half].low - block)) << 2 * half;
+    return valid;
+}
+
+/// Makes NaN of the scores that are not valid.
+__device__ __forceinline__ void erase_others(float (&s)[32], uint32_t valid) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i)
-            if (i / 4 * 8 + i % 2 < range[i / 2 % 2].low - block) s[i] = NAN;
-    }
-    if (a.force_previous && from + kStepBlocks >= every.high) {
+    for (int n = 0; n < 32; ++n)
+        if ((valid >> n & 1) == 0) s[n] = NAN;
+}
+
+/// Makes the blocks before the rows' own the best there are.
+__device__ __forceinline__ void force_previous(float (&s)[32], Range const (&range)[2], int32_t from) {
+    int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
-            Range const of = range[i / 2 % 2];
-            if (i / 4 * 8 + i % 2 == of.high - 1 - block && of.low < of.high) s[i] = INFINITY;
-        }
-    }
+    for (int n = 0; n < 32; ++n)
+        if (n / 4 * 8 + n % 2 == range[n / 2 % 2].high - 1 - block) s[n] = INFINITY;
 }
 
 /// A warp of a warpgroup that chooses for 64 of the tile's rows.
 template <int D, int kPlaces, class Shared>
 __device__ void choose(GateArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
-    auto& aside = shared.aside[thread / 32];
+    auto& laid = shared.laid[thread / 32];
     uint32_t const q_tile = hopper::shared_address(shared.q), means = hopper::shared_address(shared.means);
     RingPosition<1> rows;
     RingPosition<kStages> ring;
@@ -149,10 +151,12 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
         for (int step = 0; step < D / 16; ++step)
             hopper::load_matrices(
                 q[step], q_tile + hopper::piece_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
-        Range range[2];
+        Range range[2];  // of no candidates where there is no row
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            range[half] = shared.range[min((warp_row + lane / 4 + half * 8) / a.group, tile.count - 1)];
+        for (int half = 0; half < 2; ++half) {
+            int const of_query = (warp_row + lane / 4 + half * 8) / a.group;
+            range[half] = of_query < tile.count ? shared.range[of_query] : Range{0, 0};
+        }
         Range const first = shared.range[0], last = shared.range[tile.count - 1];
         Range const every{last.low, first.high};  // candidates of all queries
         int32_t const steps = steps_of(shared.range, tile.count);
@@ -162,6 +166,7 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
         // The row whose places this lane keeps.
         int const row = warp_row + lane / 4 + lane % 4 / 2 * 8, query = row / a.group;
         bool const there = query < tile.count;
+        uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
         BestOfRows<kPlaces> best;
         best.begin(a.slots, there);
 
@@ -181,12 +186,17 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
             hopper::pin(s);
             if (lane == 0) shared.free[ring.stage].arrive();
             int32_t const from = last.high - (step + 1) * kStepBlocks;
-            if (from < every.low || from + kStepBlocks + a.force_previous > every.high) mask(s, a, range, every, from);
-            best.offer(s, from + lane % 4 * 2, aside);
+            uint32_t valid = rows_there;
+            if (from < every.low || from + kStepBlocks + a.force_previous > every.high) {
+                valid = candidates_of(range, from);
+                if (best.unfilled()) erase_others(s, valid);
+                if (a.force_previous) force_previous(s, range, from);
+            }
+            best.offer(s, valid, from, laid);
         }
 
         int32_t blocks[kPlaces];
-        best.finish(aside, blocks);
+        best.finish(blocks);
         if (there) {
             int64_t const at = int64_t{tile.query + query} * a.heads + tile.g * a.group + row % a.group;
             int32_t const low = lane / 2 % 2 == 0 ? range[0].low : range[1].low;

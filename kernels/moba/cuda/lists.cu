@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRangeBlocks = 2048;  // blocks whose counters a thread block holds
-constexpr int kBatch = 4;           // choices that a thread has in flight
+constexpr int kRangeBlocks = 1024;  // blocks whose counters a thread block holds
+constexpr int kBatch = 8;           // slots of a row that are in registers at a time
 
 struct ListArgs {
     int32_t const* chosen;
@@ -29,51 +29,58 @@ struct ListArgs {
     __device__ int32_t group() const { return heads / kv_heads; }
 };
 
-/// What a thread block counts or fills: places [begin, end) of a key/value head's part of the choice, those of one
-/// chunk of queries, as far as they mean blocks [low, high).
+/// What a thread block counts or fills: rows [begin, end) of a key/value head, those of one chunk of queries, as far as
+/// they chose blocks [low, high).
 struct Part {
-    int32_t g, chunk, low, high;
-    uint32_t begin, end;
+    int32_t g, chunk, begin, end, low, high;
 };
 __device__ Part part_of(ListArgs const& a) {
     Part p;
     p.g = static_cast<int32_t>(blockIdx.x);
     p.chunk = static_cast<int32_t>(blockIdx.y);
     int32_t const begin = p.chunk * a.chunk_queries, end = min(begin + a.chunk_queries, a.queries);
-    auto const width = static_cast<uint32_t>(a.group() * a.slots);
-    p.begin = static_cast<uint32_t>(begin) * width, p.end = static_cast<uint32_t>(end) * width;
+    p.begin = begin * a.group(), p.end = end * a.group();
     auto const range = static_cast<int32_t>(blockIdx.z) * kRangeBlocks;
     p.low = max(a.blocks[a.block_of[a.query_begin + begin]].first, range);
     p.high = min(a.block_of[a.query_begin + end - 1], range + kRangeBlocks);
     return p;
 }
 
-/// The block (of all documents) that place `i` of a key/value head means, or -1: the place is empty, or its block lies
-/// outside the query's past or outside the part.
-__device__ __forceinline__ int32_t block_at(ListArgs const& a, Part const& p, uint32_t i) {
-    uint32_t const row = i / a.slots;
-    int64_t const query = row / a.group();
-    int32_t const choice = a.chosen[(query * (a.kv_heads - 1) + p.g) * a.group() * a.slots + i];
-    int32_t const own = a.block_of[a.query_begin + query], first = a.blocks[own].first, block = first + choice;
-    return choice >= 0 && choice < own - first && block >= p.low && block < p.high ? block : -1;
-}
+/// A row of a part: where its choice is, and which of the chosen blocks count.
+struct ListedRow {
+    int32_t const* choice;
+    int32_t first;  ///< of the row's document
+    int32_t low;    ///< blocks of the document that count, [low, high): in the row's past and in the part's range
+    int32_t high;
 
-/// Calls f(i, block) for the places begin, begin + stride, ... that are below `end` rounded up to whole warps; those
-/// beyond it are empty.
-template <class F>
-__device__ __forceinline__ void for_places(ListArgs const& a, Part const& p, uint32_t begin, uint32_t end,
-                                           uint32_t stride, F f) {
-    uint32_t const lane = threadIdx.x % 32;
-    for (uint32_t at = begin; at < end; at += kBatch * stride) {
-        int32_t block[kBatch];
+    /// Calls f(slot, block) for the slots [from, from + kBatch) that count, blocks counted over all documents.
+    template <class F>
+    __device__ __forceinline__ void for_blocks(int32_t const (&batch)[kBatch], int from, F f) const {
 #pragma unroll
-        for (uint32_t n = 0; n < kBatch; ++n) {
-            uint32_t const i = at + n * stride + lane;
-            block[n] = i < end ? block_at(a, p, i) : -1;
-        }
-#pragma unroll
-        for (uint32_t n = 0; n < kBatch; ++n) f(at + n * stride + lane, block[n]);
+        for (int i = 0; i < kBatch; ++i)
+            if (batch[i] >= low && batch[i] < high) f(from + i, first + batch[i]);
     }
+    __device__ __forceinline__ void load(int32_t (&batch)[kBatch], int from, int slots) const {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) batch[i] = from + i < slots ? choice[from + i] : -1;
+    }
+    template <class F>
+    __device__ __forceinline__ void for_all_blocks(int slots, F f) const {
+        for (int from = 0; from < slots; from += kBatch) {
+            int32_t batch[kBatch];
+            load(batch, from, slots);
+            for_blocks(batch, from, f);
+        }
+    }
+};
+/// None of whose blocks count where there is no such row.
+__device__ __forceinline__ ListedRow listed_row(ListArgs const& a, Part const& p, int32_t row) {
+    row = min(row, p.end);
+    bool const there = row < p.end;
+    int32_t const query = (there ? row : p.begin) / a.group(), own = a.block_of[a.query_begin + query];
+    int32_t const first = a.blocks[own].first;
+    int64_t const at = int64_t{there ? row : p.begin} + int64_t{query} * (a.heads - a.group()) + p.g * a.group();
+    return {a.chosen + at * a.slots, first, max(p.low - first, 0), there ? min(own, p.high) - first : 0};
 }
 
 __global__ void __launch_bounds__(kThreads) count_entries(ListArgs const a) {
@@ -82,9 +89,9 @@ __global__ void __launch_bounds__(kThreads) count_entries(ListArgs const a) {
     int const thread = static_cast<int>(threadIdx.x);
     for (int b = thread; b < p.high - p.low; b += kThreads) counts[b] = 0;
     __syncthreads();
-    for_places(a, p, p.begin + thread / 32 * 32, p.low < p.high ? p.end : 0, kThreads, [&](uint32_t, int32_t block) {
-        if (block >= 0) atomicAdd(&counts[block - p.low], 1);
-    });
+    for (int32_t at = p.low < p.high ? p.begin + thread : p.end; at < p.end; at += kThreads) {
+        listed_row(a, p, at).for_all_blocks(a.slots, [&](int, int32_t block) { atomicAdd(&counts[block - p.low], 1); });
+    }
     __syncthreads();
     for (int b = thread; b < p.high - p.low; b += kThreads)
         if (counts[b] > 0) a.places[(int64_t{p.g} * a.capacity + p.low + b) * a.chunks + p.chunk] = counts[b];
@@ -113,27 +120,28 @@ __global__ void __launch_bounds__(kScanThreads) sum_lists(ListArgs const a) {
         a.capacity, [&](int b) { return totals[b]; }, a.list_begin + g * (a.capacity + 1));
 }
 
-/// Each warp takes a run of the part's places: it counts them, learns from the counts of the warps before it where its
-/// entries of every list begin, and writes them in order.
+/// Each warp takes a run of the part's rows: it counts what they chose, learns from the counts of the warps before it
+/// where its entries of every list begin, and writes them, 32 rows at a time. Masks of the rows that chose a block tell
+/// each row how many come before it.
 __global__ void __launch_bounds__(kThreads) fill_lists(ListArgs const a) {
-    extern __shared__ int32_t counters[];  // [kWarps, high - low]
+    extern __shared__ int32_t memory[];  // counts and masks [kWarps, high - low]
     Part const p = part_of(a);
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, width = p.high - p.low;
     if (width <= 0) return;
-    for (int b = thread; b < kWarps * width; b += kThreads) counters[b] = 0;
+    for (int b = thread; b < 2 * kWarps * width; b += kThreads) memory[b] = 0;
     __syncthreads();
-    uint32_t const run = ((p.end - p.begin + kThreads - 1) / kThreads) * 32;
-    uint32_t const begin = min(p.begin + static_cast<uint32_t>(thread) / 32 * run, p.end),
-                   end = min(begin + run, p.end);
-    int32_t* const next = counters + thread / 32 * width - p.low;  // of this warp, by block
-    for_places(a, p, begin, end, 32, [&](uint32_t, int32_t block) {
-        if (block >= 0) atomicAdd(&next[block], 1);
-    });
+    int32_t const run = ((p.end - p.begin + kThreads - 1) / kThreads) * 32;
+    int32_t const begin = min(p.begin + thread / 32 * run, p.end), end = min(begin + run, p.end);
+    int32_t* const next = memory + thread / 32 * width - p.low;  // of this warp, by block
+    auto* const mask = reinterpret_cast<uint32_t*>(next + kWarps * width);
+    for (int32_t at = begin + lane; at < end; at += 32) {
+        listed_row(a, p, at).for_all_blocks(a.slots, [&](int, int32_t block) { atomicAdd(&next[block], 1); });
+    }
     __syncthreads();
     for (int b = thread; b < width; b += kThreads) {
         int64_t const list = int64_t{p.g} * a.capacity + p.low + b;
         int32_t at = a.list_begin[list + p.g] + (p.chunk > 0 ? a.places[list * a.chunks + p.chunk - 1] : 0);
-        for (int32_t* count = counters + b; count < counters + kWarps * width; count += width) {
+        for (int32_t* count = memory + b; count < memory + kWarps * width; count += width) {
             int32_t const entries = *count;
             *count = at;
             at += entries;
@@ -141,14 +149,35 @@ __global__ void __launch_bounds__(kThreads) fill_lists(ListArgs const a) {
     }
     __syncthreads();
     uint32_t* const list = a.list + p.g * a.list_stride;
-    for_places(a, p, begin, end, 32, [&](uint32_t i, int32_t block) {
-        unsigned const same = __match_any_sync(kAllLanes, block);
-        int32_t const at = block >= 0 ? next[block] + __popc(same & ((1u << lane) - 1)) : 0;
+    for (int32_t from = begin; from < end; from += 32) {
+        ListedRow const row = listed_row(a, p, from + lane < end ? from + lane : p.end);
+        int32_t batch[kBatch];  // stays where one batch is all
+        for (int first = 0; first < a.slots; first += kBatch) {
+            row.load(batch, first, a.slots);
+            row.for_blocks(batch, first, [&](int, int32_t block) { atomicOr(&mask[block], 1u << lane); });
+        }
         __syncwarp();
-        if (block >= 0 && same >> lane == 1) next[block] = at + 1;  // the last of its equals
+        uint64_t last = 0;  // slots whose block no later row of these chose
+        for (int first = 0; first < a.slots; first += kBatch) {
+            if (a.slots > kBatch) row.load(batch, first, a.slots);
+            row.for_blocks(batch, first, [&](int slot, int32_t block) {
+                uint32_t const rows = mask[block];
+                list[next[block] + __popc(rows & ((1u << lane) - 1))] =
+                    static_cast<uint32_t>(from + lane) << 6 | static_cast<uint32_t>(slot);
+                last |= uint64_t{rows >> lane == 1} << slot;
+            });
+        }
         __syncwarp();
-        if (block >= 0) list[at] = i / a.slots << 6 | i % a.slots;
-    });
+        for (int first = 0; first < a.slots; first += kBatch) {
+            if (a.slots > kBatch) row.load(batch, first, a.slots);
+            row.for_blocks(batch, first, [&](int slot, int32_t block) {
+                if ((last >> slot & 1) == 0) return;
+                next[block] += __popc(mask[block]);
+                mask[block] = 0;
+            });
+        }
+        __syncwarp();
+    }
 }
 
 __global__ void __launch_bounds__(kScanThreads) count_tiles(ListArgs const a) {
@@ -203,7 +232,8 @@ void build_lists(Stage const& stage) {
     launch({"count_entries", args.kv_heads, args.chunks, kThreads, counters, stream, ranges}, count_entries, args);
     launch({"sum_chunks", ceil_div(lists, kWarps), 1, kThreads, 0, stream}, sum_chunks, args);
     launch({"sum_lists", args.kv_heads, 1, kScanThreads, 0, stream}, sum_lists, args);
-    launch({"fill_lists", args.kv_heads, args.chunks, kThreads, kWarps * counters, stream, ranges}, fill_lists, args);
+    launch({"fill_lists", args.kv_heads, args.chunks, kThreads, 2 * kWarps * counters, stream, ranges}, fill_lists,
+           args);
 }
 
 void plan_tiles(Stage const& stage, Wave const& wave) {

@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kMaxChunks = 256;
 constexpr int64_t kLeastChunkQueries = 128;
 constexpr size_t kAlignment = 256;
+constexpr int64_t kPiecesOfWave = 1024;  ///< of the fused backward: several for each multiprocessor
+constexpr int64_t kLeastPieceRows = 512;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -29,17 +31,23 @@ class Layout {
     size_t end_ = 0;
 };
 
-/// Key/value heads first: a wave of all queries of one head keeps its q in the cache.
+/// Whether the backward keeps the sums of a run of keys in the registers of a thread block.
+bool is_fused(MobaPlan const& plan) { return plan.task == MobaTask::backward && plan.kernels == MobaKernels::hopper; }
+
+/// Key/value heads first: a wave of all queries of one head keeps its q in the cache. Waves are even.
 void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
     MobaShape const& s = plan.shape;
     size_t const per_slot = static_cast<size_t>(s.head_dim) * 2 + sizeof(float);
-    size_t const per_query = std::max<size_t>(static_cast<size_t>(s.group() * s.slots()) * per_slot, 1);
+    size_t const per_query = std::max<size_t>(static_cast<size_t>(s.group() * plan.row_slots) * per_slot, 1);
     size_t const per_head = std::max<size_t>(per_query * static_cast<size_t>(plan.chunks * plan.chunk_queries), 1);
     size_t const per_chunk = per_query * static_cast<size_t>(plan.chunk_queries);
     plan.wave_kv_heads = std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_head), 1, s.kv_heads);
     plan.wave_chunks = plan.wave_kv_heads > 1 || per_head <= partial_bytes
                            ? plan.chunks
                            : std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_chunk), 1, plan.chunks);
+    auto const even = [](int64_t all, int64_t most) { return most == 0 ? 0 : ceil_div(all, ceil_div(all, most)); };
+    plan.wave_kv_heads = even(s.kv_heads, plan.wave_kv_heads);
+    plan.wave_chunks = even(plan.chunks, plan.wave_chunks);
 }
 
 /// The best kernels for the task that the GPU runs and that take the shape.
@@ -48,8 +56,27 @@ MobaKernels choose_kernels(MobaShape const& s, MobaTask task) {
     // A row's places are in registers, so there are few; a tile has the rows of a group's heads side by side.
     bool const select =
         s.slots() <= 15 && s.group() <= 128 && (s.options.selection == MobaSelection::per_head || s.group() == 1);
-    bool const takes = task == MobaTask::forward || (task == MobaTask::select && select);
+    int64_t const B = s.options.block_size;  // of which the backward takes 128 keys at a time
+    bool const backward = s.queries > 0 && s.group() <= 64 && (B % kMobaItemKeys == 0 || B > 4 * kMobaItemKeys);
+    bool const takes = task == MobaTask::forward || (task == MobaTask::select ? select : backward);
     return takes && sizes ? s.gpu : MobaKernels::mma;
+}
+
+/// The parts of scratch memory that only the fused backward has. Rows that see a run of keys are shared out over pieces
+/// where they are many.
+void lay_out_items(MobaPlan& plan, Layout& layout) {
+    MobaShape const& s = plan.shape;
+    int64_t const visits = plan.wave_kv_heads * plan.wave_queries() * s.group() * s.options.top_k;
+    plan.piece_rows =
+        std::max(ceil_div(visits * plan.runs, kPiecesOfWave * kMobaItemKeys) * kMobaItemKeys, kLeastPieceRows);
+    int64_t const all_runs = s.tokens / kMobaItemKeys + plan.blocks, cuts = visits * plan.runs / plan.piece_rows;
+    size_t const sums = size_t{2} * kMobaItemKeys * static_cast<size_t>(s.head_dim) * sizeof(float);
+    plan.items = layout.take(plan.wave_kv_heads * all_runs + cuts, 16 * sizeof(int32_t));
+    plan.item_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
+    plan.piece_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
+    plan.counters = layout.take(2, sizeof(int32_t));
+    plan.pieces = layout.take(2 * cuts, sums);
+    plan.carried = layout.take(plan.carries() ? all_runs : 0, sums);
 }
 
 }  // namespace
@@ -86,11 +113,17 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);
     plan.row_tile = task == MobaTask::forward ? 128 : 64;
+    plan.row_slots = s.slots();
+    if (is_fused(plan)) {
+        plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
+        plan.row_slots = s.options.top_k * plan.runs;
+    }
     cut_into_waves(plan, partial_bytes);
 
     bool const lists = task != MobaTask::select && s.slots() > 0;
     int64_t const lists_of = lists ? s.kv_heads : 0;
-    int64_t const wave_slots = lists ? plan.wave_kv_heads * plan.wave_queries() * s.group() * s.slots() : 0;
+    int64_t const wave_slots =
+        task != MobaTask::select ? plan.wave_kv_heads * plan.wave_queries() * s.group() * plan.row_slots : 0;
     Layout layout;
     plan.first = layout.take(s.documents + 1, sizeof(int32_t));
     plan.block_table = layout.take(plan.blocks, 4 * sizeof(int32_t));
@@ -104,6 +137,7 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     plan.partial = layout.take(wave_slots * s.head_dim, 2);
     plan.partial_lse = layout.take(task == MobaTask::forward ? wave_slots : 0, sizeof(float));
     plan.delta = layout.take(task == MobaTask::backward ? s.queries * s.heads : 0, sizeof(float));
+    if (is_fused(plan)) lay_out_items(plan, layout);
     plan.scratch_bytes = layout.end();
     return plan;
 }

@@ -50,12 +50,25 @@ struct MobaPlan {
 
     MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
     MobaRegion places, totals, list_begin, list, tiles;  ///< the choice turned around
-    MobaRegion partial, partial_lse, delta;              ///< one slot per (row, chosen block); rowsum(do * o)
+    MobaRegion partial, partial_lse, delta;              ///< row_slots per row; rowsum(do * o)
+
+    // The fused backward on Hopper, whose items are (run of kMobaItemKeys keys, piece of the rows that see it).
+    int64_t runs = 1;        ///< of keys in a whole block
+    int64_t row_slots = 0;   ///< partial results of a row; else one per chosen block
+    int64_t piece_rows = 0;  ///< the most of a piece
+    MobaRegion items, item_begin, piece_begin, counters;
+    MobaRegion pieces, carried;  ///< sums of dk and dv: of pieces of the same keys, of earlier waves
+
     size_t scratch_bytes = 0;
 
+    /// Whether a key/value head's queries come in more than one wave.
+    bool carries() const { return wave_chunks < chunks; }
     int64_t wave_queries() const { return wave_chunks * chunk_queries; }
     int64_t waves() const;
 };
+
+/// Keys that a thread block of the fused backward holds.
+inline constexpr int kMobaItemKeys = 128;
 
 /// What partial results may take, by default.
 inline constexpr size_t kMobaPartialBytes = size_t{2} << 30;

@@ -36,8 +36,10 @@ ReferenceResult reference_moba(ReferenceProblem const& x, int64_t block_size, st
             double sum = 0;
             for (double score : s) sum += std::exp(score - top);
             y.lse[row] = top + std::log(sum);
-            for (size_t j = 0; j < at.size(); ++j)
-                for (int64_t i = 0; i < K; ++i) y.o[row * K + i] += std::exp(s[j] - y.lse[row]) * x.v[at[j] + i];
+            for (size_t j = 0; j < at.size(); ++j) {
+                double const p = std::exp(s[j] - y.lse[row]);
+                for (int64_t i = 0; i < K; ++i) y.o[row * K + i] += p * x.v[at[j] + i];
+            }
             double const delta = dot(&x.d_o[row * K], &y.o[row * K], K);
             for (size_t j = 0; j < at.size(); ++j) {
                 double const p = std::exp(s[j] - y.lse[row]);

@@ -23,18 +23,25 @@ MobaShape shape(int64_t tokens, int64_t B, int64_t k, int64_t documents = 1) {
             .options = {.block_size = B, .top_k = k}};
 }
 
+MobaShape on_hopper(MobaShape s) {
+    s.gpu = MobaKernels::hopper;
+    return s;
+}
+
 std::vector<MobaRegion> regions(MobaPlan const& p) {
-    return {p.first,      p.block_table, p.block_of, p.centroids, p.places,      p.totals,
-            p.list_begin, p.list,        p.tiles,    p.partial,   p.partial_lse, p.delta};
+    return {p.first,      p.block_table, p.block_of,    p.centroids, p.places,      p.totals,
+            p.list_begin, p.list,        p.tiles,       p.partial,   p.partial_lse, p.delta,
+            p.items,      p.item_begin,  p.piece_begin, p.counters,  p.pieces,      p.carried};
 }
 
 TEST(MobaPlan, RegionsAreAlignedAndDoNotOverlap) {
     for (MobaTask const task : {MobaTask::select, MobaTask::forward, MobaTask::backward})
         for (int64_t const tokens : {0, 1, 1000, 32768})
             for (int64_t const k : {1, 3}) {
-                MobaPlan const plan = plan_moba(shape(tokens, 512, k, 3), task);
+                MobaPlan const plan = plan_moba(on_hopper(shape(tokens, 512, k, 3)), task);
                 size_t end = 0;
                 for (MobaRegion const& region : regions(plan)) {
+                    if (region.bytes == 0) continue;
                     EXPECT_EQ(region.offset % 256, 0u);
                     EXPECT_GE(region.offset, end);
                     end = region.offset + region.bytes;
@@ -114,6 +121,34 @@ TEST(MobaPlan, ChoosesByWarpgroupsWhereARowsPlacesFitIntoRegisters) {
     EXPECT_EQ(kernels([](MobaShape& s) { s.options.selection = MobaSelection::per_group; }), MobaKernels::mma);
     EXPECT_EQ(kernels([](MobaShape& s) { s.options.selection = MobaSelection::per_group, s.kv_heads = s.heads; }),
               MobaKernels::hopper);
+}
+
+TEST(MobaPlan, FusedBackwardTakesRunsOf128KeysOnHopper) {
+    auto const kernels = [](int64_t B, int64_t dim) {
+        MobaShape s = on_hopper(shape(4096, B, 3));
+        s.head_dim = dim;
+        return plan_moba(s, MobaTask::backward).kernels;
+    };
+    EXPECT_EQ(kernels(512, 128), MobaKernels::hopper);
+    EXPECT_EQ(kernels(128, 64), MobaKernels::hopper);
+    EXPECT_EQ(kernels(1000, 64), MobaKernels::hopper);
+    EXPECT_EQ(kernels(64, 128), MobaKernels::mma);
+    EXPECT_EQ(kernels(200, 128), MobaKernels::mma);
+    EXPECT_EQ(kernels(512, 96), MobaKernels::mma);
+    EXPECT_EQ(plan_moba(shape(4096, 512, 3), MobaTask::backward).kernels, MobaKernels::mma);
+}
+
+TEST(MobaPlan, FusedBackwardKeepsWithinTheBudgetAndCarriesSumsOverQueryWaves) {
+    for (int64_t const tokens : {32768, 131072})
+        for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}}) {
+            MobaPlan const plan = plan_moba(on_hopper(shape(tokens, B, k)), MobaTask::backward);
+            EXPECT_LE(plan.partial.bytes, kMobaPartialBytes) << to_string(plan);
+            EXPECT_GE(plan.waves() * plan.wave_kv_heads * plan.wave_queries(), tokens * 8) << to_string(plan);
+            EXPECT_EQ(plan.row_slots, k * B / 128);
+            EXPECT_EQ(plan.carries(), B == 4096) << to_string(plan);
+            EXPECT_EQ(plan.carried.bytes > 0, plan.carries());
+            EXPECT_LE(plan.pieces.bytes, size_t{1} << 30) << to_string(plan);
+        }
 }
 
 TEST(MobaPlan, RefusesWhatTheKernelsDoNotTake) {

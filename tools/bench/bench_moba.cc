@@ -208,6 +208,24 @@ class Bench {
         moba::build_block_table(st);
         if (routed()) moba::build_lists(st);
         time("row products", routing, {}, [&] { moba::row_products(st, gradients_); });
+        if (st.plan.kernels == MobaKernels::hopper)
+            fused_backward(st, routing);
+        else
+            backward_by_parts(st, routing);
+        time("backward", routing, costs_.backward(), [&] { moba_cuda_backward(problem_, gradients_); });
+    }
+    void fused_backward(moba::Stage const& st, std::string const& routing) {
+        moba::Wave const first = moba::wave_of(st.plan, 0);
+        time("items, first wave", routing, {}, [&] { moba::plan_items(st, first); });
+        time("items and products", routing, {}, [&] {
+            each_wave(st, [&](moba::Wave const& wave) {
+                moba::plan_items(st, wave);
+                moba::fused_gradients(st, wave, gradients_);
+            });
+        });
+        time("sums, first wave", routing, {}, [&] { moba::sum_gradients(st, first, gradients_); });
+    }
+    void backward_by_parts(moba::Stage const& st, std::string const& routing) {
         time("dk, dv", routing, {}, [&] { moba::key_gradients(st, gradients_); });
         if (routed())
             time("dq of chosen blocks", routing, {}, [&] {
@@ -218,7 +236,6 @@ class Bench {
             });
         time("dq of own block, sum", routing, {},
              [&] { each_wave(st, [&](moba::Wave const& wave) { moba::query_gradients_own(st, wave, gradients_); }); });
-        time("backward", routing, costs_.backward(), [&] { moba_cuda_backward(problem_, gradients_); });
     }
 
     Settings const& s_;

@@ -46,9 +46,16 @@ void moba_cuda_backward(MobaProblem const& problem, MobaGradients const& gradien
     moba::build_block_table(stage);
     moba::row_products(stage, gradients);
     if (routed) moba::build_lists(stage);
-    moba::key_gradients(stage, gradients);
+    bool const fused = stage.plan.kernels == MobaKernels::hopper;
+    if (!fused) moba::key_gradients(stage, gradients);
     for (int64_t i = 0; i < stage.plan.waves(); ++i) {
         moba::Wave const wave = moba::wave_of(stage.plan, i);
+        if (fused) {
+            moba::plan_items(stage, wave);
+            moba::fused_gradients(stage, wave, gradients);
+            moba::sum_gradients(stage, wave, gradients);
+            continue;
+        }
         if (routed) {
             moba::plan_tiles(stage, wave);
             moba::query_gradients_chosen(stage, wave, gradients);

@@ -9,7 +9,7 @@ namespace perigee::moba {
 Scratch scratch_of(MobaPlan const& plan, void* memory) {
     auto* const base = static_cast<unsigned char*>(memory);
     auto const at = [&]<class T>(T*& pointer, MobaRegion const& region) {
-        pointer = reinterpret_cast<T*>(base + region.offset);
+        pointer = static_cast<T*>(static_cast<void*>(base + region.offset));
     };
     Scratch s{};
     at(s.first, plan.first);
@@ -24,6 +24,12 @@ Scratch scratch_of(MobaPlan const& plan, void* memory) {
     at(s.partial, plan.partial);
     at(s.partial_lse, plan.partial_lse);
     at(s.delta, plan.delta);
+    at(s.items, plan.items);
+    at(s.pieces, plan.pieces);
+    at(s.carried, plan.carried);
+    at(s.item_begin, plan.item_begin);
+    at(s.piece_begin, plan.piece_begin);
+    at(s.counters, plan.counters);
     return s;
 }
 

@@ -29,6 +29,8 @@ struct Scratch {
     bf16* partial;        ///< [wave_kv_heads, wave_queries, R, S, K]
     float* partial_lse;   ///< [wave_kv_heads, wave_queries, R, S]
     float* delta;         ///< [queries, H]: rowsum(do * o)
+    void *items, *pieces, *carried;  ///< of the fused backward: cuda/fused.cuh
+    int32_t *item_begin, *piece_begin, *counters;
 };
 Scratch scratch_of(MobaPlan const& plan, void* memory);
 
@@ -64,5 +66,11 @@ void key_gradients(Stage const& stage, MobaGradients const& gradients);         
 void query_gradients_chosen(Stage const& stage, Wave const& wave, MobaGradients const& gradients);  ///< partial
 /// Of the own block, plus the partial gradients: final dq of the wave.
 void query_gradients_own(Stage const& stage, Wave const& wave, MobaGradients const& gradients);
+
+// The backward on Hopper, after row_products.
+void plan_items(Stage const& stage, Wave const& wave);                                       ///< items
+void fused_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients);  ///< partial; dk and dv
+/// Final dq of the wave, and dk and dv of the keys that several items shared.
+void sum_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients);
 
 }  // namespace perigee::moba

@@ -1,0 +1,128 @@
+// The fused backward on Hopper: what its kernels share. Work is cut into items: a run of kItemKeys keys of a block, and
+// a piece of the rows that see it ("visitors": those of the block's list, then rows of the block itself). All runs of a
+// block walk the same list from its beginning, at about the same time: one of them brings the rows into the cache.
+//
+// Every visit of a row to a run of keys leaves its own partial dq, in a layout that suits the registers it comes from:
+// of every 32 columns, the pair (2 c, 2 c + 1) lies at pair c / 4 + c % 4 * 4. sum_query_gradients adds them in order.
+// A piece that has its keys to itself writes dk and dv; else the pieces' sums are added by sum_key_gradients.
+#pragma once
+
+#include "kernels/hopper/tile.cuh"
+#include "kernels/moba/cuda/rows.cuh"
+
+namespace perigee::moba {
+
+inline constexpr int kItemKeys = kMobaItemKeys;
+inline constexpr int kConsumers = 256;  ///< threads that hold dk and dv: two warpgroups of 64 keys each
+inline constexpr int kItemWords = 16;
+
+struct alignas(16) Item {
+    int32_t g;           ///< key/value head
+    int32_t key;         ///< keys [key, key_end)
+    int32_t key_end;     ///
+    int32_t begin;       ///< visitors [begin, end) of this piece; end is -1 where there is no work left
+    int32_t end;         ///
+    int32_t list;        ///< in the head's list
+    int32_t listed;      ///< visitors [0, listed) are entries list + i; the others rows of the block itself
+    int32_t own_row;     ///< row of the first of those, counted from query 0 in the head's rows
+    int32_t own_token;   ///< its token
+    int32_t masked;      ///< visitors [masked, masked_end) do not see all keys
+    int32_t masked_end;  ///
+    int32_t first_slot;  ///< in `partial`, of this run of keys and row 0, slot 0
+    int32_t piece;       ///< where the sums go, or -1: to dk and dv
+    int32_t place;       ///< in `carried`
+    int32_t unused[2];
+};
+static_assert(sizeof(Item) == kItemWords * sizeof(int32_t));
+
+struct FusedArgs {
+    AttentionArgs a;
+    Item* items;
+    int32_t* item_begin;   ///< [wave heads, blocks + 1], counted from each head's first
+    int32_t* piece_begin;  ///< the same, of pieces that share their keys
+    int32_t* counters;     ///< items of the wave, and how many of them are taken
+    float4* pieces;        ///< [pieces, 2, K / 8, kConsumers]
+    float4* carried;       ///< [runs of all blocks, 2, K / 8, kConsumers]: sums of earlier waves of the same head
+    int32_t wave_heads, runs, row_slots, piece_rows;
+    uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
+    bool carry_in, carry_out;
+
+    /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
+    __device__ int32_t query_of(int32_t row) const {
+        return inverse_group == 0 ? row : static_cast<int32_t>(__umulhi(static_cast<uint32_t>(row), inverse_group));
+    }
+};
+FusedArgs fused_args(Stage const& stage, Wave const& wave, MobaGradients const& gradients);
+
+/// Four lanes (of a quad) with four words each: lane l's word i becomes lane i's word l.
+__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4]) {
+    int const lane = threadIdx.x % 4;
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if ((i & distance) == 0) {
+                bool const upper = (lane & distance) != 0;
+                uint32_t const got = __shfl_xor_sync(kAllLanes, upper ? x[i] : x[i + distance], distance);
+                (upper ? x[i] : x[i + distance]) = got;
+            }
+}
+
+/// Rounds and writes, or adds, the 64 keys' gradient that a warpgroup holds as a product's result [64, D].
+template <int D>
+__device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float const (&x)[D / 2], float factor,
+                                                   bf16* to, int thread, int32_t key, int32_t key_end, int64_t g) {
+    int const lane = thread % 32;
+    int32_t const first = key + thread % 128 / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int32_t const row = first + half * 8;
+        auto* const at = reinterpret_cast<uint4*>(to + (int64_t{row} * a.kv_heads + g) * D) + lane % 4;
+#pragma unroll
+        for (int group = 0; group < D / 32; ++group) {
+            uint4 old{};
+            if (a.add_to_dkv && row < key_end) old = at[group * 4];
+            float value[4][2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) value[i][e] = x[16 * group + 4 * i + 2 * half + e] * factor;
+            if (a.add_to_dkv) {
+                uint32_t before[4] = {old.x, old.y, old.z, old.w};
+                transpose_quad(before);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) value[i][0] += low(before[i]), value[i][1] += high(before[i]);
+            }
+            uint32_t word[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) word[i] = pack(value[i][0], value[i][1]);
+            transpose_quad(word);
+            if (row < key_end) at[group * 4] = {word[0], word[1], word[2], word[3]};
+        }
+    }
+}
+
+/// A warpgroup's [64, D] result, whole and in fp32, to or from where its thread finds it again.
+template <int D>
+__device__ __forceinline__ void dump(float4* to, float const (&x)[D / 2]) {
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i) to[i * kConsumers] = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+}
+template <int D>
+__device__ __forceinline__ void add_dumped(float (&x)[D / 2], float4 const* from) {
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i) {
+        float4 const y = from[i * kConsumers];
+        x[4 * i] += y.x, x[4 * i + 1] += y.y, x[4 * i + 2] += y.z, x[4 * i + 3] += y.w;
+    }
+}
+/// A place in `carried` for the run that begins at `key` of the index-th block: different for all runs of a pack, and
+/// below tokens / kItemKeys + blocks.
+__device__ __forceinline__ int32_t place_of_run(int32_t index, int32_t key) { return index + key / kItemKeys; }
+/// Of dk (0) or dv (1) of the index-th run of keys.
+template <int D>
+__device__ __forceinline__ float4* dump_of(float4* dumps, int32_t index, int which, int consumer) {
+    return dumps + (int64_t{index} * 2 + which) * (D / 8) * kConsumers + consumer;
+}
+
+}  // namespace perigee::moba

@@ -1,0 +1,292 @@
+// The fused backward on Hopper: all five products of a tile of rows against a run of 128 keys, once. A persistent
+// thread block takes items; one warpgroup gathers rows of q and do into a ring of stages, two hold the sums dk and dv
+// of 64 keys each. Products of a tile, transposed so that weights are left factors straight from registers:
+//
+//     S' = K q'    dP' = V do'    dv += P' do    dk += dS' q    dq = dS K (dS by shared memory; half each)
+//
+// A tile's dq is written out while its dk is still under way. After FlashAttention-3's backward (Shah et al., arXiv
+// 2407.08608), with gathered rows and every dq to a place of its own.
+#include "kernels/hopper/product.cuh"
+#include "kernels/moba/cuda/fused_producers.cuh"
+#include "kernels/moba/cuda/launch.cuh"
+
+namespace perigee::moba {
+namespace {
+
+using hopper::Inner;
+
+/// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq.
+template <int D>
+class Consumer {
+    using T = Tiling<D>;
+    static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
+    static constexpr int kSteps = T::kRows / 16;
+
+  public:
+    __device__ Consumer(FusedArgs const& f, FusedShared<D>& shared)
+        : f_(f),
+          a_(f.a),
+          shared_(shared),
+          warpgroup_(threadIdx.x / 128),
+          warp_(threadIdx.x / 32 % 4),
+          lane_(threadIdx.x % 32) {}
+
+    __device__ void run() {
+        for (;; step_ += 8) {
+            shared_.keys_full.wait(step_ / 8 % 2);
+            Item const& item = shared_.items[step_ / 8 % kItemRing];
+            if (item.end < 0) break;
+            float dk[D / 2], dv[D / 2];
+#pragma unroll
+            for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
+            visit(item, dk, dv);
+            arrive_as_warp(shared_.keys_free[step_ / 8 % 2]);
+            finish(item, dk, dv);
+        }
+    }
+
+  private:
+    static __device__ int stage_of(uint32_t step) { return step % T::kStages; }
+
+    __device__ void visit(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
+        if (item.begin >= item.end) return;
+        await_rows();
+        for (int32_t first = item.begin; first < item.end; first += T::kRows) {
+            int const stage = stage_of(step_ % 8);
+            float s[kScores], dp[kScores], dq[32];
+            start_scores(s, shared_.k, shared_.q[stage]);
+            hopper::products_wait<1>();  // dk of the last tile
+            if (first > item.begin) arrive_as_warp(shared_.rows_free[stage_of(step_ % 8 + T::kStages - 1)]);
+            start_scores(dp, shared_.v, shared_.d_o[stage]);
+            hopper::products_wait<1>();
+            hopper::pin(s);
+            weights(s, stage, a_.scale * kLog2e);
+            if (first + T::kRows > item.masked && first < item.masked_end)
+                mask(s, stage, item.key + warpgroup_ * 64 + warp_ * 16 + lane_ / 4);
+            hopper::products_wait<0>();
+            hopper::pin(dp);
+            score_gradients(dp, s, stage);
+            uint32_t p[kSteps][4], ds[kSteps][4];
+            round(p, s);
+            round(ds, dp);
+            store_scores(ds);
+            hopper::fence_shared_for_async();
+            add_products(dv, p, shared_.d_o[stage]);
+            hopper::named_sync(kScoresBarrier, kConsumers);
+            start_query_gradient(dq);
+            add_products(dk, ds, shared_.q[stage]);
+            step_ += step_ % 8 + 1 == 2 * T::kStages ? 1 - 2 * T::kStages : 1;
+            if (first + T::kRows < item.end) await_rows();
+            hopper::products_wait<1>();  // all but dk
+            hopper::pin(dq);
+            write_query_gradient(dq, stage);
+        }
+        hopper::products_wait<0>();
+        hopper::pin(dk);
+        hopper::pin(dv);
+        arrive_as_warp(shared_.rows_free[stage_of(step_ % 8 + T::kStages - 1)]);
+    }
+
+    static __device__ __forceinline__ void round(uint32_t (&left)[kSteps][4], float const (&x)[kScores]) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) hopper::to_left(left[i], x, i);
+    }
+
+    template <Inner kInnerA, Inner kInnerB, int kCount>
+    static __device__ __forceinline__ void product(float (&x)[kCount], uint64_t left, uint64_t right, int step) {
+        if (step == 0)
+            hopper::multiply_first<kInnerA, kInnerB>(x, left, right);
+        else
+            hopper::multiply<kInnerA, kInnerB>(x, left, right, true);
+    }
+
+    /// Until the rows of the step are there. They were written by ordinary copies and are read by the tensor cores: the
+    /// fence is here, as the copying warps would wait for all the copies they have under way.
+    __device__ void await_rows() const {
+        int const stage = stage_of(step_ % 8);
+        shared_.rows_known[stage].wait(step_ % 8 / T::kStages);
+        shared_.rows_full[stage].wait(step_ % 8 / T::kStages);
+        hopper::fence_shared_for_async();
+    }
+
+    /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
+    __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
+        uint32_t const left = hopper::shared_address(keys), right = hopper::shared_address(rows);
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step)
+            product<Inner::columns, Inner::columns>(x, hopper::columns_factor<kItemKeys>(left, warpgroup_ * 64, step),
+                                                    hopper::columns_factor<T::kRows>(right, 0, step), step);
+        hopper::products_commit();
+    }
+    /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q).
+    __device__ void add_products(float (&sum)[D / 2], uint32_t const (&x)[kSteps][4], unsigned char const* rows) const {
+        uint32_t const right = hopper::shared_address(rows);
+        hopper::pin(sum);
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            hopper::multiply<Inner::rows>(sum, x[step], hopper::rows_factor<T::kRows>(right, 0, step), true);
+        hopper::products_commit();
+    }
+    /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
+    __device__ void start_query_gradient(float (&dq)[32]) const {
+        uint32_t const left = hopper::shared_address(shared_.ds[step_ % 2]), right = hopper::shared_address(shared_.k);
+        int const row_panel = D == 128 ? 0 : warpgroup_, column_panel = D == 128 ? warpgroup_ : 0;
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < kItemKeys / 16; ++step)
+            product<Inner::rows, Inner::rows>(dq, hopper::rows_factor<kItemKeys>(left, row_panel, step),
+                                              hopper::rows_factor<kItemKeys>(right, column_panel, step), step);
+        hopper::products_commit();
+    }
+
+    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const lse = *reinterpret_cast<float2 const*>(&shared_.lse[stage][8 * j + lane_ % 4 * 2]);
+            float const x = lse.x * kLog2e, y = lse.y * kLog2e;
+            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - x);
+            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - y);
+            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - x);
+            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - y);
+        }
+    }
+    __device__ void mask(float (&s)[kScores], int stage, int32_t my_key) const {
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            int2 const limit = *reinterpret_cast<int2 const*>(&shared_.limit[stage][8 * j + lane_ % 4 * 2]);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (my_key + half * 8 > limit.x) s[4 * j + 2 * half] = 0;
+                if (my_key + half * 8 > limit.y) s[4 * j + 2 * half + 1] = 0;
+            }
+        }
+    }
+    __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const delta = *reinterpret_cast<float2 const*>(&shared_.delta[stage][8 * j + lane_ % 4 * 2]);
+#pragma unroll
+            for (int half = 0; half < 4; half += 2) {
+                dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] - delta.x);
+                dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] - delta.y);
+            }
+        }
+    }
+    __device__ void store_scores(uint32_t const (&ds)[kSteps][4]) const {
+        uint32_t const tile = hopper::shared_address(shared_.ds[step_ % 2]);
+        int const key = warpgroup_ * 64 + warp_ * 16 + lane_ % 16;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            hopper::store_matrices(tile + hopper::piece_offset<kItemKeys>(key, 2 * step + lane_ / 16), ds[step]);
+    }
+    __device__ void write_query_gradient(float const (&dq)[32], int stage) const {
+        int const thread = thread_anew(), warpgroup = thread / 128;
+        int const row0 = thread % 128 / 32 * 16 + thread % 32 / 4 + (D == 128 ? 0 : warpgroup * 64);
+        int const column = (D == 128 ? warpgroup * 64 : 0) + thread % 4 * 8;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int32_t const slot = shared_.slot[stage][row0 + half * 8];
+            if (shared_.at[stage][row0 + half * 8] < 0) continue;
+            bf16* const to = a_.partial + int64_t{slot} * D + column;
+#pragma unroll
+            for (int part = 0; part < 2; ++part) {
+                uint32_t word[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float const* const x = &dq[16 * part + 4 * i + 2 * half];
+                    word[i] = pack(x[0] * a_.scale, x[1] * a_.scale);
+                }
+                *reinterpret_cast<uint4*>(to + 32 * part) = {word[0], word[1], word[2], word[3]};
+            }
+        }
+    }
+
+    __device__ void finish(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
+        int const consumer = thread_anew();
+        if (item.piece >= 0) {
+            dump<D>(dump_of<D>(f_.pieces, item.piece, 0, consumer), dk);
+            dump<D>(dump_of<D>(f_.pieces, item.piece, 1, consumer), dv);
+            return;
+        }
+        if (f_.carry_in) {
+            add_dumped<D>(dk, dump_of<D>(f_.carried, item.place, 0, consumer));
+            add_dumped<D>(dv, dump_of<D>(f_.carried, item.place, 1, consumer));
+        }
+        if (f_.carry_out) {
+            dump<D>(dump_of<D>(f_.carried, item.place, 0, consumer), dk);
+            dump<D>(dump_of<D>(f_.carried, item.place, 1, consumer), dv);
+            return;
+        }
+        int32_t const key = item.key + consumer / 128 * 64;
+        write_key_gradient<D>(a_, dk, a_.scale, a_.dk, consumer, key, item.key_end, item.g);
+        write_key_gradient<D>(a_, dv, 1.0f, a_.dv, consumer, key, item.key_end, item.g);
+    }
+
+    FusedArgs const& f_;
+    AttentionArgs const& a_;
+    FusedShared<D>& shared_;
+    int warpgroup_, warp_, lane_;
+    uint32_t step_ = 0;  // of two rounds of the ring, which is all that is needed of stage, parity and buffer
+};
+
+template <int D>
+__global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__grid_constant__ FusedArgs const f) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    uint32_t const base = hopper::shared_address(dynamic_shared());
+    auto& shared = *reinterpret_cast<FusedShared<D>*>(dynamic_shared() + (-base & (hopper::kTileAlignment - 1)));
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Tiling<D>::kStages; ++i) {
+            shared.rows_known[i].init(1);
+            shared.rows_full[i].init(2 * 32);
+            shared.rows_free[i].init(kConsumers / 32);
+        }
+        for (int i = 0; i < 2; ++i) {
+            shared.item_known[i].init(1);
+            shared.keys_free[i].init(kConsumers / 32);
+        }
+        shared.keys_full.init(1);
+        hopper::publish_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x < kConsumers) {
+        hopper::take_registers<240>();
+        Consumer<D>(f, shared).run();
+    } else {
+        hopper::give_registers_up<24>();
+        switch (threadIdx.x / 32 - kConsumers / 32) {
+            case 0:
+                Clerk<D>(f, shared).run();
+                break;
+            case 1:
+                copy_rows<D>(shared, f.a.q, f.a.lse, shared.q, shared.lse);
+                break;
+            case 2:
+                copy_rows<D>(shared, f.a.d_o, f.a.delta, shared.d_o, shared.delta);
+                break;
+            default:
+                copy_keys<D>(f, shared);
+        }
+    }
+#endif
+}
+
+template <int D>
+void launch_fused(Stage const& stage, FusedArgs const& args) {
+    launch({"fused_gradients", kernels::multiprocessors(), 1, kProducers + kConsumers,
+            sizeof(FusedShared<D>) + hopper::kTileAlignment, stage.problem.stream},
+           fused_kernel<D>, args);
+}
+
+}  // namespace
+
+void fused_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients) {
+    FusedArgs const args = fused_args(stage, wave, gradients);
+    if (stage.plan.shape.head_dim == 64)
+        launch_fused<64>(stage, args);
+    else
+        launch_fused<128>(stage, args);
+}
+
+}  // namespace perigee::moba

@@ -1,0 +1,56 @@
+// The fused backward's thread block: what its warps keep in shared memory, and how they hand it to each other.
+#pragma once
+
+#include "kernels/hopper/barrier.cuh"
+#include "kernels/hopper/tile.cuh"
+#include "kernels/moba/cuda/fused.cuh"
+
+namespace perigee::moba {
+
+using hopper::Barrier;
+using hopper::RingPosition;
+
+inline constexpr int kProducers = 128;    ///< a warpgroup, for the registers it gives up; each warp has its own task
+inline constexpr uint32_t kItemRing = 4;  ///< at least the items in use: one is written out, one worked on, one loaded
+inline constexpr int kScoresBarrier = 1;  ///< named, of the consumers
+inline constexpr int32_t kNoMore = -2;    ///< in place of a row
+
+template <int D>
+struct Tiling {
+    static constexpr int kRows = D == 128 ? 64 : 128;  ///< of q in a tile
+    static constexpr int kStages = 3;
+    static constexpr int kTileBytes = hopper::tile_bytes<kRows, D>();
+    static constexpr int kKeyBytes = hopper::tile_bytes<kItemKeys, D>();
+    static constexpr int kScoreBytes = hopper::tile_bytes<kItemKeys, kRows>();
+};
+
+template <int D>
+struct FusedShared {
+    using T = Tiling<D>;
+    unsigned char k[T::kKeyBytes], v[T::kKeyBytes];
+    unsigned char q[T::kStages][T::kTileBytes], d_o[T::kStages][T::kTileBytes];
+    unsigned char ds[2][T::kScoreBytes];  ///< transposed: [keys, rows]
+    float lse[T::kStages][T::kRows], delta[T::kStages][T::kRows];
+    uint32_t entries[2][T::kRows];                 ///< of lists, on their way to the clerk
+    alignas(16) int32_t at[T::kStages][T::kRows];  ///< which row of [queries, H]; -1 for none
+    int32_t slot[T::kStages][T::kRows];            ///< in `partial`
+    int32_t limit[T::kStages][T::kRows];           ///< the last token it sees
+    Item items[kItemRing];
+    Barrier rows_known[T::kStages], rows_full[T::kStages], rows_free[T::kStages];
+    Barrier item_known[2], keys_full, keys_free[2];  ///< item n has barriers n % 2, their phase n / 2
+};
+
+/// The warp's lanes have written or read all they had to.
+__device__ __forceinline__ void arrive_as_warp(Barrier& barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier.arrive();
+}
+
+/// threadIdx.x, read anew where registers are too few to keep it.
+__device__ __forceinline__ int thread_anew() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+}  // namespace perigee::moba

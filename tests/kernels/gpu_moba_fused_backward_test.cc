@@ -1,0 +1,267 @@
+// The fused backward on Hopper against the fp64 reference: its blocks are runs of 128 keys, its lists are cut into
+// pieces, and its sums can be carried over waves. Given the reference's o and lse, and the routing.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <set>
+
+#include "kernels/gpu_moba.h"
+
+namespace perigee {
+namespace {
+
+using testing::GpuMoba;
+using testing::GpuMobaCase;
+using testing::make_gpu_problem;
+using testing::relative_error;
+
+constexpr double kTolerance = 5e-3;
+
+class GpuMobaFused : public testing::GpuMobaTest {
+  protected:
+    void SetUp() override {
+        GpuMobaTest::SetUp();
+        if (!IsSkipped() && moba_cuda_kernels() != MobaKernels::hopper) GTEST_SKIP() << "no Hopper GPU";
+    }
+};
+
+/// Choices of the (row, slot) that `choice(token in the document, its block, row, slot)` names, negative for none.
+template <class Choice>
+std::vector<int32_t> route(GpuMobaCase const& c, Choice choice) {
+    int64_t const S = c.options.top_k - 1;
+    std::vector<int32_t> chosen(static_cast<size_t>(c.cu_seqlens.back() * c.heads * S), -1);
+    for (size_t d = 0; d + 1 < c.cu_seqlens.size(); ++d)
+        for (int64_t row = c.cu_seqlens[d] * c.heads; row < c.cu_seqlens[d + 1] * c.heads; ++row) {
+            int64_t const t = row / c.heads - c.cu_seqlens[d], block = t / c.options.block_size;
+            std::set<int32_t> blocks;
+            for (int64_t s = 0; s < S && block > 0; ++s)
+                if (int64_t const b = choice(t, block, row, s); b >= 0 && b < block)
+                    blocks.insert(static_cast<int32_t>(b));
+            std::copy(blocks.begin(), blocks.end(), chosen.begin() + row * S);
+        }
+    return chosen;
+}
+std::vector<int32_t> random_route(GpuMobaCase const& c) {
+    Philox const random(c.seed, Purpose::mock_data, 77);
+    return route(c, [&](int64_t, int64_t block, int64_t row, int64_t s) -> int64_t {
+        uint64_t const index = static_cast<uint64_t>(row * 64 + s);
+        if (random.below(2 * index, 4) == 0) return -1;
+        return static_cast<int64_t>(random.below(2 * index + 1, static_cast<uint64_t>(block)));
+    });
+}
+
+struct Truth {
+    ReferenceProblem problem;
+    std::vector<int32_t> chosen;
+    ReferenceResult result;
+    std::vector<float> lse() const { return {result.lse.begin(), result.lse.end()}; }
+};
+Truth truth_of(GpuMobaCase const& c, std::vector<int32_t> chosen) {
+    ReferenceProblem p = make_gpu_problem(c);
+    ReferenceResult r = reference_moba(p, c.options.block_size, chosen);
+    return {std::move(p), std::move(chosen), std::move(r)};
+}
+
+void expect_close(GpuMoba::Backward const& x, ReferenceResult const& r, std::string const& what) {
+    EXPECT_LT(relative_error(x.dq, r.dq), kTolerance) << what;
+    EXPECT_LT(relative_error(x.dk, r.dk), kTolerance) << what;
+    EXPECT_LT(relative_error(x.dv, r.dv), kTolerance) << what;
+}
+
+void expect_right(GpuMobaCase const& c, std::vector<int32_t> chosen, std::string const& what) {
+    Truth const truth = truth_of(c, std::move(chosen));
+    GpuMoba gpu(truth.problem, c.options);
+    gpu.choose(truth.chosen);
+    ASSERT_EQ(plan_moba(gpu.shape(), MobaTask::backward).kernels, MobaKernels::hopper);
+    auto const first = gpu.backward(truth.result.o, truth.lse());
+    expect_close(first, truth.result, what + ": " + to_string(gpu.shape()));
+    EXPECT_EQ(gpu.backward(truth.result.o, truth.lse()), first) << what;
+}
+
+TEST_F(GpuMobaFused, OwnBlocksOnly) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const B : {128, 256, 1000})
+            expect_right({.cu_seqlens = {0, 1, 1, 130, 613},
+                          .heads = 2,
+                          .kv_heads = 1,
+                          .head_dim = dim,
+                          .options = {.block_size = B, .top_k = 1},
+                          .seed = static_cast<uint64_t>(dim + B)},
+                         {}, "own");
+}
+
+TEST_F(GpuMobaFused, RandomRouting) {
+    for (int64_t const dim : {64, 128})
+        for (auto const& [B, T] : {std::pair{128, 700}, {256, 900}, {520, 1000}}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 300, 301, 301, T},
+                                .heads = 2,
+                                .kv_heads = 1,
+                                .head_dim = dim,
+                                .options = {.block_size = B, .top_k = 4},
+                                .seed = static_cast<uint64_t>(dim + B)};
+            expect_right(c, random_route(c), "random");
+        }
+}
+
+TEST_F(GpuMobaFused, AnyGroupSize) {
+    for (int64_t const dim : {64, 128})
+        for (auto const& [H, G] : {std::pair{2, 2}, {3, 1}, {7, 1}, {8, 2}}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 200, 533},
+                                .heads = H,
+                                .kv_heads = G,
+                                .head_dim = dim,
+                                .options = {.block_size = 128, .top_k = 3}};
+            expect_right(c, random_route(c), "group");
+        }
+}
+
+/// One shorter than, as long as and one longer than one and two tiles of rows, of either head size.
+TEST_F(GpuMobaFused, ListsOfAllLengths) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const length : {0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 64, 640},
+                                .heads = 1,
+                                .kv_heads = 1,
+                                .head_dim = dim,
+                                .options = {.block_size = 128, .top_k = 2},
+                                .seed = static_cast<uint64_t>(length + 1)};
+            expect_right(c, route(c, [&](int64_t t, int64_t, int64_t, int64_t) { return t < 128 + length ? 0 : -1; }),
+                         "length " + std::to_string(length));
+        }
+}
+
+/// Long lists are cut into pieces, whose sums are added.
+TEST_F(GpuMobaFused, EverybodyChoosesTheFirstBlock) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const B : {128, 256}) {
+            GpuMobaCase const c{
+                .cu_seqlens = {0, 5, 1105}, .heads = 8, .head_dim = dim, .options = {.block_size = B, .top_k = 3}};
+            expect_right(c, route(c, [&](int64_t, int64_t, int64_t, int64_t s) { return s == 0 ? 0 : -1; }), "sink");
+        }
+}
+
+TEST_F(GpuMobaFused, OneRowOfEveryList) {
+    GpuMobaCase const c{.cu_seqlens = {0, 1000}, .head_dim = 128, .options = {.block_size = 128, .top_k = 3}};
+    expect_right(c,
+                 route(c, [&](int64_t t, int64_t block, int64_t row,
+                              int64_t s) { return t % 128 == 7 && row % c.heads == 0 && s == 0 ? block - 1 : -1; }),
+                 "one row");
+}
+
+/// A list in pieces, a carried sum and a partial run of keys, small enough for compute-sanitizer.
+TEST_F(GpuMobaFused, SmallForSanitizers) {
+    for (int64_t const dim : {64, 128}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 150, 450}, .head_dim = dim, .options = {.block_size = 128, .top_k = 2}};
+        Truth const truth = truth_of(c, route(c, [](int64_t, int64_t, int64_t, int64_t) { return 0; }));
+        for (size_t const bytes : {kMobaPartialBytes, size_t{1}}) {
+            GpuMoba gpu(truth.problem, c.options, 0, 450, bytes);
+            gpu.choose(truth.chosen);
+            expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, "small");
+        }
+    }
+}
+
+TEST_F(GpuMobaFused, ManyShortDocuments) {
+    for (int64_t const dim : {64, 128}) {
+        GpuMobaCase c{.cu_seqlens = {0}, .head_dim = dim, .options = {.block_size = 128, .top_k = 3}};
+        for (int32_t const length : {1, 1, 127, 128, 129, 0, 256, 257, 2, 0, 0, 385, 1})
+            c.cu_seqlens.push_back(c.cu_seqlens.back() + length);
+        expect_right(c, random_route(c), "short documents");
+    }
+}
+
+/// Several items for every multiprocessor: too much for the reference, so against the kernels it has proven.
+TEST_F(GpuMobaFused, AgreesWithTheOtherKernelsOnManyItems) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const B : {128, 512}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 900, 6000},
+                                .heads = 8,
+                                .kv_heads = 8,
+                                .head_dim = dim,
+                                .options = {.block_size = B, .top_k = 4}};
+            auto const p = make_gpu_problem(c);
+            GpuMoba gpu(p, c.options);
+            gpu.choose(random_route(c));
+            auto const forward = gpu.forward();
+            auto const fused = gpu.backward(forward.o, forward.lse);
+            EXPECT_EQ(gpu.backward(forward.o, forward.lse), fused);
+            gpu.use(MobaKernels::mma);
+            auto const parts = gpu.backward(forward.o, forward.lse);
+            EXPECT_LT(relative_error(fused.dq, parts.dq), kTolerance) << to_string(gpu.shape());
+            EXPECT_LT(relative_error(fused.dk, parts.dk), kTolerance) << to_string(gpu.shape());
+            EXPECT_LT(relative_error(fused.dv, parts.dv), kTolerance) << to_string(gpu.shape());
+        }
+}
+
+TEST_F(GpuMobaFused, FullCoverageIsFullAttention) {
+    for (int64_t const dim : {64, 128}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 500, 610}, .head_dim = dim, .options = {.block_size = 128, .top_k = 4}};
+        auto const p = make_gpu_problem(c);
+        auto const reference = reference_attention(p);
+        GpuMoba gpu(p, c.options);
+        gpu.choose(gpu.select());
+        expect_close(gpu.backward(reference.o, {reference.lse.begin(), reference.lse.end()}), reference, "coverage");
+    }
+}
+
+/// Waves of heads change nothing; waves of queries change the order in which dk and dv are summed, in fp32.
+TEST_F(GpuMobaFused, WavesGiveTheSame) {
+    for (int64_t const dim : {64, 128}) {
+        GpuMobaCase const c{
+            .cu_seqlens = {0, 433, 1300}, .heads = 8, .head_dim = dim, .options = {.block_size = 256, .top_k = 3}};
+        Truth const truth = truth_of(c, random_route(c));
+        GpuMoba all(truth.problem, c.options);
+        all.choose(truth.chosen);
+        auto const gradients = all.backward(truth.result.o, truth.lse());
+        expect_close(gradients, truth.result, "one wave");
+        for (size_t const bytes_per_column : {0, 25 << 10, 50 << 10}) {
+            size_t const bytes = bytes_per_column * static_cast<size_t>(dim);
+            GpuMoba waves(truth.problem, c.options, 0, 1300, bytes);
+            waves.choose(truth.chosen);
+            MobaPlan const plan = plan_moba(waves.shape(), MobaTask::backward, bytes);
+            ASSERT_GT(plan.waves(), 1) << to_string(plan);
+            ASSERT_EQ(plan.carries(), bytes_per_column != 50 << 10) << to_string(plan);
+            auto const parts = waves.backward(truth.result.o, truth.lse());
+            EXPECT_EQ(parts.dq, gradients.dq) << to_string(plan);
+            EXPECT_TRUE(plan.carries() || parts == gradients) << to_string(plan);
+            expect_close(parts, truth.result, to_string(plan));
+        }
+    }
+}
+
+TEST_F(GpuMobaFused, RangesOfQueriesAddUp) {
+    for (size_t const bytes : {kMobaPartialBytes, size_t{1}})
+        for (int64_t const top_k : {1, 3}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 100, 900}, .options = {.block_size = 128, .top_k = top_k}};
+            Truth const truth = truth_of(c, random_route(c));
+            GpuMoba::Backward sum;
+            std::vector<double> dq;
+            for (auto const& [begin, end] : {std::pair{0, 77}, {77, 520}, {520, 900}}) {
+                GpuMoba part(truth.problem, c.options, begin, end, bytes);
+                part.choose(truth.chosen);
+                auto const of = [&](std::vector<double> const& x, int64_t width) {
+                    return std::vector<double>(x.begin() + begin * width, x.begin() + end * width);
+                };
+                auto const lse = of(truth.result.lse, c.heads);
+                sum = part.backward(of(truth.result.o, c.heads * c.head_dim), {lse.begin(), lse.end()}, sum);
+                dq.insert(dq.end(), sum.dq.begin(), sum.dq.end());
+            }
+            sum.dq = dq;
+            expect_close(sum, truth.result, "ranges");
+        }
+}
+
+TEST_F(GpuMobaFused, RepeatsBitwise) {
+    for (int64_t const dim : {64, 128}) {
+        GpuMobaCase const c{
+            .cu_seqlens = {0, 100, 1500}, .heads = 8, .head_dim = dim, .options = {.block_size = 128, .top_k = 4}};
+        Truth const truth = truth_of(c, random_route(c));
+        GpuMoba gpu(truth.problem, c.options);
+        gpu.choose(truth.chosen);
+        auto const first = gpu.backward(truth.result.o, truth.lse());
+        for (int run = 0; run < 20; ++run) ASSERT_EQ(gpu.backward(truth.result.o, truth.lse()), first);
+    }
+}
+
+}  // namespace
+}  // namespace perigee

@@ -18,22 +18,24 @@ namespace perigee::hopper {
 /// Which way the summed index runs in a factor's tile: along its columns (as in q k^T) or along its rows (as v in p v).
 enum class Inner { columns, rows };
 
+/// A matrix descriptor: its first byte is `bytes`, best a constant, after the beginning of a tile.
+__device__ __forceinline__ uint64_t factor_at(uint32_t tile, uint32_t leading_bytes, int bytes) {
+    uint32_t const low = ((tile & 0x3ffff) >> 4 | leading_bytes >> 4 << 16) + static_cast<uint32_t>(bytes >> 4);
+    uint32_t constexpr kHigh = 1u << 30 | 1024 >> 4;
+    return uint64_t{kHigh} << 32 | low;
+}
+
 /// What the tensor cores are told of a factor: its first byte, strides in 16 bytes and the swizzle. PTX ISA, "Matrix
 /// descriptor". Step s means numbers 16 s to 16 s + 15 of the summed index.
 /// Inner::columns: rows [row, row + 64) of a left or [row, row + N) of a right factor, `row` a multiple of 8.
 /// Inner::rows: columns [64 panel, ...) of the tile; rows are the summed index.
 template <int kRows>
 __device__ __forceinline__ uint64_t columns_factor(uint32_t tile, int row, int step) {
-    uint32_t const at = tile + step / 4 * panel_bytes<kRows>() + row * kPanelRowBytes + step % 4 * 32;
-    uint64_t constexpr kFixed = uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16;
-    return kFixed | (at & 0x3ffff) >> 4;
+    return factor_at(tile, 16, step / 4 * panel_bytes<kRows>() + row * kPanelRowBytes + step % 4 * 32);
 }
 template <int kRows>
 __device__ __forceinline__ uint64_t rows_factor(uint32_t tile, int panel, int step) {
-    uint32_t const at = tile + panel * panel_bytes<kRows>() + step * 16 * kPanelRowBytes;
-    uint64_t constexpr kFixed =
-        uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{panel_bytes<kRows>() >> 4} << 16;
-    return kFixed | (at & 0x3ffff) >> 4;
+    return factor_at(tile, panel_bytes<kRows>(), panel * panel_bytes<kRows>() + step * 16 * kPanelRowBytes);
 }
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -48,6 +50,12 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/// What x, never negative, is made of is computed before whatever follows. The assembler, which no fence holds back,
+/// otherwise moves products_wait ahead of arithmetic that was to overlap with the products.
+__device__ __forceinline__ void settle(float x) {
+    if (x < 0) asm volatile("trap;");
 }
 
 /// The instruction: `issue` adds to d where `accumulate`; `first` makes d = a b and leaves the compiler free to use d's

@@ -45,6 +45,12 @@ __device__ __forceinline__ void copy_piece(uint32_t to, void const* from, bool t
                  : "memory");
 }
 
+/// Pieces that this thread has started so far are a group; until all but its last kPending groups are there.
+__device__ __forceinline__ void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_for_copy_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 /// Until all pieces this thread has started are there. Other units see them after fence_shared_for_async.
 __device__ __forceinline__ void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

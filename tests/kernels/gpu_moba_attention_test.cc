@@ -92,6 +92,39 @@ TEST_F(GpuMobaAttention, RandomChoices) {
         }
 }
 
+/// Blocks of more keys than a Hopper kernel keeps at hand, and tiles of keys that end between two tiles.
+TEST_F(GpuMobaAttention, LargeBlocks) {
+    for (auto const& [dim, B] : {std::pair{128, 256}, {128, 320}, {128, 512}, {128, 513}, {64, 512}, {64, 640}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 3 * B + 100, 3 * B + 300},
+                            .heads = 3,
+                            .kv_heads = 1,
+                            .head_dim = dim,
+                            .options = {.block_size = B, .top_k = 3},
+                            .seed = static_cast<uint64_t>(dim + B)};
+        expect_right(c, random_choice(c), "large blocks");
+    }
+}
+
+/// Too much for the reference: the kernels, which it has judged one by one, must agree.
+TEST_F(GpuMobaAttention, ManyTilesPerMultiprocessor) {
+    if (moba_cuda_kernels() == MobaKernels::mma) GTEST_SKIP() << "one kind of kernels";
+    for (auto const& [dim, B] : {std::pair{64, 64}, {64, 1024}, {128, 128}, {128, 200}, {128, 256}, {128, 512}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 5000, 5001, 16000},
+                            .heads = 12,
+                            .kv_heads = 3,
+                            .head_dim = dim,
+                            .options = {.block_size = B, .top_k = 6}};
+        auto const p = make_gpu_problem(c);
+        GpuMoba gpu(p, c.options);
+        gpu.choose(random_choice(c));
+        auto const best = gpu.forward();
+        gpu.use(MobaKernels::mma);
+        auto const other = gpu.forward();
+        EXPECT_LT(relative_error(best.o, other.o), kTolerance) << to_string(gpu.shape());
+        EXPECT_LT(relative_error(best.lse, other.lse), 1e-5) << to_string(gpu.shape());
+    }
+}
+
 TEST_F(GpuMobaAttention, AnyGroupSize) {
     for (auto const& [H, G] : {std::pair{4, 4}, {3, 1}, {7, 1}, {8, 2}, {16, 1}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 200, 333},

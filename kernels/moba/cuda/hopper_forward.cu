@@ -17,14 +17,24 @@ using hopper::Barrier;
 using hopper::Inner;
 using hopper::RingPosition;
 
-constexpr int kRows = 128;     // of a tile
-constexpr int kKeys = 128;     // of a tile
-constexpr int kRowStages = 3;  // tiles of rows in shared memory; each has its own gathering warp
+constexpr int kRows = 128;  // of a tile
 constexpr int kThreads = 3 * 128;
 constexpr int kConsumerWarps = 8;
 
-template <int D>
-constexpr int kKeyStages = D == 64 ? 4 : 2;  // tiles of keys, and of values, in shared memory
+/// Listed rows meet many keys: large tiles. Own rows meet half a block and then wait for partial results to merge:
+/// small tiles, which waste less beyond the diagonal, leave room in shared memory to read those ahead.
+template <int kHeadDim, bool kOwnRows>
+struct Tiling {
+    static constexpr int D = kHeadDim;
+    static constexpr bool kOwn = kOwnRows;
+    static constexpr int kKeys = 128;
+    static constexpr int kRowStages = kOwn ? 2 : 3;  // tiles of rows; each has its own gathering warp
+    static constexpr int kKeyStages = D == 64 ? 4 : 2;
+    static constexpr int kVisitStages = kOwn ? (D == 64 ? 4 : 1) : 0;
+
+    using Walk = std::conditional_t<kOwn, OwnWalk<kRows>, ListedWalk<kRows>>;
+    using Ring = VisitRing<D, kVisitStages>;
+};
 
 struct ForwardArgs {
     AttentionArgs attention;
@@ -40,30 +50,29 @@ struct TileOfRows {
     int32_t key_tiles;    ///< 0: there are no more tiles of rows
     int32_t seen_by_all;  ///< the last key that every row sees
     int32_t past;         ///< blocks of the document before the rows' own
+    int32_t first_slot;   ///< of own rows: where the first row's partial results begin, were it there
     bool keys_go_on;      ///< the next tile has the same keys
 };
 
-template <int D>
+template <class T>
 struct ForwardShared {
-    unsigned char q[kRowStages][hopper::tile_bytes<kRows, D>()];
-    unsigned char k[kKeyStages<D>][hopper::tile_bytes<kKeys, D>()];
-    unsigned char v[kKeyStages<D>][hopper::tile_bytes<kKeys, D>()];
-    TileOfRows rows[kRowStages];
-    Barrier q_full[kRowStages], q_free[kRowStages];
-    Barrier k_full[kKeyStages<D>], k_free[kKeyStages<D>];
-    Barrier v_full[kKeyStages<D>], v_free[kKeyStages<D>];
+    unsigned char q[T::kRowStages][hopper::tile_bytes<kRows, T::D>()];
+    unsigned char k[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
+    unsigned char v[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
+    unsigned char visits[T::kVisitStages * T::Ring::kBytes + 16];
+    TileOfRows rows[T::kRowStages];
+    Barrier q_full[T::kRowStages], q_free[T::kRowStages];
+    Barrier k_full[T::kKeyStages], k_free[T::kKeyStages];
+    Barrier v_full[T::kKeyStages], v_free[T::kKeyStages];
 };
 
-template <bool kOwn>
-using Walk = std::conditional_t<kOwn, OwnWalk<kRows>, ListedWalk<kRows>>;
-
-template <int D>
-__device__ void init_barriers(ForwardShared<D>& shared) {
-    for (int i = 0; i < kRowStages; ++i) {
+template <class T>
+__device__ void init_barriers(ForwardShared<T>& shared) {
+    for (int i = 0; i < T::kRowStages; ++i) {
         shared.q_full[i].init(32);
-        shared.q_free[i].init(kConsumerWarps);
+        shared.q_free[i].init(kConsumerWarps * 32);
     }
-    for (int i = 0; i < kKeyStages<D>; ++i) {
+    for (int i = 0; i < T::kKeyStages; ++i) {
         shared.k_full[i].init(1);
         shared.v_full[i].init(1);
         shared.k_free[i].init(kConsumerWarps);
@@ -73,8 +82,10 @@ __device__ void init_barriers(ForwardShared<D>& shared) {
 }
 
 /// One warp fills one stage of the ring of rows: every kRowStages-th tile.
-template <int D, bool kOwn>
-__device__ void gather_rows(ForwardArgs const& args, ForwardShared<D>& shared, int stage) {
+template <class T>
+__device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, int stage) {
+    constexpr int D = T::D;
+    constexpr bool kOwn = T::kOwn;
     constexpr int kLanes = D / 8, kRowsAtOnce = 32 / kLanes;  // a lane copies 16 bytes
     AttentionArgs const& a = args.attention;
     int const lane = threadIdx.x % 32;
@@ -83,34 +94,36 @@ __device__ void gather_rows(ForwardArgs const& args, ForwardShared<D>& shared, i
     for (int j = 0; j < 8 / kRowsAtOnce; ++j)
         to[j] = hopper::shared_address(shared.q[stage]) +
                 hopper::piece_offset<kRows>(j * kRowsAtOnce + lane / kLanes, lane % kLanes);
-    Walk<kOwn> walk(a, args.heads, args.keys_stay);
+    typename T::Walk walk(a, args.heads, args.keys_stay);
     TileOfRows& rows = shared.rows[stage];
     uint32_t parity = 1;
     bool more = walk.next(stage + 1);
-    for (; more; more = walk.next(kRowStages), parity ^= 1) {
+    for (; more; more = walk.next(T::kRowStages), parity ^= 1) {
         Work const work = walk.work();
-        Row row[kRows / 32];
+        uint32_t entry[kRows / 32];  // read ahead, while the stage is in use
 #pragma unroll
-        for (int i = 0; i < kRows / 32; ++i) row[i] = row_of<kOwn>(a, work, i * 32 + lane);
+        for (int i = 0; i < kRows / 32; ++i) entry[i] = kOwn ? kNoEntry : listed_entry(a, work, i * 32 + lane);
         bool const keys_go_on = walk.goes_on();
         shared.q_free[stage].wait(parity);
 #pragma unroll
         for (int i = 0; i < kRows / 32; ++i) {
-            rows.at[i * 32 + lane] = kOwn ? row[i].at : row[i].slot;
+            Row const row = kOwn ? own_row(a, work, i * 32 + lane) : row_of_entry(a, work, entry[i]);
+            rows.at[i * 32 + lane] = kOwn ? row.at : row.slot;
 #pragma unroll 1
             for (int eight = 0; eight < 32; eight += 8)
 #pragma unroll
                 for (int j = 0; j < 8 / kRowsAtOnce; ++j) {
-                    int32_t const at = __shfl_sync(kAllLanes, row[i].at, eight + j * kRowsAtOnce + lane / kLanes);
+                    int32_t const at = __shfl_sync(kAllLanes, row.at, eight + j * kRowsAtOnce + lane / kLanes);
                     hopper::copy_piece(to[j] + (i * 32 + eight) * hopper::kPanelRowBytes,
                                        a.q + int64_t{max(at, 0)} * D + lane % kLanes * 8, at >= 0);
                 }
         }
         if (lane == 0) {
             rows.key_begin = work.block.begin;
-            rows.key_tiles = (work.key_end - work.block.begin + kKeys - 1) / kKeys;
+            rows.key_tiles = (work.key_end - work.block.begin + T::kKeys - 1) / T::kKeys;
             rows.seen_by_all = kOwn ? work.block.begin + work.begin / a.group : work.block.end - 1;
             rows.past = kOwn ? work.index - work.block.first : 0;
+            rows.first_slot = kOwn ? own_slot(a, work, 0) : 0;
             rows.keys_go_on = keys_go_on;
         }
         hopper::finish_copies();
@@ -118,22 +131,23 @@ __device__ void gather_rows(ForwardArgs const& args, ForwardShared<D>& shared, i
         shared.q_full[stage].arrive();
     }
     shared.q_free[stage].wait(parity);
-    rows.key_tiles = 0;
+    if (lane == 0) rows.key_tiles = 0;
     shared.q_full[stage].arrive();
 }
 
 /// One warp, of which one lane talks to the copy engine.
-template <int D, bool kOwn>
-__device__ void bring_keys(ForwardArgs const& args, ForwardShared<D>& shared) {
+template <class T>
+__device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
+    constexpr int D = T::D, kKeys = T::kKeys;
     constexpr uint32_t kBytes = hopper::tile_bytes<kKeys, D>();
-    RingPosition<kKeyStages<D>> at;
+    RingPosition<T::kKeyStages> at;
     auto const bring = [&](unsigned char* to, CUtensorMap const& map, Barrier& full, int32_t head, int32_t key) {
         full.arrive_and_expect(kBytes);
         for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel)
             hopper::copy_box(to + panel * hopper::panel_bytes<kKeys>(), map, full, panel * hopper::kPanelColumns, head,
                              key);
     };
-    for (Walk<kOwn> walk(args.attention, args.heads, args.keys_stay); walk.next(1);) {
+    for (typename T::Walk walk(args.attention, args.heads, args.keys_stay); walk.next(1);) {
         if (walk.continues()) continue;
         Work const work = walk.work();
         for (int32_t key = work.block.begin; key < work.key_end; key += kKeys, at.advance()) {
@@ -147,12 +161,14 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<D>& shared) {
 }
 
 /// Running maxima and sums of the lane's two rows; scaled scores are s * scale, exponentials of base 2.
+template <int kKeys>
 struct Softmax {
     float top[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0, 0};  ///< of this lane's columns
 
     /// Turns scores into weights relative to the new maximum; `kept` is what the old ones are worth.
     __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, float (&kept)[2]) {
+        float shift[2], added[2] = {0, 0};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float most = top[half];
@@ -160,24 +176,22 @@ struct Softmax {
             for (int n = 0; n < kKeys / 8; ++n) most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
             most = quad_max(most);
             kept[half] = exp2_approx((top[half] - most) * scale_log2);
-            float const shift = most * scale_log2;
+            shift[half] = most * scale_log2;
             top[half] = most;
-            float added = 0;
-#pragma unroll
-            for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-                for (int i = n * 4 + half * 2; i < n * 4 + half * 2 + 2; ++i) {
-                    s[i] = exp2_approx(s[i] * scale_log2 - shift);
-                    added += s[i];
-                }
-            sum[half] = sum[half] * kept[half] + added;
         }
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i) {
+            s[i] = exp2_approx(s[i] * scale_log2 - shift[i % 4 / 2]);
+            added[i % 4 / 2] += s[i];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) sum[half] = sum[half] * kept[half] + added[half];
     }
 };
 
 /// Where a warpgroup is: a tile of rows, and which of its tiles of keys.
 struct Place {
-    int32_t key_begin, key_tiles, seen_by_all, past;
+    int32_t key_begin, key_tiles, seen_by_all, past, first_slot;
     bool keys_go_on;
     int32_t at[2];
     int32_t key_tile = 0;
@@ -187,23 +201,28 @@ struct Place {
     __device__ uint32_t in_ring() const { return keys + static_cast<uint32_t>(key_tile); }
 };
 
-template <int D, bool kOwn>
+template <class T>
 class Consumer {
   public:
-    __device__ Consumer(ForwardArgs const& args, ForwardShared<D>& shared, int group)
+    __device__ Consumer(ForwardArgs const& args, ForwardShared<T>& shared, int group)
         : a_(args.attention),
           shared_(shared),
           group_(group),
           row_(group * 64 + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4)),
-          scale_log2_(a_.scale * kLog2e) {}
+          scale_log2_(a_.scale * kLog2e),
+          ring_(shared.visits) {}
 
     __device__ void run() {
         Place now = next_tile(0);
         if (now.key_tiles == 0) return;
-        if (group_ == 1) hopper::named_arrive(turn(0), 256);
+        if constexpr (kOwn)
+            for (int s = 0; s < T::kVisitStages; ++s) ring_.start(a_, own_rows(now), s);
+        if (group_ == 1) pass_turn(0);
         float s[kKeys / 2], o[D / 2], kept[2];
         uint32_t weights[kKeys / 16][4];
-        Softmax softmax;
+        Softmax<kKeys> softmax, done;
+        Place before{};  // whose results are still to be written; none
+        VisitsOf visits;
         start_scores(s, now);
         hopper::products_wait<0>();
         finish_scores(s, now);
@@ -214,36 +233,71 @@ class Consumer {
             Place then = now;
             ++then.key_tile;
             if (ends) then = next_tile(now.keys_go_on ? now.keys : now.keys + now.key_tiles);
-            hopper::named_sync(turn(group_), 256);
+            take_turn();
             if (then.key_tiles == 0) break;
             start_scores(s, then);
+            if (kWriteLater && now.key_tile == 0 && before.key_tiles > 0) write(o, done, before, now, visits);
             start_outputs(o, weights, now);
-            hopper::named_arrive(turn(1 - group_), 256);
+            pass_turn(1 - group_);
+            if (ends) visits = VisitsOf(a_, own_rows(now));
             hopper::products_wait<1>();
             finish_scores(s, then);
-            Softmax const done = softmax;
-            if (ends) softmax = {};
+            if (ends) {
+                done = softmax;
+                softmax = {};
+                before = now;
+            }
             softmax.absorb(s, scale_log2_, kept);
+            hopper::settle(softmax.sum[0] + softmax.sum[1]);  // all of this while the products run
             hopper::products_wait<0>();
             finish_outputs(o, now);
             to_weights(weights, s);
             if (ends) {
-                write(o, done, now);
+                if (!kWriteLater) write(o, done, now, then, visits);
             } else {
 #pragma unroll
                 for (int i = 0; i < D / 2; ++i) o[i] *= kept[i % 4 / 2];
             }
             now = then;
         }
+        if (kWriteLater && now.key_tile == 0 && before.key_tiles > 0) write(o, done, before, now, visits);
         start_outputs(o, weights, now);
-        if (group_ == 0) hopper::named_arrive(turn(1), 256);
+        if (group_ == 0) pass_turn(1);
+        visits = VisitsOf(a_, own_rows(now));
         hopper::products_wait<0>();
         finish_outputs(o, now);
-        write(o, softmax, now);
+        Place nothing{};
+        nothing.at[0] = nothing.at[1] = -1;
+        write(o, softmax, now, nothing, visits);
+        hopper::finish_copies();
     }
 
   private:
-    __device__ static int turn(int group) { return 1 + group; }
+    static constexpr int D = T::D, kKeys = T::kKeys, kKeyStages = T::kKeyStages;
+    static constexpr bool kOwn = T::kOwn;
+    struct NoWeights {
+        NoWeights() = default;
+        __device__ NoWeights(AttentionArgs const&, OwnRows const&) {}
+    };
+    using VisitsOf = std::conditional_t<kOwn, VisitWeights, NoWeights>;
+
+    /// Merging takes long and waits for memory, so own rows' warpgroups go as they can.
+#ifdef LATER
+    static constexpr bool kWriteLater = LATER;
+#else
+    static constexpr bool kWriteLater = !kOwn;
+#endif
+#ifdef TURNS
+    static constexpr bool kTakeTurns = TURNS;
+#else
+    static constexpr bool kTakeTurns = !kOwn;
+#endif
+    __device__ void take_turn() {
+        if constexpr (kTakeTurns) hopper::named_sync(1 + group_, 256);
+    }
+    __device__ static void pass_turn(int group) {
+        if constexpr (kTakeTurns) hopper::named_arrive(1 + group, 256);
+    }
 
     __device__ Place next_tile(uint32_t keys) {
         shared_.q_full[q_.stage].wait(q_.parity());
@@ -252,10 +306,14 @@ class Consumer {
                 rows.key_tiles,
                 rows.seen_by_all,
                 rows.past,
+                rows.first_slot + row_ * a_.slots,
                 rows.keys_go_on,
                 {rows.at[row_], rows.at[row_ + 8]},
                 0,
                 keys};
+    }
+    __device__ OwnRows own_rows(Place const& place) const {
+        return {{place.at[0], place.at[1]}, {place.first_slot, place.first_slot + 8 * a_.slots}, place.past};
     }
     /// This warp no longer reads what `barrier` guards.
     __device__ static void release(Barrier& barrier) {
@@ -264,22 +322,23 @@ class Consumer {
     }
 
     __device__ void start_scores(float (&s)[kKeys / 2], Place const& at) {
-        uint32_t const index = at.in_ring(), stage = index % kKeyStages<D>;
-        shared_.k_full[stage].wait(index / kKeyStages<D> & 1);
-        uint32_t const q = hopper::shared_address(shared_.q[q_.stage]), k = hopper::shared_address(shared_.k[stage]);
+        uint32_t const index = at.in_ring(), stage = index % kKeyStages;
+        shared_.k_full[stage].wait(index / kKeyStages & 1);
+        uint32_t const q = hopper::shared_address(shared_.q[q_.stage]) + group_ * 64 * hopper::kPanelRowBytes;
+        uint32_t const k = hopper::shared_address(shared_.k[stage]);
         hopper::pin(s);
         hopper::products_begin();
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
-            hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kRows>(q, group_ * 64, step),
+            hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kRows>(q, 0, step),
                                                              hopper::columns_factor<kKeys>(k, 0, step), step > 0);
         hopper::products_commit();
     }
     __device__ void finish_scores(float (&s)[kKeys / 2], Place const& at) {
         hopper::pin(s);
-        if (!at.keys_go_on) release(shared_.k_free[at.in_ring() % kKeyStages<D>]);
+        if (!at.keys_go_on) release(shared_.k_free[at.in_ring() % kKeyStages]);
         if (at.last()) {
-            release(shared_.q_free[q_.stage]);
+            shared_.q_free[q_.stage].arrive();
             q_.advance();
         }
         int32_t const key = at.key_begin + at.key_tile * kKeys;
@@ -302,8 +361,8 @@ class Consumer {
         for (int step = 0; step < kKeys / 16; ++step) hopper::to_left(weights[step], s, step);
     }
     __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Place const& at) {
-        uint32_t const index = at.in_ring(), stage = index % kKeyStages<D>;
-        shared_.v_full[stage].wait(index / kKeyStages<D> & 1);
+        uint32_t const index = at.in_ring(), stage = index % kKeyStages;
+        shared_.v_full[stage].wait(index / kKeyStages & 1);
         uint32_t const v = hopper::shared_address(shared_.v[stage]);
         hopper::pin(o);
         hopper::products_begin();
@@ -315,83 +374,90 @@ class Consumer {
     }
     __device__ void finish_outputs(float (&o)[D / 2], Place const& at) {
         hopper::pin(o);
-        if (!at.keys_go_on) release(shared_.v_free[at.in_ring() % kKeyStages<D>]);
+        if (!at.keys_go_on) release(shared_.v_free[at.in_ring() % kKeyStages]);
     }
 
     /// The tile's results, normalised.
-    __device__ void write(float (&o)[D / 2], Softmax const& softmax, Place const& tile) {
+    __device__ void write(float const (&o)[D / 2], Softmax<kKeys> const& softmax, Place const& tile, Place const& next,
+                          VisitsOf const& visits) {
         float sum[2], lse[2];  // of base 2
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             sum[half] = quad_sum(softmax.sum[half]);
             lse[half] = softmax.top[half] * scale_log2_ + log2_approx(sum[half]);
         }
-        if constexpr (kOwn)
-            if (a_.slots > 0) merge_visits<D>(a_, tile.at, tile.past, o, sum, lse);
         float* const lse_to = kOwn ? a_.lse_out : a_.partial_lse;
+        if constexpr (kOwn) {
+            float merged[D / 2];  // o itself may not change while products that wait for it are under way
+            merge_visits<D>(a_, ring_, own_rows(tile), own_rows(next), visits, o, merged, sum, lse);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int32_t const at = tile.at[half];
-            if constexpr (kOwn)
-                write_row<D>(a_.o_out + int64_t{at} * D, o, half, 1 / sum[half], at >= 0);
-            else if (at >= 0)
-                write_partial<D>(a_.partial, at, o, half, 1 / sum[half]);
-            if (at >= 0 && threadIdx.x % 4 == 0) lse_to[at] = lse[half] * (1 / kLog2e);
+            for (int half = 0; half < 2; ++half)
+                write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, merged, half, 1 / sum[half], tile.at[half] >= 0);
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (tile.at[half] >= 0) write_partial<D>(a_.partial, tile.at[half], o, half, 1 / sum[half]);
         }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if (tile.at[half] >= 0 && threadIdx.x % 4 == 0) lse_to[tile.at[half]] = lse[half] * (1 / kLog2e);
     }
 
     AttentionArgs const& a_;
-    ForwardShared<D>& shared_;
+    ForwardShared<T>& shared_;
     int group_, row_;
     float scale_log2_;
-    RingPosition<kRowStages> q_;
+    RingPosition<T::kRowStages> q_;
+    typename T::Ring ring_;
 };
 
-template <int D, bool kOwn>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 1) hopper_forward_kernel(__grid_constant__ ForwardArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    auto& shared = hopper::dynamic_tiles<ForwardShared<D>>();
-    if (threadIdx.x == 0) init_barriers<D>(shared);
+    auto& shared = hopper::dynamic_tiles<ForwardShared<T>>();
+    if (threadIdx.x == 0) init_barriers(shared);
     __syncthreads();
     int const warpgroup = threadIdx.x / 128;
     if (warpgroup == 0) {
-        hopper::give_registers_up<40>();
+        hopper::give_registers_up<56>();
         int const warp = threadIdx.x / 32;
-        if (warp < kRowStages)
-            gather_rows<D, kOwn>(args, shared, warp);
-        else
-            bring_keys<D, kOwn>(args, shared);
+        if (warp < T::kRowStages)
+            gather_rows(args, shared, warp);
+        else if (warp == 3)
+            bring_keys(args, shared);
     } else {
-        hopper::take_registers<232>();
-        Consumer<D, kOwn>(args, shared, warpgroup - 1).run();
+        hopper::take_registers<224>();
+        Consumer<T>(args, shared, warpgroup - 1).run();
     }
 #endif
 }
 
-template <bool kOwn>
-void launch_hopper(Stage const& stage, Wave const& wave, AttentionArgs const& attention, int64_t tiles) {
+template <class T>
+void launch_tiling(Stage const& stage, Wave const& wave, AttentionArgs const& attention, int64_t tiles) {
     MobaShape const& shape = stage.plan.shape;
     auto const map = [&](bf16 const* x) {
-        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kKeys);
+        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, T::kKeys);
     };
-    auto const start = [&]<int D>() {
-        ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v), static_cast<int32_t>(wave.heads),
-                               !kOwn && shape.options.block_size <= kKeys * kKeyStages<D>};
-        int64_t const blocks = std::min(kernels::multiprocessors(), tiles);
-        launch({kOwn ? "attend_own" : "attend_chosen", blocks, 1, kThreads, sizeof(ForwardShared<D>),
-                stage.problem.stream},
-               hopper_forward_kernel<D, kOwn>, args);
-    };
-    if (shape.head_dim == 64)
-        start.template operator()<64>();
+    ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v), static_cast<int32_t>(wave.heads),
+                           !T::kOwn && shape.options.block_size <= T::kKeys * T::kKeyStages};
+    int64_t const blocks = std::min(kernels::multiprocessors(), tiles);
+    launch(
+        {T::kOwn ? "attend_own" : "attend_chosen", blocks, 1, kThreads, sizeof(ForwardShared<T>), stage.problem.stream},
+        hopper_forward_kernel<T>, args);
+}
+
+template <bool kOwn>
+void launch_forward(Stage const& stage, Wave const& wave, AttentionArgs const& attention, int64_t tiles) {
+    if (stage.plan.shape.head_dim == 64)
+        launch_tiling<Tiling<64, kOwn>>(stage, wave, attention, tiles);
     else
-        start.template operator()<128>();
+        launch_tiling<Tiling<128, kOwn>>(stage, wave, attention, tiles);
 }
 
 }  // namespace
 
 void hopper_attend_chosen(Stage const& stage, Wave const& wave) {
-    launch_hopper<false>(stage, wave, attention_args(stage, wave), most_listed_tiles(stage.plan, wave) * wave.heads);
+    launch_forward<false>(stage, wave, attention_args(stage, wave), most_listed_tiles(stage.plan, wave) * wave.heads);
 }
 
 void hopper_attend_own(Stage const& stage, Wave const& wave, bf16* o, float* lse) {
@@ -399,7 +465,7 @@ void hopper_attend_own(Stage const& stage, Wave const& wave, bf16* o, float* lse
     args.o_out = o;
     args.lse_out = lse;
     args.tiles_per_block = tiles_per_block(stage.plan, stage.plan.shape.group(), kRows);
-    launch_hopper<true>(stage, wave, args, stage.plan.blocks * args.tiles_per_block * wave.heads);
+    launch_forward<true>(stage, wave, args, stage.plan.blocks * args.tiles_per_block * wave.heads);
 }
 
 }  // namespace perigee::moba

@@ -14,8 +14,6 @@ __device__ __forceinline__ float log2_approx(float x) {
     return y;
 }
 
-inline constexpr int kVisitsInFlight = 2;  ///< partial results of a row that are read together
-
 /// Partial results are private to the forward, so a row's columns lie as the registers hold them, 16 bytes a lane: each
 /// access of a quad is 64 bytes in a row. Piece p of a lane has its pairs of columns 8 j + 2 (lane % 4) for j = 4 p ...
 template <int D>
@@ -77,79 +75,141 @@ __device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 2], in
     }
 }
 
-/// The visits of a row of q (`at`, -1 for none) that left results, `past` blocks before its own.
-class Visits {
+/// A lane's two rows of an own tile: `at` in q, -1 for none; where their partial results begin; blocks of the document
+/// before theirs.
+struct OwnRows {
+    int32_t at[2];
+    int32_t first_slot[2];
+    int32_t past;
+};
+
+/// What the visits of a lane's rows weigh. Lane i of the quad knows slots i, i + 4, ...; those of the first eight are
+/// read at once, ahead of their use.
+class VisitWeights {
   public:
-    __device__ Visits(AttentionArgs const& a, int32_t at) : at_(at) {
-        int32_t const query = at / a.heads, head = at % a.heads;
-        first_ =
-            ((head / a.group - a.head) * a.wave_rows + (query - a.wave_begin) * a.group + head % a.group) * a.slots;
+    VisitWeights() = default;
+    __device__ VisitWeights(AttentionArgs const& a, OwnRows const& rows) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) ahead_[half][i] = Visit(a, rows, half, i * 4);
     }
-    __device__ int32_t slot(int s) const { return first_ + s; }
-    /// In base 2; -infinity for a slot that is not in use.
-    __device__ float lse(AttentionArgs const& a, int32_t past, int s) const {
-        if (at_ < 0 || s >= a.slots) return -INFINITY;
-        int32_t const choice = a.chosen[int64_t{at_} * a.slots + s];
-        return choice >= 0 && choice < past ? a.partial_lse[slot(s)] * kLog2e : -INFINITY;
+    /// Log-sum-exp of base 2 of the lane's slot among s ... s + 3; -infinity for one that is not in use.
+    __device__ float lse(AttentionArgs const& a, OwnRows const& rows, int half, int s) const {
+        return s == 0 ? ahead_[half][0].lse(rows) : Visit(a, rows, half, s).lse(rows);
     }
 
   private:
-    int32_t at_, first_;
+    static constexpr int kAhead = 1;
+
+    struct Visit {
+        int32_t choice;
+        float natural;
+
+        Visit() = default;
+        __device__ Visit(AttentionArgs const& a, OwnRows const& rows, int half, int s) : choice(-1), natural(0) {
+            s += threadIdx.x % 4;
+            if (rows.at[half] < 0 || s >= a.slots) return;
+            choice = a.chosen[int64_t{rows.at[half]} * a.slots + s];
+            natural = a.partial_lse[rows.first_slot[half] + s];
+        }
+        __device__ float lse(OwnRows const& rows) const {
+            return choice >= 0 && choice < rows.past ? natural * kLog2e : -INFINITY;
+        }
+    };
+
+    Visit ahead_[2][kAhead];
+};
+
+/// Brings the partial results of own rows, slot by slot and kStages slots ahead, into shared memory that is this
+/// thread's alone: kStages x kBytes for every 256 threads.
+template <int D, int kStages>
+class VisitRing {
+  public:
+    static constexpr int kBytes = 256 * 2 * D / 4 * static_cast<int>(sizeof(bf16));
+
+    __device__ explicit VisitRing(unsigned char* memory)
+        : memory_(hopper::shared_address(memory) + threadIdx.x % 256 * 16) {}
+
+    /// Slot s of the rows; past the last slot, and for rows that are not there, there is nothing to copy.
+    __device__ void start(AttentionArgs const& a, OwnRows const& rows, int s) {
+        if (s < a.slots)
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) {
+                int const half = i / (D / 32);
+                bool const there = rows.at[half] >= 0;
+                int32_t const slot = there ? rows.first_slot[half] + s : 0;
+                hopper::copy_piece(piece(i), a.partial + piece_of_partial<D>(slot, i % (D / 32)), there);
+            }
+        hopper::end_copy_group();
+        next();
+    }
+    /// Waits for the oldest slot, whose place the next start takes.
+    __device__ void wait() const { hopper::wait_for_copy_groups<kStages - 1>(); }
+    __device__ uint4 read(int half, int i) const {
+        uint4 x;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(piece(half * (D / 32) + i))
+                     : "memory");
+        return x;
+    }
+
+  private:
+    static constexpr int kPieces = 2 * D / 32;
+
+    __device__ uint32_t piece(int i) const { return memory_ + (stage_ * kPieces + i) * 256 * 16; }
+    __device__ void next() { stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1; }
+
+    uint32_t memory_;
+    int stage_ = 0;
 };
 
 /// Joins o, normalised but for `sum`, and its lse of base 2, with those of the rows' visits: lse' = log sum exp(lse_j),
-/// o' = sum exp(lse_j - lse') o_j. Afterwards o / sum is the result.
-template <int D>
-__device__ void merge_visits(AttentionArgs const& a, int32_t const (&at)[2], int32_t past, float (&o)[D / 2],
-                             float (&sum)[2], float (&lse)[2]) {
-    int const quad_lane = threadIdx.x % 4;
-    Visits const visits[2] = {{a, at[0]}, {a, at[1]}};
-    float total[2];
+/// o' = sum exp(lse_j - lse') o_j. Afterwards merged / sum is the result, and the ring holds the first slots of `next`.
+template <int D, int kStages>
+__device__ void merge_visits(AttentionArgs const& a, VisitRing<D, kStages>& ring, OwnRows const& rows,
+                             OwnRows const& next, VisitWeights const& weights, float const (&o)[D / 2],
+                             float (&merged)[D / 2], float (&sum)[2], float (&lse)[2]) {
+    float mine[2] = {0, 0};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float const own = lse[half];
-        for (int s = 0; s < a.slots; s += 4) lse[half] = fmaxf(lse[half], visits[half].lse(a, past, s + quad_lane));
+        for (int s = 0; s < a.slots; s += 4) lse[half] = fmaxf(lse[half], weights.lse(a, rows, half, s));
         lse[half] = quad_max(lse[half]);
-        total[half] = exp2_approx(own - lse[half]);
-        float const weight = total[half] / sum[half];
+        float const weight = exp2_approx(own - lse[half]);
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n) o[n * 4 + half * 2] *= weight, o[n * 4 + half * 2 + 1] *= weight;
+        for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+            for (int i = n * 4 + half * 2; i < n * 4 + half * 2 + 2; ++i) merged[i] = o[i] * (weight / sum[half]);
+        sum[half] = weight;
     }
-    for (int s = 0; s < a.slots; s += 4) {
-        float mine[2];
+    int const steps = max(a.slots, kStages);
+#pragma unroll 1
+    for (int s = 0; s < steps; ++s) {
+        ring.wait();
+        if (s < a.slots) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            mine[half] = exp2_approx(visits[half].lse(a, past, s + quad_lane) - lse[half]);
+            for (int half = 0; half < 2; ++half) {
+                if (s % 4 == 0) mine[half] = exp2_approx(weights.lse(a, rows, half, s) - lse[half]);
+                float const weight = __shfl_sync(kAllLanes, mine[half], s % 4, 4);
+                sum[half] += weight;
+                uint4 part[D / 32];
 #pragma unroll
-        for (int i = 0; i < 4; i += kVisitsInFlight) {
-            uint4 part[kVisitsInFlight][2][D / 32];
-            float weight[kVisitsInFlight][2];
-#pragma unroll
-            for (int j = 0; j < kVisitsInFlight; ++j)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    weight[j][half] = __shfl_sync(kAllLanes, mine[half], i + j, 4);
-#pragma unroll
-                    for (int piece = 0; piece < D / 32; ++piece) {
-                        auto const* const from = a.partial + piece_of_partial<D>(visits[half].slot(s + i + j), piece);
-                        part[j][half][piece] = make_uint4(0, 0, 0, 0);
-                        if (weight[j][half] != 0) part[j][half][piece] = __ldcs(reinterpret_cast<uint4 const*>(from));
-                    }
+                for (int i = 0; i < D / 32; ++i) {
+                    part[i] = make_uint4(0, 0, 0, 0);  // what an unused slot holds may be no number
+                    if (weight != 0) part[i] = ring.read(half, i);
                 }
-#pragma unroll
-            for (int j = 0; j < kVisitsInFlight; ++j)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    total[half] += weight[j][half];
-                    add_partial<D>(o, half, part[j][half], weight[j][half]);
-                }
+                add_partial<D>(merged, half, part, weight);
+            }
         }
+        if (s + kStages < steps)
+            ring.start(a, rows, s + kStages);
+        else
+            ring.start(a, next, s + kStages - steps);
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        lse[half] += log2_approx(total[half]);
-        sum[half] = total[half];
-    }
+    for (int half = 0; half < 2; ++half) lse[half] += log2_approx(sum[half]);
 }
 
 }  // namespace perigee::moba

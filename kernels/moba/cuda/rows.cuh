@@ -107,16 +107,24 @@ __device__ bool find_listed(AttentionArgs const& a, Work& work) {
     return true;
 }
 
-__device__ __forceinline__ Row listed_row(AttentionArgs const& a, Work const& work, int i) {
+inline constexpr uint32_t kNoEntry = ~0u;
+
+/// The i-th row's entry in the work's list, or kNoEntry.
+__device__ __forceinline__ uint32_t listed_entry(AttentionArgs const& a, Work const& work, int i) {
+    return work.begin + i < work.end ? a.list[work.g * a.list_stride + work.begin + i] : kNoEntry;
+}
+__device__ __forceinline__ Row row_of_entry(AttentionArgs const& a, Work const& work, uint32_t entry) {
     Row row;
-    if (work.begin + i < work.end) {
-        uint32_t const entry = a.list[work.g * a.list_stride + work.begin + i];
+    if (entry != kNoEntry) {
         auto const at = static_cast<int32_t>(entry >> 6);
         row.at = at / a.group * a.heads + static_cast<int32_t>(work.g) * a.group + at % a.group;
         row.slot = (work.head * a.wave_rows + at - a.wave_begin * a.group) * a.slots + static_cast<int32_t>(entry & 63);
         row.limit = work.block.end - 1;
     }
     return row;
+}
+__device__ __forceinline__ Row listed_row(AttentionArgs const& a, Work const& work, int i) {
+    return row_of_entry(a, work, listed_entry(a, work, i));
 }
 
 /// The x-th tile of kRows rows of a block's own tokens; false where it has no row in the wave. Late tiles, which see
@@ -136,13 +144,19 @@ __device__ bool own_work(AttentionArgs const& a, int32_t head, int32_t x, Work& 
     return first < min(work.block.end, wave_end) && last >= a.query_begin + a.wave_begin;
 }
 
+/// Where in `partial` the slots of the i-th row begin, were it in the wave. Rows of a tile follow each other there.
+__device__ __forceinline__ int32_t own_slot(AttentionArgs const& a, Work const& work, int i) {
+    int32_t const row = (work.block.begin - a.query_begin - a.wave_begin) * a.group + work.begin + i;
+    return (work.head * a.wave_rows + row) * a.slots;
+}
+
 __device__ __forceinline__ Row own_row(AttentionArgs const& a, Work const& work, int i) {
     Row row;
     int32_t const token = work.block.begin + (work.begin + i) / a.group, r = (work.begin + i) % a.group;
     int32_t const query = token - a.query_begin;
     if (token < work.block.end && query >= a.wave_begin && query < a.wave_end) {
         row.at = query * a.heads + static_cast<int32_t>(work.g) * a.group + r;
-        row.slot = (work.head * a.wave_rows + (query - a.wave_begin) * a.group + r) * a.slots;
+        row.slot = own_slot(a, work, i);
         row.limit = token;
     }
     return row;

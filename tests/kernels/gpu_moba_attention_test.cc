@@ -94,9 +94,9 @@ TEST_F(GpuMobaAttention, RandomChoices) {
 
 /// Blocks of more keys than a Hopper kernel keeps at hand, and tiles of keys that end between two tiles.
 TEST_F(GpuMobaAttention, LargeBlocks) {
-    for (auto const& [dim, B] : {std::pair{128, 256}, {128, 320}, {128, 512}, {128, 513}, {64, 512}, {64, 640}}) {
-        GpuMobaCase const c{.cu_seqlens = {0, 3 * B + 100, 3 * B + 300},
-                            .heads = 3,
+    for (auto const& [dim, B] : {std::pair{128, 320}, {128, 512}, {64, 512}, {64, 640}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 2 * B + 100},
+                            .heads = 2,
                             .kv_heads = 1,
                             .head_dim = dim,
                             .options = {.block_size = B, .top_k = 3},
@@ -108,20 +108,19 @@ TEST_F(GpuMobaAttention, LargeBlocks) {
 /// Too much for the reference: the kernels, which it has judged one by one, must agree.
 TEST_F(GpuMobaAttention, ManyTilesPerMultiprocessor) {
     if (moba_cuda_kernels() == MobaKernels::mma) GTEST_SKIP() << "one kind of kernels";
-    for (auto const& [dim, B] : {std::pair{64, 64}, {64, 1024}, {128, 128}, {128, 200}, {128, 256}, {128, 512}}) {
-        GpuMobaCase const c{.cu_seqlens = {0, 5000, 5001, 16000},
-                            .heads = 12,
-                            .kv_heads = 3,
-                            .head_dim = dim,
-                            .options = {.block_size = B, .top_k = 6}};
+    for (int64_t const dim : {64, 128}) {
+        GpuMobaCase c{.cu_seqlens = {0, 1700, 1701, 5000}, .heads = 6, .kv_heads = 3, .head_dim = dim};
         auto const p = make_gpu_problem(c);
-        GpuMoba gpu(p, c.options);
-        gpu.choose(random_choice(c));
-        auto const best = gpu.forward();
-        gpu.use(MobaKernels::mma);
-        auto const other = gpu.forward();
-        EXPECT_LT(relative_error(best.o, other.o), kTolerance) << to_string(gpu.shape());
-        EXPECT_LT(relative_error(best.lse, other.lse), 1e-5) << to_string(gpu.shape());
+        for (int64_t const B : {64, 128, 200, 256, 512, 600}) {
+            c.options = {.block_size = B, .top_k = 6};
+            GpuMoba gpu(p, c.options);
+            gpu.choose(random_choice(c));
+            auto const best = gpu.forward();
+            gpu.use(MobaKernels::mma);
+            auto const other = gpu.forward();
+            EXPECT_LT(relative_error(best.o, other.o), kTolerance) << to_string(gpu.shape());
+            EXPECT_LT(relative_error(best.lse, other.lse), 1e-5) << to_string(gpu.shape());
+        }
     }
 }
 

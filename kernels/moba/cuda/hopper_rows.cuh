@@ -92,16 +92,18 @@ class VisitWeights {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int i = 0; i < kAhead; ++i) ahead_[half][i] = Visit(a, rows, half, i * 4);
+            for (int i = 0; i < 2; ++i) ahead_[half][i] = Visit(a, rows, half, i * 4);
     }
     /// Log-sum-exp of base 2 of the lane's slot among s ... s + 3; -infinity for one that is not in use.
     __device__ float lse(AttentionArgs const& a, OwnRows const& rows, int half, int s) const {
-        return s == 0 ? ahead_[half][0].lse(rows) : Visit(a, rows, half, s).lse(rows);
+        Visit visit;
+        visit.choice = s == 0 ? ahead_[half][0].choice : ahead_[half][1].choice;
+        visit.natural = s == 0 ? ahead_[half][0].natural : ahead_[half][1].natural;
+        if (s >= 8) visit = Visit(a, rows, half, s);
+        return visit.lse(rows);
     }
 
   private:
-    static constexpr int kAhead = 1;
-
     struct Visit {
         int32_t choice;
         float natural;
@@ -118,7 +120,7 @@ class VisitWeights {
         }
     };
 
-    Visit ahead_[2][kAhead];
+    Visit ahead_[2][2];
 };
 
 /// Brings the partial results of own rows, slot by slot and kStages slots ahead, into shared memory that is this

@@ -19,7 +19,13 @@ class ListedWalk {
 
     /// Goes `count` tiles on, the first call from before the first tile. False beyond the last.
     __device__ bool next(int count) {
+        int32_t const before = tile_;
         tile_ += contiguous_ ? count : count * static_cast<int32_t>(gridDim.x);
+        if (head_ >= 0 && tile_ < end_ && tile_ < block_end_) {  // the same list
+            work_.begin += (tile_ - before) * kRows;
+            work_.end = min(list_end_, work_.begin + kRows);
+            return true;
+        }
         if (head_ < 0) tile_ += contiguous_ ? -1 : static_cast<int32_t>(blockIdx.x - gridDim.x);
         int width = 1;
         while (tile_ >= end_) {
@@ -33,11 +39,13 @@ class ListedWalk {
             width = 1024;
         }
         for (; width > 0; width /= 32) seek(width);
+        block_begin_ = tiles_of_head()[block_];
+        work_ = listed_work<kRows>(a_, head_, block_, tile_, list_end_);
         return true;
     }
-    __device__ Work work() const { return listed_work<kRows>(a_, head_, block_, tile_); }
+    __device__ Work const& work() const { return work_; }
     /// Whether this thread block's tile before, or after, has the same keys.
-    __device__ bool continues() const { return contiguous_ && tile_ > begin_ && tile_ > tiles_of_head()[block_]; }
+    __device__ bool continues() const { return contiguous_ && tile_ > begin_ && tile_ > block_begin_; }
     __device__ bool goes_on() const { return contiguous_ && tile_ + 1 < end_ && tile_ + 1 < block_end_; }
 
   private:
@@ -58,8 +66,10 @@ class ListedWalk {
     AttentionArgs const& a_;
     int32_t heads_;
     bool contiguous_;
-    int32_t head_ = -1, tile_ = 0, begin_ = 0, end_ = 0;  // tiles of the head
-    int32_t block_ = 0, block_end_ = 0;
+    int32_t head_ = -1, tile_ = 0, begin_ = 0, end_ = 0;   // tiles of the head
+    int32_t block_ = 0, block_begin_ = 0, block_end_ = 0;  // and the tiles of its list
+    int32_t list_end_ = 0;
+    Work work_;
 };
 
 /// Tiles of the blocks' own rows, every gridDim.x-th of those that might be; 32 are looked at together.
@@ -75,7 +85,10 @@ class OwnWalk {
                 taken_ = from_ + static_cast<int64_t>(__ffs(static_cast<int>(there_)) - 1) * gridDim.x;
                 there_ &= there_ - 1;
             }
-            if (count == 0) return true;
+            if (count == 0) {
+                find(taken_, work_);
+                return true;
+            }
             from_ = from_ < 0 ? blockIdx.x : from_ + int64_t{32} * gridDim.x;
             if (from_ >= end_) return false;
             Work work;
@@ -83,11 +96,7 @@ class OwnWalk {
             there_ = __ballot_sync(kAllLanes, x < end_ && find(x, work));
         }
     }
-    __device__ Work work() const {
-        Work work;
-        find(taken_, work);
-        return work;
-    }
+    __device__ Work const& work() const { return work_; }
     __device__ bool continues() const { return false; }
     __device__ bool goes_on() const { return false; }
 
@@ -100,6 +109,7 @@ class OwnWalk {
     int64_t per_head_, end_;
     int64_t from_ = -1, taken_ = 0;
     unsigned there_ = 0;
+    Work work_;
 };
 
 }  // namespace perigee::moba

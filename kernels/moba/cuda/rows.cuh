@@ -72,9 +72,9 @@ struct Row {
 };
 
 /// The `tile`-th tile of kRows listed rows of a head of the wave; `block` is the last block whose tiles begin at or
-/// before it.
+/// before it. `list_end` is told where the wave's part of the list ends.
 template <int kRows>
-__device__ Work listed_work(AttentionArgs const& a, int32_t head, int32_t block, int32_t tile) {
+__device__ Work listed_work(AttentionArgs const& a, int32_t head, int32_t block, int32_t tile, int32_t& list_end) {
     Work work;
     work.head = head;
     work.g = a.head + head;
@@ -85,7 +85,8 @@ __device__ Work listed_work(AttentionArgs const& a, int32_t head, int32_t block,
     int32_t const list = a.list_begin[work.g * (a.capacity + 1) + block];
     int32_t const first = a.tiles[int64_t{head} * (a.capacity + 1) + block];
     work.begin = list + (a.chunk > 0 ? ends[a.chunk - 1] : 0) + (tile - first) * kRows;
-    work.end = min(list + ends[a.end_chunk - 1], work.begin + kRows);
+    list_end = list + ends[a.end_chunk - 1];
+    work.end = min(list_end, work.begin + kRows);
     return work;
 }
 
@@ -103,7 +104,8 @@ __device__ bool find_listed(AttentionArgs const& a, Work& work) {
         else
             high = middle;
     }
-    work = listed_work<kRows>(a, static_cast<int32_t>(blockIdx.y), low, tile);
+    int32_t list_end;
+    work = listed_work<kRows>(a, static_cast<int32_t>(blockIdx.y), low, tile, list_end);
     return true;
 }
 

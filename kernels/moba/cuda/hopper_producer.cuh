@@ -1,0 +1,174 @@
+// What the Hopper forward's thread blocks share, and the warps that fill it: tiles of gathered rows, keys and values in
+// rings of stages.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/hopper/bulk_copy.cuh"
+#include "kernels/moba/cuda/hopper_rows.cuh"
+#include "kernels/moba/cuda/hopper_walk.cuh"
+
+namespace perigee::moba {
+
+using hopper::Barrier;
+using hopper::RingPosition;
+
+inline constexpr int kRows = 128;  ///< of a tile
+inline constexpr int kConsumerWarps = 8;
+
+/// Listed rows meet many keys: large tiles. Own rows meet half a block and then wait for partial results to merge:
+/// small tiles, which waste less beyond the diagonal and leave room in shared memory to read those ahead.
+template <int kHeadDim, bool kOwnRows>
+struct ForwardTiling {
+    static constexpr int D = kHeadDim;
+    static constexpr bool kOwn = kOwnRows;
+    static constexpr int kKeys = kOwn ? 64 : 128;                  // of a tile
+    static constexpr int kRowStages = kOwn ? 2 : 3;                // tiles of rows; each has its own gathering warp
+    static constexpr int kKeyStages = kOwn ? 3 : D == 64 ? 4 : 2;  // tiles of keys, and of values
+    static constexpr int kVisitStages = kOwn ? 2 : 0;              // slots of partial results
+
+    using Walk = std::conditional_t<kOwn, OwnWalk<kRows>, ListedWalk<kRows>>;
+    using Ring = VisitRing<D, kVisitStages>;
+};
+
+struct ForwardArgs {
+    AttentionArgs attention;
+    CUtensorMap k, v;
+    int32_t heads;   ///< of the wave
+    bool keys_stay;  ///< all keys of a block fit into the ring: tiles of one block follow each other and share them
+};
+
+/// What consumers must know of a tile of rows.
+struct TileOfRows {
+    int32_t at[kRows];    ///< where the row's result goes: listed rows' slot, own rows' place in q; -1 for no row
+    int32_t key_begin;    ///< as tokens
+    int32_t key_tiles;    ///< 0: there are no more tiles of rows
+    int32_t seen_by_all;  ///< the last key that every row sees
+    int32_t past;         ///< blocks of the document before the rows' own
+    int32_t first_slot;   ///< of own rows: where the first row's partial results begin, were it there
+    bool keys_go_on;      ///< the next tile has the same keys
+};
+
+template <class T>
+struct ForwardShared {
+    unsigned char q[T::kRowStages][hopper::tile_bytes<kRows, T::D>()];
+    unsigned char k[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
+    unsigned char v[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
+    unsigned char visits[T::kVisitStages * T::Ring::kBytes + 16];
+    TileOfRows rows[T::kRowStages];
+    Barrier q_full[T::kRowStages], q_free[T::kRowStages];
+    Barrier k_full[T::kKeyStages], k_free[T::kKeyStages];
+    Barrier v_full[T::kKeyStages], v_free[T::kKeyStages];
+};
+
+template <class T>
+__device__ void init_barriers(ForwardShared<T>& shared) {
+    for (int i = 0; i < T::kRowStages; ++i) {
+        shared.q_full[i].init(32);
+        shared.q_free[i].init(kConsumerWarps * 32);
+    }
+    for (int i = 0; i < T::kKeyStages; ++i) {
+        shared.k_full[i].init(1);
+        shared.v_full[i].init(1);
+        shared.k_free[i].init(kConsumerWarps);
+        shared.v_free[i].init(kConsumerWarps);
+    }
+    hopper::publish_barriers();
+}
+
+/// One warp fills one stage of the ring of rows: every kRowStages-th tile.
+template <class T>
+__device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, int stage) {
+    constexpr int kLanes = T::D / 8, kRowsAtOnce = 32 / kLanes;  // a lane copies 16 bytes
+    AttentionArgs const& a = args.attention;
+    int const lane = threadIdx.x % 32;
+    bf16 const* q = a.q + lane % kLanes * 8;
+    asm volatile("" : "+l"(q));    // one multiplication and addition from here to any row
+    uint32_t to[8 / kRowsAtOnce];  // in the first eight rows; the swizzle repeats from there
+#pragma unroll
+    for (int j = 0; j < 8 / kRowsAtOnce; ++j)
+        to[j] = hopper::shared_address(shared.q[stage]) +
+                hopper::piece_offset<kRows>(j * kRowsAtOnce + lane / kLanes, lane % kLanes);
+    typename T::Walk walk(a, args.heads, args.keys_stay);
+    TileOfRows& rows = shared.rows[stage];
+    uint32_t parity = 1;
+    uint32_t entry[kRows / 32];
+    auto const look = [&](int count) {
+        if (!walk.next(count)) return false;
+#pragma unroll
+        for (int i = 0; i < kRows / 32; ++i)
+            entry[i] = T::kOwn ? kNoEntry : listed_entry(a, walk.work(), i * 32 + lane);
+        return true;
+    };
+    for (bool more = look(stage + 1); more; parity ^= 1) {
+        Work const& work = walk.work();
+        shared.q_free[stage].wait(parity);
+#pragma unroll
+        for (int i = 0; i < kRows / 32; ++i) {
+            Row const row = T::kOwn ? own_row(a, work, i * 32 + lane) : row_of_entry(a, work, entry[i]);
+            rows.at[i * 32 + lane] = T::kOwn ? row.at : row.slot;
+            // For a row that is not there any other will do, as its result is not written.
+            int32_t const at = max(row.at, 0);
+#pragma unroll
+            for (int eight = 0; eight < 32; eight += 8) {
+                bf16 const* from[8 / kRowsAtOnce];
+#pragma unroll
+                for (int j = 0; j < 8 / kRowsAtOnce; ++j)
+                    from[j] = q + int64_t{__shfl_sync(kAllLanes, at, eight + j * kRowsAtOnce + lane / kLanes)} * T::D;
+#pragma unroll
+                for (int j = 0; j < 8 / kRowsAtOnce; ++j)
+                    hopper::copy_piece(to[j] + (i * 32 + eight) * hopper::kPanelRowBytes, from[j], true);
+            }
+        }
+        if (lane == 0) {
+            rows.key_begin = work.block.begin;
+            rows.key_tiles = (work.key_end - work.block.begin + T::kKeys - 1) / T::kKeys;
+            rows.seen_by_all = T::kOwn ? work.block.begin + work.begin / a.group : work.block.end - 1;
+            rows.past = T::kOwn ? work.index - work.block.first : 0;
+            rows.first_slot = T::kOwn ? own_slot(a, work, 0) : 0;
+            rows.keys_go_on = walk.goes_on();
+        }
+        more = look(T::kRowStages);  // while the copies are under way
+        hopper::finish_copies();
+        hopper::fence_shared_for_async();
+        shared.q_full[stage].arrive();
+    }
+    shared.q_free[stage].wait(parity);
+    if (lane == 0) rows.key_tiles = 0;
+    shared.q_full[stage].arrive();
+}
+
+/// One warp, of which one lane talks to the copy engine. It looks for the next tile while the keys of the last are on
+/// their way.
+template <class T>
+__device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
+    RingPosition<T::kKeyStages> at;
+    auto const bring = [&](unsigned char* to, CUtensorMap const& map, Barrier& full, int64_t head, int32_t key) {
+        full.arrive_and_expect(hopper::tile_bytes<T::kKeys, T::D>());
+        for (int panel = 0; panel < T::D / hopper::kPanelColumns; ++panel)
+            hopper::copy_box(to + panel * hopper::panel_bytes<T::kKeys>(), map, full, panel * hopper::kPanelColumns,
+                             static_cast<int32_t>(head), key);
+    };
+    typename T::Walk walk(args.attention, args.heads, args.keys_stay);
+    bool more = walk.next(1);
+    while (more) {
+        int64_t const head = walk.work().g;
+        int32_t key = walk.work().block.begin;
+        int32_t const end = walk.continues() ? key : walk.work().key_end;
+        bool looked = false;
+        for (; key < end; key += T::kKeys, at.advance()) {
+            if (threadIdx.x % 32 == 0) {
+                shared.k_free[at.stage].wait(at.free_parity());
+                bring(shared.k[at.stage], args.k, shared.k_full[at.stage], head, key);
+                shared.v_free[at.stage].wait(at.free_parity());
+                bring(shared.v[at.stage], args.v, shared.v_full[at.stage], head, key);
+            }
+            __syncwarp();
+            if (!looked) more = walk.next(1);
+            looked = true;
+        }
+        if (!looked) more = walk.next(1);
+    }
+}
+
+}  // namespace perigee::moba

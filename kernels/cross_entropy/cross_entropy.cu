@@ -1,8 +1,6 @@
-#include <algorithm>
-
+#include "kernels/common/ahead.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/reduce.cuh"
-#include "kernels/common/vector.cuh"
 #include "kernels/cross_entropy/cross_entropy.h"
 
 namespace perigee::kernels {
@@ -10,52 +8,63 @@ namespace perigee::kernels {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kAhead = 4;  // runs in flight in each thread
+constexpr int kStatsThreads = 256;
+constexpr float kLog2OfE = 1.44269504088896340736f;
+constexpr int kRuns = 4;  // that a thread works on side by side
+
+template <int N>
+using Ring = Ahead<N, kRuns, 3>;
+
+/// e^x, zero where the result would be denormal.
+__device__ __forceinline__ float fast_exp(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * kLog2OfE));
+    return y;
+}
 
 /// What exponentials are taken relative to: a maximum of -inf (nothing seen, or only -inf) would turn them into NaN.
 __device__ __forceinline__ float shift_of(float max) { return max == -INFINITY ? 0 : max; }
 
-/// Hands a row to `f`, kAhead runs of each thread at a time: f(runs, i, present), run s starting at column
-/// i + s * blockDim.x * N.
-template <int N, class F>
-__device__ __forceinline__ void over_row(bf16 const* row, int64_t width, F const& f) {
-    int64_t const stride = int64_t{blockDim.x} * N;
-    for (int64_t i = int64_t{threadIdx.x} * N; i < width; i += kAhead * stride) {
-        Run<bf16, N> runs[kAhead];
-#pragma unroll
-        for (int s = 0; s < kAhead; ++s)
-            if (i + s * stride < width) runs[s] = load_run<N>(row + i + s * stride);
-        f(runs, i, stride);
-    }
-}
-
 template <int N>
-__global__ void __launch_bounds__(kThreads) stats(SoftmaxStats const a) {
-    int64_t const t = blockIdx.x;
+__global__ void __launch_bounds__(kStatsThreads) stats(SoftmaxStats const a) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    Ring<N> ring(memory);
+    int64_t const t = blockIdx.x, stride = int64_t{blockDim.x} * N;
     bf16 const* const row = a.logits + t * a.vocab;
+    auto const fetch = [&](int64_t i) {
+#pragma unroll
+        for (int s = 0; s < kRuns; ++s)
+            if (i + s * stride < a.vocab) ring.fetch(s, row + i + s * stride);
+        ring.end_stage();
+    };
     float max = -INFINITY, sum = 0;
-    over_row<N>(row, a.vocab, [&](Run<bf16, N> const(&runs)[kAhead], int64_t i, int64_t stride) {
-        float values[kAhead][N];
+    int64_t i = int64_t{threadIdx.x} * N, ahead = i;
+    for (int stage = 1; stage < Ring<N>::kDepth; ++stage, ahead += kRuns * stride) fetch(ahead);
+    for (; i < a.vocab; i += kRuns * stride, ahead += kRuns * stride) {
+        fetch(ahead);
+        ring.open_stage();
+        float values[kRuns][N];
         float largest = max;
 #pragma unroll
-        for (int s = 0; s < kAhead; ++s) {
+        for (int s = 0; s < kRuns; ++s) {
             bool const present = i + s * stride < a.vocab;
+            unpack(values[s], ring.run(s));
 #pragma unroll
             for (int j = 0; j < N; ++j) {
-                values[s][j] = present ? widen(runs[s].values[j]) : -INFINITY;
+                if (!present) values[s][j] = -INFINITY;
                 largest = fmaxf(largest, values[s][j]);
             }
         }
         float const shift = shift_of(largest);
-        sum *= __expf(max - shift);
+        sum *= fast_exp(max - shift);
         max = largest;
 #pragma unroll
-        for (int s = 0; s < kAhead; ++s)
+        for (int s = 0; s < kRuns; ++s)
 #pragma unroll
-            for (int j = 0; j < N; ++j) sum += __expf(values[s][j] - shift);
-    });
+            for (int j = 0; j < N; ++j) sum += fast_exp(values[s][j] - shift);
+    }
     float const largest = block_max(max);
-    float const total = block_sum(sum * __expf(max - shift_of(largest)));
+    float const total = block_sum(sum * fast_exp(max - shift_of(largest)));
     if (threadIdx.x != 0) return;
     int64_t const local = a.targets[t] - a.vocab_begin;
     a.max[t] = largest;
@@ -83,29 +92,40 @@ __global__ void __launch_bounds__(kThreads) loss(CrossEntropy const a) {
     auto const factor = static_cast<float>(weight * a.scale);
     float const scaled = factor / sum;
     int64_t const local = a.targets[t] - a.vocab_begin;
-    over_row<N>(a.logits + t * a.vocab, a.vocab, [&](Run<bf16, N> const(&runs)[kAhead], int64_t i, int64_t stride) {
+    int64_t const stride = int64_t{blockDim.x} * N;
+    for (int64_t i = int64_t{threadIdx.x} * N; i < a.vocab; i += kRuns * stride) {
+        Run<bf16, N> runs[kRuns];
 #pragma unroll
-        for (int s = 0; s < kAhead; ++s) {
+        for (int s = 0; s < kRuns; ++s)
+            if (i + s * stride < a.vocab) runs[s] = load_run<N>(a.logits + t * a.vocab + i + s * stride);
+#pragma unroll
+        for (int s = 0; s < kRuns; ++s) {
             int64_t const at = i + s * stride;
             if (at >= a.vocab) continue;
             float values[N];
             unpack(values, runs[s]);
 #pragma unroll
-            for (int j = 0; j < N; ++j) values[j] = scaled * __expf(values[j] - max) - (at + j == local ? factor : 0);
+            for (int j = 0; j < N; ++j) values[j] = scaled * fast_exp(values[j] - max) - (at + j == local ? factor : 0);
             store(gradient + at, values);
         }
-    });
+    }
+}
+
+template <int N>
+void launch_stats(SoftmaxStats const& args, cudaStream_t stream) {
+    size_t const shared = Ring<N>::bytes(kStatsThreads);
+    allow_shared(stats<N>, shared);
+    stats<N><<<static_cast<unsigned>(args.tokens), kStatsThreads, shared, stream>>>(args);
 }
 
 }  // namespace
 
 void softmax_stats(SoftmaxStats const& args, cudaStream_t stream) {
     if (args.tokens == 0) return;
-    auto const blocks = static_cast<unsigned>(args.tokens);
     if (in_runs_of_eight(args.vocab, {args.logits}))
-        stats<8><<<blocks, kThreads, 0, stream>>>(args);
+        launch_stats<8>(args, stream);
     else
-        stats<1><<<blocks, kThreads, 0, stream>>>(args);
+        launch_stats<1>(args, stream);
     check_launch("softmax_stats");
 }
 

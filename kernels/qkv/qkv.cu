@@ -1,16 +1,16 @@
 #include <algorithm>
 
+#include "kernels/common/ahead.cuh"
 #include "kernels/common/column_sum.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/reduce.cuh"
-#include "kernels/common/vector.cuh"
 #include "kernels/qkv/qkv.h"
 
 namespace perigee::kernels {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kMaxThreads = 128;
 
 // A group of `lanes` neighbouring lanes works on one head of a row, a thread on the same columns of one token after the
 // other: V runs of N values of the lower half of the head and the matching ones of the upper half.
@@ -27,7 +27,7 @@ struct Place {
     __device__ Place(QkvShape const& s, int lanes_of_head)
         : shape(s),
           lanes(lanes_of_head),
-          head(static_cast<int>(blockIdx.x * kThreads + threadIdx.x) / lanes),
+          head(static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / lanes),
           lane(static_cast<int>(threadIdx.x) % lanes) {}
 
     __device__ int half() const { return shape.size / 2; }
@@ -55,6 +55,54 @@ struct Place {
     }
 };
 
+__device__ __forceinline__ void* block_memory() {
+    extern __shared__ __align__(16) unsigned char memory[];
+    return memory;
+}
+
+/// A thread's part of one head of some tensors, fetched ahead for one token after the other.
+template <int N, int V, int kTensors>
+class HeadsAhead {
+  public:
+    static constexpr int kStages = 3;
+    using Ring = Ahead<N, 2 * V * kTensors, kStages>;
+
+    __device__ explicit HeadsAhead(Place const& place) : place_(place), ring_(block_memory()) {}
+
+    /// Calls fetch(t) for the tokens that come first.
+    template <class Fetch>
+    __device__ __forceinline__ void begin(int64_t tokens, Fetch const& fetch) {
+        for (int stage = 1; stage < kStages; ++stage) fetch_stage(blockIdx.y + (stage - 1) * gridDim.y, tokens, fetch);
+    }
+    /// Makes token t current, and begins to fetch a later one.
+    template <class Fetch>
+    __device__ __forceinline__ void advance(int64_t t, int64_t tokens, Fetch const& fetch) {
+        fetch_stage(t + (kStages - 1) * gridDim.y, tokens, fetch);
+        ring_.open_stage();
+    }
+    __device__ __forceinline__ void fetch(int tensor, bf16 const* from) {
+        place_.runs<N, V>([&](int v, int i) {
+            ring_.fetch((tensor * V + v) * 2, from + i);
+            ring_.fetch((tensor * V + v) * 2 + 1, from + place_.half() + i);
+        });
+    }
+    __device__ __forceinline__ void take(Half<N, V>& low, Half<N, V>& high, int tensor) const {
+        place_.runs<N, V>([&](int v, int) {
+            unpack(low.values[v], ring_.run((tensor * V + v) * 2));
+            unpack(high.values[v], ring_.run((tensor * V + v) * 2 + 1));
+        });
+    }
+
+  private:
+    template <class Fetch>
+    __device__ __forceinline__ void fetch_stage(int64_t t, int64_t tokens, Fetch const& fetch) {
+        if (t < tokens) fetch(t);
+        ring_.end_stage();
+    }
+    Place const& place_;
+    Ring ring_;
+};
+
 template <int N, int V, class T>
 __device__ __forceinline__ void load_head(Half<N, V>& low, Half<N, V>& high, T const* from, Place const& place) {
     place.runs<N, V>([&](int v, int i) {
@@ -71,17 +119,28 @@ __device__ __forceinline__ void store_head(bf16* to, Half<N, V> const& low, Half
     });
 }
 
-/// The sum over a head of a * b, where absent lanes hold zeros.
+/// A head's weights as they lie in memory, which takes half the registers.
 template <int N, int V>
-__device__ __forceinline__ float head_dot(Half<N, V> const& a_low, Half<N, V> const& a_high, Half<N, V> const& b_low,
-                                          Half<N, V> const& b_high, int lanes) {
-    float sum = 0;
+struct Weights {
+    Run<bf16, N> runs[2][V];
+
+    __device__ __forceinline__ void load(bf16 const* from, Place const& place) {
+        place.runs<N, V>([&](int v, int i) {
+            runs[0][v] = load_run<N>(from + i);
+            runs[1][v] = load_run<N>(from + place.half() + i);
+        });
+    }
+    __device__ __forceinline__ float low(int v, int j) const { return widen(runs[0][v].values[j]); }
+    __device__ __forceinline__ float high(int v, int j) const { return widen(runs[1][v].values[j]); }
+};
+
+/// Calls f(v, j) for every value that a thread holds of either half of a head.
+template <int N, int V, class F>
+__device__ __forceinline__ void for_head(F const& f) {
 #pragma unroll
     for (int v = 0; v < V; ++v)
 #pragma unroll
-        for (int j = 0; j < N; ++j)
-            sum += a_low.values[v][j] * b_low.values[v][j] + a_high.values[v][j] * b_high.values[v][j];
-    return group_sum(sum, lanes);
+        for (int j = 0; j < N; ++j) f(v, j);
 }
 
 /// (low, high) <- rotation by the angle, or by its negative where `direction` is -1.
@@ -102,37 +161,38 @@ __device__ __forceinline__ void rotate(Half<N, V>& low, Half<N, V>& high, float 
 }
 
 template <int N, int V, bool kBias, bool kNorm>
-__global__ void __launch_bounds__(kThreads) forward(QkvForward const a, int lanes) {
+__global__ void __launch_bounds__(kMaxThreads) forward(QkvForward const a, int lanes) {
     Place const place(a.shape, lanes);
     bf16 const* const norm = place.is_v() ? nullptr : place.is_q() ? a.q_norm : a.k_norm;
-    Half<N, V> bias_low, bias_high, norm_low = {}, norm_high = {};
+    Half<N, V> bias_low = {}, bias_high = {}, norm_low = {}, norm_high = {};
     if (kBias) load_head(bias_low, bias_high, a.bias + place.column(), place);
     if (kNorm && norm != nullptr) load_head(norm_low, norm_high, norm, place);
+    HeadsAhead<N, V, 1> heads(place);
+    auto const row = [&](int64_t t) { return a.qkv + t * place.width() + place.column(); };
+    auto const fetch = [&](int64_t t) { heads.fetch(0, row(t)); };
+    heads.begin(a.shape.tokens, fetch);
     for (int64_t t = blockIdx.y; t < a.shape.tokens; t += gridDim.y) {
+        heads.advance(t, a.shape.tokens, fetch);
         Half<N, V> low = {}, high = {};
-        bf16* const from = a.qkv + t * place.width() + place.column();
-        load_head(low, high, from, place);
+        heads.take(low, high, 0);
         if (kBias) {
-            place.runs<N, V>([&](int v, int) {
-#pragma unroll
-                for (int j = 0; j < N; ++j) {  // rounded, as the backward will find it
-                    low.values[v][j] = widen(narrow<bf16>(low.values[v][j] + bias_low.values[v][j]));
-                    high.values[v][j] = widen(narrow<bf16>(high.values[v][j] + bias_high.values[v][j]));
-                }
+            for_head<N, V>([&](int v, int j) {  // rounded, as the backward will find it
+                low.values[v][j] = widen(narrow<bf16>(low.values[v][j] + bias_low.values[v][j]));
+                high.values[v][j] = widen(narrow<bf16>(high.values[v][j] + bias_high.values[v][j]));
             });
-            store_head(from, low, high, place);
+            store_head(row(t), low, high, place);
         }
         if (kNorm) {
-            float const squares = head_dot(low, high, low, high, lanes);
-            float const rstd = 1 / sqrtf(squares / static_cast<float>(a.shape.size) + a.eps);
+            float squares = 0;
+            for_head<N, V>([&](int v, int j) {
+                squares += low.values[v][j] * low.values[v][j] + high.values[v][j] * high.values[v][j];
+            });
+            float const rstd = 1 / sqrtf(group_sum(squares, lanes) / static_cast<float>(a.shape.size) + a.eps);
             if (norm != nullptr) {
-#pragma unroll
-                for (int v = 0; v < V; ++v)
-#pragma unroll
-                    for (int j = 0; j < N; ++j) {
-                        low.values[v][j] *= rstd * norm_low.values[v][j];
-                        high.values[v][j] *= rstd * norm_high.values[v][j];
-                    }
+                for_head<N, V>([&](int v, int j) {
+                    low.values[v][j] *= rstd * norm_low.values[v][j];
+                    high.values[v][j] *= rstd * norm_high.values[v][j];
+                });
             }
         }
         if (!place.is_v()) rotate(low, high, a.cos + t * place.half(), a.sin + t * place.half(), 1, place);
@@ -140,58 +200,58 @@ __global__ void __launch_bounds__(kThreads) forward(QkvForward const a, int lane
     }
 }
 
-/// Partial sums of one group of tokens: dbias [groups, X], dq_norm [groups, H, K], dk_norm [groups, G, K], one after
-/// the other.
+/// Partial sums: dbias [groups, X]; of each block, dq_norm and dk_norm [blocks, K].
 struct Partials {
     float *bias, *q_norm, *k_norm;
-    int64_t groups;
 };
 
 template <int N, int V, bool kBias, bool kNorm>
-__global__ void __launch_bounds__(kThreads) backward(QkvBackward const a, Partials const partials, int lanes) {
+__global__ void __launch_bounds__(kMaxThreads, 4) backward(QkvBackward const a, Partials const partials, int lanes) {
     Place const place(a.shape, lanes);
     bf16 const* const norm = place.is_v() ? nullptr : place.is_q() ? a.q_norm : a.k_norm;
-    Half<N, V> norm_low = {}, norm_high = {};
+    bool const normed = kNorm && norm != nullptr;
+    Weights<N, V> weights = {};
     Half<N, V> dbias_low = {}, dbias_high = {}, dnorm_low = {}, dnorm_high = {};
-    if (kNorm && norm != nullptr) load_head(norm_low, norm_high, norm, place);
+    if (normed) weights.load(norm, place);
+    HeadsAhead<N, V, kNorm ? 2 : 1> heads(place);
+    auto const fetch = [&](int64_t t) {
+        heads.fetch(0, place.split(a.dq, a.dk, a.dv, t));
+        if (normed) heads.fetch(1, a.qkv + t * place.width() + place.column());
+    };
+    heads.begin(a.shape.tokens, fetch);
     for (int64_t t = blockIdx.y; t < a.shape.tokens; t += gridDim.y) {
-        Half<N, V> low = {}, high = {}, x_low = {}, x_high = {};
-        load_head(low, high, place.split(a.dq, a.dk, a.dv, t), place);
-        if (kNorm && norm != nullptr) load_head(x_low, x_high, a.qkv + t * place.width() + place.column(), place);
+        heads.advance(t, a.shape.tokens, fetch);
+        Half<N, V> low = {}, high = {};
+        heads.take(low, high, 0);
         if (!place.is_v()) rotate(low, high, a.cos + t * place.half(), a.sin + t * place.half(), -1, place);
         if (kNorm) {
             auto const size = static_cast<float>(a.shape.size);
-            float const rstd = 1 / sqrtf(head_dot(x_low, x_high, x_low, x_high, lanes) / size + a.eps);
-            Half<N, V> weighted_low, weighted_high;
-#pragma unroll
-            for (int v = 0; v < V; ++v)
-#pragma unroll
-                for (int j = 0; j < N; ++j) {
-                    weighted_low.values[v][j] = low.values[v][j] * norm_low.values[v][j];
-                    weighted_high.values[v][j] = high.values[v][j] * norm_high.values[v][j];
-                    dnorm_low.values[v][j] += low.values[v][j] * x_low.values[v][j] * rstd;
-                    dnorm_high.values[v][j] += high.values[v][j] * x_high.values[v][j] * rstd;
-                }
-            float const dot = rstd * head_dot(weighted_low, weighted_high, x_low, x_high, lanes);
-            float const along_x = rstd * rstd * dot / size;
-            if (norm != nullptr) {
-#pragma unroll
-                for (int v = 0; v < V; ++v)
-#pragma unroll
-                    for (int j = 0; j < N; ++j) {
-                        low.values[v][j] = weighted_low.values[v][j] * rstd - x_low.values[v][j] * along_x;
-                        high.values[v][j] = weighted_high.values[v][j] * rstd - x_high.values[v][j] * along_x;
-                    }
+            Half<N, V> x_low = {}, x_high = {};
+            if (normed) heads.take(x_low, x_high, 1);
+            float squares = 0, dot = 0;  // of x; of x and the gradient of the normalised x
+            for_head<N, V>([&](int v, int j) {
+                float const x_l = x_low.values[v][j], x_h = x_high.values[v][j];
+                squares += x_l * x_l + x_h * x_h;
+                dot += low.values[v][j] * weights.low(v, j) * x_l + high.values[v][j] * weights.high(v, j) * x_h;
+            });
+            squares = group_sum(squares, lanes), dot = group_sum(dot, lanes);
+            float const rstd = 1 / sqrtf(squares / size + a.eps), along_x = rstd * rstd * rstd * dot / size;
+            if (normed) {
+                for_head<N, V>([&](int v, int j) {
+                    float& l = low.values[v][j];
+                    float& h = high.values[v][j];
+                    dnorm_low.values[v][j] += l * x_low.values[v][j] * rstd;
+                    dnorm_high.values[v][j] += h * x_high.values[v][j] * rstd;
+                    l = l * weights.low(v, j) * rstd - x_low.values[v][j] * along_x;
+                    h = h * weights.high(v, j) * rstd - x_high.values[v][j] * along_x;
+                });
             }
         }
         if (kBias) {
-#pragma unroll
-            for (int v = 0; v < V; ++v)
-#pragma unroll
-                for (int j = 0; j < N; ++j) {
-                    dbias_low.values[v][j] += low.values[v][j];
-                    dbias_high.values[v][j] += high.values[v][j];
-                }
+            for_head<N, V>([&](int v, int j) {
+                dbias_low.values[v][j] += low.values[v][j];
+                dbias_high.values[v][j] += high.values[v][j];
+            });
         }
         store_head(a.dqkv + t * place.width() + place.column(), low, high, place);
     }
@@ -202,8 +262,22 @@ __global__ void __launch_bounds__(kThreads) backward(QkvBackward const a, Partia
         });
     };
     if (kBias) leave(partials.bias + blockIdx.y * place.width() + place.column(), dbias_low, dbias_high);
-    if (kNorm && norm != nullptr)
-        leave(place.split<float>(partials.q_norm, partials.k_norm, nullptr, blockIdx.y), dnorm_low, dnorm_high);
+    if (!kNorm) return;
+    // One row of sums over the heads of this block, for q and for k; what was fetched has been used.
+    auto* const of_heads = static_cast<float*>(block_memory());
+    int const heads_of_block = static_cast<int>(blockDim.x) / lanes,
+              first = place.head - static_cast<int>(threadIdx.x) / lanes;
+    __syncthreads();
+    leave(of_heads + (place.head - first) * a.shape.size, dnorm_low, dnorm_high);
+    __syncthreads();
+    int64_t const row = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+    for (int k = static_cast<int>(threadIdx.x); k < a.shape.size; k += static_cast<int>(blockDim.x)) {
+        float q_sum = 0, k_sum = 0;
+        for (int head = 0; head < heads_of_block && first + head < a.shape.heads + a.shape.kv_heads; ++head)
+            (first + head < a.shape.heads ? q_sum : k_sum) += of_heads[head * a.shape.size + k];
+        partials.q_norm[row * a.shape.size + k] = q_sum;
+        partials.k_norm[row * a.shape.size + k] = k_sum;
+    }
 }
 
 int64_t width_of(QkvShape const& shape) { return int64_t{shape.heads + 2 * shape.kv_heads} * shape.size; }
@@ -211,26 +285,43 @@ int64_t width_of(QkvShape const& shape) { return int64_t{shape.heads + 2 * shape
 struct Plan {
     bool eights;
     int lanes;
-    dim3 grid;
+    unsigned threads;
+    int64_t across;  ///< blocks that hold a row
 };
 
-/// `waves`: blocks per multiprocessor over the whole launch.
-Plan plan(QkvShape const& shape, bool aligned, int64_t waves) {
+Plan plan(QkvShape const& shape, bool aligned) {
     bool const eights = aligned && shape.size % 16 == 0;
     int const runs = static_cast<int>(ceil_div(shape.size / 2, eights ? 8 : 1));
     int lanes = 1;
     while (lanes < runs && lanes < 32) lanes *= 2;
-    int64_t const across = ceil_div(int64_t{shape.heads + 2 * shape.kv_heads} * lanes, kThreads);
-    int64_t const groups =
-        std::clamp<int64_t>(multiprocessors() * waves / across, 1, std::min<int64_t>(shape.tokens, 65535));
-    return {eights, lanes, dim3(static_cast<unsigned>(across), static_cast<unsigned>(groups))};
+    int64_t const work = int64_t{shape.heads + 2 * shape.kv_heads} * lanes, across = ceil_div(work, kMaxThreads);
+    return {eights, lanes, static_cast<unsigned>(round_up(ceil_div(work, across), 32)), across};
 }
 
-constexpr int64_t kStreamingWaves = 32;
-constexpr int64_t kSummingWaves = 4;  // each group of tokens leaves partial sums, so few groups
+/// Groups of tokens, each of which leaves partial sums: enough to fill the GPU.
+int64_t most_groups(QkvShape const& shape, Plan const& p) {
+    constexpr int64_t kMostBlocks = 8;
+    return std::clamp<int64_t>(multiprocessors() * kMostBlocks / p.across, 1, std::min<int64_t>(shape.tokens, 65535));
+}
 
-int64_t most_groups(QkvShape const& shape) {
-    return std::max(plan(shape, false, kSummingWaves).grid.y, plan(shape, true, kSummingWaves).grid.y);
+/// Floats of partial sums: dbias, and dq_norm and dk_norm each.
+struct Sums {
+    int64_t bias, norm;
+};
+Sums most_sums(QkvShape const& shape, Plan const& p, bool bias) {
+    int64_t const groups = most_groups(shape, p);
+    return {bias ? groups * width_of(shape) : 0, groups * p.across * shape.size};
+}
+
+/// Launches a kernel that fetches heads of `kTensors` tensors ahead, and returns the number of groups.
+template <int N, int V, int kTensors, class... Args>
+int64_t launch(void (*kernel)(Args...), QkvShape const& shape, Plan const& p, cudaStream_t stream, Args... args) {
+    size_t const shared = HeadsAhead<N, V, kTensors>::Ring::bytes(p.threads);
+    int64_t const groups =
+        std::clamp<int64_t>(resident_blocks(kernel, p.threads, shared) / p.across, 1, most_groups(shape, p));
+    dim3 const grid(static_cast<unsigned>(p.across), static_cast<unsigned>(groups));
+    kernel<<<grid, p.threads, shared, stream>>>(args...);
+    return groups;
 }
 
 /// Calls `launch.operator()<N, V, kBias, kNorm>()`.
@@ -258,18 +349,22 @@ void qkv_forward(QkvForward const& args, cudaStream_t stream) {
     if (args.shape.tokens == 0) return;
     bool const aligned = in_runs_of_eight(
         0, {args.q, args.k, args.v, args.qkv, args.cos, args.sin, args.bias, args.q_norm, args.k_norm});
-    Plan const p = plan(args.shape, aligned, kStreamingWaves);
+    Plan const p = plan(args.shape, aligned);
     bool const norm = args.q_norm != nullptr || args.k_norm != nullptr;
     with_options(p.eights, args.bias != nullptr, norm, [&]<int N, int V, bool kBias, bool kNorm>() {
-        forward<N, V, kBias, kNorm><<<p.grid, kThreads, 0, stream>>>(args, p.lanes);
+        launch<N, V, 1>(forward<N, V, kBias, kNorm>, args.shape, p, stream, args, p.lanes);
     });
     check_launch("qkv_forward");
 }
 
 size_t qkv_backward_scratch(QkvShape const& shape, bool bias, bool norms) {
-    int64_t const sums =
-        (bias ? width_of(shape) : 0) + (norms ? int64_t{shape.heads + shape.kv_heads} * shape.size : 0);
-    return static_cast<size_t>(shape.tokens == 0 ? 0 : most_groups(shape) * sums) * sizeof(float);
+    if (shape.tokens == 0) return 0;
+    int64_t most = 0;
+    for (bool aligned : {false, true}) {
+        Sums const sums = most_sums(shape, plan(shape, aligned), bias);
+        most = std::max(most, sums.bias + (norms ? 2 * sums.norm : 0));
+    }
+    return static_cast<size_t>(most) * sizeof(float);
 }
 
 void qkv_backward(QkvBackward const& args, cudaStream_t stream) {
@@ -278,19 +373,22 @@ void qkv_backward(QkvBackward const& args, cudaStream_t stream) {
     bool const bias = args.dbias_accumulated != nullptr, norm = args.q_norm != nullptr || args.k_norm != nullptr;
     bool const aligned = in_runs_of_eight(0, {args.dqkv, args.dq, args.dk, args.dv, args.qkv, args.cos, args.sin,
                                               args.q_norm, args.k_norm, args.scratch});
-    Plan const p = plan(shape, aligned, bias || norm ? kSummingWaves : kStreamingWaves);
-    int64_t const groups = p.grid.y;
-    float* const q_sums = args.scratch + (bias ? groups * width_of(shape) : 0);
-    float* const k_sums = q_sums + groups * shape.heads * shape.size;
-    Partials const partials{args.scratch, q_sums, k_sums, groups};
+    Plan const p = plan(shape, aligned);
+    Sums const sums = most_sums(shape, p, bias);
+    float* const q_sums = args.scratch + sums.bias;
+    float* const k_sums = q_sums + sums.norm;
+    int64_t groups = 0;
     with_options(p.eights, bias, norm, [&]<int N, int V, bool kBias, bool kNorm>() {
-        backward<N, V, kBias, kNorm><<<p.grid, kThreads, 0, stream>>>(args, partials, p.lanes);
+        groups = launch < N, V,
+        kNorm ? 2
+              : 1 > (backward<N, V, kBias, kNorm>, shape, p, stream, args, Partials{args.scratch, q_sums, k_sums},
+                     p.lanes);
     });
     check_launch("qkv_backward");
     if (bias) column_sum(args.dbias_accumulated, args.scratch, groups, width_of(shape), stream);
-    if (args.q_norm != nullptr) column_sum(args.dq_norm_accumulated, q_sums, groups * shape.heads, shape.size, stream);
-    if (args.k_norm != nullptr)
-        column_sum(args.dk_norm_accumulated, k_sums, groups * shape.kv_heads, shape.size, stream);
+    int64_t const blocks = groups * p.across;
+    if (args.q_norm != nullptr) column_sum(args.dq_norm_accumulated, q_sums, blocks, shape.size, stream);
+    if (args.k_norm != nullptr) column_sum(args.dk_norm_accumulated, k_sums, blocks, shape.size, stream);
 }
 
 }  // namespace perigee::kernels

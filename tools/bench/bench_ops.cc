@@ -170,7 +170,11 @@ void Bench::qkv() {
     std::vector<double> const frequencies(static_cast<size_t>(s_.head_size / 2), 0.01);
     TensorView const positions = ids(s_.tokens, s_.tokens);
     report("rope_table", 2 * cos.bytes(), [=, this] { ops_.rope_table(cos, sin, positions, frequencies, 1); });
-    for (bool parts : {false, true}) {
+    struct Parts {
+        char const* name;
+        bool bias, norms;
+    };
+    for (Parts const parts : {Parts{"", false, false}, {" + bias", true, false}, {" + norms", false, true}}) {
         QkvForward forward{
             .q_THK = q, .k_TGK = k, .v_TGK = v, .qkv_TX = qkv, .cos_TR = cos, .sin_TR = sin, .eps = 1e-6};
         QkvBackward backward{.dqkv_TX = compute(qkv.shape),
@@ -181,16 +185,18 @@ void Bench::qkv() {
                              .cos_TR = cos,
                              .sin_TR = sin,
                              .eps = 1e-6};
-        if (parts) {
+        if (parts.bias) {
             forward.bias_X = bias;
-            forward.q_norm_K = forward.k_norm_K = backward.q_norm_K = backward.k_norm_K = norm;
             backward.dbias_accumulated_X = dbias;
+        }
+        if (parts.norms) {
+            forward.q_norm_K = forward.k_norm_K = backward.q_norm_K = backward.k_norm_K = norm;
             backward.dq_norm_accumulated_K = backward.dk_norm_accumulated_K = dnorm;
         }
-        std::string const suffix = parts ? " + bias, norms" : "";
-        report("qkv_forward" + suffix, (parts ? 3 : 2) * qkv.bytes() + 2 * cos.bytes(),
+        std::string const suffix = parts.name;
+        report("qkv_forward" + suffix, (parts.bias ? 3 : 2) * qkv.bytes() + 2 * cos.bytes(),
                [=, this] { ops_.qkv_forward(forward); });
-        report("qkv_backward" + suffix, (parts ? 3 : 2) * qkv.bytes() + 2 * cos.bytes(),
+        report("qkv_backward" + suffix, (parts.norms ? 3 : 2) * qkv.bytes() + 2 * cos.bytes(),
                [=, this] { ops_.qkv_backward(backward); });
     }
     buffers_.clear();

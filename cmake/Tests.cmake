@@ -22,8 +22,8 @@ foreach(folder IN LISTS test_folders)
     if(PERIGEE_CUDA)
         file(GLOB cuda_sources CONFIGURE_DEPENDS tests/${folder}/*.cu)
         list(APPEND sources ${cuda_sources})
-    else()  # kernels that this build does not have
-        list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_")
+    else()  # of what this build does not have
+        list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_|tests/ops/gpu_dense_attention_")
     endif()
     if(sources)
         add_executable(${folder}_tests ${sources})

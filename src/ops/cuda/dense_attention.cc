@@ -8,6 +8,8 @@
 #include <map>
 #include <vector>
 
+#include "base/log.h"
+
 namespace perigee {
 
 namespace {
@@ -148,12 +150,15 @@ int64_t capacity(int64_t wanted, int64_t least) {
 constexpr int64_t kLeastDocuments = 64;
 constexpr int64_t kLeastTokens = 1024;
 
+void* memory(ConstView view) { return const_cast<std::byte*>(view.data); }
+
 }  // namespace
 
 struct DenseAttention::Impl {
     CudaDevice& device;
     Staging& staging;
     std::function<void*(size_t)> scratch;
+    Check check;
     cudnnHandle_t handle = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans = {};
     int64_t documents =
@@ -189,7 +194,25 @@ struct DenseAttention::Impl {
         check_cudnn(made->graph.build(handle, {fe::HeurMode_t::A}), key.backward ? "attention backward" : "attention");
         check_cudnn(made->graph.get_workspace_size(made->workspace), "its workspace");
         plan = std::move(made);
-        return *plan;
+        try {
+            check_plan(key);
+        } catch (...) {
+            plans.erase(key);
+            throw;
+        }
+        return *plans.at(key);
+    }
+
+    void check_plan(Key const& key) {
+        AttentionShape const shape{key.heads, key.kv_heads, key.head_dim, key.scale};
+        AttentionPasses passes{.compute = DType::bf16};
+        if (key.backward)
+            passes.backward = [&](AttentionBackward const& args) { execute(key, args.cu_seqlens, tensors(args)); };
+        else
+            passes.forward = [&](AttentionForward const& args) { execute(key, args.cu_seqlens, tensors(args)); };
+        double const error = check(device, shape, passes, version());
+        log::info("{}: attention{} of {}/{} heads of {} agrees with the oracle within {:.1e}", version(),
+                  key.backward ? " backward" : "", key.heads, key.kv_heads, key.head_dim, error);
     }
 
     size_t offsets_at(int64_t table) const {
@@ -224,7 +247,22 @@ struct DenseAttention::Impl {
         known = std::move(wanted);
     }
 
-    void execute(Key const& key, std::span<int32_t const> cu_seqlens, std::unordered_map<int64_t, void*> tensors) {
+    using Tensors = std::unordered_map<int64_t, void*>;
+
+    static Tensors tensors(AttentionForward const& args) {
+        return {{kQ, memory(args.q_THK)},
+                {kK, memory(args.k_TGK)},
+                {kV, memory(args.v_TGK)},
+                {kO, memory(args.o_THK)},
+                {kStats, memory(args.lse_TH)}};
+    }
+    static Tensors tensors(AttentionBackward const& args) {
+        return {{kQ, memory(args.q_THK)},      {kK, memory(args.k_TGK)},      {kV, memory(args.v_TGK)},
+                {kO, memory(args.o_THK)},      {kStats, memory(args.lse_TH)}, {kGradO, memory(args.do_THK)},
+                {kGradQ, memory(args.dq_THK)}, {kGradK, memory(args.dk_TGK)}, {kGradV, memory(args.dv_TGK)}};
+    }
+
+    void execute(Key const& key, std::span<int32_t const> cu_seqlens, Tensors tensors) {
         Plan& p = plan(key);
         upload_tables(cu_seqlens, key);
         auto* const memory = static_cast<std::byte*>(tables.data());
@@ -236,12 +274,8 @@ struct DenseAttention::Impl {
     }
 };
 
-namespace {
-void* memory(ConstView view) { return const_cast<std::byte*>(view.data); }
-}  // namespace
-
-DenseAttention::DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch)
-    : impl_(new Impl{.device = device, .staging = staging, .scratch = std::move(scratch)}) {
+DenseAttention::DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch, Check check)
+    : impl_(new Impl{.device = device, .staging = staging, .scratch = std::move(scratch), .check = std::move(check)}) {
     if (cudnnCreate(&impl_->handle) != CUDNN_STATUS_SUCCESS) fail(Category::internal, "cuDNN cannot be started");
     if (cudnnSetStream(impl_->handle, device.stream()) != CUDNN_STATUS_SUCCESS)
         fail(Category::internal, "cuDNN refuses a stream");
@@ -257,25 +291,11 @@ bool DenseAttention::takes(ConstView q_THK, ConstView k_TGK) {
 }
 
 void DenseAttention::forward(AttentionForward const& args) {
-    impl_->execute(impl_->key_of(args, false), args.cu_seqlens,
-                   {{kQ, memory(args.q_THK)},
-                    {kK, memory(args.k_TGK)},
-                    {kV, memory(args.v_TGK)},
-                    {kO, memory(args.o_THK)},
-                    {kStats, memory(args.lse_TH)}});
+    impl_->execute(impl_->key_of(args, false), args.cu_seqlens, Impl::tensors(args));
 }
 
 void DenseAttention::backward(AttentionBackward const& args) {
-    impl_->execute(impl_->key_of(args, true), args.cu_seqlens,
-                   {{kQ, memory(args.q_THK)},
-                    {kK, memory(args.k_TGK)},
-                    {kV, memory(args.v_TGK)},
-                    {kO, memory(args.o_THK)},
-                    {kStats, memory(args.lse_TH)},
-                    {kGradO, memory(args.do_THK)},
-                    {kGradQ, memory(args.dq_THK)},
-                    {kGradK, memory(args.dk_TGK)},
-                    {kGradV, memory(args.dv_TGK)}});
+    impl_->execute(impl_->key_of(args, true), args.cu_seqlens, Impl::tensors(args));
 }
 
 std::string DenseAttention::version() {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "device/cuda/cuda_device.h"
+#include "ops/attention_check.h"
 #include "ops/cuda/staging.h"
 #include "ops/ops.h"
 
@@ -15,14 +16,19 @@ namespace perigee {
 
 class DenseAttention {
   public:
-    /// `scratch(bytes)` gives device memory for the operation that runs.
-    DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch);
+    /// As check_attention.
+    using Check = std::function<double(Device&, AttentionShape const&, AttentionPasses const&, std::string const&)>;
+    /// `scratch(bytes)` gives device memory for the operation that runs. Each plan of cuDNN's passes `check` before its
+    /// first use.
+    DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch,
+                   Check check = check_attention);
     ~DenseAttention();
 
     /// Whether cuDNN takes such a problem: all queries of the pack, a head size that is a multiple of 8 up to 256.
     static bool takes(ConstView q_THK, ConstView k_TGK);
 
-    /// As Ops::attention_forward and attention_backward without `moba`. Throws Category::internal with cuDNN's message.
+    /// As Ops::attention_forward and attention_backward without `moba`. Throws Category::internal with cuDNN's message,
+    /// or where the check finds its results wrong.
     void forward(AttentionForward const& args);
     void backward(AttentionBackward const& args);
 

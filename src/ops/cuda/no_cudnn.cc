@@ -5,7 +5,7 @@ namespace perigee {
 
 struct DenseAttention::Impl {};
 
-DenseAttention::DenseAttention(CudaDevice&, Staging&, std::function<void*(size_t)>) {}
+DenseAttention::DenseAttention(CudaDevice&, Staging&, std::function<void*(size_t)>, Check) {}
 DenseAttention::~DenseAttention() = default;
 bool DenseAttention::takes(ConstView, ConstView) { return false; }
 void DenseAttention::forward(AttentionForward const&) { fail(Category::internal, "this build has no cuDNN"); }

@@ -1,0 +1,98 @@
+// cuDNN's attention is checked before it is used, once for each plan, and not used where the check fails.
+#include "ops/cuda/dense_attention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ops/gpu_case.h"
+
+namespace perigee::testing {
+
+namespace {
+
+using ::testing::HasSubstr;
+
+class GpuDenseAttention : public GpuTest {
+  protected:
+    void SetUp() override {
+        GpuTest::SetUp();
+        if (IsSkipped()) return;
+        if (DenseAttention::version() == "no cuDNN") GTEST_SKIP() << "no cuDNN";
+        device_ = std::make_unique<CudaDevice>(0);
+        staging_ = std::make_unique<Staging>(*device_);
+    }
+
+    DenseAttention make(DenseAttention::Check check) {
+        return {*device_, *staging_,
+                [this](size_t bytes) {
+                    if (scratch_.bytes() < bytes) scratch_ = Buffer(*device_, bytes);
+                    return scratch_.data();
+                },
+                std::move(check)};
+    }
+    TensorView heads(int64_t tokens, int64_t heads) {
+        auto const bytes = static_cast<size_t>(tokens * heads * 64 * size_of(DType::bf16));
+        Buffer const& buffer = buffers_.emplace_back(*device_, bytes);
+        std::vector<unsigned char> const ones(bytes, 0x3f);
+        device_->copy(buffer.data(), ones.data(), bytes);
+        return {static_cast<std::byte*>(buffer.data()), DType::bf16, {tokens, heads, 64}};
+    }
+    /// One document of so many tokens.
+    void attend(DenseAttention& attention, int64_t tokens) {
+        std::vector<int32_t> const borders = {0, static_cast<int32_t>(tokens)};
+        Buffer const lse(*device_, static_cast<size_t>(tokens * 4) * sizeof(float));
+        attention.forward({.o_THK = heads(tokens, 4),
+                           .lse_TH = {static_cast<std::byte*>(lse.data()), DType::f32, {tokens, 4}},
+                           .q_THK = heads(tokens, 4),
+                           .k_TGK = heads(tokens, 2),
+                           .v_TGK = heads(tokens, 2),
+                           .cu_seqlens = borders,
+                           .scale = 0.125});
+        device_->synchronize();
+    }
+
+    std::unique_ptr<CudaDevice> device_;
+    std::unique_ptr<Staging> staging_;
+    Buffer scratch_;
+    std::vector<Buffer> buffers_;
+};
+
+TEST_F(GpuDenseAttention, IsCheckedOnceForEachPlanAndAgreesWithTheOracle) {
+    std::vector<double> errors;
+    auto attention = make([&](auto&&... args) {
+        errors.push_back(check_attention(args...));
+        return errors.back();
+    });
+    attend(attention, 500);
+    attend(attention, 1000);  // the same plan
+    EXPECT_EQ(errors.size(), 1u);
+    attend(attention, 3000);  // needs a larger one
+    ASSERT_EQ(errors.size(), 2u);
+    for (double error : errors) {
+        EXPECT_GT(error, 0);
+        EXPECT_LT(error, 0.01);
+    }
+}
+
+TEST_F(GpuDenseAttention, WrongResultsStopTheRunBeforeTheFirstUseAndEveryLaterOne) {
+    auto attention = make([&](Device& device, AttentionShape const& shape, AttentionPasses passes, auto const& name) {
+        passes.forward = [&device, right = passes.forward](AttentionForward const& args) {
+            right(args);
+            bf16 const zero{};
+            for (int64_t i = 0; i < 64; ++i) device.copy(args.o_THK.as<bf16>() + i, &zero, sizeof zero);
+        };
+        return check_attention(device, shape, passes, name);
+    });
+    for (int attempt = 0; attempt < 2; ++attempt) try {
+            attend(attention, 500);
+            FAIL() << "used";
+        } catch (Error const& e) {
+            EXPECT_EQ(e.category(), Category::internal);
+            EXPECT_THAT(e.what(), HasSubstr(DenseAttention::version()));
+            EXPECT_THAT(e.what(), HasSubstr("o is off"));
+        }
+}
+
+}  // namespace
+
+}  // namespace perigee::testing

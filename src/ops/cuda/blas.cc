@@ -1,5 +1,9 @@
 #include "ops/cuda/blas.h"
 
+#include <algorithm>
+#include <array>
+#include <limits>
+
 #include "ops/checks.h"
 
 namespace perigee {
@@ -7,6 +11,7 @@ namespace perigee {
 namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
+constexpr int kCandidates = 16;
 
 void check_blas(cublasStatus_t code, char const* call) {
     if (code != CUBLAS_STATUS_SUCCESS) fail(Category::internal, "{} failed: {}", call, cublasLtGetStatusName(code));
@@ -23,6 +28,33 @@ struct Layout {
     Layout(Layout const&) = delete;
     Layout& operator=(Layout const&) = delete;
     cublasLtMatrixLayout_t handle = nullptr;
+};
+
+/// Milliseconds that the device spends on what is queued between begin() and end().
+class Timer {
+  public:
+    Timer() {
+        check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
+        check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
+    }
+    ~Timer() {
+        cudaEventDestroy(begin_);
+        cudaEventDestroy(end_);
+    }
+    Timer(Timer const&) = delete;
+    Timer& operator=(Timer const&) = delete;
+
+    void begin(cudaStream_t stream) const { check_cuda(cudaEventRecord(begin_, stream), "cudaEventRecord"); }
+    float end(cudaStream_t stream) const {
+        check_cuda(cudaEventRecord(end_, stream), "cudaEventRecord");
+        check_cuda(cudaEventSynchronize(end_), "cudaEventSynchronize");
+        float milliseconds = 0;
+        check_cuda(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+        return milliseconds;
+    }
+
+  private:
+    cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
 cublasLtMatmulDesc_t describe(bool transpose_a, bool transpose_b) {
@@ -52,7 +84,7 @@ struct Blas::Plan {
     cublasLtMatmulAlgo_t algorithm{};
 };
 
-Blas::Blas(CudaDevice& device) : device_(device), workspace_(device, kWorkspace) {
+Blas::Blas(CudaDevice& device, bool tune) : device_(device), tune_(tune), workspace_(device, kWorkspace) {
     check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -61,26 +93,58 @@ Blas::~Blas() {
     cublasLtDestroy(handle_);
 }
 
-Blas::Plan const& Blas::plan(Key const& key) {
+Blas::Plan const& Blas::plan(Key const& key, MatMul const& args) {
     auto& plan = plans_[key];
     if (plan) return *plan;
-    plan = std::make_unique<Plan>(key);
+    auto made = std::make_unique<Plan>(key);
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     check_blas(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
                                                     sizeof kWorkspace),
                "cublasLtMatmulPreferenceSetAttribute");
-    cublasLtMatmulHeuristicResult_t best{};
+    // Training repeats the same round numbers of tokens; others, as generation has them, are not worth a trial.
+    bool const tune = tune_ && key.m % 128 == 0 && key.n % 128 == 0 && key.k % 128 == 0;
+    std::array<cublasLtMatmulHeuristicResult_t, kCandidates> candidates{};
     int found = 0;
-    cublasStatus_t const code =
-        cublasLtMatmulAlgoGetHeuristic(handle_, plan->product, plan->first.handle, plan->second.handle,
-                                       plan->result.handle, plan->result.handle, preference, 1, &best, &found);
+    cublasStatus_t const code = cublasLtMatmulAlgoGetHeuristic(
+        handle_, made->product, made->first.handle, made->second.handle, made->result.handle, made->result.handle,
+        preference, tune ? kCandidates : 1, candidates.data(), &found);
     cublasLtMatmulPreferenceDestroy(preference);
     if (code != CUBLAS_STATUS_SUCCESS || found == 0)
         fail(Category::internal, "cuBLASLt has no algorithm for a product [{}, {}] = [{}, {}] [{}, {}]: {}", key.m,
              key.n, key.m, key.k, key.k, key.n, cublasLtGetStatusName(code));
-    plan->algorithm = best.algo;
+    made->algorithm = candidates[0].algo;
+    if (found > 1) choose_by_trial(*made, std::span(candidates).first(static_cast<size_t>(found)), args);
+    plan = std::move(made);
     return *plan;
+}
+
+/// Rounds through all candidates, so that a clock that drifts is fair to them; the best time of each counts.
+void Blas::choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t const> candidates,
+                           MatMul const& args) try {
+    Buffer const elsewhere(device_, args.accumulate ? static_cast<size_t>(args.c.bytes()) : 0);  // sums stay unharmed
+    void* const result = args.accumulate ? elsewhere.data() : args.c.data;
+    Timer const timer;
+    std::array<float, kCandidates> best;
+    best.fill(std::numeric_limits<float>::infinity());
+    for (int round = 0; round < 3; ++round)
+        for (size_t i = 0; i < candidates.size(); ++i) {
+            timer.begin(device_.stream());
+            if (run(plan, candidates[i].algo, args, result) != CUBLAS_STATUS_SUCCESS) continue;
+            float const milliseconds = timer.end(device_.stream());
+            if (round > 0) best[i] = std::min(best[i], milliseconds);
+        }
+    size_t const fastest = static_cast<size_t>(std::ranges::min_element(best) - best.begin());
+    if (fastest < candidates.size()) plan.algorithm = candidates[fastest].algo;
+} catch (OutOfMemory const&) {
+    // Then the first has to do.
+}
+
+cublasStatus_t Blas::run(Plan const& p, cublasLtMatmulAlgo_t const& algorithm, MatMul const& args, void* result) {
+    float const one = 1, beta = args.accumulate ? 1 : 0;
+    return cublasLtMatmul(handle_, p.product, &one, args.b.data, p.first.handle, args.a.data, p.second.handle, &beta,
+                          result, p.result.handle, result, p.result.handle, &algorithm, workspace_.data(), kWorkspace,
+                          device_.stream());
 }
 
 void Blas::matmul(MatMul const& args) {
@@ -96,12 +160,9 @@ void Blas::matmul(MatMul const& args) {
                           .transpose_a = args.transpose_a,
                           .transpose_b = args.transpose_b,
                           .accumulate = args.accumulate,
-                          .wide = args.c.dtype == DType::f32});
-    float const one = 1, beta = args.accumulate ? 1 : 0;
-    check_blas(cublasLtMatmul(handle_, p.product, &one, args.b.data, p.first.handle, args.a.data, p.second.handle,
-                              &beta, args.c.data, p.result.handle, args.c.data, p.result.handle, &p.algorithm,
-                              workspace_.data(), kWorkspace, device_.stream()),
-               "cublasLtMatmul");
+                          .wide = args.c.dtype == DType::f32},
+                         args);
+    check_blas(run(p, p.algorithm, args, args.c.data), "cublasLtMatmul");
 }
 
 }  // namespace perigee

@@ -11,7 +11,7 @@ CudaOps::CudaOps(CudaDevice& device, bool deterministic)
     : device_(device),
       deterministic_(deterministic),
       staging_(device),
-      blas_(device),
+      blas_(device, /*tune=*/!deterministic),
       dense_(std::make_unique<DenseAttention>(device, staging_, [this](size_t bytes) { return scratch(bytes); })) {}
 
 CudaOps::~CudaOps() = default;

@@ -17,7 +17,8 @@ void spread(Pass const& pass, TensorView y_TO, TensorView x_PI, ConstView w_OI) 
 /// dx = dy W in parts, and dW += dy^T x
 void spread_backward(Pass const& pass, TensorView dx_PI, TensorView dw_OI, ConstView dy_TO, TensorView x_PI,
                      ConstView w_OI) {
-    pass.ops.matmul({.c = dw_OI, .a = dy_TO, .b = pass.stream.gather(x_PI), .transpose_a = true, .accumulate = true});
+    pass.ops.matmul(
+        {.c = dw_OI, .a = dy_TO, .b = pass.stream.gather(x_PI), .transpose_a = true, .accumulate = !pass.fresh});
     pass.ops.matmul({.c = pass.stream.partial(dx_PI), .a = dy_TO, .b = w_OI});
     pass.stream.add_up(dx_PI);
 }
@@ -31,7 +32,7 @@ void join(Pass const& pass, TensorView y_PO, ConstView x_TI, ConstView w_OI) {
 void join_backward(Pass const& pass, TensorView dx_TI, TensorView dw_OI, TensorView dy_PO, ConstView x_TI,
                    ConstView w_OI) {
     ConstView const dy_TO = pass.stream.gather(dy_PO);
-    pass.ops.matmul({.c = dw_OI, .a = dy_TO, .b = x_TI, .transpose_a = true, .accumulate = true});
+    pass.ops.matmul({.c = dw_OI, .a = dy_TO, .b = x_TI, .transpose_a = true, .accumulate = !pass.fresh});
     pass.ops.matmul({.c = dx_TI, .a = dy_TO, .b = w_OI});
 }
 

@@ -38,7 +38,8 @@ struct Pass {
     Mesh const& mesh;
     SequenceParallel stream;
     ContextAttention attention;
-    int64_t tokens;  ///< T
+    int64_t tokens;      ///< T
+    bool fresh = false;  ///< products overwrite the gradients of their weights
     TensorView cos_TR = {};
     TensorView sin_TR = {};
     TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream

@@ -19,8 +19,6 @@ int64_t chunk_rows(Ops& ops, int64_t tokens, int64_t vocab) {
 /// Device memory for one chunk.
 struct Chunk {
     TensorView logits_TV;
-    TensorView targets_T;
-    TensorView weights_T;
     TensorView max_T;           ///< over this rank's vocabulary
     TensorView all_max_T = {};  ///< over the whole one; the same memory where tp has one rank
     TensorView sums_2T;         ///< softmax sums, then target logits: one message
@@ -33,8 +31,6 @@ struct Chunk {
 Chunk allocate_chunk(Ops const& ops, Comm const& tp, Arena& arena, int64_t rows, int64_t vocab) {
     DType const statistics = ops.main_dtype();
     Chunk chunk{.logits_TV = arena.allocate("logits", ops.compute_dtype(), {rows, vocab}, Use::logits),
-                .targets_T = arena.allocate("targets", DType::i32, {rows}),
-                .weights_T = arena.allocate("weights", DType::f32, {rows}),
                 .max_T = arena.allocate("softmax max", statistics, {rows}),
                 .sums_2T = arena.allocate("softmax sums", statistics, {2 * rows}),
                 .nll_T = arena.allocate("nll", statistics, {rows})};
@@ -44,8 +40,6 @@ Chunk allocate_chunk(Ops const& ops, Comm const& tp, Arena& arena, int64_t rows,
 
 Chunk first_rows(Chunk const& chunk, int64_t rows) {
     return {.logits_TV = chunk.logits_TV.rows(0, rows),
-            .targets_T = chunk.targets_T.rows(0, rows),
-            .weights_T = chunk.weights_T.rows(0, rows),
             .max_T = chunk.max_T.rows(0, rows),
             .all_max_T = chunk.all_max_T.rows(0, rows),
             .sums_2T = chunk.sums_2T.rows(0, 2 * rows),
@@ -79,51 +73,54 @@ double correct_weight(Ops& ops, Chunk const& chunk, std::span<float const> weigh
 
 }  // namespace
 
-void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
+void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Targets const& batch,
                      ClassifierResult const& result) {
     Arena::Scope const scope(arena);
     int64_t const tokens = x_TD[0], vocab = w_VD[0], vocab_begin = tp.rank() * vocab;
     int64_t const size = chunk_rows(ops, tokens, vocab);
     bool const backward = !result.dx_TD.empty();
     Chunk const memory = allocate_chunk(ops, tp, arena, size, vocab);
+    bool fresh = result.fresh;
     for (int64_t begin = 0; begin < tokens; begin += size) {
         int64_t const end = std::min(tokens, begin + size);
-        std::span const weights(batch.weights_T.data() + begin, static_cast<size_t>(end - begin));
+        std::span const weights =
+            batch.host_weights_T.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
         if (std::ranges::all_of(weights, [](float w) { return w == 0; })) {
             if (backward) ops.fill_zero(result.dx_TD.rows(begin, end));
             continue;
         }
         Chunk const chunk = first_rows(memory, end - begin);
-        ops.upload(chunk.targets_T, batch.targets_T.data() + begin);
-        ops.upload(chunk.weights_T, weights.data());
         ConstView const x = x_TD.rows(begin, end);
+        ConstView const targets_T = batch.targets_T.rows(begin, end), weights_T = batch.weights_T.rows(begin, end);
         ops.matmul({.c = chunk.logits_TV, .a = x, .b = w_VD, .transpose_b = true});
         ops.softmax_stats({.max_T = chunk.max_T,
                            .sum_T = chunk.sum_T(),
                            .target_T = chunk.target_T(),
                            .logits_TV = chunk.logits_TV,
-                           .targets_T = chunk.targets_T,
+                           .targets_T = targets_T,
                            .vocab_begin = vocab_begin});
         join_vocabulary(ops, tp, chunk);
         ops.cross_entropy({.nll_T = chunk.nll_T,
                            .dlogits_TV = backward ? chunk.logits_TV : TensorView(),
                            .logits_TV = chunk.logits_TV,
-                           .targets_T = chunk.targets_T,
-                           .weights_T = chunk.weights_T,
+                           .targets_T = targets_T,
+                           .weights_T = weights_T,
                            .max_T = chunk.all_max_T,
                            .sum_T = chunk.sum_T(),
                            .target_T = chunk.target_T(),
                            .scale = result.scale,
                            .vocab_begin = vocab_begin});
-        ops.weighted_sum(result.loss_accumulated, chunk.nll_T, chunk.weights_T);
+        ops.weighted_sum(result.loss_accumulated, chunk.nll_T, weights_T);
         if (result.correct_accumulated != nullptr)
             *result.correct_accumulated += chunk.nll_T.dtype == DType::f64 ? correct_weight<double>(ops, chunk, weights)
                                                                            : correct_weight<float>(ops, chunk, weights);
         if (!backward) continue;
         ops.matmul(
-            {.c = result.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = true});
+            {.c = result.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = !fresh});
+        fresh = false;
         ops.matmul({.c = result.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = w_VD});
     }
+    if (backward && fresh) ops.fill_zero(result.dw_accumulated_VD);
 }
 
 }  // namespace perigee

@@ -2,10 +2,11 @@
 // computes the logits of its own rows of the vocabulary; only three numbers per token cross between ranks.
 #pragma once
 
+#include <span>
+
 #include "comm/comm.h"
 #include "ops/ops.h"
 #include "tensor/arena.h"
-#include "tensor/batch.h"
 
 namespace perigee {
 
@@ -16,13 +17,21 @@ struct ClassifierResult {
     double* correct_accumulated = nullptr;
     TensorView dx_TD = {};  ///< what this rank's rows contribute; may be the memory of x_TD
     TensorView dw_accumulated_VD = {};
+    bool fresh = false;  ///< dw holds nothing yet: it is overwritten
     double scale = 1;
+};
+
+/// What the tokens are to predict, on the device, and the weights on the host too.
+struct Targets {
+    ConstView targets_T;  ///< int32
+    ConstView weights_T;  ///< f32
+    std::span<float const> host_weights_T;
 };
 
 /// Adds the sum over the batch of weight * nll of softmax(x W^T), added in fp64; the same on every rank of `tp`. `x_TD`
 /// holds all tokens, `w_VD` rank r's part r of the vocabulary. With views for it, also the gradient of scale * that
 /// sum. Chunks whose weights are all zero cost nothing. Does not wait for the device.
-void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Batch const& batch,
+void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Targets const& batch,
                      ClassifierResult const& result);
 
 }  // namespace perigee

@@ -110,10 +110,20 @@ struct Llama::Impl {
     Rope rope;
     ContextMode context_mode;
 
+    /// The tokens of one pass, on the device.
+    struct Inputs {
+        LocalBatch const& local;
+        TensorView ids_T;
+        TensorView positions_T;
+        TensorView targets_T;
+        TensorView weights_T;
+
+        Targets targets() const { return {targets_T, weights_T, local.batch().weights_T}; }
+    };
+
     /// The state of one pass after its forward.
     struct Forward {
         Pass pass;
-        TensorView ids_T = {};
         std::vector<BlockActivations> blocks = {};  ///< one per layer, or one for all of them
         TensorView x_PD = {};                       ///< the stream after the last block
         TensorView rstd_P = {};
@@ -124,15 +134,25 @@ struct Llama::Impl {
         return layout.view(flat, options.tie_word_embeddings ? kEmbedding : "lm_head.weight");
     }
 
+    /// Zeros for the gradients that no product writes: those of vectors, and of an embedding that is no classifier.
+    void clear_sums(TensorView grads) const {
+        for (ParamLayout::Entry const& entry : layout.entries())
+            if (entry.spec.shape.rank() == 1 || (entry.spec.name == kEmbedding && !options.tie_word_embeddings))
+                ops.fill_zero(grads.rows(entry.offset, entry.offset + entry.local.size()));
+    }
+
     int64_t vocab_begin() const { return mesh.tp_rank() * (options.vocab_size / mesh.shape().tp); }
 
     LocalBatch share(Batch const& batch, std::span<AttentionKind const> kinds) const;
     AttentionProblem attention_problem(Batch const& batch) const;
-    Pass begin(LocalBatch const& local, Arena& arena) const;
-    Forward forward(TensorView weights, LocalBatch const& local, std::span<AttentionKind const> kinds, Arena& arena,
+    Inputs upload(LocalBatch const& local, Arena& arena) const;
+    Pass begin(Inputs const& inputs, Arena& arena) const;
+    Forward forward(TensorView weights, Inputs const& inputs, std::span<AttentionKind const> kinds, Arena& arena,
                     bool keep) const;
-    void backward(TensorView weights, GradientSink const& sink, Forward const& state, BlockGradients const& temporary,
-                  TensorView dx_PD, std::span<AttentionKind const> kinds) const;
+    void backward(TensorView weights, GradientSink const& sink, Inputs const& inputs, Forward const& state,
+                  BlockGradients const& temporary, TensorView dx_PD, std::span<AttentionKind const> kinds) const;
+    void train(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
+               std::span<AttentionKind const> kinds, Arena& arena) const;
     std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts, BlockChoices const& of,
                                        Arena& arena) const;
 };
@@ -157,7 +177,23 @@ AttentionProblem Llama::Impl::attention_problem(Batch const& batch) const {
             .cu_seqlens = batch.cu_seqlens};
 }
 
-Pass Llama::Impl::begin(LocalBatch const& local, Arena& arena) const {
+Llama::Impl::Inputs Llama::Impl::upload(LocalBatch const& local, Arena& arena) const {
+    Batch const& batch = local.batch();
+    Shape const tokens{batch.tokens()};
+    Inputs const inputs{.local = local,
+                        .ids_T = arena.allocate("ids", DType::i32, tokens),
+                        .positions_T = arena.allocate("positions", DType::i32, tokens),
+                        .targets_T = arena.allocate("targets", DType::i32, tokens),
+                        .weights_T = arena.allocate("weights", DType::f32, tokens)};
+    ops.upload(inputs.ids_T, batch.ids_T.data());
+    ops.upload(inputs.positions_T, batch.positions_T.data());
+    ops.upload(inputs.targets_T, batch.targets_T.data());
+    ops.upload(inputs.weights_T, batch.weights_T.data());
+    return inputs;
+}
+
+Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
+    LocalBatch const& local = inputs.local;
     Batch const& batch = local.batch();
     int64_t const T = batch.tokens(), R = options.head_size() / 2;
     int64_t const tp = mesh.shape().tp, D = options.hidden_size;
@@ -175,20 +211,15 @@ Pass Llama::Impl::begin(LocalBatch const& local, Arena& arena) const {
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
     pass.branch_PD = arena.allocate("branch", pass.compute(), {pass.part(), D});
     pass.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-    Arena::Scope const scope(arena);
-    TensorView const positions_T = arena.allocate("positions", DType::i32, {T});
-    ops.upload(positions_T, batch.positions_T.data());
-    ops.rope_table(pass.cos_TR, pass.sin_TR, positions_T, rope.inverse_frequencies, rope.magnitude);
+    ops.rope_table(pass.cos_TR, pass.sin_TR, inputs.positions_T, rope.inverse_frequencies, rope.magnitude);
     return pass;
 }
 
 /// With `keep`, every layer's activations stay for the backward; otherwise all layers use the same memory.
-Llama::Impl::Forward Llama::Impl::forward(TensorView weights, LocalBatch const& local,
+Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Inputs const& inputs,
                                           std::span<AttentionKind const> kinds, Arena& arena, bool keep) const {
-    Forward state{.pass = begin(local, arena)};
+    Forward state{.pass = begin(inputs, arena)};
     Pass const& pass = state.pass;
-    state.ids_T = arena.allocate("ids", DType::i32, {pass.tokens});
-    ops.upload(state.ids_T, local.batch().ids_T.data());
     state.x_PD = arena.allocate("final x", pass.compute(), {pass.part(), options.hidden_size});
     state.rstd_P = arena.allocate("final rstd", pass.statistics(), {pass.part()});
     state.normed_PD = arena.allocate("final normed", pass.compute(), {pass.part(), options.hidden_size});
@@ -206,7 +237,7 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, LocalBatch const& 
         }
         BlockActivations const& acts = state.blocks.back();
         if (layer == 0) {
-            ops.embedding_forward(pass.stream.partial(acts.x_PD), state.ids_T, layout.view(weights, kEmbedding),
+            ops.embedding_forward(pass.stream.partial(acts.x_PD), inputs.ids_T, layout.view(weights, kEmbedding),
                                   vocab_begin());
             pass.stream.add_up(acts.x_PD);
         }
@@ -225,7 +256,7 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, LocalBatch const& 
 }
 
 /// temporary.dnormed_PD holds the gradient of the final norm's output; dx_PD becomes that of the embedding's.
-void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Forward const& state,
+void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Inputs const& inputs, Forward const& state,
                            BlockGradients const& temporary, TensorView dx_PD,
                            std::span<AttentionKind const> kinds) const {
     TensorView const grads = sink.grads;
@@ -247,7 +278,8 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Forward
                        kinds[layer]);
         done_from(fmt::format("model.layers.{}.input_layernorm.weight", layer));
     }
-    ops.embedding_backward(layout.view(grads, kEmbedding), state.ids_T, state.pass.stream.gather(dx_PD), vocab_begin());
+    ops.embedding_backward(layout.view(grads, kEmbedding), inputs.ids_T, state.pass.stream.gather(dx_PD),
+                           vocab_begin());
     done_from(kEmbedding);
 }
 
@@ -296,29 +328,39 @@ LossSums Llama::loss(TensorView weights, Batch const& batch, std::span<Attention
     LossSum const sum(impl_->ops, arena);
     double correct = 0;
     LocalBatch const local = impl_->share(batch, kinds);
-    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, false);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, false);
     classifier_loss(impl_->ops, impl_->mesh.tp(), arena, state.pass.stream.gather(state.normed_PD),
-                    impl_->classifier(weights), local.batch(),
+                    impl_->classifier(weights), inputs.targets(),
                     {.loss_accumulated = sum.view, .correct_accumulated = &correct});
     return {.nll = sum.read(), .correct = correct};
+}
+
+void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
+                        std::span<AttentionKind const> kinds, Arena& arena) const {
+    Arena::Scope const scope(arena);
+    Forward state = forward(weights, inputs, kinds, arena, true);
+    state.pass.fresh = sink.fresh;
+    if (sink.fresh) clear_sums(sink.grads);
+    TensorView const dx_PD = arena.allocate("dx", state.pass.compute(), state.normed_PD.shape);
+    BlockGradients const temporary = allocate_gradients(arena, state.pass);
+    SequenceParallel const& stream = state.pass.stream;
+    classifier_loss(ops, mesh.tp(), arena, stream.gather(state.normed_PD), classifier(weights), inputs.targets(),
+                    {.loss_accumulated = loss_accumulated,
+                     .dx_TD = stream.partial(temporary.dnormed_PD),
+                     .dw_accumulated_VD = classifier(sink.grads),
+                     .fresh = sink.fresh,
+                     .scale = sink.scale});
+    stream.add_up(temporary.dnormed_PD);
+    backward(weights, sink, inputs, state, temporary, dx_PD, kinds);
 }
 
 void Llama::accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
                        std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, kinds);
-    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, true);
-    TensorView const dx_PD = arena.allocate("dx", state.pass.compute(), state.normed_PD.shape);
-    BlockGradients const temporary = allocate_gradients(arena, state.pass);
-    SequenceParallel const& stream = state.pass.stream;
-    classifier_loss(impl_->ops, impl_->mesh.tp(), arena, stream.gather(state.normed_PD), impl_->classifier(weights),
-                    local.batch(),
-                    {.loss_accumulated = loss_accumulated,
-                     .dx_TD = stream.partial(temporary.dnormed_PD),
-                     .dw_accumulated_VD = impl_->classifier(sink.grads),
-                     .scale = sink.scale});
-    stream.add_up(temporary.dnormed_PD);
-    impl_->backward(weights, sink, state, temporary, dx_PD, kinds);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    impl_->train(weights, sink, loss_accumulated, inputs, kinds, arena);
 }
 
 double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
@@ -333,7 +375,8 @@ BlockChoices Llama::choices(TensorView weights, Batch const& batch, std::span<At
                             Arena& arena) {
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, kinds);
-    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, true);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, true);
     BlockChoices result(batch.cu_seqlens, impl_->moba, impl_->options.num_attention_heads);
     for (size_t layer = 0; layer < kinds.size(); ++layer) {
         if (kinds[layer] == AttentionKind::full)
@@ -352,7 +395,8 @@ std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, st
     int64_t const vocab = impl_->options.vocab_size, tp = mesh.shape().tp;
     Batch const pack = padded(batch, tp * mesh.shape().cp);
     LocalBatch const local = impl_->share(pack, kinds);
-    Impl::Forward const state = impl_->forward(weights, local, kinds, arena, false);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, false);
     TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab}, Use::logits);
     Place const last = find_token(local.shard(), batch.tokens() - 1);
     if (last.cp_rank == mesh.cp_rank()) {
@@ -373,7 +417,9 @@ std::vector<float> Llama::logits(TensorView weights, Batch const& batch, std::sp
     Arena::Scope const scope(arena);
     PERIGEE_CHECK(impl_->mesh.shape().tp * impl_->mesh.shape().cp == 1, "a mesh with cp {} and tp {}",
                   impl_->mesh.shape().cp, impl_->mesh.shape().tp);
-    Impl::Forward const state = impl_->forward(weights, impl_->share(batch, kinds), kinds, arena, false);
+    LocalBatch const local = impl_->share(batch, kinds);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, false);
     TensorView const logits =
         arena.allocate("logits", state.pass.compute(), {batch.tokens(), impl_->options.vocab_size});
     impl_->ops.matmul({.c = logits, .a = state.normed_PD, .b = impl_->classifier(weights), .transpose_b = true});

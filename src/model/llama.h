@@ -39,6 +39,7 @@ ForwardFlops forward_flops(ModelOptions const& model, MobaOptions const& moba, s
 struct GradientSink {
     TensorView grads;  ///< flat, laid out as the weights, of the operations' main_dtype()
     double scale = 1;
+    bool fresh = false;  ///< grads hold nothing yet: they are overwritten, as if they had been zeros
     /// Called after each block, from the last one to the embedding: this pass adds nothing more to the gradients from
     /// element `begin` of the flat buffer to its end. A caller passes it with its last micro-batch, to send gradients
     /// while earlier blocks are still computed.

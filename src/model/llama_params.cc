@@ -47,16 +47,10 @@ void add_block(std::vector<ParamSpec>& params, ModelOptions const& o, int64_t la
 
 /// Elements [begin, begin + x.size()) of this rank's box of a tensor that starts as normal numbers.
 void fill_normal(Ops& ops, ParamLayout::Entry const& entry, int64_t begin, TensorView x, uint64_t seed) {
-    Shape const& global = entry.shard.global;
-    Shape const& first = entry.shard.begin;
-    int64_t const columns = global[global.rank() - 1];  // weights are matrices, whose rows or columns are cut
     ops.fill_normal({.x = x,
                      .random = {seed, Purpose::init, hash_name(entry.spec.name)},
                      .stddev = entry.spec.stddev,
-                     .begin = begin,
-                     .first = first[0] * columns + first[1],
-                     .width = entry.local[1],
-                     .stride = columns});
+                     .part = entry.part(begin)});
 }
 
 void fill_constant(Ops& ops, TensorView x, float value) {

@@ -20,7 +20,8 @@ Learner::Learner(Session& session)
       sums_(session.ops().device(), sizeof(Sums)),
       replicas_(session.layout(), make_buckets(options_.parallel, session.layout(), mesh_.shape()), mesh_,
                 options_.parallel.zero, session.ops()),
-      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.weights(), session.ops()) {}
+      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.weights(), session.ops(),
+                 static_cast<uint64_t>(options_.seed)) {}
 
 StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};
@@ -62,9 +63,9 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
     Ops& ops = session_.ops();
     TensorView const on_device(static_cast<std::byte*>(sums_.data()), DType::f64, {2});
     ops.fill_zero(on_device);
-    ops.fill_zero(grads_.view);
     GradientSink sink{.grads = grads_.view, .scale = 1.0 / loss_weight};
     for (Batch const& b : batches) {
+        sink.fresh = &b == &batches.front();
         if (&b == &batches.back())
             sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
                 add_up_uncut(session_.layout(), grads_.view, {begin, end}, mesh_.tp());
@@ -93,16 +94,16 @@ void Learner::initialise(uint64_t seed) {
         perigee::initialise(session_.ops(), layout, optimizer_.weights(), seed);
     else
         session_.read_initial(stored_tensors(layout, optimizer_.weights(), "", {layout.whole()}));
-    publish();
+    publish(0);
 }
 
 void Learner::read(Checkpoint const& checkpoint) {
     session_.read(checkpoint, tensors({session_.layout().whole()}));
-    publish();
+    publish(checkpoint.state().applied_updates);
 }
 
-void Learner::publish() {
-    optimizer_.publish();
+void Learner::publish(int64_t applied_updates) {
+    optimizer_.publish(applied_updates);
     replicas_.gather(session_.weights());
 }
 

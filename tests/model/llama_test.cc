@@ -155,6 +155,26 @@ TEST(Llama, GradientsAccumulateAndScale) {
     EXPECT_LT(relative_error(together.grads, plain.grads), 1e-12);
 }
 
+TEST(Llama, FreshGradientsAreThoseAddedToZeros) {
+    for (bool tied : {false, true}) {
+        ModelOptions options = tiny_options();
+        options.tie_word_embeddings = options.qkv_bias = options.qk_norm = tied;
+        Batch const batch = random_batch({7, 20}, options.vocab_size, 3);
+        Batch masked = batch;
+        std::ranges::fill(masked.weights_T, 0.0f);
+        for (Batch const& first : {batch, masked}) {
+            TinyModel<float> added(options, tiny_moba(), 5), written(options, tiny_moba(), 5);
+            added.gradient(first, mixed());
+            written.grads = poisoned<float>(std::ssize(written.grads));
+            written.gradient(first, mixed(), 1, /*fresh=*/true);
+            EXPECT_EQ(written.grads, added.grads) << "tied " << tied;
+            added.gradient(batch, mixed());
+            written.gradient(batch, mixed());
+            EXPECT_EQ(written.grads, added.grads) << "tied " << tied;
+        }
+    }
+}
+
 TEST(Llama, LaterStepsAllocateNothing) {
     ModelOptions const options = tiny_options();
     TinyModel<float> model(options, tiny_moba(), 29);

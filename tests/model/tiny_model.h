@@ -71,10 +71,10 @@ class TinyModel {
     BlockChoices choices(Batch const& batch, std::vector<AttentionKind> const& kinds) {
         return model_.choices(view(weights), batch, kinds, arena);
     }
-    /// Adds to `grads`.
-    double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1) {
-        double const value =
-            model_.loss_and_gradient(view(weights), {.grads = view(grads), .scale = scale}, batch, kinds, arena);
+    /// Adds to `grads`, or overwrites them where they are `fresh`.
+    double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1, bool fresh = false) {
+        GradientSink const sink{.grads = view(grads), .scale = scale, .fresh = fresh};
+        double const value = model_.loss_and_gradient(view(weights), sink, batch, kinds, arena);
         arena.settle();
         return value;
     }

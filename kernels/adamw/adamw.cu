@@ -8,20 +8,11 @@ namespace perigee::kernels {
 
 namespace {
 
-/// x with 16 random bits added below the last that bf16 keeps.
-__device__ __forceinline__ bf16 round_stochastically(float x, uint32_t random) {
-    uint32_t const bits = __float_as_uint(x);
-    bool const finite = (bits & 0x7f800000u) != 0x7f800000u;
-    return finite ? bf16{static_cast<uint16_t>((bits + (random & 0xffffu)) >> 16)} : narrow<bf16>(x);
-}
-
-template <bool kStochastic>
 struct Update {
     float *w, *m, *v;
     float const* g;
     bf16* rounded;
     float lr, unbias, keep, b1, c1, b2, c2, eps, grad_scale;
-    Philox rounding;
 
     template <int N>
     __device__ __forceinline__ void run(int64_t i) const {
@@ -40,26 +31,15 @@ struct Update {
         store(w + i, weight);
         store(m + i, first);
         store(v + i, second);
-        if (rounded == nullptr) return;
-        if constexpr (kStochastic) {
-            auto const random = rounding.block(static_cast<uint64_t>(i) / 8);
-            Run<bf16, N> run;
-#pragma unroll
-            for (int j = 0; j < N; ++j) {
-                int const which = N == 8 ? j : static_cast<int>(i % 8);
-                run.values[j] = round_stochastically(weight[j], random[which / 2] >> (which % 2 * 16));
-            }
-            store_run<N>(rounded + i, run);
-        } else {
-            store(rounded + i, weight);
-        }
+        if (rounded != nullptr) store(rounded + i, weight);
     }
 };
 
-template <bool kStochastic>
-void launch(AdamW const& a, cudaStream_t stream) {
+}  // namespace
+
+void adamw(AdamW const& a, cudaStream_t stream) {
     auto const steps = static_cast<double>(a.step);
-    Update<kStochastic> const update{
+    Update const update{
         .w = a.w,
         .m = a.m,
         .v = a.v,
@@ -74,18 +54,8 @@ void launch(AdamW const& a, cudaStream_t stream) {
         .c2 = static_cast<float>(1 - a.beta2),
         .eps = static_cast<float>(a.eps),
         .grad_scale = static_cast<float>(a.grad_scale),
-        .rounding = kStochastic ? *a.rounding : Philox(0, Purpose::rounding),
     };
     for_each(update, a.count, in_runs_of_eight(0, {a.w, a.m, a.v, a.g, a.rounded}), "adamw", stream);
-}
-
-}  // namespace
-
-void adamw(AdamW const& args, cudaStream_t stream) {
-    if (args.rounding != nullptr)
-        launch<true>(args, stream);
-    else
-        launch<false>(args, stream);
 }
 
 }  // namespace perigee::kernels

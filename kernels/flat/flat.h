@@ -9,6 +9,7 @@
 
 #include "base/bf16.h"
 #include "base/philox.h"
+#include "tensor/tensor_part.h"
 
 namespace perigee::kernels {
 
@@ -43,18 +44,25 @@ struct CopyRows {
 };
 void copy_rows(CopyRows const& args, cudaStream_t stream);
 
-/// Element i is random.normal(first + e / width * stride + e % width) * stddev, with e = begin + i, computed in fp64.
+/// Element i is random.normal(part.index(i)) * stddev, computed in fp64.
 struct FillNormal {
     Philox random;
     double stddev;
-    int64_t begin;
-    int64_t first;
-    int64_t width;
-    int64_t stride;
+    TensorPart part;
     int64_t count;
 };
 void fill_normal(float* x, FillNormal const& args, cudaStream_t stream);
 void fill_normal(bf16* x, FillNormal const& args, cudaStream_t stream);
+
+/// As Ops::round_stochastically.
+struct StochasticRounding {
+    bf16* to;
+    float const* from;
+    Philox random;
+    TensorPart part;
+    int64_t count;
+};
+void round_stochastically(StochasticRounding const& args, cudaStream_t stream);
 
 /// cos and sin [T, R] of positions[t] * inverse_frequencies[r], times `magnitude`, computed in fp64.
 struct RopeTable {

@@ -23,8 +23,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) normals(T* x, FillNormal const a) {
     int64_t const i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (i >= a.count) return;
-    int64_t const e = a.begin + i, index = a.first + e / a.width * a.stride + e % a.width;
-    x[i] = narrow<T>(static_cast<float>(a.stddev * normal(a.random, static_cast<uint64_t>(index))));
+    x[i] = narrow<T>(static_cast<float>(a.stddev * normal(a.random, static_cast<uint64_t>(a.part.index(i)))));
 }
 
 __global__ void __launch_bounds__(kThreads) rope(RopeTable const a) {

@@ -51,6 +51,7 @@ class DryOps : public Ops {
     void copy_rows(CopyRows const&) override {}
     void fill_zero(TensorView) override {}
     void fill_normal(FillNormal const&) override {}
+    void round_stochastically(StochasticRounding const&) override {}
     void matmul(MatMul const&) override {}
     void add(TensorView, ConstView) override {}
     void scale(TensorView, double) override {}

@@ -174,6 +174,11 @@ void check(CrossEntropy const& args) {
     expect("target", args.target_T, tokens);
 }
 
+void check(StochasticRounding const& args) {
+    PERIGEE_CHECK(args.to.dtype == DType::bf16 && args.to.size() == args.from.size(), "rounding {} {} to {} {}",
+                  to_string(args.from.dtype), args.from.shape.str(), to_string(args.to.dtype), args.to.shape.str());
+}
+
 void check(AdamW const& args) {
     PERIGEE_CHECK(args.step >= 1, "AdamW counts steps from 1, not {}", args.step);
     expect("m", args.m, args.w.shape);

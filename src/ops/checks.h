@@ -24,6 +24,7 @@ void check_swiglu_backward(ConstView dgate_up_T2F, ConstView dy_TF, ConstView ga
 void check(SoftmaxStats const& args);
 void check_softmax_rescale(ConstView sum_T, ConstView max_T, ConstView global_max_T);
 void check(CrossEntropy const& args);
+void check(StochasticRounding const& args);
 void check(AdamW const& args);
 void check_embedding_forward(ConstView x_TD, ConstView ids_T, ConstView table_VD);
 void check_embedding_backward(ConstView dtable_VD, ConstView ids_T, ConstView dx_TD);

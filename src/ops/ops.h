@@ -31,17 +31,22 @@ struct CopyRows {
     int64_t width = 0;
 };
 
-/// Independent normal numbers for a part of a box of a global tensor: element i of x is element e = begin + i of the
-/// box and has index first + (e / width) * stride + e % width in the tensor, whose number is random.normal(index) *
-/// stddev.
+/// Independent normal numbers: value i of x becomes random.normal(part.index(i)) * stddev.
 struct FillNormal {
     TensorView x;
     Philox random;
     double stddev = 1;
-    int64_t begin = 0;
-    int64_t first = 0;
-    int64_t width = 1;
-    int64_t stride = 1;
+    TensorPart part = {};
+};
+
+/// to = from in bf16, rounded up with a probability of the part cut off: 16 random bits are added below the last that
+/// stays. Element n = part.index(i) of the tensor takes the (n % 2)th half, low first, of word n % 8 / 2 of
+/// random.block(n / 8). What is not finite is rounded to the nearest.
+struct StochasticRounding {
+    TensorView to;
+    ConstView from;  ///< of main_dtype()
+    Philox random;
+    TensorPart part = {};
 };
 
 /// c = op(a) op(b), or c += op(a) op(b); op transposes where asked. All 2-D. a and b are of compute_dtype(), c of that
@@ -212,6 +217,7 @@ class Ops {
     virtual void copy_rows(CopyRows const& args) = 0;
     virtual void fill_zero(TensorView x) = 0;
     virtual void fill_normal(FillNormal const& args) = 0;
+    virtual void round_stochastically(StochasticRounding const& args) = 0;
 
     virtual void matmul(MatMul const& args) = 0;
     virtual void add(TensorView accumulated, ConstView x) = 0;  ///< accumulated += x
@@ -263,7 +269,8 @@ std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
 
 /// bf16 on an NVIDIA GPU, fp32 where numbers accumulate: what `device: cuda` runs. `cuda` is from make_cuda_device.
 /// With `deterministic`, every operation gives the same bits every time: full attention's backward, which cuDNN adds up
-/// in any order, then runs on the own, slower kernels. Throws Category::config where the build has no CUDA.
+/// in any order, then runs on the own, slower kernels, and matrix products by the algorithm that cuBLASLt names first.
+/// Throws Category::config where the build has no CUDA.
 std::unique_ptr<Ops> make_cuda_ops(Device& cuda, bool deterministic = false);
 
 /// Wall seconds this process has spent inside OpenBLAS on host operations, and their floating-point operations. A call

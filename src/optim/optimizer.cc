@@ -39,7 +39,10 @@ void describe(Schema& schema, OptimizerOptions& options) {
         .add("weight_decay", options.weight_decay, at_least(0),
              "decoupled decay of matrices; norms and biases have none")
         .add("max_grad_norm", options.max_grad_norm, at_least(0),
-             "gradients are scaled down to this global norm; 0 switches clipping off");
+             "gradients are scaled down to this global norm; 0 switches clipping off")
+        .add("stochastic_rounding", options.stochastic_rounding,
+             "where the model computes in bf16, round its weights up or down at random, so that small updates count on "
+             "average; the optimizer keeps fp32 weights either way");
 }
 
 AdamWOptimizer::Packed::Packed(Ops& ops, int64_t elements)
@@ -49,12 +52,13 @@ AdamWOptimizer::Packed::Packed(Ops& ops, int64_t elements)
 }
 
 AdamWOptimizer::AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership,
-                               TensorView weights, Ops& ops)
+                               TensorView weights, Ops& ops, uint64_t seed)
     : options_(options),
       layout_(&layout),
       ownership_(std::move(ownership)),
       ops_(&ops),
       weights_(weights),
+      seed_(seed),
       m_(ops, total(ownership_.updated)),
       v_(ops, total(ownership_.updated)) {
     PERIGEE_CHECK(weights.shape == Shape{layout.size()}, "weights {} for a layout of {}", weights.shape.str(),
@@ -72,6 +76,7 @@ void AdamWOptimizer::update(TensorView grads, double norm, double lr, int64_t ap
     PERIGEE_CHECK(grads.shape == Shape{layout_->size()}, "gradients {} for a layout of {}", grads.shape.str(),
                   layout_->size());
     bool const clip = options_.max_grad_norm > 0 && norm > options_.max_grad_norm;
+    bool const stochastic = rounds() && options_.stochastic_rounding;
     int64_t before = 0;  // elements of earlier ranges
     for (FlatRange const& range : ownership_.updated) {
         for_runs(*layout_, range, [&](int64_t begin, int64_t end, bool decay) {
@@ -88,14 +93,30 @@ void AdamWOptimizer::update(TensorView grads, double norm, double lr, int64_t ap
                          .weight_decay = decay ? options_.weight_decay : 0.0,
                          .grad_scale = clip ? options_.max_grad_norm / norm : 1.0,
                          .step = applied_updates + 1,
-                         .rounded = rounds() ? model : TensorView()});
+                         .rounded = rounds() && !stochastic ? model : TensorView()});
         });
         before += range.size();
     }
+    if (stochastic) round_stochastically(applied_updates + 1);
 }
 
-void AdamWOptimizer::publish() {
+void AdamWOptimizer::round_stochastically(int64_t applied_updates) {
+    for (FlatPart const& part : weights())
+        for (ParamLayout::Entry const& entry : layout_->entries()) {
+            int64_t const begin = std::max(part.range.begin, entry.offset);
+            int64_t const end = std::min(part.range.end, entry.offset + entry.local.size());
+            if (begin >= end) continue;
+            uint64_t const stream = hash_name(fmt::format("{} update {}", entry.spec.name, applied_updates));
+            ops_->round_stochastically({.to = weights_.rows(begin, end),
+                                        .from = part.values.rows(begin - part.range.begin, end - part.range.begin),
+                                        .random = {seed_, Purpose::rounding, stream},
+                                        .part = entry.part(begin - entry.offset)});
+        }
+}
+
+void AdamWOptimizer::publish(int64_t applied_updates) {
     if (!rounds()) return;
+    if (options_.stochastic_rounding && applied_updates > 0) return round_stochastically(applied_updates);
     for (FlatPart const& part : weights()) ops_->copy(weights_.rows(part.range.begin, part.range.end), part.values);
 }
 

@@ -21,6 +21,7 @@ struct OptimizerOptions {
     double eps = 1e-8;
     double weight_decay = 0.1;
     double max_grad_norm = 1.0;  ///< 0 switches clipping off
+    bool stochastic_rounding = false;
 };
 void describe(Schema& schema, OptimizerOptions& options);
 
@@ -42,9 +43,9 @@ double learning_rate(ScheduleOptions const& options, double peak, int64_t step, 
 class AdamWOptimizer {
   public:
     /// Keeps moments for ownership.updated alone, and its own weights there where the model computes with rounded ones.
-    /// `weights` is the model's flat buffer.
+    /// `weights` is the model's flat buffer. Random numbers follow from `seed`.
     AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership, TensorView weights,
-                   Ops& ops);
+                   Ops& ops, uint64_t seed = 0);
 
     /// sum (f64 [1] on the device) += squares of the gradients of ownership.owned, so that over the mesh each is
     /// counted once.
@@ -52,8 +53,8 @@ class AdamWOptimizer {
     /// One update of ownership.updated; `applied_updates` counts earlier ones. Scales gradients by max_grad_norm / norm
     /// where `norm` is larger; a norm that is not finite is Category::internal, and nothing has changed.
     void update(TensorView grads, double norm, double lr, int64_t applied_updates);
-    /// The weights() were set from elsewhere: hands them to the model, rounded where it computes with rounded ones.
-    void publish();
+    /// The weights() were set from elsewhere, after so many updates: hands them to the model, as update() had done.
+    void publish(int64_t applied_updates);
 
     int64_t bytes() const;  ///< of moments, and of weights where it keeps its own
 
@@ -70,6 +71,9 @@ class AdamWOptimizer {
         TensorView view;
     };
     bool rounds() const { return main_weights_.has_value(); }
+    /// The model's weights from the optimizer's own: random after an update, a function of (seed, tensor, its element,
+    /// number of the update) alone.
+    void round_stochastically(int64_t applied_updates);
     std::vector<FlatPart> parts(TensorView packed) const;
 
     OptimizerOptions options_;
@@ -77,6 +81,7 @@ class AdamWOptimizer {
     Ownership ownership_;
     Ops* ops_;
     TensorView weights_;
+    uint64_t seed_;
     Packed m_, v_;
     std::optional<Packed> main_weights_;
 };

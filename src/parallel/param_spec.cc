@@ -66,6 +66,14 @@ Shard whole_shard(Shape const& global) {
             .flat_count = global.size()};
 }
 
+TensorPart ParamLayout::Entry::part(int64_t begin) const {
+    int64_t const columns = row_length(shard.global);
+    return {.begin = begin,
+            .first = shard.begin[0] * columns + (local.rank() == 2 ? shard.begin[1] : 0),
+            .width = row_length(local),
+            .stride = columns};
+}
+
 ParamLayout::ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank) {
     PERIGEE_CHECK(0 <= tp_rank && tp_rank < tp_size, "rank {} of {}", tp_rank, tp_size);
     for (ParamSpec& spec : specs) {

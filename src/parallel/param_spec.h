@@ -67,6 +67,9 @@ class ParamLayout {
         Shard shard;     ///< this rank's box
         Shape local;     ///< its shape
         int64_t offset;  ///< first element in the flat buffer
+
+        /// Of the elements from `begin` of this rank's box on.
+        TensorPart part(int64_t begin) const;
     };
     std::vector<Entry> const& entries() const { return entries_; }
     Entry const& entry(std::string const& name) const;  ///< Category::internal for an unknown name

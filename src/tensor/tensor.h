@@ -12,6 +12,7 @@
 
 #include "base/bf16.h"
 #include "base/error.h"
+#include "tensor/tensor_part.h"
 
 namespace perigee {
 

@@ -93,10 +93,7 @@ TEST_F(GpuFlat, RandomNumbersAreThoseOfTheHost) {
         FillNormal args{.x = {},
                         .random = random,
                         .stddev = 0.02,
-                        .begin = begin,
-                        .first = first,
-                        .width = width,
-                        .stride = stride};
+                        .part = {.begin = begin, .first = first, .width = width, .stride = stride}};
         auto const filled = [&](Lab& l, TensorView view) {
             args.x = view;
             l.ops.fill_normal(args);

@@ -20,6 +20,8 @@ class TimedOps : public Ops {
     };
     std::map<std::string, Entry> const& table() const { return table_; }
     void clear() { table_.clear(); }
+    /// Whether the time of a call ends when the device has finished it, or when the call returns.
+    void wait(bool on) { waits_ = on; }
 
     Device& device() override { return inner_.device(); }
     DType compute_dtype() const override { return inner_.compute_dtype(); }
@@ -41,6 +43,9 @@ class TimedOps : public Ops {
     }
     void fill_normal(FillNormal const& args) override {
         timed("fill_normal", [&] { inner_.fill_normal(args); });
+    }
+    void round_stochastically(StochasticRounding const& args) override {
+        timed("round_stochastically", [&] { inner_.round_stochastically(args); });
     }
     void matmul(MatMul const& args) override {
         timed(args.accumulate ? "matmul (weight gradients)" : "matmul", [&] { inner_.matmul(args); });
@@ -115,6 +120,7 @@ class TimedOps : public Ops {
         double const blas = host_matrix_clock().seconds;
         auto const start = std::chrono::steady_clock::now();
         body();
+        if (waits_) inner_.device().synchronize();
         std::chrono::duration<double> const elapsed = std::chrono::steady_clock::now() - start;
         Entry& entry = table_[name];
         ++entry.calls;
@@ -124,6 +130,7 @@ class TimedOps : public Ops {
 
     Ops& inner_;
     std::map<std::string, Entry> table_;
+    bool waits_ = false;
 };
 
 }  // namespace perigee

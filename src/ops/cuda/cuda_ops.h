@@ -31,6 +31,7 @@ class CudaOps final : public Ops {
     void copy_rows(CopyRows const& args) override;
     void fill_zero(TensorView x) override;
     void fill_normal(FillNormal const& args) override;
+    void round_stochastically(StochasticRounding const& args) override;
 
     void matmul(MatMul const& args) override;
     void add(TensorView accumulated, ConstView x) override;

@@ -34,17 +34,22 @@ void CudaOps::copy_rows(CopyRows const& args) {
 }
 
 void CudaOps::fill_normal(FillNormal const& args) {
-    kernels::FillNormal const numbers{.random = args.random,
-                                      .stddev = args.stddev,
-                                      .begin = args.begin,
-                                      .first = args.first,
-                                      .width = args.width,
-                                      .stride = args.stride,
-                                      .count = args.x.size()};
+    kernels::FillNormal const numbers{
+        .random = args.random, .stddev = args.stddev, .part = args.part, .count = args.x.size()};
     if (args.x.dtype == DType::bf16)
         kernels::fill_normal(args.x.as<bf16>(), numbers, stream());
     else
         kernels::fill_normal(args.x.as<float>(), numbers, stream());
+}
+
+void CudaOps::round_stochastically(StochasticRounding const& args) {
+    check(args);
+    kernels::round_stochastically({.to = args.to.as<bf16>(),
+                                   .from = args.from.as<float>(),
+                                   .random = args.random,
+                                   .part = args.part,
+                                   .count = args.to.size()},
+                                  stream());
 }
 
 void CudaOps::add(TensorView accumulated, ConstView x) {

@@ -1,5 +1,6 @@
 // Operations on flat ranges of parameters and gradients.
 #include <array>
+#include <bit>
 #include <cmath>
 
 #include "ops/host/functions.h"
@@ -36,8 +37,23 @@ void fill_normal(FillNormal const& args) {
     Real* const x = args.x.as<Real>();
     parallel_ranges(args.x.size(), kGrain, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-            int64_t const e = args.begin + i, index = args.first + e / args.width * args.stride + e % args.width;
-            x[i] = static_cast<Real>(args.stddev * args.random.normal(static_cast<uint64_t>(index)));
+            auto const index = static_cast<uint64_t>(args.part.index(i));
+            x[i] = static_cast<Real>(args.stddev * args.random.normal(index));
+        }
+    });
+}
+
+template <class Real>
+void round_stochastically(StochasticRounding const& args) {
+    bf16* const to = args.to.as<bf16>();
+    Real const* const from = args.from.as<Real>();
+    parallel_ranges(args.to.size(), kGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            auto const x = static_cast<float>(from[i]);
+            auto const n = static_cast<uint64_t>(args.part.index(i));
+            uint32_t const added = args.random.block(n / 8)[n % 8 / 2] >> (n % 2 * 16) & 0xffffu;
+            to[i] =
+                std::isfinite(x) ? bf16{static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + added) >> 16)} : to_bf16(x);
         }
     });
 }
@@ -101,6 +117,8 @@ template double squared_norm<float>(ConstView);
 template double squared_norm<double>(ConstView);
 template void fill_normal<float>(FillNormal const&);
 template void fill_normal<double>(FillNormal const&);
+template void round_stochastically<float>(StochasticRounding const&);
+template void round_stochastically<double>(StochasticRounding const&);
 template double weighted_sum<float>(ConstView, ConstView);
 template double weighted_sum<double>(ConstView, ConstView);
 template void adamw<float>(AdamW const&);

@@ -52,6 +52,8 @@ double weighted_sum(ConstView values_T, ConstView weights_T);
 template <class Real>
 void fill_normal(FillNormal const& args);
 template <class Real>
+void round_stochastically(StochasticRounding const& args);
+template <class Real>
 void adamw(AdamW const& args);
 
 }  // namespace perigee::host

@@ -60,6 +60,11 @@ void HostOps<Real>::add(TensorView accumulated, ConstView x) {
     host::add<Real>(accumulated, x);
 }
 template <class Real>
+void HostOps<Real>::round_stochastically(StochasticRounding const& args) {
+    check(args);
+    host::round_stochastically<Real>(args);
+}
+template <class Real>
 void HostOps<Real>::scale(TensorView x, double factor) {
     host::scale<Real>(x, factor);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +23,8 @@ class Device {
     virtual void release_host(void* memory) noexcept = 0;
     /// Waits for all work queued so far.
     virtual void synchronize() = 0;
+    /// Bytes of a GPU's memory that are taken, by this process or another; 0 for the host's memory.
+    virtual int64_t used_bytes() const { return 0; }
     /// "cpu", or the GPU's name.
     virtual std::string name() const = 0;
     virtual bool is_host() const = 0;

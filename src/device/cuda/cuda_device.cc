@@ -36,6 +36,13 @@ void* CudaDevice::allocate(size_t bytes) {
     return memory;
 }
 
+int64_t CudaDevice::used_bytes() const {
+    use();
+    size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return static_cast<int64_t>(total - free);
+}
+
 void CudaDevice::release(void* memory) noexcept { cudaFree(memory); }
 
 void CudaDevice::copy(void* to, void const* from, size_t bytes) {

@@ -24,6 +24,7 @@ class CudaDevice final : public Device {
     void* allocate_host(size_t bytes) override;
     void release_host(void* memory) noexcept override;
     void synchronize() override;
+    int64_t used_bytes() const override;
     std::string name() const override { return properties_.name; }
     bool is_host() const override { return false; }
 

@@ -1,7 +1,7 @@
 // Speed of whole training steps of a config, on the CPU or on a GPU, with documents of full length: tokens/s, TFLOP/s,
 // and the share reached of the speed of light, which is the time that the step's matrix products would take alone, at
 // the speed each shape reaches in this very run, and its attention at the speed of full attention.
-//   bench_train CONFIG [key=value ...] [--steps N] [--warmup N] [--json]
+//   bench_train CONFIG [key=value ...] [--steps N] [--warmup N] [--profile] [--brief] [--json]
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -29,6 +29,8 @@ struct Options {
     std::vector<std::string> overrides;
     int64_t steps = 30;
     int64_t warmup = 5;
+    bool profile = false;
+    bool brief = false;
     bool json = false;
 };
 
@@ -52,7 +54,8 @@ Batch random_batch(RunOptions const& o, uint64_t index) {
 /// A tensor of normal numbers: products of zeros run faster than real ones.
 TensorView random_tensor(Ops& ops, Arena& arena, DType dtype, Shape shape, uint64_t seed) {
     TensorView const x = arena.allocate("speed of light", dtype, shape);
-    ops.fill_normal({.x = x.reshape({x.size()}), .random = Philox(seed, Purpose::mock_data), .width = x.size()});
+    ops.fill_normal(
+        {.x = x.reshape({x.size()}), .random = Philox(seed, Purpose::mock_data), .part = {.width = x.size()}});
     return x;
 }
 
@@ -150,19 +153,59 @@ SpeedOfLight speed_of_light(RunOptions const& options, RecordingOps& ops, std::v
     return light;
 }
 
-/// What a step costs the host: its time with so few tokens that the device does not count.
-double host_seconds(Learner& learner, RunOptions options, RunState& state, int64_t micro_batches) {
+/// What a step costs the host: its time without what it waits for the device, with so few tokens that the queue never
+/// fills up, which would make it wait too.
+double host_seconds(Learner& learner, RecordingOps& ops, RunOptions options, RunState& state, int64_t micro_batches) {
     options.data.sequence_length = 128;
     options.train.micro_batch_size = 1;
     std::vector<Batch> const batches(static_cast<size_t>(micro_batches), random_batch(options, 99));
     std::vector<double> samples;
     for (int i = 0; i < 7; ++i) {
+        ops.device().synchronize();
+        ops.clear();
         auto const start = Clock::now();
         learner.step(batches, state);
-        samples.push_back(seconds_since(start));
+        samples.push_back(seconds_since(start) - ops.table().at("download").seconds);
     }
     std::ranges::sort(samples);
     return samples[3];
+}
+
+/// The table of operations of one step, mean of a few.
+std::map<std::string, TimedOps::Entry> timed_step(Learner& learner, RecordingOps& ops,
+                                                  std::vector<Batch> const& batches, RunState& state, bool wait) {
+    constexpr int kSteps = 3;
+    ops.device().synchronize();
+    ops.wait(wait);
+    ops.clear();
+    for (int i = 0; i < kSteps; ++i) learner.step(batches, state);
+    ops.wait(false);
+    auto table = ops.table();
+    for (auto& [name, entry] : table) entry.calls /= kSteps, entry.seconds /= kSteps;
+    return table;
+}
+
+/// Where a step's time goes: on the device, which costs a few microseconds of waiting a call, and on the host.
+void profile(Learner& learner, RecordingOps& ops, std::vector<Batch> const& batches, RunState& state) {
+    auto const device = timed_step(learner, ops, batches, state, true);
+    auto const host = timed_step(learner, ops, batches, state, false);
+    double sum = 0;
+    for (auto const& [name, entry] : device) sum += entry.seconds;
+    std::vector<std::pair<std::string, TimedOps::Entry>> rows(device.begin(), device.end());
+    std::ranges::sort(rows, [](auto const& a, auto const& b) { return a.second.seconds > b.second.seconds; });
+    fmt::print("{:<28}{:>8}{:>12}{:>8}{:>12}\n", "operation", "calls", "ms", "share", "host ms");
+    for (auto const& [name, entry] : rows)
+        fmt::print("{:<28}{:>8}{:>12.3f}{:>7.1f}%{:>12.3f}\n", name, entry.calls, 1e3 * entry.seconds,
+                   100 * entry.seconds / sum, 1e3 * host.at(name).seconds);
+}
+
+void print_light(SpeedOfLight const& light, double tokens, double seconds) {
+    double const sum = light.products + light.attention;
+    fmt::print("speed of light  {:10.2f} ms  {:12.0f} tokens/s  reached {:.1f}%\n", 1e3 * sum, tokens / sum,
+               100 * sum / seconds);
+    fmt::print("  products      {:10.2f} ms  {:.1f} TFLOP/s\n", 1e3 * light.products,
+               light.product_flops / light.products * 1e-12);
+    fmt::print("  attention     {:10.2f} ms\n", 1e3 * light.attention);
 }
 
 void run(Options const& o) {
@@ -196,24 +239,22 @@ void run(Options const& o) {
     for (int64_t i = 0; i < o.steps; ++i) report = learner.step(batches, state);
     device.synchronize();
     double const seconds = seconds_since(start) / static_cast<double>(o.steps);
-    double const host = host_seconds(learner, options, state, micro_batches);
-
-    SpeedOfLight const light = speed_of_light(options, ops, session.kinds(0), batches.front(), micro_batches);
+    if (o.profile) profile(learner, ops, batches, state);
+    int64_t const used = device.used_bytes();
+    double const host = o.brief ? 0 : host_seconds(learner, ops, options, state, micro_batches);
+    SpeedOfLight light;
+    if (!o.brief) light = speed_of_light(options, ops, session.kinds(0), batches.front(), micro_batches);
     double const tokens = static_cast<double>(report.tokens);
     fmt::print("{} on {}: {} parameters, {} x {} tokens\n", o.config, device.name(),
                format_count(session.layout().global_size()), micro_batches, batches.front().tokens());
     fmt::print("step            {:10.2f} ms  {:12.0f} tokens/s  {:7.1f} TFLOP/s  mfu {:.1f}%\n", 1e3 * seconds,
                tokens / seconds, report.flops / seconds * 1e-12, 100 * report.flops / seconds / kPeakFlops);
-    fmt::print("speed of light  {:10.2f} ms  {:12.0f} tokens/s  reached {:.1f}%\n",
-               1e3 * (light.products + light.attention), tokens / (light.products + light.attention),
-               100 * (light.products + light.attention) / seconds);
-    fmt::print("  products      {:10.2f} ms  {:.1f} TFLOP/s\n", 1e3 * light.products,
-               light.product_flops / light.products * 1e-12);
-    fmt::print("  attention     {:10.2f} ms\n", 1e3 * light.attention);
-    fmt::print("few tokens      {:10.2f} ms: the host's part of a step, beside the device's work, {:.1f}%\n",
-               1e3 * host, 100 * host / seconds);
-    fmt::print("start to end of first step {:.2f} s; activations {}; loss {:.4f}\n", first,
-               format_bytes(session.arena().peak_bytes()), report.loss);
+    if (!o.brief) print_light(light, tokens, seconds);
+    if (!o.brief)
+        fmt::print("host            {:10.2f} ms: its part of a step, beside the device's work, {:.1f}%\n", 1e3 * host,
+                   100 * host / seconds);
+    fmt::print("start to end of first step {:.2f} s; activations {}, memory in use {}; loss {:.4f}\n", first,
+               format_bytes(session.arena().peak_bytes()), format_bytes(used), report.loss);
     if (!o.json) return;
     fmt::print("{}\n", nlohmann::json{{"tokens_per_s", tokens / seconds},
                                       {"seconds", seconds},
@@ -222,6 +263,7 @@ void run(Options const& o) {
                                       {"host_seconds", host},
                                       {"first_step_seconds", first},
                                       {"activation_bytes", session.arena().peak_bytes()},
+                                      {"device_bytes", used},
                                       {"loss", report.loss}}
                            .dump());
 }
@@ -237,6 +279,8 @@ int main(int argc, char** argv) {
     app.add_option("overrides", options.overrides, "key=value");
     app.add_option("--steps", options.steps, "timed steps")->check(CLI::PositiveNumber);
     app.add_option("--warmup", options.warmup, "steps before")->check(CLI::PositiveNumber);
+    app.add_flag("--profile", options.profile, "also print where a step's time goes");
+    app.add_flag("--brief", options.brief, "only the step: no speed of light, nothing of the host");
     app.add_flag("--json", options.json, "end with one JSON object");
     CLI11_PARSE(app, argc, argv);
     try {

@@ -10,9 +10,10 @@ loss, attention by cuDNN.
     python3 tools/bench/peer_torch.py --cuda --hidden 2048 --layers 16 --heads 32 --kv-heads 8 --head-dim 64 \
         --intermediate 8192 --vocab 128256 --sequence 8192 --batch 4
     .venv/bin/python tools/bench/peer_torch.py --cpu --ours build/cpu/bin/bench_step   # both, alternating
+    python3 tools/bench/peer_torch.py --cuda --hidden 2048 ... --ours build/cuda/bin/bench_train
 
-The second form runs `bench_step --kind full --json` with the same shape, round by round in alternation, so that a
-machine whose speed drifts is fair to both. The last line of output is one JSON object.
+With --ours, Perigee trains the same shape, by `bench_step` on the CPU and `bench_train` on a GPU, round by round in
+alternation, so that a machine whose speed drifts is fair to both. The last line of output is one JSON object.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -187,19 +189,34 @@ def choose(shape, tied, device, mode, warmup):
     return best, tried[best][1], {name: shape.tokens / seconds for name, (seconds, _) in tried.items()}
 
 
-def ours_seconds(program, shape, tied, threads, steps):
-    """The time of each step of Perigee's bench_step at the same shape, or the median where it prints only that."""
+def ours_on_cpu(program, shape, tied, threads, steps):
+    """The command of bench_step."""
     command = [program, "--kind", "full", "--json", "--steps", str(steps), "--threads", str(threads)]
     for field in dataclasses.fields(shape):
         command += ["--" + field.name.replace("_", "-"), str(getattr(shape, field.name))]
-    if tied:
-        command.append("--tied")
+    return command + ["--tied"] * tied
+
+
+def ours_on_gpu(program, shape, tied, steps):
+    """The command of bench_train."""
+    config = pathlib.Path(__file__).parents[2] / "configs/bench/llama_1b.yaml"
+    model = {"hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+             "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
+             "intermediate_size": shape.intermediate, "vocab_size": shape.vocab,
+             "tie_word_embeddings": str(tied).lower()}
+    return [program, str(config), *(f"model.{key}={value}" for key, value in model.items()),
+            f"data.sequence_length={shape.sequence}", f"train.global_batch_size={shape.batch}",
+            f"train.micro_batch_size={shape.batch}", "--brief", "--json", "--steps", str(steps)]
+
+
+def ours_seconds(command, shape):
+    """Seconds of a step of Perigee, the mean or median that its benchmark prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"peer_torch: {' '.join(command)} failed with {done.returncode}:\n{done.stderr.strip()}")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        sys.exit(f"peer_torch: {program} --json printed no JSON object:\n{done.stdout.strip()}")
+        sys.exit(f"peer_torch: {command[0]} --json printed no JSON object:\n{done.stdout.strip()}")
     return shape.tokens / json.loads(lines[-1])["tokens_per_s"]
 
 
@@ -216,7 +233,8 @@ def arguments():
     parser.add_argument("--warmup", type=int, default=5, help="untimed steps")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--mode", choices=("auto", "eager", "compile"), default="auto")
-    parser.add_argument("--ours", metavar="BENCH_STEP", help="also run this program and print ours / PyTorch")
+    parser.add_argument("--ours", metavar="PROGRAM",
+                        help="also run bench_step, on a GPU bench_train, and print ours / PyTorch")
     return parser.parse_args()
 
 
@@ -229,10 +247,14 @@ def main():
         options.mode = "compile"
     mode, trainer, tried = choose(shape, options.tied, device, options.mode, options.warmup)
 
+    if options.cuda:
+        command = ours_on_gpu(options.ours, shape, options.tied, options.steps)
+    else:
+        command = ours_on_cpu(options.ours, shape, options.tied, options.threads, options.steps)
     theirs, ours = [], []
     for number in range(options.rounds):
         if options.ours:
-            ours.append(ours_seconds(options.ours, shape, options.tied, options.threads, options.steps))
+            ours.append(ours_seconds(command, shape))
         trainer.seconds(1)  # wakes the threads and the caches that the other program had
         theirs.append(statistics.median(trainer.seconds(options.steps)))
         figures = [f"PyTorch {shape.tokens / theirs[-1]:,.0f} tokens/s"]

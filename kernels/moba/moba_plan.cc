@@ -11,11 +11,15 @@ namespace {
 
 constexpr int64_t kMaxChunks = 256;
 constexpr int64_t kLeastChunkQueries = 128;
+constexpr int64_t kLeastRowTile = 64;  ///< of any kernel
 constexpr size_t kAlignment = 256;
 constexpr int64_t kPiecesOfWave = 1024;  ///< of the fused backward: several for each multiprocessor
 constexpr int64_t kLeastPieceRows = 512;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Every document may end in an incomplete block.
+int64_t most_blocks(MobaShape const& s) { return std::min(s.tokens, s.tokens / s.options.block_size + s.documents); }
 
 /// Hands out the scratch memory region by region.
 class Layout {
@@ -34,11 +38,16 @@ class Layout {
 /// Whether the backward keeps the sums of a run of keys in the registers of a thread block.
 bool is_fused(MobaPlan const& plan) { return plan.task == MobaTask::backward && plan.kernels == MobaKernels::hopper; }
 
+/// Of the partial results of a query's rows of one key/value head.
+size_t partial_bytes_of_query(MobaPlan const& plan) {
+    size_t const per_slot = static_cast<size_t>(plan.shape.head_dim) * 2 + sizeof(float);
+    return static_cast<size_t>(plan.shape.group() * plan.row_slots) * per_slot;
+}
+
 /// Key/value heads first: a wave of all queries of one head keeps its q in the cache. Waves are even.
 void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
     MobaShape const& s = plan.shape;
-    size_t const per_slot = static_cast<size_t>(s.head_dim) * 2 + sizeof(float);
-    size_t const per_query = std::max<size_t>(static_cast<size_t>(s.group() * plan.row_slots) * per_slot, 1);
+    size_t const per_query = std::max<size_t>(partial_bytes_of_query(plan), 1);
     size_t const per_head = std::max<size_t>(per_query * static_cast<size_t>(plan.chunks * plan.chunk_queries), 1);
     size_t const per_chunk = per_query * static_cast<size_t>(plan.chunk_queries);
     plan.wave_kv_heads = std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_head), 1, s.kv_heads);
@@ -95,6 +104,10 @@ std::string moba_refusal(MobaShape const& s) {
     if (s.tokens >= int64_t{1} << 30) return fmt::format("{} tokens in one pack are too many", s.tokens);
     if (s.queries * s.group() > int64_t{1} << 26 || s.places() >= int64_t{1} << 31)
         return fmt::format("{} queries x {} heads of a group x {} slots are too many", s.queries, s.group(), s.slots());
+    int64_t const block = std::min(s.options.block_size, s.tokens);
+    if (most_blocks(s) * ceil_div(block * s.group(), kLeastRowTile) >= int64_t{1} << 31)
+        return fmt::format("{} tokens in up to {} documents of blocks of {} are too many", s.tokens, s.documents,
+                           block);
     return "";
 }
 
@@ -109,7 +122,7 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     plan.shape = s;
     plan.task = task;
     plan.kernels = choose_kernels(s, task);
-    plan.blocks = std::min(s.tokens, s.tokens / s.options.block_size + s.documents);
+    plan.blocks = most_blocks(s);
     plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);
     plan.row_tile = task == MobaTask::forward ? 128 : 64;
@@ -117,6 +130,12 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     if (is_fused(plan)) {
         plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
         plan.row_slots = s.options.top_k * plan.runs;
+        // Blocks so long that one chunk's rows have too many places leave one place per block instead.
+        if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > partial_bytes) {
+            plan.kernels = MobaKernels::mma;
+            plan.runs = 1;
+            plan.row_slots = s.slots();
+        }
     }
     cut_into_waves(plan, partial_bytes);
 

@@ -151,6 +151,17 @@ TEST(MobaPlan, FusedBackwardKeepsWithinTheBudgetAndCarriesSumsOverQueryWaves) {
         }
 }
 
+TEST(MobaPlan, VeryLongBlocksKeepWithinTheBudgetToo) {
+    for (int64_t const B : {4096, 16384, 1 << 20}) {
+        MobaShape s = on_hopper(shape(1 << 20, B, 16));
+        s.kv_heads = 1;
+        MobaPlan const plan = plan_moba(s, MobaTask::backward);
+        EXPECT_LE(plan.partial.bytes, kMobaPartialBytes) << to_string(plan);
+        EXPECT_EQ(plan.kernels, MobaKernels::mma) << to_string(plan);
+        EXPECT_EQ(plan.row_slots, 15);
+    }
+}
+
 TEST(MobaPlan, RefusesWhatTheKernelsDoNotTake) {
     auto const refusal = [](auto change) {
         MobaShape s = shape(1024, 64, 3);
@@ -163,6 +174,11 @@ TEST(MobaPlan, RefusesWhatTheKernelsDoNotTake) {
     EXPECT_THAT(refusal([](MobaShape& s) { s.options.top_k = 65; }), HasSubstr("top_k 65"));
     EXPECT_THAT(refusal([](MobaShape& s) { s.options.block_size = 0; }), HasSubstr("block_size 0"));
     EXPECT_THAT(refusal([](MobaShape& s) { s.queries = 2000; }), HasSubstr("2000 queries"));
+    EXPECT_THAT(refusal([](MobaShape& s) {
+                    s.tokens = s.queries = s.options.block_size = 1 << 20;
+                    s.documents = 1 << 16;
+                }),
+                HasSubstr("65536 documents"));
     MobaShape bad = shape(1024, 64, 3);
     bad.head_dim = 80;
     EXPECT_THROW(plan_moba(bad, MobaTask::select), Error);

@@ -1,5 +1,5 @@
 // The items of the fused backward, from the lists' lengths: pieces of at most piece_rows visitors, so that a block that
-// everybody chose is spread over all multiprocessors. Pieces are cut by the shape alone, whatever runs them.
+// everybody chose is spread over all multiprocessors. Where they are cut follows from the lists alone.
 #include "kernels/moba/cuda/fused.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 

@@ -98,7 +98,7 @@ __device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows, float const*
     for (RingPosition<T::kStages> ring;; ring.advance()) {
         int const stage = ring.stage;
         shared.rows_known[stage].wait(ring.parity());
-        if (shared.at[stage][0] == kNoMore) return;
+        if (shared.at[stage][0] == kNoMore) break;
         int const lane = thread_anew() % 32, piece = lane % Pieces<D>::kOfRow;
 #pragma unroll 1
         for (int i = lane; i < T::kRows; i += 32) {
@@ -123,6 +123,7 @@ __device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows, float const*
         }
         shared.rows_full[stage].arrive_when_copied();
     }
+    hopper::finish_copies();
 }
 
 /// The fourth producer warp: keys and values.

@@ -37,7 +37,7 @@ struct FusedShared {
     int32_t limit[T::kStages][T::kRows];           ///< the last token it sees
     Item items[kItemRing];
     Barrier rows_known[T::kStages], rows_full[T::kStages], rows_free[T::kStages];
-    Barrier item_known[2], keys_full, keys_free[2];  ///< item n has barriers n % 2, their phase n / 2
+    Barrier item_known[2], keys_full, keys_free[2];  ///< of pairs, item n has n % 2 in phase n / 2
 };
 
 /// The warp's lanes have written or read all they had to.

@@ -20,8 +20,8 @@ struct MobaProblem {
     bf16 const* q = nullptr;  ///< [queries, H, K], after RoPE
     bf16 const* k = nullptr;  ///< [T, G, K]
     bf16 const* v = nullptr;
-    /// [queries, H, S]: blocks counted from the document's first, ascending, -1 at the end. Entries outside a query's
-    /// past are ignored.
+    /// [queries, H, S]: blocks counted from the document's first, strictly ascending, -1 at the end. Entries outside a
+    /// query's past are ignored.
     int32_t const* chosen = nullptr;
     void* scratch = nullptr;  ///< of plan_moba(...).scratch_bytes, at a multiple of 256 bytes
     size_t partial_bytes = kMobaPartialBytes;

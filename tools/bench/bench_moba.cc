@@ -115,8 +115,7 @@ class Bench {
     }
     TensorView random(Shape const& shape, uint64_t stream) {
         TensorView const x = make(DType::bf16, shape);
-        ops_->fill_normal(
-            {.x = x, .random = Philox(1, Purpose::mock_data, stream), .width = shape.size(), .stride = shape.size()});
+        ops_->fill_normal({.x = x, .random = Philox(1, Purpose::mock_data, stream)});
         return x;
     }
     AttentionForward forward_args(MobaOptions const* moba) {

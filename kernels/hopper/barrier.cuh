@@ -78,9 +78,6 @@ __device__ __forceinline__ void fence_shared_for_async() {
 __device__ __forceinline__ void named_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 /// Registers per thread of the calling warpgroup from here on; a multiple of 8. All its warps call.
 template <int kRegisters>

@@ -1,5 +1,5 @@
-// The copy engine (TMA): boxes of a tensor in global memory to tiles in shared memory, and plain runs of bytes. One
-// thread starts a copy; a barrier learns of its bytes.
+// The copy engine (TMA): boxes of a tensor in global memory to tiles in shared memory. One thread starts a copy, and a
+// barrier learns of its bytes.
 #pragma once
 
 #include <cuda.h>
@@ -17,11 +17,6 @@ enum class Keep : uint64_t {
     evict_last = 0x14f0000000000000,
 };
 
-/// Once per kernel and map, ahead of the first copy.
-__device__ __forceinline__ void prefetch_map(CUtensorMap const& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(&map)) : "memory");
-}
-
 /// The box whose first element is (column, head, row) of a map made by rows_map. What lies outside the tensor arrives
 /// as zeros, and counts as bytes.
 __device__ __forceinline__ void copy_box(void* to, CUtensorMap const& map, Barrier& barrier, int32_t column,
@@ -32,14 +27,6 @@ __device__ __forceinline__ void copy_box(void* to, CUtensorMap const& map, Barri
         "l"(reinterpret_cast<uint64_t>(&map)), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row),
         "l"(static_cast<uint64_t>(keep))
         : "memory");
-}
-
-/// `bytes`, a multiple of 16, from and to multiples of 16.
-__device__ __forceinline__ void copy_bytes(void* to, void const* from, uint32_t bytes, Barrier& barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
-                 : "memory");
 }
 
 }  // namespace perigee::hopper

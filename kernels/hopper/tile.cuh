@@ -67,11 +67,6 @@ __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t const (&x)
                  "r"(x[2]), "r"(x[3])
                  : "memory");
 }
-__device__ __forceinline__ void store_matrices_transposed(uint32_t row, uint32_t const (&x)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(x[0]),
-                 "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
-}
 
 /// Two numbers rounded to bf16, `low` in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {

@@ -141,22 +141,34 @@ class BestOfRows {
         score_[0] = max(score_[0], score);
     }
 
+    /// Those of two lanes of a row, whose blocks alternate by twos: higher bits for later blocks.
+    __device__ __forceinline__ static uint32_t of_row(uint32_t candidates) {
+        int const lane = threadIdx.x % 32, row = lane / 2 % 2, first = lane / 4 * 4 + lane % 2 * 2;
+        uint32_t const of_first = __shfl_sync(kAllLanes, candidates, first) >> row * 2 & 0x33333333u;
+        uint32_t const of_second = __shfl_sync(kAllLanes, candidates, first + 1) >> row * 2 & 0x33333333u;
+        return of_first | of_second << 2;
+    }
+
     /// The candidates that lanes found take their places.
     __device__ __forceinline__ void compete(uint32_t found, int32_t from, Laid const& laid) {
-        int const lane = threadIdx.x % 32, row = lane / 2 % 2, first = lane / 4 * 4 + lane % 2 * 2;
-        // Those of two lanes, whose blocks alternate by twos; higher bits for later blocks.
-        uint32_t const of_first = __shfl_sync(kAllLanes, found, first) >> row * 2 & 0x33333333u;
-        uint32_t const of_second = __shfl_sync(kAllLanes, found, first + 1) >> row * 2 & 0x33333333u;
-        uint32_t left = of_first | of_second << 2;
-        float const* const scores = &laid.scores[lane / 4 + row * 8][first % 4 * 2];
+        int const lane = threadIdx.x % 32, column = lane % 2 * 4;
+        uint32_t left = of_row(found);
+        float const* const scores = &laid.scores[lane / 4 + lane / 2 % 2 * 8][column];
         int const rounds = __reduce_max_sync(kAllLanes, __popc(left));
-        from += first % 4 * 2;
+        int32_t score, block;
+        auto const fetch = [&] {
+            int const bit = 31 - __clz(static_cast<int>(left)), at = bit + (bit & 28);
+            float const x = scores[at];  // any where none is left
+            score = left != 0 && x == x ? ordered(x) : kEmpty;
+            block = from + column + at;
+            left &= ~(1u << (bit & 31));
+        };
+        fetch();
 #pragma unroll 1
         for (int i = 0; i < rounds; ++i) {
-            int const bit = 31 - __clz(static_cast<int>(left)), block = bit + (bit & 28);
-            float const score = scores[block];  // of some block where none is left
-            insert(left != 0 && score == score ? ordered(score) : kEmpty, from + block);
-            left &= ~(1u << (bit & 31));
+            int32_t const its_score = score, its_block = block;
+            fetch();  // ahead, as memory is slow
+            insert(its_score, its_block);
         }
         insertions_ += rounds;
         if (unfilled_ || insertions_ >= kInsertions) raise_thresholds();

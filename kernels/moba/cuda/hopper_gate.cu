@@ -134,12 +134,42 @@ __device__ __forceinline__ void force_previous(float (&s)[32], Range const (&ran
         if (n / 4 * 8 + n % 2 == range[n / 2 % 2].high - 1 - block) s[n] = INFINITY;
 }
 
+/// s = q . means^T for the 64 mean keys of a stage; the warpgroup waits for the result.
+template <int D>
+__device__ __forceinline__ void multiply_means(float (&s)[32], uint32_t const (&q)[D / 16][4], uint32_t means) {
+    uint64_t const factor = hopper::columns_factor<kStepBlocks>(means, 0, 0);
+    hopper::products_begin();
+#pragma unroll
+    for (int part = 0; part < D / 16; ++part) {
+        // Descriptors count in 16 bytes, in their lower halves.
+        uint32_t const at = part / 4 * hopper::panel_bytes<kStepBlocks>() / 16 + part % 4 * 2;
+        hopper::multiply<Inner::columns>(s, q[part], factor >> 32 << 32 | (static_cast<uint32_t>(factor) + at),
+                                         part > 0);
+    }
+    hopper::products_commit();
+    hopper::products_wait<0>();
+    hopper::pin(s);
+}
+
+/// The row's blocks, counted from `low`, by the two lanes that have them.
+template <int kPlaces>
+__device__ __forceinline__ void write_choice(int32_t const (&blocks)[kPlaces], int32_t low, int slots, int32_t* to) {
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i)
+        if (i < slots && i % 2 == static_cast<int>(threadIdx.x) % 2)
+            to[i] = blocks[i] == INT32_MAX ? -1 : blocks[i] - low;
+}
+
 /// A warp of a warpgroup that chooses for 64 of the tile's rows.
 template <int D, int kPlaces, class Shared>
 __device__ void choose(GateArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
     auto& laid = shared.laid[thread / 32];
     uint32_t const q_tile = hopper::shared_address(shared.q), means = hopper::shared_address(shared.means);
+    // Queries of the tile: of the lane's two rows of scores, and of the row whose list this lane has.
+    int const query_of[2] = {(warp_row + lane / 4) / a.group, (warp_row + lane / 4 + 8) / a.group};
+    int const query = lane / 2 % 2 == 0 ? query_of[0] : query_of[1], row = warp_row + lane / 4 + lane / 2 % 2 * 8;
+    int const output = query * (a.heads - a.group) + row;  // row of `chosen`, from the tile's first on
     RingPosition<1> rows;
     RingPosition<kStages> ring;
     for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
@@ -153,18 +183,14 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
                 q[step], q_tile + hopper::piece_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
         Range range[2];  // of no candidates where there is no row
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int const of_query = (warp_row + lane / 4 + half * 8) / a.group;
-            range[half] = of_query < tile.count ? shared.range[of_query] : Range{0, 0};
-        }
+        for (int half = 0; half < 2; ++half)
+            range[half] = query_of[half] < tile.count ? shared.range[query_of[half]] : Range{0, 0};
         Range const first = shared.range[0], last = shared.range[tile.count - 1];
         Range const every{last.low, first.high};  // candidates of all queries
         int32_t const steps = steps_of(shared.range, tile.count);
         __syncwarp();
         if (lane == 0) shared.q_free.arrive();
 
-        // The row whose places this lane keeps.
-        int const row = warp_row + lane / 4 + lane % 4 / 2 * 8, query = row / a.group;
         bool const there = query < tile.count;
         uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
         BestOfRows<kPlaces> best;
@@ -173,17 +199,7 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
         for (int32_t step = 0; step < steps; ++step, ring.advance()) {
             float s[32];
             shared.full[ring.stage].wait(ring.parity());
-            hopper::products_begin();
-#pragma unroll
-            for (int part = 0; part < D / 16; ++part)
-                hopper::multiply<Inner::columns>(
-                    s, q[part],
-                    hopper::columns_factor<kStepBlocks>(means + ring.stage * hopper::tile_bytes<kStepBlocks, D>(), 0,
-                                                        part),
-                    part > 0);
-            hopper::products_commit();
-            hopper::products_wait<0>();
-            hopper::pin(s);
+            multiply_means<D>(s, q, means + ring.stage * hopper::tile_bytes<kStepBlocks, D>());
             if (lane == 0) shared.free[ring.stage].arrive();
             int32_t const from = last.high - (step + 1) * kStepBlocks;
             uint32_t valid = rows_there;
@@ -198,18 +214,19 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
         int32_t blocks[kPlaces];
         best.finish(blocks);
         if (there) {
-            int64_t const at = int64_t{tile.query + query} * a.heads + tile.g * a.group + row % a.group;
-            int32_t const low = lane / 2 % 2 == 0 ? range[0].low : range[1].low;
-#pragma unroll
-            for (int i = 0; i < kPlaces; ++i)
-                if (i < a.slots && i % 2 == lane % 2)
-                    a.chosen[at * a.slots + i] = blocks[i] == INT32_MAX ? -1 : blocks[i] - low;
+            int64_t const at = int64_t{tile.query} * a.heads + tile.g * a.group + output;
+            write_choice(blocks, lane / 2 % 2 == 0 ? range[0].low : range[1].low, a.slots, a.chosen + at * a.slots);
         }
     }
 }
 
+/// Registers of a thread that chooses, by the number of warpgroups that do. One more brings, with what is left of those
+/// that a launch gives out: 128 for each of 512 threads, 96 for 640.
+template <int kTeams>
+constexpr int kRegisters = kTeams == 4 ? 104 : (512 - 56) / kTeams / 8 * 8;
+
 template <int D, int kPlaces, int kTeams>
-__global__ void __launch_bounds__(128 * kTeams + 32, 1) gate_kernel(__grid_constant__ GateArgs const a) {
+__global__ void __launch_bounds__(128 * (kTeams + 1), 1) gate_kernel(__grid_constant__ GateArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     using Shared = GateShared<D, kPlaces, kTeams>;
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -224,10 +241,13 @@ __global__ void __launch_bounds__(128 * kTeams + 32, 1) gate_kernel(__grid_const
         hopper::publish_barriers();
     }
     __syncthreads();
-    if (threadIdx.x < 128 * kTeams)
+    if (threadIdx.x < 128 * kTeams) {
+        hopper::take_registers<kRegisters<kTeams>>();
         choose<D, kPlaces>(a, shared);
-    else
-        bring<D>(a, shared);
+    } else {
+        hopper::give_registers_up<56>();
+        if (threadIdx.x < 128 * kTeams + 32) bring<D>(a, shared);
+    }
 #endif
 }
 
@@ -251,7 +271,7 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
         .tile_queries = narrow(tile_queries),
         .tiles = narrow(tiles),
         .force_previous = s.options.force_previous};
-    launch({"gate", std::min(tiles * s.kv_heads, kernels::multiprocessors()), 1, 128 * kTeams + 32,
+    launch({"gate", std::min(tiles * s.kv_heads, kernels::multiprocessors()), 1, 128 * (kTeams + 1),
             sizeof(GateShared<D, kPlaces, kTeams>), stage.problem.stream},
            gate_kernel<D, kPlaces, kTeams>, args);
 }
@@ -260,9 +280,9 @@ template <int D>
 void launch_gate(Stage const& stage, int32_t* chosen) {
     int64_t const slots = stage.plan.shape.slots();
     if (slots <= 2)
-        launch_gate<D, 2, 3>(stage, chosen);
+        launch_gate<D, 2, 4>(stage, chosen);
     else if (slots <= 7)
-        launch_gate<D, 7, 3>(stage, chosen);
+        launch_gate<D, 7, 4>(stage, chosen);
     else
         launch_gate<D, 15, 2>(stage, chosen);
 }

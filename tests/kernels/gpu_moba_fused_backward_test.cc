@@ -214,13 +214,17 @@ TEST_F(GpuMobaFused, WavesGiveTheSame) {
         all.choose(truth.chosen);
         auto const gradients = all.backward(truth.result.o, truth.lse());
         expect_close(gradients, truth.result, "one wave");
-        for (size_t const bytes_per_column : {0, 25 << 10, 50 << 10}) {
-            size_t const bytes = bytes_per_column * static_cast<size_t>(dim);
+        MobaPlan const whole = plan_moba(all.shape(), MobaTask::backward);
+        ASSERT_EQ(whole.waves(), 1) << to_string(whole);
+        for (int64_t const chunks : {int64_t{1}, whole.chunks / 2, whole.chunks}) {  // of one head that fit
+            size_t const share = whole.partial.bytes / static_cast<size_t>(whole.wave_kv_heads * whole.chunks);
+            size_t const bytes = static_cast<size_t>(chunks) * share * 17 / 16;  // room for lse beside the sums
             GpuMoba waves(truth.problem, c.options, 0, 1300, bytes);
             waves.choose(truth.chosen);
             MobaPlan const plan = plan_moba(waves.shape(), MobaTask::backward, bytes);
+            ASSERT_EQ(plan.kernels, MobaKernels::hopper) << to_string(plan);
             ASSERT_GT(plan.waves(), 1) << to_string(plan);
-            ASSERT_EQ(plan.carries(), bytes_per_column != 50 << 10) << to_string(plan);
+            ASSERT_EQ(plan.carries(), chunks < whole.chunks) << to_string(plan);
             auto const parts = waves.backward(truth.result.o, truth.lse());
             EXPECT_EQ(parts.dq, gradients.dq) << to_string(plan);
             EXPECT_TRUE(plan.carries() || parts == gradients) << to_string(plan);

@@ -39,6 +39,7 @@ Batch packed(uint64_t documents, uint64_t seed) {
     return random_batch(lengths, 512, seed);
 }
 
+/// Counts what the whole GPU has in use: nothing else may run on it.
 TEST(GpuSteadyState, AThousandStepsTakeNoMoreMemory) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     auto const world = make_single_comm();

@@ -40,9 +40,6 @@ MobaProblem problem_of(Args const& args, int32_t const* borders, cudaStream_t st
 template <class Args>
 MobaProblem attention_of(Args const& args, int32_t const* borders, cudaStream_t stream) {
     MobaProblem problem = problem_of(args, borders, stream);
-    // Hopper's kernels of attention, unlike those of the choice, have not passed all of tests/kernels/gpu_moba_* in one
-    // run on a GPU yet: kernels/moba/README.md.
-    problem.shape.gpu = MobaKernels::mma;
     problem.scale = args.scale;
     problem.v = args.v_TGK.template as<bf16>();
     if (problem.shape.slots() > 0) problem.chosen = args.chosen_THS.template as<int32_t>();

@@ -53,11 +53,11 @@ struct Tile {
     int32_t count;
     int32_t g;
 };
-__device__ __forceinline__ Tile tile_at(GateArgs const& a, int32_t item) {
+[[maybe_unused]] __device__ __forceinline__ Tile tile_at(GateArgs const& a, int32_t item) {
     int32_t const query = (a.tiles - 1 - item / a.kv_heads) * a.tile_queries;
     return {query, min(a.tile_queries, a.queries - query), item % a.kv_heads};
 }
-__device__ __forceinline__ int32_t steps_of(Range const* range, int32_t count) {
+[[maybe_unused]] __device__ __forceinline__ int32_t steps_of(Range const* range, int32_t count) {
     return (range[count - 1].high - range[0].low + kStepBlocks - 1) / kStepBlocks;
 }
 
@@ -110,7 +110,7 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
 }
 
 /// Of two rows' candidates, the scores that belong to the tile of blocks from `from` on.
-__device__ __forceinline__ uint32_t candidates_of(Range const (&range)[2], int32_t from) {
+[[maybe_unused]] __device__ __forceinline__ uint32_t candidates_of(Range const (&range)[2], int32_t from) {
     int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
     uint32_t valid = 0;
 #pragma unroll
@@ -120,14 +120,14 @@ __device__ __forceinline__ uint32_t candidates_of(Range const (&range)[2], int32
 }
 
 /// Makes NaN of the scores that are not valid.
-__device__ __forceinline__ void erase_others(float (&s)[32], uint32_t valid) {
+[[maybe_unused]] __device__ __forceinline__ void erase_others(float (&s)[32], uint32_t valid) {
 #pragma unroll
     for (int n = 0; n < 32; ++n)
         if ((valid >> n & 1) == 0) s[n] = NAN;
 }
 
 /// Makes the blocks before the rows' own the best there are.
-__device__ __forceinline__ void force_previous(float (&s)[32], Range const (&range)[2], int32_t from) {
+[[maybe_unused]] __device__ __forceinline__ void force_previous(float (&s)[32], Range const (&range)[2], int32_t from) {
     int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 32; ++n)

@@ -4,6 +4,7 @@ compare.py PROBE FOLDER: trains tokenizers like GPT-2's, Llama 3's and Qwen's an
 corpus, into FOLDER, and requires that encoding and decoding all of it (bin/tokenizer_probe) gives what the reference gives.
 """
 
+import concurrent.futures
 import itertools
 import json
 import pathlib
@@ -124,7 +125,7 @@ def check(program, path, documents, encoders, decode):
         print(f"{path.parent.name}: {mode}: {sum(map(len, texts)) / 1e6:.1f} MB equal; {speed}")
 
 
-def check_json(program, folder, name, make, documents, sample):
+def check_json(program, folder, name, documents, sample, make):
     path = folder / name / "tokenizer.json"
     path.parent.mkdir(exist_ok=True)
     file, config = make(sample)
@@ -144,7 +145,7 @@ def check_json(program, folder, name, make, documents, sample):
     assert list(map(int, info)) == expected, (info, expected)
 
 
-def check_sentencepiece(program, folder, name, documents, sample, **options):
+def check_sentencepiece(program, folder, name, documents, sample, options):
     (folder / name).mkdir(exist_ok=True)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=itertools.islice((line for text in sample for line in text.split("\n") if line), 150000),
@@ -163,13 +164,16 @@ def main():
     print(f"{len(documents)} documents, {size:.1f} MB")
     assert size >= 20
     sample = [document.decode(errors="replace") for document in documents[::4]]
-    for make in (gpt2, llama3, qwen):
-        check_json(program, folder, make.__name__, make, documents, sample)
-    check_sentencepiece(program, folder, "llama2", documents, sample, model_type="bpe", vocab_size=8000, byte_fallback=True,
-                        split_digits=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-                        character_coverage=0.995, allow_whitespace_only_pieces=True)
-    check_sentencepiece(program, folder, "unigram", documents, sample, model_type="unigram", vocab_size=8000,
-                        character_coverage=0.995, user_defined_symbols=["<mask>"])
+    pieces = dict(vocab_size=8000, character_coverage=0.995)
+    jobs = [(check_sentencepiece, "unigram", dict(pieces, model_type="unigram", user_defined_symbols=["<mask>"])),
+            (check_sentencepiece, "llama2", dict(pieces, model_type="bpe", byte_fallback=True, split_digits=True,
+                                                 normalization_rule_name="identity", remove_extra_whitespaces=False,
+                                                 allow_whitespace_only_pieces=True))]
+    jobs += [(check_json, make.__name__, make) for make in (qwen, llama3, gpt2)]
+    sys.stdout.reconfigure(line_buffering=True)
+    with concurrent.futures.ProcessPoolExecutor() as pool:  # the longest first
+        for done in [pool.submit(check, program, folder, name, documents, sample, how) for check, name, how in jobs]:
+            done.result()
     print("tokenizers: all as the references")
 
 

@@ -84,19 +84,25 @@ TEST_F(InitFromTest, settings_of_attention_in_the_folder_are_defaults) {
     EXPECT_EQ(o.attention.full_layers.last, 1);
 }
 
-TEST_F(InitFromTest, through_a_checkpoint_of_any_layout_the_folder_comes_back_bit_for_bit) {
-    auto const before = testing::stored_tensors(*files_, hf_);
-    ASSERT_GT(before.size(), 20u);
-    for (auto const& [dp, cp, tp] : {std::tuple{1, 1, 1}, {1, 1, 2}, {2, 2, 2}}) {
-        std::string const name = fmt::format("run-{}-{}-{}", dp, cp, tp);
-        Checkpoint const checkpoint = Checkpoint::open(*files_, save_at_start(name, dp, cp, tp));
-        ExportOptions to;
-        to.model = options(name).model;
-        to.type = ElementType::bf16;
-        to.origin = hf_;
-        Path const out = folder_.path() / ("out-" + name);
-        export_folder(*files_, checkpoint, to, out, [](int64_t, int64_t) {});
-        EXPECT_EQ(testing::stored_tensors(*files_, out), before) << name;
+TEST_F(InitFromTest, through_a_checkpoint_of_any_layout_every_folder_comes_back_bit_for_bit) {
+    for (std::string const type : {"llama", "mistral", "qwen2", "qwen3"}) {
+        for (auto const& [tied, dp, cp, tp] :
+             {std::tuple{true, 1, 1, 1}, {true, 2, 2, 2}, {false, 1, 1, 2}, {false, 2, 2, 2}}) {
+            std::string const name = fmt::format("{}-{}-{}-{}-{}", type, tied, dp, cp, tp);
+            SCOPED_TRACE(name);
+            hf_ = folder_.path() / ("hf-" + name);
+            write_folder(*files_, hf_, small_config(type, tied), ElementType::bf16, dp == 2 ? 3 : 1);
+            auto const before = stored_tensors(*files_, hf_);
+            ASSERT_GE(before.size(), 20u);
+            Checkpoint const checkpoint = Checkpoint::open(*files_, save_at_start(name, dp, cp, tp));
+            ExportOptions to;
+            to.model = options(name).model;
+            to.type = ElementType::bf16;
+            to.origin = hf_;
+            Path const out = folder_.path() / ("out-" + name);
+            export_folder(*files_, checkpoint, to, out, [](int64_t, int64_t) {});
+            EXPECT_EQ(stored_tensors(*files_, out), before);
+        }
     }
 }
 

@@ -26,7 +26,7 @@ homes='
 ^CLI/                           ^src/app/
 ^spdlog/                        ^src/base/
 ^(pcre2|sentencepiece|utf8proc) ^src/data/
-^nlohmann/                      \.cc$
+^nlohmann/json\.hpp            \.cc$
 '
 find src kernels -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | sort |
     xargs grep -HnE '^[[:space:]]*#[[:space:]]*include[[:space:]]' |

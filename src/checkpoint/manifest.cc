@@ -5,6 +5,7 @@
 #include <set>
 
 #include "io/sha256.h"
+#include "io/strict_json.h"
 
 namespace perigee {
 
@@ -60,19 +61,19 @@ class Parser {
     }
     int64_t count(Json const& value, char const* what) const {
         if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
-            refuse("`{}` is {}; a count was expected", what, excerpt(value));
+            refuse("`{}` is {}; a count was expected", what, json_excerpt(value));
         }
         return value.get<int64_t>();
     }
     int64_t count_at(Json const& object, char const* key) const { return count(at(object, key), key); }
     std::string text_at(Json const& object, char const* key) const {
         Json const& value = at(object, key);
-        if (!value.is_string()) refuse("`{}` is {}; a text was expected", key, excerpt(value));
+        if (!value.is_string()) refuse("`{}` is {}; a text was expected", key, json_excerpt(value));
         return value.get<std::string>();
     }
     Json const& list_at(Json const& object, char const* key) const {
         Json const& value = at(object, key);
-        if (!value.is_array()) refuse("`{}` is {}; a list was expected", key, excerpt(value));
+        if (!value.is_array()) refuse("`{}` is {}; a list was expected", key, json_excerpt(value));
         return value;
     }
     Shape shape_at(Json const& object, char const* key) const {
@@ -95,10 +96,10 @@ class Parser {
                        .seed = 0,
                        .info = {}};
         Json const& seed = at(object, "seed");
-        if (!seed.is_number_unsigned()) refuse("`seed` is {}; a count was expected", excerpt(seed));
+        if (!seed.is_number_unsigned()) refuse("`seed` is {}; a count was expected", json_excerpt(seed));
         state.seed = seed.get<uint64_t>();
         Json const& info = at(object, "info");
-        if (!info.is_object()) refuse("`info` is {}", excerpt(info));
+        if (!info.is_object()) refuse("`info` is {}", json_excerpt(info));
         for (auto const& [key, value] : info.items()) state.info[key] = text_at(info, key.c_str());
         return state;
     }
@@ -108,7 +109,7 @@ class Parser {
         auto plain = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; };
         if (file.name.empty() || file.name.size() > 255 || file.name.front() == '.' || file.name == kManifestName ||
             !std::all_of(file.name.begin(), file.name.end(), plain)) {
-            refuse("{} is not the plain name of a file in its folder", excerpt(file.name));
+            refuse("{} is not the plain name of a file in its folder", json_excerpt(file.name));
         }
         return file;
     }
@@ -129,10 +130,6 @@ class Parser {
     }
 
   private:
-    static std::string excerpt(Json const& value) {
-        return value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 40);
-    }
-
     Manifest::Piece piece(Json const& object, Manifest::Tensor const& tensor, std::string const& name) const {
         Manifest::Piece piece{static_cast<size_t>(count_at(object, "file")), text_at(object, "dataset"), {}};
         Json const& flat = list_at(object, "flat");

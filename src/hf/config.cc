@@ -162,9 +162,9 @@ class Parser {
         auto const* const found = std::ranges::find_if(kArchitectures, [&](auto& a) { return type == a.model_type; });
         if (found == kArchitectures.end())
             fail(Category::config, "{}: model_type {} is not supported; llama, mistral, qwen2 and qwen3 are", where_,
-                 excerpt(type));
+                 json_excerpt(type));
         if (!names.is_null() && names != Json::array({found->name}))
-            fail(Category::config, "{}: architectures {} is not supported; [\"{}\"] is", where_, excerpt(names),
+            fail(Category::config, "{}: architectures {} is not supported; [\"{}\"] is", where_, json_excerpt(names),
                  found->name);
         return *found;
     }
@@ -183,10 +183,9 @@ class Parser {
             refuse(key, fmt::format("other than {}", only.dump()));
     }
     [[noreturn]] void refuse(std::string const& key, std::string const& what) const {
-        fail(Category::config, "{}: `{}` is {}: {} is not supported", where_, key.substr(0, 80), excerpt(root_.at(key)),
-             what);
+        fail(Category::config, "{}: `{}` is {}: {} is not supported", where_, key.substr(0, 80),
+             json_excerpt(root_.at(key)), what);
     }
-    static std::string excerpt(Json const& value) { return value.dump().substr(0, 80); }
 
     /// The releases before 5 have rope_theta and rope_scaling, which newer ones join to rope_parameters.
     void read_rope(ModelOptions& model) {
@@ -200,7 +199,7 @@ class Parser {
         for (auto const& [name, only] : {std::pair{"partial_rotary_factor", Json(1.0)}, {"truncate", Json(true)}}) {
             if (rope.contains(name) && !rope[name].is_null() && rope[name] != only)
                 fail(Category::config, "{}: `{}` is {}: other than {} is not supported", where, name,
-                     excerpt(rope[name]), only.dump());
+                     json_excerpt(rope[name]), only.dump());
             rope.erase(name);
         }
         if (rope.contains("rope_theta")) {
@@ -210,8 +209,8 @@ class Parser {
         }
         if (rope.contains("type")) {
             if (rope.contains("rope_type") && rope["rope_type"] != rope["type"])
-                fail(Category::config, "{}: `type` is {} but `rope_type` is {}", where, excerpt(rope["type"]),
-                     excerpt(rope["rope_type"]));
+                fail(Category::config, "{}: `type` is {} but `rope_type` is {}", where, json_excerpt(rope["type"]),
+                     json_excerpt(rope["rope_type"]));
             rope["rope_type"] = rope["type"];
             rope.erase("type");
         }

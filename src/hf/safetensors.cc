@@ -76,7 +76,7 @@ class HeaderParser {
         if (value.is_string()) dtype = value.get<std::string>();
         for (auto const& [known, size] : kSizes)
             if (dtype == known) return size;
-        refuse(name, "its dtype {} is not known", excerpt(value));
+        refuse(name, "its dtype {} is not known", json_excerpt(value));
     }
     std::vector<int64_t> counts(std::string const& name, char const* key, Json const& list) const {
         std::vector<int64_t> values;
@@ -85,10 +85,9 @@ class HeaderParser {
             valid = list[i].is_number_unsigned() && list[i].get<uint64_t>() <= uint64_t{INT64_MAX};
             if (valid) values.push_back(list[i].get<int64_t>());
         }
-        if (!valid) refuse(name, "its {} {} is not a list of counts", key, excerpt(list));
+        if (!valid) refuse(name, "its {} {} is not a list of counts", key, json_excerpt(list));
         return values;
     }
-    static std::string excerpt(Json const& value) { return value.dump().substr(0, 40); }
 
     std::string path_;
     int64_t values_bytes_;

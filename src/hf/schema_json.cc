@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "io/strict_json.h"
+
 namespace perigee {
 
 namespace {
@@ -82,7 +84,7 @@ class Reader {
         if (!inside) refuse(json, fmt::format("a value from {} to {}", range.low, range.high));
     }
     [[noreturn]] void refuse(Json const& json, std::string const& expected) const {
-        fail(Category::config, "{} is {}; {} was expected", where_, json.dump().substr(0, 60), expected);
+        fail(Category::config, "{} is {}; {} was expected", where_, json_excerpt(json), expected);
     }
 
     std::string where_;

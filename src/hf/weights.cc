@@ -65,7 +65,7 @@ void HfWeights::read_index(FileSystem& files) {
     for (auto const& [name, file] : index["weight_map"].items()) {
         if (!file.is_string() || !is_plain_name(file.get<std::string>()))
             fail(Category::checkpoint, "{}: tensor `{}`: {} is not the plain name of a file in the folder",
-                 path.string(), name.substr(0, 200), file.dump().substr(0, 80));
+                 path.string(), name.substr(0, 200), json_excerpt(file));
         tensors_of[file.get<std::string>()].insert(name);
     }
     for (auto const& [file, expected] : tensors_of) {

@@ -28,7 +28,7 @@ class Checker : public nlohmann::json_sax<Json> {
     bool end_array() override { return leave(); }
     bool key(string_t& name) override {
         if (!open_.back().insert(name).second)
-            fail(category_, "{}: the key {} is there twice", where_, Json(name.substr(0, 80)).dump());
+            fail(category_, "{}: the key {} is there twice", where_, json_excerpt(name));
         return true;
     }
     bool parse_error(size_t position, std::string const&, nlohmann::detail::exception const&) override {
@@ -58,6 +58,12 @@ class Checker : public nlohmann::json_sax<Json> {
 void check_json(std::string_view text, std::string const& where, Category category, int max_depth) {
     Checker checker(where, category, max_depth);
     Json::sax_parse(text.begin(), text.end(), &checker);
+}
+
+std::string json_excerpt(nlohmann::ordered_json const& value) {
+    constexpr size_t kMost = 80;
+    std::string const text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+    return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
 }
 
 }  // namespace perigee

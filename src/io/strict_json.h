@@ -2,6 +2,7 @@
 // which libraries resolve silently and each in its own way, and no depth that recursion could choke on.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -12,5 +13,8 @@ namespace perigee {
 /// Throws Error of `category`, beginning with `where`, unless `text` is one JSON value in UTF-8, at most `max_depth`
 /// lists and objects deep, without repeated keys.
 void check_json(std::string_view text, std::string const& where, Category category, int max_depth);
+
+/// The beginning of a value as JSON in ASCII, for messages: text cut inside a character would be no UTF-8.
+std::string json_excerpt(nlohmann::ordered_json const& value);
 
 }  // namespace perigee

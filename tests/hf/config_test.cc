@@ -224,6 +224,8 @@ TEST(HfConfig, text_that_is_not_strict_json_is_refused) {
     };
     EXPECT_EQ(error(""), "config.json: not JSON at byte 1");
     EXPECT_EQ(error("{\"a\":1,\"a\":1}"), "config.json: the key \"a\" is there twice");
+    std::string const long_key = "{\"" + std::string(79, 'a') + "\u00e9\":1,";  // cut inside a character, were it cut
+    EXPECT_THAT(error(long_key + long_key.substr(1) + "\"b\":1}"), ::testing::HasSubstr("aaa... is there twice"));
     EXPECT_EQ(error(std::string(100, '[') + std::string(100, ']')), "config.json: nested deeper than 16 levels");
     EXPECT_EQ(error(std::string(2 << 20, ' ')), "config.json has 2097152 bytes; at most 1048576 are accepted");
     MemoryFileSystem files;

@@ -80,7 +80,7 @@ class Beside {
   private:
     [[noreturn]] static void refuse(Path const& path, char const* key, Json const& found) {
         fail(Category::config, "{}: {}: {} is no token of the tokenizer beside it", path.string(), key,
-             found.dump(-1, ' ', true).substr(0, 80));
+             json_excerpt(found));
     }
 
     Path tokenizer_path_, model_path_;

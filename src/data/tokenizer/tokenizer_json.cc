@@ -20,11 +20,6 @@ constexpr size_t kMaxAddedBytes = size_t{4} << 20;
 constexpr char const* kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-std::string shown(Json const& value) {
-    std::string text = value.dump(-1, ' ', true);
-    return text.size() > 60 ? text.substr(0, 60) + "..." : text;
-}
-
 /// An object of the file whose every field must be asked for.
 class Fields {
   public:
@@ -34,7 +29,7 @@ class Fields {
 
     std::string path(std::string const& key) const { return path_.empty() ? key : path_ + "." + key; }
     [[noreturn]] void refuse(std::string const& key, Json const& value) const {
-        fail(Category::config, "{}: {} is not supported", path(key), shown(value));
+        fail(Category::config, "{}: {} is not supported", path(key), json_excerpt(value));
     }
 
     /// Null where there is none.
@@ -82,7 +77,8 @@ class Fields {
         return value.get<int32_t>();
     }
     [[noreturn]] static void refuse_value(std::string const& path, Json const& value, char const* expected) {
-        fail(Category::config, "{}: {} where {} is expected", path.empty() ? "file" : path, shown(value), expected);
+        fail(Category::config, "{}: {} where {} is expected", path.empty() ? "file" : path, json_excerpt(value),
+             expected);
     }
 
   private:
@@ -141,7 +137,7 @@ class Parser {
     void pre_tokenizer(Json const& json, std::string const& path) {
         Fields fields(json, path);
         std::string const& type = fields.text("type");
-        if (byte_level_) fail(Category::config, "{}: {} after ByteLevel is not supported", path, shown(type));
+        if (byte_level_) fail(Category::config, "{}: {} after ByteLevel is not supported", path, json_excerpt(type));
         if (type == "Sequence") {
             each(fields, "pretokenizers", [&](Json const& part, std::string const& at) { pre_tokenizer(part, at); });
         } else if (type == "ByteLevel") {
@@ -268,7 +264,8 @@ class Parser {
     /// Ids are few enough for the tokens there are, so that no file makes a table of more than its own size.
     void claim(int32_t id, std::string const& token, std::string const& path) {
         if (!spelling_.emplace(id, token).second) {
-            fail(Category::config, "{}: {} and {} have the same id {}", path, shown(token), shown(spelling_[id]), id);
+            fail(Category::config, "{}: {} and {} have the same id {}", path, json_excerpt(token),
+                 json_excerpt(spelling_[id]), id);
         }
     }
 
@@ -278,7 +275,8 @@ class Parser {
             auto const [left, right] = merge_pair(list[i], path, i);
             auto const id = [&](std::string const& token) {
                 auto const found = vocab_.find(token);
-                if (found == vocab_.end()) fail(Category::config, "{}[{}]: {} is not in vocab", path, i, shown(token));
+                if (found == vocab_.end())
+                    fail(Category::config, "{}[{}]: {} is not in vocab", path, i, json_excerpt(token));
                 return found->second;
             };
             parts_.model.merges.push_back({id(left), id(right), id(left + right)});
@@ -320,8 +318,8 @@ class Parser {
             if (known == vocab_.end()) {
                 claim(token.id, token.content, fields.path("id"));
             } else if (known->second != token.id) {
-                fail(Category::config, "{}: {} has the id {} in model.vocab", fields.path("id"), shown(token.content),
-                     known->second);
+                fail(Category::config, "{}: {} has the id {} in model.vocab", fields.path("id"),
+                     json_excerpt(token.content), known->second);
             }
             parts_.added.push_back(std::move(token));
         }

@@ -1,6 +1,7 @@
 #include "model/llama.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 
@@ -355,12 +356,37 @@ void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView
     backward(weights, sink, inputs, state, temporary, dx_PD, kinds);
 }
 
+namespace {
+
+/// Everything that the operations of a training pass depend on, besides the model.
+std::vector<int64_t> training_key(ConstView weights, GradientSink const& sink, ConstView loss, ConstView first_input,
+                                  Arena const& arena, Batch const& batch, std::span<AttentionKind const> kinds) {
+    std::vector<int64_t> key = {std::bit_cast<int64_t>(weights.data),
+                                std::bit_cast<int64_t>(sink.grads.data),
+                                std::bit_cast<int64_t>(loss.data),
+                                std::bit_cast<int64_t>(first_input.data),
+                                arena.growths(),
+                                std::bit_cast<int64_t>(sink.scale),
+                                int64_t{sink.fresh}};
+    for (AttentionKind kind : kinds) key.push_back(static_cast<int64_t>(kind));
+    key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());
+    // Chunks without loss are left out.
+    for (size_t t = 0; t < batch.weights_T.size(); ++t)
+        if (batch.weights_T[t] == 0) key.push_back(static_cast<int64_t>(t));
+    return key;
+}
+
+}  // namespace
+
 void Llama::accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
                        std::span<AttentionKind const> kinds, Arena& arena) {
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, kinds);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    impl_->train(weights, sink, loss_accumulated, inputs, kinds, arena);
+    auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, kinds, arena); };
+    MeshShape const& shape = impl_->mesh.shape();
+    if (shape.tp * shape.cp > 1 || sink.on_done) return pass();  // other ranks take part
+    impl_->ops.repeat(training_key(weights, sink, loss_accumulated, inputs.ids_T, arena, batch, kinds), pass);
 }
 
 double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,

@@ -4,7 +4,7 @@
 
 namespace perigee {
 
-std::unique_ptr<Ops> make_cuda_ops(Device&, bool) {
+std::unique_ptr<Ops> make_cuda_ops(Device&, CudaOptions const&) {
     fail(Category::config, "this perigee was built without CUDA: use `device: cpu`, or build the `cuda` preset");
 }
 

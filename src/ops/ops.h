@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -210,6 +211,10 @@ class Ops {
     /// Of what accumulates: gradients, moments, statistics, and the weights that the optimizer keeps.
     DType main_dtype() const { return compute_dtype() == DType::f64 ? DType::f64 : DType::f32; }
 
+    /// Runs `body`: operations without transfers that are the same, on the same memory, whenever the key is. A backend
+    /// may note them and queue them as one the next time, without running `body`.
+    virtual void repeat(std::span<int64_t const> /*key*/, std::function<void()> const& body) { body(); }
+
     // Moving bytes between the host and the device; both return when the host memory may be reused or read.
     virtual void upload(TensorView to, void const* from) = 0;
     virtual void download(void* to, ConstView from) = 0;
@@ -267,11 +272,15 @@ std::unique_ptr<Ops> make_host_ops(Device& host, int threads = 0);
 /// The same code in fp64, for tests that compare against finite differences.
 std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
 
+struct CudaOptions {
+    /// Every operation gives the same bits every time: full attention's backward, which cuDNN adds up in any order,
+    /// then runs on the own, slower kernels, and matrix products by the algorithm that cuBLASLt names first.
+    bool deterministic = false;
+    bool graphs = true;  ///< repeat() replays CUDA graphs
+};
 /// bf16 on an NVIDIA GPU, fp32 where numbers accumulate: what `device: cuda` runs. `cuda` is from make_cuda_device.
-/// With `deterministic`, every operation gives the same bits every time: full attention's backward, which cuDNN adds up
-/// in any order, then runs on the own, slower kernels, and matrix products by the algorithm that cuBLASLt names first.
 /// Throws Category::config where the build has no CUDA.
-std::unique_ptr<Ops> make_cuda_ops(Device& cuda, bool deterministic = false);
+std::unique_ptr<Ops> make_cuda_ops(Device& cuda, CudaOptions const& options = {});
 
 /// Wall seconds this process has spent inside OpenBLAS on host operations, and their floating-point operations. A call
 /// from inside a parallel region counts its wall time divided by the threads of the region, so that the seconds of a

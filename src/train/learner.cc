@@ -66,7 +66,7 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
     GradientSink sink{.grads = grads_.view, .scale = 1.0 / loss_weight};
     for (Batch const& b : batches) {
         sink.fresh = &b == &batches.front();
-        if (&b == &batches.back())
+        if (&b == &batches.back() && mesh_.world().size() > 1)
             sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
                 add_up_uncut(session_.layout(), grads_.view, {begin, end}, mesh_.tp());
                 replicas_.reduce_from(grads_.view, begin);

@@ -19,6 +19,9 @@ void describe(Schema& schema, TrainOptions& options) {
                  {"block", Recompute::block}},
                 "what the backward computes again to save memory, from nothing to whole blocks; the gradients are the "
                 "same bits")
+        .add("cuda_graphs", options.cuda_graphs,
+             "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as one CUDA graph; "
+             "the same bits, less work for the host")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")

@@ -25,6 +25,7 @@ struct TrainOptions {
     int64_t global_batch_size = 8;  ///< samples per step over all ranks; accumulation follows from it
     int64_t micro_batch_size = 1;   ///< samples per rank and forward pass
     Recompute recompute = Recompute::none;
+    bool cuda_graphs = true;  ///< on a GPU: repeated micro-batches are replayed
     NonFinite non_finite = NonFinite::skip;
     int64_t max_skipped_in_a_row = 3;
 };

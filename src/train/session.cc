@@ -40,7 +40,8 @@ Machine make_machine(RunOptions const& options, int ranks) {
         if (ranks > 1)
             fail(Category::config, "device: cuda computes on one GPU with one rank, and this job has {} ranks", ranks);
         auto device = make_cuda_device(0);
-        auto ops = make_cuda_ops(*device, options.deterministic);
+        auto ops =
+            make_cuda_ops(*device, {.deterministic = options.deterministic, .graphs = options.train.cuda_graphs});
         return {std::move(device), std::move(ops)};
     }
     auto device = make_host_device();

@@ -22,6 +22,12 @@ class RecordingOps final : public TimedOps {
     std::map<Product, int64_t> const& products() const { return products_; }
     void record(bool on) { recording_ = on; }
 
+    void repeat(std::span<int64_t const> key, std::function<void()> const& body) override {
+        if (recording_)
+            body();
+        else
+            TimedOps::repeat(key, body);
+    }
     void matmul(MatMul const& args) override {
         if (recording_)
             ++products_[{.m = args.c[0],

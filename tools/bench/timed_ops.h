@@ -26,6 +26,13 @@ class TimedOps : public Ops {
     Device& device() override { return inner_.device(); }
     DType compute_dtype() const override { return inner_.compute_dtype(); }
 
+    /// Waiting needs one operation at a time.
+    void repeat(std::span<int64_t const> key, std::function<void()> const& body) override {
+        if (waits_)
+            body();
+        else
+            inner_.repeat(key, body);
+    }
     void upload(TensorView to, void const* from) override {
         timed("upload", [&] { inner_.upload(to, from); });
     }

@@ -27,7 +27,7 @@ void CudaOps::attention_forward(AttentionForward const& args) {
 void CudaOps::attention_backward(AttentionBackward const& args) {
     check(args);
     bool const dense = attends_all(args.moba, args.cu_seqlens) && DenseAttention::takes(args.q_THK, args.k_TGK);
-    if (dense && !args.add_to_dkv && !deterministic_)
+    if (dense && !args.add_to_dkv && !options_.deterministic)
         dense_->backward(args);
     else
         block_attention_backward(args);

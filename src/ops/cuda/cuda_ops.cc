@@ -7,11 +7,11 @@
 
 namespace perigee {
 
-CudaOps::CudaOps(CudaDevice& device, bool deterministic)
+CudaOps::CudaOps(CudaDevice& device, CudaOptions const& options)
     : device_(device),
-      deterministic_(deterministic),
+      options_(options),
       staging_(device),
-      blas_(device, /*tune=*/!deterministic),
+      blas_(device, /*tune=*/!options.deterministic),
       dense_(std::make_unique<DenseAttention>(device, staging_, [this](size_t bytes) { return scratch(bytes); })) {}
 
 CudaOps::~CudaOps() = default;
@@ -36,23 +36,28 @@ void* CudaOps::scratch(size_t bytes) {
     return scratch_.data();
 }
 
-int32_t const* CudaOps::borders(std::span<int32_t const> cu_seqlens) {
-    if (!std::ranges::equal(cu_seqlens, known_borders_)) {
-        if (borders_.bytes() < cu_seqlens.size_bytes()) {
+template <class T>
+T const* CudaOps::on_device(Table<T>& table, std::span<T const> values) {
+    if (!std::ranges::equal(values, table.values)) {
+        if (table.memory.bytes() < values.size_bytes()) {
             device_.synchronize();
-            borders_ = {};
-            borders_ = Buffer(device_, std::max<size_t>(2 * cu_seqlens.size_bytes(), 4096));
+            table.memory = {};
+            table.memory = Buffer(device_, std::max<size_t>(2 * values.size_bytes(), 4096));
         }
-        staging_.upload(borders_.data(), cu_seqlens.data(), cu_seqlens.size_bytes());
-        known_borders_.assign(cu_seqlens.begin(), cu_seqlens.end());
+        staging_.upload(table.memory.data(), values.data(), values.size_bytes());
+        table.values.assign(values.begin(), values.end());
     }
-    return static_cast<int32_t const*>(borders_.data());
+    return static_cast<T const*>(table.memory.data());
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device& cuda, bool deterministic) {
+int32_t const* CudaOps::borders(std::span<int32_t const> cu_seqlens) { return on_device(borders_, cu_seqlens); }
+
+double const* CudaOps::frequencies(std::span<double const> values) { return on_device(frequencies_, values); }
+
+std::unique_ptr<Ops> make_cuda_ops(Device& cuda, CudaOptions const& options) {
     auto* const device = dynamic_cast<CudaDevice*>(&cuda);
     PERIGEE_CHECK(device != nullptr, "operations of a GPU on {}", cuda.name());
-    return std::make_unique<CudaOps>(*device, deterministic);
+    return std::make_unique<CudaOps>(*device, options);
 }
 
 }  // namespace perigee

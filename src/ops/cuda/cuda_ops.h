@@ -2,7 +2,10 @@
 // queued on the device's one stream, in the order of the calls; only download() waits for it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,12 +21,13 @@ class DenseAttention;
 
 class CudaOps final : public Ops {
   public:
-    /// As make_cuda_ops.
-    CudaOps(CudaDevice& device, bool deterministic);
+    CudaOps(CudaDevice& device, CudaOptions const& options);
     ~CudaOps() override;
 
     Device& device() override { return device_; }
     DType compute_dtype() const override { return DType::bf16; }
+
+    void repeat(std::span<int64_t const> key, std::function<void()> const& body) override;
 
     void upload(TensorView to, void const* from) override;
     void download(void* to, ConstView from) override;
@@ -65,6 +69,17 @@ class CudaOps final : public Ops {
     void adamw(AdamW const& args) override;
 
   private:
+    /// What is known of the operations of a key.
+    struct Repeated {
+        // What they find on the device, besides their arguments.
+        std::vector<int32_t> borders;
+        std::vector<double> frequencies;
+        std::vector<int64_t> dense_tables;
+        std::array<void const*, 4> places{};
+        std::unique_ptr<CUgraphExec_st, void (*)(cudaGraphExec_t)> graph{nullptr, [](auto) {}};
+        bool refused = false;  ///< they cannot be captured
+    };
+
     // MoBA's kernels; without `moba`, full attention by the same ones.
     void block_attention_forward(AttentionForward const& args);
     void block_attention_backward(AttentionBackward const& args);
@@ -72,17 +87,34 @@ class CudaOps final : public Ops {
     cudaStream_t stream() const { return device_.stream(); }
     /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.
     void* scratch(size_t bytes);
-    /// Borders of documents on the device; uploaded anew only when they change.
+    /// Values that are uploaded anew only when they change.
+    template <class T>
+    struct Table {
+        Buffer memory = {};
+        std::vector<T> values = {};
+    };
+    /// `values` on the device.
+    template <class T>
+    T const* on_device(Table<T>& table, std::span<T const> values);
     int32_t const* borders(std::span<int32_t const> cu_seqlens);
+    double const* frequencies(std::span<double const> values);
+
+    /// Memory that graphs know by its address.
+    using Places = std::array<void const*, 4>;
+    Places places() const;
+    /// The steps of `repeat`.
+    void restore_tables(Repeated const& known);
+    bool capture(Repeated& known, std::function<void()> const& body);
 
     CudaDevice& device_;
-    bool deterministic_;
+    CudaOptions options_;
     Staging staging_;
     Blas blas_;
     std::unique_ptr<DenseAttention> dense_;
     Buffer scratch_;
-    Buffer borders_;
-    std::vector<int32_t> known_borders_;
+    Table<int32_t> borders_;
+    Table<double> frequencies_;  ///< of RoPE
+    std::map<std::vector<int64_t>, Repeated> repeated_;
 };
 
 }  // namespace perigee

@@ -221,27 +221,33 @@ struct DenseAttention::Impl {
     }
 
     /// Documents beyond the real ones are empty and lie at the end.
-    void upload_tables(std::span<int32_t const> cu_seqlens, Key const& key) {
+    static std::vector<int64_t> tables_for(std::span<int32_t const> cu_seqlens, Key const& key) {
         std::vector<int64_t> wanted = {key.documents, key.heads, key.kv_heads, key.head_dim};
         wanted.insert(wanted.end(), cu_seqlens.begin(), cu_seqlens.end());
+        return wanted;
+    }
+
+    void upload_tables(std::vector<int64_t> wanted) {
         if (wanted == known) return;
-        if (tables_of < key.documents) {
+        int64_t const documents = wanted[0], heads = wanted[1], kv_heads = wanted[2], head_dim = wanted[3];
+        std::span const borders = std::span(wanted).subspan(4);
+        if (tables_of < documents) {
             device.synchronize();
-            tables_of = key.documents;
+            tables_of = documents;
             tables = {};
             tables = Buffer(device, offsets_at(3));
         }
         auto const at = [&](int64_t document) {
-            return int64_t{cu_seqlens[static_cast<size_t>(std::min<int64_t>(document, std::ssize(cu_seqlens) - 1))]};
+            return borders[static_cast<size_t>(std::min<int64_t>(document, std::ssize(borders) - 1))];
         };
         std::vector<int32_t> lengths;
-        for (int64_t i = 0; i < key.documents; ++i) lengths.push_back(static_cast<int32_t>(at(i + 1) - at(i)));
+        for (int64_t i = 0; i < documents; ++i) lengths.push_back(static_cast<int32_t>(at(i + 1) - at(i)));
         auto* const memory = static_cast<std::byte*>(tables.data());
         staging.upload(memory, lengths.data(), lengths.size() * sizeof lengths[0]);
-        int64_t const widths[] = {key.heads * key.head_dim, key.kv_heads * key.head_dim, key.heads};
+        int64_t const widths[] = {heads * head_dim, kv_heads * head_dim, heads};
         for (int64_t table = 0; table < 3; ++table) {
             std::vector<int64_t> offsets;
-            for (int64_t i = 0; i <= key.documents; ++i) offsets.push_back(at(i) * widths[table]);
+            for (int64_t i = 0; i <= documents; ++i) offsets.push_back(at(i) * widths[table]);
             staging.upload(memory + offsets_at(table), offsets.data(), offsets.size() * sizeof offsets[0]);
         }
         known = std::move(wanted);
@@ -264,7 +270,7 @@ struct DenseAttention::Impl {
 
     void execute(Key const& key, std::span<int32_t const> cu_seqlens, Tensors tensors) {
         Plan& p = plan(key);
-        upload_tables(cu_seqlens, key);
+        upload_tables(tables_for(cu_seqlens, key));
         auto* const memory = static_cast<std::byte*>(tables.data());
         tensors.emplace(kLengths, memory);
         tensors.emplace(kQueryOffsets, memory + offsets_at(0));
@@ -297,6 +303,14 @@ void DenseAttention::forward(AttentionForward const& args) {
 void DenseAttention::backward(AttentionBackward const& args) {
     impl_->execute(impl_->key_of(args, true), args.cu_seqlens, Impl::tensors(args));
 }
+
+std::vector<int64_t> const& DenseAttention::tables() const { return impl_->known; }
+
+void DenseAttention::restore(std::vector<int64_t> const& tables) {
+    if (!tables.empty()) impl_->upload_tables(tables);
+}
+
+void const* DenseAttention::tables_place() const { return impl_->tables.data(); }
 
 std::string DenseAttention::version() {
     size_t const v = cudnnGetVersion();

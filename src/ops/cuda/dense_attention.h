@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "device/cuda/cuda_device.h"
 #include "ops/attention_check.h"
@@ -31,6 +32,12 @@ class DenseAttention {
     /// or where the check finds its results wrong.
     void forward(AttentionForward const& args);
     void backward(AttentionBackward const& args);
+
+    /// What the tables on the device, which cuDNN reads the documents from, are made of; makes them so again; and where
+    /// they lie.
+    std::vector<int64_t> const& tables() const;
+    void restore(std::vector<int64_t> const& tables);
+    void const* tables_place() const;
 
     /// "cuDNN 9.14.0, frontend 1.32.0"
     static std::string version();

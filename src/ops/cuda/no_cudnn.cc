@@ -3,13 +3,18 @@
 
 namespace perigee {
 
-struct DenseAttention::Impl {};
+struct DenseAttention::Impl {
+    std::vector<int64_t> tables;
+};
 
-DenseAttention::DenseAttention(CudaDevice&, Staging&, std::function<void*(size_t)>, Check) {}
+DenseAttention::DenseAttention(CudaDevice&, Staging&, std::function<void*(size_t)>, Check) : impl_(new Impl) {}
 DenseAttention::~DenseAttention() = default;
 bool DenseAttention::takes(ConstView, ConstView) { return false; }
 void DenseAttention::forward(AttentionForward const&) { fail(Category::internal, "this build has no cuDNN"); }
 void DenseAttention::backward(AttentionBackward const&) { fail(Category::internal, "this build has no cuDNN"); }
+std::vector<int64_t> const& DenseAttention::tables() const { return impl_->tables; }
+void DenseAttention::restore(std::vector<int64_t> const&) {}
+void const* DenseAttention::tables_place() const { return nullptr; }
 std::string DenseAttention::version() { return "no cuDNN"; }
 
 }  // namespace perigee

@@ -24,12 +24,10 @@ kernels::QkvShape shape_of(ConstView q_THK, ConstView k_TGK) {
 void CudaOps::rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positions_T,
                          std::span<double const> inverse_frequencies, double magnitude) {
     check_rope_table(cos_TR, sin_TR, positions_T, std::ssize(inverse_frequencies));
-    auto* const frequencies = static_cast<double*>(scratch(inverse_frequencies.size_bytes()));
-    staging_.upload(frequencies, inverse_frequencies.data(), inverse_frequencies.size_bytes());
     kernels::rope_table({.cos = cos_TR.as<float>(),
                          .sin = sin_TR.as<float>(),
                          .positions = positions_T.as<int32_t>(),
-                         .inverse_frequencies = frequencies,
+                         .inverse_frequencies = frequencies(inverse_frequencies),
                          .tokens = positions_T.size(),
                          .frequencies = std::ssize(inverse_frequencies),
                          .magnitude = magnitude},

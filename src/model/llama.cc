@@ -320,7 +320,9 @@ Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout c
                    .ops = ops,
                    .recompute = recompute,
                    .rope = make_rope(options),
-                   .context_mode = resolve_context_mode(mesh.context_mode(), mesh.shape(), options.kv_heads()).mode}) {}
+                   .context_mode = resolve_context_mode(mesh.context_mode(), mesh.shape(), options.kv_heads()).mode}) {
+    ops.forget_repeated();  // of an earlier model, whose place in memory this one may have
+}
 
 Llama::~Llama() = default;
 
@@ -358,16 +360,14 @@ void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView
 
 namespace {
 
-/// Everything that the operations of a training pass depend on, besides the model.
+/// Everything that the operations of a training pass depend on, besides the model: `weights` to `first_input` as the
+/// memory that they are.
 std::vector<int64_t> training_key(ConstView weights, GradientSink const& sink, ConstView loss, ConstView first_input,
                                   Arena const& arena, Batch const& batch, std::span<AttentionKind const> kinds) {
-    std::vector<int64_t> key = {std::bit_cast<int64_t>(weights.data),
-                                std::bit_cast<int64_t>(sink.grads.data),
-                                std::bit_cast<int64_t>(loss.data),
-                                std::bit_cast<int64_t>(first_input.data),
-                                arena.growths(),
-                                std::bit_cast<int64_t>(sink.scale),
-                                int64_t{sink.fresh}};
+    std::vector<int64_t> key = {std::bit_cast<int64_t>(&arena),           std::bit_cast<int64_t>(weights.data),
+                                std::bit_cast<int64_t>(sink.grads.data),  std::bit_cast<int64_t>(loss.data),
+                                std::bit_cast<int64_t>(first_input.data), arena.growths(),
+                                std::bit_cast<int64_t>(sink.scale),       int64_t{sink.fresh}};
     for (AttentionKind kind : kinds) key.push_back(static_cast<int64_t>(kind));
     key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());
     // Chunks without loss are left out.
@@ -386,7 +386,9 @@ void Llama::accumulate(TensorView weights, GradientSink const& sink, TensorView 
     auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, kinds, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     if (shape.tp * shape.cp > 1 || sink.on_done) return pass();  // other ranks take part
-    impl_->ops.repeat(training_key(weights, sink, loss_accumulated, inputs.ids_T, arena, batch, kinds), pass);
+    auto key = training_key(weights, sink, loss_accumulated, inputs.ids_T, arena, batch, kinds);
+    key.push_back(std::bit_cast<int64_t>(impl_.get()));
+    impl_->ops.repeat(key, pass);
 }
 
 double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,

@@ -214,6 +214,8 @@ class Ops {
     /// Runs `body`: operations without transfers that are the same, on the same memory, whenever the key is. A backend
     /// may note them and queue them as one the next time, without running `body`.
     virtual void repeat(std::span<int64_t const> /*key*/, std::function<void()> const& body) { body(); }
+    /// Keys may mean something else from now on.
+    virtual void forget_repeated() {}
 
     // Moving bytes between the host and the device; both return when the host memory may be reused or read.
     virtual void upload(TensorView to, void const* from) = 0;

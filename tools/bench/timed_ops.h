@@ -33,6 +33,7 @@ class TimedOps : public Ops {
         else
             inner_.repeat(key, body);
     }
+    void forget_repeated() override { inner_.forget_repeated(); }
     void upload(TensorView to, void const* from) override {
         timed("upload", [&] { inner_.upload(to, from); });
     }

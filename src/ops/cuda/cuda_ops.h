@@ -28,6 +28,7 @@ class CudaOps final : public Ops {
     DType compute_dtype() const override { return DType::bf16; }
 
     void repeat(std::span<int64_t const> key, std::function<void()> const& body) override;
+    void forget_repeated() override { repeated_.clear(); }
 
     void upload(TensorView to, void const* from) override;
     void download(void* to, ConstView from) override;
@@ -77,7 +78,8 @@ class CudaOps final : public Ops {
         std::vector<int64_t> dense_tables;
         std::array<void const*, 4> places{};
         std::unique_ptr<CUgraphExec_st, void (*)(cudaGraphExec_t)> graph{nullptr, [](auto) {}};
-        bool refused = false;  ///< they cannot be captured
+        bool refused = false;   ///< they cannot be captured
+        int64_t last_used = 0;  ///< number of the call
     };
 
     // MoBA's kernels; without `moba`, full attention by the same ones.
@@ -115,6 +117,8 @@ class CudaOps final : public Ops {
     Table<int32_t> borders_;
     Table<double> frequencies_;  ///< of RoPE
     std::map<std::vector<int64_t>, Repeated> repeated_;
+    int64_t repeats_ = 0;  ///< calls
+    bool warned_ = false;  ///< of what cannot be captured
 };
 
 }  // namespace perigee

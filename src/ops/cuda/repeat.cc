@@ -1,5 +1,8 @@
 // Operations that repeat, as CUDA graphs: the first time they are queued one by one, which plans and allocates what
 // they need, the second time they are captured, and from then on the graph is queued.
+#include <algorithm>
+#include <utility>
+
 #include "base/log.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/dense_attention.h"
@@ -8,7 +11,7 @@ namespace perigee {
 
 namespace {
 
-/// Documents whose lengths never come again leave no more than this behind.
+/// Keys that are known at a time: documents whose lengths never come again leave no more than this behind.
 constexpr size_t kMostKeys = 16;
 
 }  // namespace
@@ -28,8 +31,8 @@ bool CudaOps::capture(Repeated& known, std::function<void()> const& body) {
     std::string refusal;
     try {
         body();
-    } catch (Error const& e) {
-        refusal = e.what();
+    } catch (std::exception const& e) {
+        refusal = e.what();  // thrown again where it has nothing to do with the capture: the body is run without
     }
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
@@ -38,10 +41,13 @@ bool CudaOps::capture(Repeated& known, std::function<void()> const& body) {
     if (graph != nullptr) cudaGraphDestroy(graph);
     cudaGetLastError();
     if (executable == nullptr) {
-        log::info("no CUDA graph of a micro-batch: {}", refusal.empty() ? cudaGetErrorString(code) : refusal);
+        if (!std::exchange(warned_, true))
+            log::warn("no CUDA graph of a micro-batch, its operations are queued one by one: {}",
+                      refusal.empty() ? cudaGetErrorString(code) : refusal);
         return false;
     }
-    known.graph = {executable, [](cudaGraphExec_t graph) { cudaGraphExecDestroy(graph); }};
+    // A graph that still runs is freed when it has finished.
+    known.graph = {executable, [](cudaGraphExec_t unused) { cudaGraphExecDestroy(unused); }};
     known.places = places();
     return true;
 }
@@ -51,16 +57,18 @@ void CudaOps::repeat(std::span<int64_t const> key, std::function<void()> const& 
     std::vector<int64_t> const name(key.begin(), key.end());
     auto found = repeated_.find(name);
     if (found == repeated_.end()) {
-        if (repeated_.size() == kMostKeys) {
-            device_.synchronize();  // graphs that go may still run
-            repeated_.clear();
-        }
         body();
-        repeated_[name] = {
-            .borders = borders_.values, .frequencies = frequencies_.values, .dense_tables = dense_->tables()};
+        if (repeated_.size() == kMostKeys)
+            repeated_.erase(
+                std::ranges::min_element(repeated_, {}, [](auto const& entry) { return entry.second.last_used; }));
+        repeated_[name] = {.borders = borders_.values,
+                           .frequencies = frequencies_.values,
+                           .dense_tables = dense_->tables(),
+                           .last_used = ++repeats_};
         return;
     }
     Repeated& known = found->second;
+    known.last_used = ++repeats_;
     restore_tables(known);
     // Memory that graphs know by address has moved: later operations needed more of it.
     if (known.graph && known.places != places()) known.graph.reset();

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
+
 namespace perigee {
 
 namespace {
@@ -23,6 +25,10 @@ Staging::~Staging() {
 
 void Staging::upload(void* to, void const* from, size_t bytes) {
     if (bytes == 0) return;
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(device_.stream(), &capturing), "cudaStreamIsCapturing");
+    // A graph would fetch again what the slot holds by then.
+    if (capturing != cudaStreamCaptureStatusNone) fail(Category::internal, "an upload within a CUDA graph");
     Slot& slot = slots_[next_];
     next_ = (next_ + 1) % kSlots;
     if (slot.in_use) check_cuda(cudaEventSynchronize(slot.read), "cudaEventSynchronize");

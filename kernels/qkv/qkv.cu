@@ -143,22 +143,42 @@ __device__ __forceinline__ void for_head(F const& f) {
         for (int j = 0; j < N; ++j) f(v, j);
 }
 
-/// (low, high) <- rotation by the angle, or by its negative where `direction` is -1.
+/// A thread's part of the rotation of one token after the other, each fetched while the one before is worked on.
 template <int N, int V>
-__device__ __forceinline__ void rotate(Half<N, V>& low, Half<N, V>& high, float const* cos, float const* sin,
-                                       float direction, Place const& place) {
-    place.runs<N, V>([&](int v, int i) {
-        float c[N], s[N];
-        load(c, cos + i);
-        load(s, sin + i);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-            float const l = low.values[v][j], h = high.values[v][j], turned = direction * s[j];
-            low.values[v][j] = l * c[j] - h * turned;
-            high.values[v][j] = h * c[j] + l * turned;
-        }
-    });
-}
+class Angles {
+  public:
+    __device__ Angles(float const* cos, float const* sin, Place const& place)
+        : cos_table_(cos), sin_table_(sin), place_(place) {
+        fetch(blockIdx.y);
+    }
+    /// Makes token t current.
+    __device__ __forceinline__ void advance(int64_t t) {
+        cos_ = next_cos_, sin_ = next_sin_;
+        fetch(t + gridDim.y);
+    }
+    /// (low, high) <- rotation by the angle, or by its negative where `direction` is -1.
+    __device__ __forceinline__ void rotate(Half<N, V>& low, Half<N, V>& high, float direction) const {
+        for_head<N, V>([&](int v, int j) {
+            float const l = low.values[v][j], h = high.values[v][j];
+            float const c = cos_.values[v][j], turned = direction * sin_.values[v][j];
+            low.values[v][j] = l * c - h * turned;
+            high.values[v][j] = h * c + l * turned;
+        });
+    }
+
+  private:
+    __device__ __forceinline__ void fetch(int64_t t) {
+        if (t >= place_.shape.tokens || place_.is_v()) return;
+        place_.runs<N, V>([&](int v, int i) {
+            load(next_cos_.values[v], cos_table_ + t * place_.half() + i);
+            load(next_sin_.values[v], sin_table_ + t * place_.half() + i);
+        });
+    }
+
+    float const *cos_table_, *sin_table_;
+    Place const& place_;
+    Half<N, V> cos_ = {}, sin_ = {}, next_cos_ = {}, next_sin_ = {};
+};
 
 template <int N, int V, bool kBias, bool kNorm>
 __global__ void __launch_bounds__(kMaxThreads) forward(QkvForward const a, int lanes) {
@@ -171,7 +191,9 @@ __global__ void __launch_bounds__(kMaxThreads) forward(QkvForward const a, int l
     auto const row = [&](int64_t t) { return a.qkv + t * place.width() + place.column(); };
     auto const fetch = [&](int64_t t) { heads.fetch(0, row(t)); };
     heads.begin(a.shape.tokens, fetch);
+    Angles<N, V> angles(a.cos, a.sin, place);
     for (int64_t t = blockIdx.y; t < a.shape.tokens; t += gridDim.y) {
+        angles.advance(t);
         heads.advance(t, a.shape.tokens, fetch);
         Half<N, V> low = {}, high = {};
         heads.take(low, high, 0);
@@ -195,7 +217,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward(QkvForward const a, int l
                 });
             }
         }
-        if (!place.is_v()) rotate(low, high, a.cos + t * place.half(), a.sin + t * place.half(), 1, place);
+        if (!place.is_v()) angles.rotate(low, high, 1);
         store_head(place.split(a.q, a.k, a.v, t), low, high, place);
     }
 }
@@ -219,11 +241,13 @@ __global__ void __launch_bounds__(kMaxThreads, 4) backward(QkvBackward const a, 
         if (normed) heads.fetch(1, a.qkv + t * place.width() + place.column());
     };
     heads.begin(a.shape.tokens, fetch);
+    Angles<N, V> angles(a.cos, a.sin, place);
     for (int64_t t = blockIdx.y; t < a.shape.tokens; t += gridDim.y) {
+        angles.advance(t);
         heads.advance(t, a.shape.tokens, fetch);
         Half<N, V> low = {}, high = {};
         heads.take(low, high, 0);
-        if (!place.is_v()) rotate(low, high, a.cos + t * place.half(), a.sin + t * place.half(), -1, place);
+        if (!place.is_v()) angles.rotate(low, high, -1);
         if (kNorm) {
             auto const size = static_cast<float>(a.shape.size);
             Half<N, V> x_low = {}, x_high = {};

@@ -196,7 +196,8 @@ void Bench::qkv() {
         std::string const suffix = parts.name;
         report("qkv_forward" + suffix, (parts.bias ? 3 : 2) * qkv.bytes() + 2 * cos.bytes(),
                [=, this] { ops_.qkv_forward(forward); });
-        report("qkv_backward" + suffix, (parts.norms ? 3 : 2) * qkv.bytes() + 2 * cos.bytes(),
+        int64_t const normed = parts.norms ? q.bytes() + k.bytes() : 0;  // the norms' backward reads what they had
+        report("qkv_backward" + suffix, 2 * qkv.bytes() + normed + 2 * cos.bytes(),
                [=, this] { ops_.qkv_backward(backward); });
     }
     buffers_.clear();

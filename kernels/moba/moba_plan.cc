@@ -15,6 +15,9 @@ constexpr int64_t kLeastRowTile = 64;  ///< of any kernel
 constexpr size_t kAlignment = 256;
 constexpr int64_t kPiecesOfWave = 1024;  ///< of the fused backward: several for each multiprocessor
 constexpr int64_t kLeastPieceRows = 512;
+constexpr int64_t kCacheBytes = 40 << 20;  ///< of the L2 cache, that rows of q may count on
+constexpr int64_t kLongBlock = 200;        ///< keys from which on products take longer than memory
+constexpr int64_t kLeastListTiles = 4;     ///< on average: half a tile of each list is empty
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -44,17 +47,29 @@ size_t partial_bytes_of_query(MobaPlan const& plan) {
     return static_cast<size_t>(plan.shape.group() * plan.row_slots) * per_slot;
 }
 
-/// Key/value heads first: a wave of all queries of one head keeps its q in the cache. Waves are even.
+/// The most of a sequence of `all` in pieces of up to `most`, where the pieces are as even as can be.
+int64_t even(int64_t all, int64_t most) { return most == 0 ? 0 : ceil_div(all, ceil_div(all, most)); }
+
+/// Chunks that a wave of one head should have at most. Visits to short blocks are so short that the forward waits for
+/// rows of q that are not in the cache, unless lists of fewer queries would leave tiles half empty.
+int64_t chunks_in_cache(MobaPlan const& plan) {
+    MobaShape const& s = plan.shape;
+    int64_t const chunk_rows = plan.chunk_queries * s.group();
+    int64_t const most = kCacheBytes / std::max<int64_t>(chunk_rows * s.head_dim * 2, 1);
+    if (plan.task != MobaTask::forward || s.options.block_size >= kLongBlock || most >= plan.chunks || most == 0)
+        return plan.chunks;
+    int64_t const chunks = even(plan.chunks, most);
+    return chunks * chunk_rows * s.slots() < kLeastListTiles * plan.row_tile * plan.blocks ? plan.chunks : chunks;
+}
+
+/// Key/value heads first: a wave has the same queries of as many heads as there is room for. Waves are even.
 void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
     MobaShape const& s = plan.shape;
     size_t const per_query = std::max<size_t>(partial_bytes_of_query(plan), 1);
-    size_t const per_head = std::max<size_t>(per_query * static_cast<size_t>(plan.chunks * plan.chunk_queries), 1);
-    size_t const per_chunk = per_query * static_cast<size_t>(plan.chunk_queries);
-    plan.wave_kv_heads = std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_head), 1, s.kv_heads);
-    plan.wave_chunks = plan.wave_kv_heads > 1 || per_head <= partial_bytes
-                           ? plan.chunks
-                           : std::clamp<int64_t>(static_cast<int64_t>(partial_bytes / per_chunk), 1, plan.chunks);
-    auto const even = [](int64_t all, int64_t most) { return most == 0 ? 0 : ceil_div(all, ceil_div(all, most)); };
+    size_t const per_chunk = std::max<size_t>(per_query * static_cast<size_t>(plan.chunk_queries), 1);
+    int64_t const chunks = chunks_in_cache(plan), room = static_cast<int64_t>(partial_bytes / per_chunk);
+    plan.wave_chunks = std::min(chunks, std::max<int64_t>(room, 1));
+    plan.wave_kv_heads = std::clamp<int64_t>(room / std::max<int64_t>(chunks, 1), 1, s.kv_heads);
     plan.wave_kv_heads = even(s.kv_heads, plan.wave_kv_heads);
     plan.wave_chunks = even(plan.chunks, plan.wave_chunks);
 }

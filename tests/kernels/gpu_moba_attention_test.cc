@@ -210,6 +210,62 @@ TEST_F(GpuMobaAttention, LargeLogits) {
     EXPECT_LT(relative_error(forward.lse, reference.lse), 1e-5);
 }
 
+/// Tiles of keys reach beyond the end of a block or a document, but what is there weighs nothing, not even infinity.
+TEST_F(GpuMobaAttention, InfiniteValuesBeyondABlockAreNotSeen) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const B : {100, 300}) {
+            auto const end = static_cast<int32_t>(B / 2 * 5);
+            GpuMobaCase const c{
+                .cu_seqlens = {0, end, end + 200}, .head_dim = dim, .options = {.block_size = B, .top_k = 2}};
+            auto const p = make_gpu_problem(c);
+            int64_t const row = c.heads * dim;
+            std::vector<int32_t> chosen(static_cast<size_t>(p.tokens() * c.heads), -1);
+            std::fill(chosen.begin() + 2 * B * c.heads, chosen.begin() + end * c.heads, 0);
+            auto const reference = reference_moba(p, B, chosen);
+            auto infinite = p;  // in the document's second block, and in all of the next document
+            for (int64_t t = B; t < p.tokens(); ++t)
+                if (t < 2 * B || t >= end)
+                    std::fill_n(infinite.v.begin() + t * c.kv_heads * dim, c.kv_heads * dim, INFINITY);
+            GpuMoba gpu(infinite, c.options);
+            gpu.choose(chosen);
+            for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+                gpu.use(kernels);
+                auto const o = gpu.forward().o;
+                for (auto const& [first, last] : {std::pair{int64_t{0}, B}, {2 * B, int64_t{end}}}) {
+                    std::vector<double> const got(o.begin() + first * row, o.begin() + last * row);
+                    std::vector<double> const want(reference.o.begin() + first * row, reference.o.begin() + last * row);
+                    EXPECT_LT(relative_error(got, want), kTolerance) << name_of(kernels) << B << " from " << first;
+                }
+            }
+        }
+}
+
+/// Rows that see nothing but scores of -infinity have zeros as their result; to others a block of such scores adds
+/// nothing. Here: the first block of the first document, and all of the second.
+TEST_F(GpuMobaAttention, ScoresOfMinusInfinityAddNothing) {
+    for (int64_t const dim : {64, 128}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 300, 600}, .head_dim = dim, .options = {.block_size = 150, .top_k = 2}};
+        auto p = make_gpu_problem(c);
+        auto const sees_nothing = [](int64_t t) { return t < 150 || t >= 300; };
+        for (double& x : p.q) x = to_float(to_bf16(static_cast<float>(std::abs(x) * 1e30)));
+        for (int64_t t = 0; t < 600; ++t)
+            std::fill_n(p.k.begin() + t * c.kv_heads * dim, c.kv_heads * dim, sees_nothing(t) ? -1e30 : 0.0);
+        std::vector<int32_t> chosen(600 * 4, -1);
+        for (int64_t row = 0; row < 600 * 4; ++row)
+            if (row / 4 % 300 >= 150) chosen[row] = 0;
+        for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+            GpuMoba gpu(p, c.options, kernels), local(p, {.block_size = 150, .top_k = 1}, kernels);
+            gpu.choose(chosen);
+            auto const y = gpu.forward();
+            EXPECT_EQ(y, local.forward()) << name_of(kernels);
+            for (int64_t row = 0; row < 600 * 4; ++row) {
+                ASSERT_EQ(std::isinf(y.lse[row]), sees_nothing(row / 4)) << row;
+                ASSERT_EQ(y.o[row * dim] == 0, sees_nothing(row / 4)) << row;
+            }
+        }
+    }
+}
+
 TEST_F(GpuMobaAttention, KeysNobodyChoseGetOwnGradientsOnly) {
     GpuMobaCase const c{.cu_seqlens = {0, 256}, .options = {.block_size = 64, .top_k = 2}};
     auto const p = make_gpu_problem(c);
@@ -235,6 +291,34 @@ TEST_F(GpuMobaAttention, WavesDoNotChangeABit) {
         EXPECT_GT(plan_moba(waves.shape(), MobaTask::forward, bytes).waves(), 1);
         EXPECT_EQ(waves.forward(), o) << bytes;
         EXPECT_EQ(waves.backward(o.o, o.lse), gradients) << bytes;
+    }
+}
+
+/// What the plan does where a head's q is larger than the cache: too large for a test.
+TEST_F(GpuMobaAttention, WavesOfSomeQueriesOfSomeHeadsDoNotChangeABit) {
+    GpuMobaCase const c{
+        .cu_seqlens = {0, 333, 700}, .heads = 6, .kv_heads = 3, .options = {.block_size = 32, .top_k = 4}};
+    auto const p = make_gpu_problem(c);
+    GpuMoba gpu(p, c.options);
+    gpu.choose(random_choice(c));
+    for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+        gpu.use(kernels);
+        auto const all = gpu.forward();
+        moba::Stage stage = gpu.stage(MobaTask::forward);
+        stage.plan.wave_kv_heads = stage.plan.wave_chunks = 2;
+        ASSERT_EQ(stage.plan.waves(), 2 * 3);
+        testing::GpuArray<bf16> const o(gpu.device(), std::ssize(all.o));
+        testing::GpuArray<float> const lse(gpu.device(), std::ssize(all.lse));
+        moba::build_block_table(stage);
+        moba::build_lists(stage);
+        for (int64_t i = 0; i < stage.plan.waves(); ++i) {
+            moba::Wave const wave = moba::wave_of(stage.plan, i);
+            moba::plan_tiles(stage, wave);
+            moba::attend_chosen(stage, wave);
+            moba::attend_own(stage, wave, o.data(), lse.data());
+        }
+        EXPECT_EQ(testing::to_double(o.get()), all.o) << name_of(kernels);
+        EXPECT_EQ(lse.get(), all.lse) << name_of(kernels);
     }
 }
 

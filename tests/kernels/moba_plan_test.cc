@@ -88,6 +88,19 @@ TEST(MobaPlan, WavesKeepPartialResultsWithinTheBudget) {
     EXPECT_EQ(plan_moba(shape(8192, 512, 3), MobaTask::forward).waves(), 1);
 }
 
+/// Of blocks short of bandwidth, where a head's q is larger than the cache, but not if lists became short.
+TEST(MobaPlan, WavesKeepQInTheCache) {
+    auto const queries = [](int64_t tokens, int64_t B, int64_t k) {
+        return plan_moba(shape(tokens, B, k), MobaTask::forward).wave_queries();
+    };
+    EXPECT_EQ(queries(32768, 128, 8), 32768);
+    EXPECT_EQ(queries(131072, 128, 8), 32768);
+    EXPECT_EQ(queries(131072, 512, 3), 131072);
+    EXPECT_EQ(plan_moba(shape(131072, 128, 8), MobaTask::forward).waves(), 4);
+    EXPECT_GT(queries(1 << 20, 128, 8), 1 << 17);
+    EXPECT_EQ(plan_moba(shape(131072, 128, 8), MobaTask::backward).wave_queries(), 131072);
+}
+
 TEST(MobaPlan, ScratchGrowsLinearlyWithTheTokens) {
     for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}}) {
         auto const bytes = [&](int64_t tokens) {

@@ -8,6 +8,7 @@ namespace perigee {
 namespace {
 
 using namespace testing;
+using ::testing::Each;
 using ::testing::ElementsAre;
 
 /// The choice of query t, head h.
@@ -244,6 +245,16 @@ TEST(MobaEdgeCase, AChosenBlockOfMinusInfinityScoresAddsNothing) {
     EXPECT_TRUE(std::equal(y.o.begin() + 16, y.o.end(), local.o.begin() + 16));
     EXPECT_TRUE(std::equal(y.lse.begin() + 4, y.lse.end(), local.lse.begin() + 4));
     EXPECT_TRUE(std::equal(y.dv.begin() + 16, y.dv.end(), local.dv.begin() + 16));
+}
+
+TEST(MobaEdgeCase, ARowOfMinusInfinityScoresIsZero) {
+    MobaOptions const moba{.block_size = 4, .top_k = 2};
+    auto p = scored({-1e30, -1e30}, 4);
+    for (double& x : p.q) x *= 1e30;
+    HostAttention<float> host;
+    auto const y = host.attend(p, moba);
+    EXPECT_THAT(y.o, Each(0));
+    EXPECT_THAT(y.lse, Each(-std::numeric_limits<float>::infinity()));
 }
 
 }  // namespace

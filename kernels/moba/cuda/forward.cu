@@ -38,7 +38,8 @@ struct SoftmaxState {
 #pragma unroll
             for (int n = 0; n < 8; ++n) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
             most = quad_max(most);
-            float const kept = exp2_approx((top[m][half] - most) * scale_log2), shift = most * scale_log2;
+            float const base = finite_base(most), shift = base * scale_log2;
+            float const kept = exp2_approx((top[m][half] - base) * scale_log2);
             top[m][half] = most;
             sum[m][half] *= kept;
 #pragma unroll
@@ -63,12 +64,13 @@ __device__ void merge(AttentionArgs const& a, Row const& row, int32_t own_relati
     float most = lse;
     for (int s = 0; s < a.slots; ++s)
         if (slot_used(a, own_relative, row.at, s)) most = fmaxf(most, a.partial_lse[row.slot + s]);
-    float weight = exp2_approx((lse - most) * kLog2e), sum = weight;
+    float const base = finite_base(most);
+    float weight = exp2_approx((lse - base) * kLog2e), sum = weight;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) o[n][2 * half] *= weight, o[n][2 * half + 1] *= weight;
     for (int s = 0; s < a.slots; ++s) {
         if (!slot_used(a, own_relative, row.at, s)) continue;
-        weight = exp2_approx((a.partial_lse[row.slot + s] - most) * kLog2e);
+        weight = exp2_approx((a.partial_lse[row.slot + s] - base) * kLog2e);
         sum += weight;
         auto const* const part =
             reinterpret_cast<uint32_t const*>(a.partial + (int64_t{row.slot} + s) * D) + threadIdx.x % 4;
@@ -79,7 +81,7 @@ __device__ void merge(AttentionArgs const& a, Row const& row, int32_t own_relati
             o[n][2 * half + 1] += weight * high(x);
         }
     }
-    float const inverse = 1 / sum;
+    float const inverse = inverse_of_sum(sum);
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) o[n][2 * half] *= inverse, o[n][2 * half + 1] *= inverse;
     lse = most + logf(sum);
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             Row const row = shared.rows[warp_row + m * 16 + lane / 4 + half * 8];
-            float const sum = quad_sum(state.sum[m][half]), inverse = 1 / sum;
+            float const sum = quad_sum(state.sum[m][half]), inverse = inverse_of_sum(sum);
             float lse = state.top[m][half] * a.scale + logf(sum);
 #pragma unroll
             for (int n = 0; n < D / 8; ++n) state.o[m][n][2 * half] *= inverse, state.o[m][n][2 * half + 1] *= inverse;

@@ -23,8 +23,9 @@ struct Softmax {
 #pragma unroll
             for (int n = 0; n < kKeys / 8; ++n) most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
             most = quad_max(most);
-            kept[half] = exp2_approx((top[half] - most) * scale_log2);
-            shift[half] = most * scale_log2;
+            float const base = finite_base(most);
+            kept[half] = exp2_approx((top[half] - base) * scale_log2);
+            shift[half] = base * scale_log2;
             top[half] = most;
         }
 #pragma unroll
@@ -66,10 +67,12 @@ class ForwardConsumer {
         if constexpr (kOwn)
             for (int s = 0; s < T::kVisitStages; ++s) ring_.start(a_, own_rows(now), s);
         float s[kKeys / 2], o[D / 2], kept[2];
-        uint32_t weights[kKeys / 16][4];
+        uint32_t weights[kKeys / 16][4], q[D / 16][4];
         Softmax<kKeys> softmax, done;
         VisitsOf visits;
-        start_scores(s, now);
+        Place before{};
+        load_rows(q);
+        start_scores(s, q, now);
         hopper::products_wait<0>();
         finish_scores(s, now);
         softmax.absorb(s, scale_log2_, kept);
@@ -80,7 +83,10 @@ class ForwardConsumer {
             ++then.key_tile;
             if (ends) then = next_tile(now.keys_go_on ? now.keys : now.keys + now.key_tiles);
             if (then.key_tiles == 0) break;
-            start_scores(s, then);
+            if (ends) load_rows(q);
+            start_scores(s, q, then);
+            if constexpr (kLate)
+                if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
             start_outputs(o, weights, now);
             if (ends) visits = VisitsOf(a_, own_rows(now));
             hopper::products_wait<1>();
@@ -94,14 +100,13 @@ class ForwardConsumer {
             hopper::products_wait<0>();
             finish_outputs(o, now);
             to_weights(weights, s);
-            if (ends) {
-                write(o, done, now, then, visits);
-            } else {
-#pragma unroll
-                for (int i = 0; i < D / 2; ++i) o[i] *= kept[i % 4 / 2];
-            }
+            if constexpr (!kLate) finish_step(o, now, then, done, kept, visits);
+            if (ends && !then.last()) load_rows(q);  // again: merging takes the registers
+            before = now;
             now = then;
         }
+        if constexpr (kLate)
+            if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
         start_outputs(o, weights, now);
         visits = VisitsOf(a_, own_rows(now));
         hopper::products_wait<0>();
@@ -115,6 +120,8 @@ class ForwardConsumer {
   private:
     static constexpr int D = T::D, kKeys = T::kKeys, kKeyStages = T::kKeyStages;
     static constexpr bool kOwn = T::kOwn;
+    /// A step is finished while the next scores are made; merging lacks the registers for that.
+    static constexpr bool kLate = !kOwn;
     struct NoWeights {
         NoWeights() = default;
         __device__ NoWeights(AttentionArgs const&, OwnRows const&) {}
@@ -143,7 +150,19 @@ class ForwardConsumer {
         if (threadIdx.x % 32 == 0) barrier.arrive();
     }
 
-    __device__ void start_scores(float (&s)[kKeys / 2], Place const& at) {
+    /// Own rows are left factors in registers: products with tiles of 64 keys are otherwise short of shared memory's
+    /// bandwidth.
+    __device__ void load_rows(uint32_t (&q)[D / 16][4]) {
+        if constexpr (!kOwn) return;
+        uint32_t const tile = hopper::shared_address(shared_.q[q_.stage]);
+        int const lane = threadIdx.x % 32,
+                  row = group_ * 64 + static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step)
+            hopper::load_matrices(q[step], tile + hopper::piece_offset<kRows>(row, step * 2 + lane / 16));
+    }
+
+    __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Place const& at) {
         uint32_t const index = at.in_ring(), stage = index % kKeyStages;
         shared_.k_full[stage].wait(index / kKeyStages & 1);
         uint32_t const q = hopper::shared_address(shared_.q[q_.stage]) + group_ * 64 * hopper::kPanelRowBytes;
@@ -152,8 +171,11 @@ class ForwardConsumer {
         hopper::products_begin();
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
-            hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kRows>(q, 0, step),
-                                                             hopper::columns_factor<kKeys>(k, 0, step), step > 0);
+            if constexpr (kOwn)
+                hopper::multiply<Inner::columns>(s, rows[step], hopper::columns_factor<kKeys>(k, 0, step), step > 0);
+            else
+                hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kRows>(q, 0, step),
+                                                                 hopper::columns_factor<kKeys>(k, 0, step), step > 0);
         hopper::products_commit();
     }
     __device__ void finish_scores(float (&s)[kKeys / 2], Place const& at) {
@@ -199,6 +221,17 @@ class ForwardConsumer {
         if (!at.keys_go_on) release(shared_.v_free[at.in_ring() % kKeyStages]);
     }
 
+    /// What was summed up to a tile of keys is written where it is a row tile's last, else rescaled for the next.
+    __device__ void finish_step(float (&o)[D / 2], Place const& at, Place const& next, Softmax<kKeys> const& done,
+                                float const (&kept)[2], VisitsOf const& visits) {
+        if (at.last()) {
+            write(o, done, at, next, visits);
+        } else {
+#pragma unroll
+            for (int i = 0; i < D / 2; ++i) o[i] *= kept[i % 4 / 2];
+        }
+    }
+
     /// The tile's results, normalised.
     __device__ void write(float const (&o)[D / 2], Softmax<kKeys> const& softmax, Place const& tile, Place const& next,
                           VisitsOf const& visits) {
@@ -214,11 +247,12 @@ class ForwardConsumer {
             merge_visits<D>(a_, ring_, own_rows(tile), own_rows(next), visits, o, merged, sum, lse);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, merged, half, 1 / sum[half], tile.at[half] >= 0);
+                write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, merged, half, inverse_of_sum(sum[half]),
+                             tile.at[half] >= 0);
         } else {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                if (tile.at[half] >= 0) write_partial<D>(a_.partial, tile.at[half], o, half, 1 / sum[half]);
+                if (tile.at[half] >= 0) write_partial<D>(a_.partial, tile.at[half], o, half, inverse_of_sum(sum[half]));
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half)

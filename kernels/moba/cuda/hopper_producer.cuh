@@ -59,6 +59,7 @@ struct ForwardShared {
     Barrier q_full[T::kRowStages], q_free[T::kRowStages];
     Barrier k_full[T::kKeyStages], k_free[T::kKeyStages];
     Barrier v_full[T::kKeyStages], v_free[T::kKeyStages];
+    Barrier v_here;  ///< of values that end with their block, before anyone else may see them
 };
 
 template <class T>
@@ -73,6 +74,7 @@ __device__ void init_barriers(ForwardShared<T>& shared) {
         shared.k_free[i].init(kConsumerWarps);
         shared.v_free[i].init(kConsumerWarps);
     }
+    shared.v_here.init(1);
     hopper::publish_barriers();
 }
 
@@ -138,8 +140,19 @@ __device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, i
     shared.q_full[stage].arrive();
 }
 
+/// Rows [from, kRows) of a tile become zeros. A warp's business.
+template <int kRows, int D>
+__device__ void clear_rows(unsigned char* tile, int from) {
+    constexpr int kPieces = hopper::kPanelRowBytes / 16;
+    for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel)
+        for (int i = from * kPieces + static_cast<int>(threadIdx.x % 32); i < kRows * kPieces; i += 32)
+            reinterpret_cast<uint4*>(tile + panel * hopper::panel_bytes<kRows>())[i] = make_uint4(0, 0, 0, 0);
+    hopper::fence_shared_for_async();
+    __syncwarp();
+}
+
 /// One warp, of which one lane talks to the copy engine. It looks for the next tile while the keys of the last are on
-/// their way.
+/// their way. Values beyond a block's end become zeros, since those weigh nothing: zero times infinity would.
 template <class T>
 __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
     RingPosition<T::kKeyStages> at;
@@ -150,20 +163,28 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
                              static_cast<int32_t>(head), key);
     };
     typename T::Walk walk(args.attention, args.heads, args.keys_stay);
+    uint32_t parity = 0;
     bool more = walk.next(1);
     while (more) {
         int64_t const head = walk.work().g;
         int32_t key = walk.work().block.begin;
-        int32_t const end = walk.continues() ? key : walk.work().key_end;
+        int32_t const end = walk.continues() ? key : walk.work().key_end, block_end = walk.work().block.end;
         bool looked = false;
         for (; key < end; key += T::kKeys, at.advance()) {
+            bool const ends = key + T::kKeys > block_end;
             if (threadIdx.x % 32 == 0) {
                 shared.k_free[at.stage].wait(at.free_parity());
                 bring(shared.k[at.stage], args.k, shared.k_full[at.stage], head, key);
                 shared.v_free[at.stage].wait(at.free_parity());
-                bring(shared.v[at.stage], args.v, shared.v_full[at.stage], head, key);
+                bring(shared.v[at.stage], args.v, ends ? shared.v_here : shared.v_full[at.stage], head, key);
             }
             __syncwarp();
+            if (ends) {
+                shared.v_here.wait(parity);
+                parity ^= 1;
+                clear_rows<T::kKeys, T::D>(shared.v[at.stage], block_end - key);
+                if (threadIdx.x % 32 == 0) shared.v_full[at.stage].arrive();
+            }
             if (!looked) more = walk.next(1);
             looked = true;
         }

@@ -173,17 +173,18 @@ template <int D, int kStages>
 __device__ void merge_visits(AttentionArgs const& a, VisitRing<D, kStages>& ring, OwnRows const& rows,
                              OwnRows const& next, VisitWeights const& weights, float const (&o)[D / 2],
                              float (&merged)[D / 2], float (&sum)[2], float (&lse)[2]) {
-    float mine[2] = {0, 0};
+    float mine[2] = {0, 0}, base[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float const own = lse[half];
         for (int s = 0; s < a.slots; s += 4) lse[half] = fmaxf(lse[half], weights.lse(a, rows, half, s));
         lse[half] = quad_max(lse[half]);
-        float const weight = exp2_approx(own - lse[half]);
+        base[half] = finite_base(lse[half]);
+        float const weight = exp2_approx(own - base[half]), factor = weight * inverse_of_sum(sum[half]);
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-            for (int i = n * 4 + half * 2; i < n * 4 + half * 2 + 2; ++i) merged[i] = o[i] * (weight / sum[half]);
+            for (int i = n * 4 + half * 2; i < n * 4 + half * 2 + 2; ++i) merged[i] = o[i] * factor;
         sum[half] = weight;
     }
     int const steps = max(a.slots, kStages);
@@ -193,7 +194,7 @@ __device__ void merge_visits(AttentionArgs const& a, VisitRing<D, kStages>& ring
         if (s < a.slots) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (s % 4 == 0) mine[half] = exp2_approx(weights.lse(a, rows, half, s) - lse[half]);
+                if (s % 4 == 0) mine[half] = exp2_approx(weights.lse(a, rows, half, s) - base[half]);
                 float const weight = __shfl_sync(kAllLanes, mine[half], s % 4, 4);
                 sum[half] += weight;
                 uint4 part[D / 32];

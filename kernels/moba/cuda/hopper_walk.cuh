@@ -72,7 +72,8 @@ class ListedWalk {
     Work work_;
 };
 
-/// Tiles of the blocks' own rows, every gridDim.x-th of those that might be; 32 are looked at together.
+/// Tiles of the blocks' own rows: in each round of gridDim.x tiles that might be, one; 32 rounds are looked at
+/// together. Every other round goes backwards, so that no thread block has the late, long tiles of all its blocks.
 template <int kRows>
 class OwnWalk {
   public:
@@ -82,17 +83,17 @@ class OwnWalk {
     __device__ bool next(int count) {
         for (;;) {
             for (; count > 0 && there_ != 0; --count) {
-                taken_ = from_ + static_cast<int64_t>(__ffs(static_cast<int>(there_)) - 1) * gridDim.x;
+                taken_ = number(round_ + __ffs(static_cast<int>(there_)) - 1);
                 there_ &= there_ - 1;
             }
             if (count == 0) {
                 find(taken_, work_);
                 return true;
             }
-            from_ = from_ < 0 ? blockIdx.x : from_ + int64_t{32} * gridDim.x;
-            if (from_ >= end_) return false;
+            round_ += 32;
+            if (int64_t{round_} * gridDim.x >= end_) return false;
             Work work;
-            int64_t const x = from_ + int64_t{threadIdx.x % 32} * gridDim.x;
+            int64_t const x = number(round_ + static_cast<int32_t>(threadIdx.x % 32));
             there_ = __ballot_sync(kAllLanes, x < end_ && find(x, work));
         }
     }
@@ -101,13 +102,17 @@ class OwnWalk {
     __device__ bool goes_on() const { return false; }
 
   private:
+    __device__ int64_t number(int32_t round) const {
+        return int64_t{round} * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    }
     __device__ bool find(int64_t x, Work& work) const {
         return own_work<kRows>(a_, static_cast<int32_t>(x / per_head_), static_cast<int32_t>(x % per_head_), work);
     }
 
     AttentionArgs const& a_;
     int64_t per_head_, end_;
-    int64_t from_ = -1, taken_ = 0;
+    int64_t taken_ = 0;
+    int32_t round_ = -32;
     unsigned there_ = 0;
     Work work_;
 };

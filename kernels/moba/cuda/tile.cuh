@@ -2,6 +2,7 @@
 // numbers, which spreads the 16-byte pieces that ldmatrix reads together over all banks for every multiple of 32.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "base/bf16.h"
@@ -127,6 +128,11 @@ __device__ __forceinline__ void write_rows(bf16 const* tile, int row, RowAt row_
                 *reinterpret_cast<uint4 const*>(tile + r * tile_stride<D>() + column);
     }
 }
+
+/// What exponents are counted from: the largest, but where that is -infinity, as of nothing but scores of -infinity.
+__device__ __forceinline__ float finite_base(float most) { return most == -INFINITY ? 0 : most; }
+/// A row that has nothing but scores of -infinity has an empty sum, and zeros as its result.
+__device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0 ? 0 : 1 / sum; }
 
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));

@@ -1,5 +1,6 @@
 #include "ops/host/moba_attention.h"
 
+#include <limits>
 #include <memory>
 
 #include "ops/host/tiles.h"
@@ -59,6 +60,7 @@ template <class Real>
 void merge(Real* o, Real& lse, int64_t dim, int64_t slots, Real const* partial_o, Real const* partial_lse) {
     Real top = lse;
     for (int64_t s = 0; s < slots; ++s) top = std::max(top, partial_lse[s]);
+    if (top == -std::numeric_limits<Real>::infinity()) return;  // the row has nothing but scores of -infinity
     Real sum = std::exp(lse - top);
     for (int64_t s = 0; s < slots; ++s) sum += std::exp(partial_lse[s] - top);
     Real const merged = top + std::log(sum);

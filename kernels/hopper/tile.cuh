@@ -41,8 +41,11 @@ __device__ __forceinline__ T& dynamic_tiles() {
 
 /// Starts copying 16 bytes into a piece, or zeros where not `there`; `from` is then not read.
 __device__ __forceinline__ void copy_piece(uint32_t to, void const* from, bool there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\n"
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, none;\n}" ::"r"(to),
+        "l"(from), "r"(uint32_t{there})
+        : "memory");
 }
 
 /// Pieces that this thread has started so far are a group; until all but its last kPending groups are there.

@@ -13,11 +13,14 @@ constexpr int64_t kMaxChunks = 256;
 constexpr int64_t kLeastChunkQueries = 128;
 constexpr int64_t kLeastRowTile = 64;  ///< of any kernel
 constexpr size_t kAlignment = 256;
-constexpr int64_t kPiecesOfWave = 1024;  ///< of the fused backward: several for each multiprocessor
+// Of the fused backward, about: several for each multiprocessor. Where a chain has runs that follow each other, every
+// piece leaves more sums to add.
+constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024;
 constexpr int64_t kLeastPieceRows = 512;
 constexpr int64_t kCacheBytes = 40 << 20;  ///< of the L2 cache, that rows of q may count on
 constexpr int64_t kLongBlock = 200;        ///< keys from which on products take longer than memory
 constexpr int64_t kLeastListTiles = 4;     ///< on average: half a tile of each list is empty
+constexpr int64_t kLongestChain = 4;       ///< each run of keys beyond the first rounds the sum once more
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -43,7 +46,8 @@ bool is_fused(MobaPlan const& plan) { return plan.task == MobaTask::backward && 
 
 /// Of the partial results of a query's rows of one key/value head.
 size_t partial_bytes_of_query(MobaPlan const& plan) {
-    size_t const per_slot = static_cast<size_t>(plan.shape.head_dim) * 2 + sizeof(float);
+    size_t const lse = plan.task == MobaTask::forward ? sizeof(float) : 0;
+    size_t const per_slot = static_cast<size_t>(plan.shape.head_dim) * 2 + lse;
     return static_cast<size_t>(plan.shape.group() * plan.row_slots) * per_slot;
 }
 
@@ -74,6 +78,13 @@ void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
     plan.wave_chunks = even(plan.chunks, plan.wave_chunks);
 }
 
+/// The longest chain that divides the runs of a block.
+int64_t chain_of(int64_t runs) {
+    int64_t chain = std::min(runs, kLongestChain);
+    while (runs % chain != 0) --chain;
+    return chain;
+}
+
 /// The best kernels for the task that the GPU runs and that take the shape.
 MobaKernels choose_kernels(MobaShape const& s, MobaTask task) {
     bool const sizes = s.head_dim == 64 || s.head_dim == 128;
@@ -91,16 +102,19 @@ MobaKernels choose_kernels(MobaShape const& s, MobaTask task) {
 void lay_out_items(MobaPlan& plan, Layout& layout) {
     MobaShape const& s = plan.shape;
     int64_t const visits = plan.wave_kv_heads * plan.wave_queries() * s.group() * s.options.top_k;
-    plan.piece_rows =
-        std::max(ceil_div(visits * plan.runs, kPiecesOfWave * kMobaItemKeys) * kMobaItemKeys, kLeastPieceRows);
-    int64_t const all_runs = s.tokens / kMobaItemKeys + plan.blocks, cuts = visits * plan.runs / plan.piece_rows;
+    int64_t const chains = plan.runs / plan.chain;
+    int64_t const pieces = plan.chain == 1 ? kPiecesOfWave : kChainedPiecesOfWave;
+    plan.piece_rows = std::max(ceil_div(visits * chains, pieces * kMobaItemKeys) * kMobaItemKeys, kLeastPieceRows);
+    int64_t const full_runs = s.tokens / kMobaItemKeys;
+    int64_t const cuts = visits * plan.runs / plan.piece_rows;
     size_t const sums = size_t{2} * kMobaItemKeys * static_cast<size_t>(s.head_dim) * sizeof(float);
-    plan.items = layout.take(plan.wave_kv_heads * all_runs + cuts, 16 * sizeof(int32_t));
+    // The last block of a document may have fewer runs: its chains are filled up by items without work.
+    plan.items = layout.take(plan.wave_kv_heads * (full_runs + plan.blocks * plan.chain) + cuts, 16 * sizeof(int32_t));
     plan.item_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.piece_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.counters = layout.take(2, sizeof(int32_t));
-    plan.pieces = layout.take(2 * cuts, sums);
-    plan.carried = layout.take(plan.carries() ? all_runs : 0, sums);
+    plan.pieces = layout.take(cuts + cuts / 3 + 2, sums);  // where a run has several, each has 3 / 4 of piece_rows
+    plan.carried = layout.take(plan.carries() ? full_runs + plan.blocks : 0, sums);
 }
 
 }  // namespace
@@ -144,11 +158,12 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     plan.row_slots = s.slots();
     if (is_fused(plan)) {
         plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
-        plan.row_slots = s.options.top_k * plan.runs;
+        plan.chain = chain_of(plan.runs);
+        plan.row_slots = s.options.top_k * (plan.runs / plan.chain);
         // Blocks so long that one chunk's rows have too many places leave one place per block instead.
         if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > partial_bytes) {
             plan.kernels = MobaKernels::mma;
-            plan.runs = 1;
+            plan.runs = plan.chain = 1;
             plan.row_slots = s.slots();
         }
     }

@@ -54,8 +54,9 @@ struct MobaPlan {
 
     // The fused backward on Hopper, whose items are (run of kMobaItemKeys keys, piece of the rows that see it).
     int64_t runs = 1;        ///< of keys in a whole block
-    int64_t row_slots = 0;   ///< partial results of a row: top_k * runs; of all other kernels: one per chosen block
-    int64_t piece_rows = 0;  ///< the most of a piece
+    int64_t chain = 1;       ///< runs that follow each other in one thread block and share a row's partial result
+    int64_t row_slots = 0;   ///< partial results of a row: top_k * runs / chain; of all other kernels: one per choice
+    int64_t piece_rows = 0;  ///< of a piece, about: half as many more at most
     MobaRegion items, item_begin, piece_begin, counters;
     MobaRegion pieces, carried;  ///< sums of dk and dv: of pieces of the same keys, of earlier waves
 

@@ -157,7 +157,8 @@ TEST(MobaPlan, FusedBackwardKeepsWithinTheBudgetAndCarriesSumsOverQueryWaves) {
             MobaPlan const plan = plan_moba(on_hopper(shape(tokens, B, k)), MobaTask::backward);
             EXPECT_LE(plan.partial.bytes, kMobaPartialBytes) << to_string(plan);
             EXPECT_GE(plan.waves() * plan.wave_kv_heads * plan.wave_queries(), tokens * 8) << to_string(plan);
-            EXPECT_EQ(plan.row_slots, k * B / 128);
+            EXPECT_EQ(plan.row_slots, k * plan.runs / plan.chain);
+            EXPECT_EQ(plan.chain, std::min(B / 128, 4));
             EXPECT_EQ(plan.carries(), B == 4096) << to_string(plan);
             EXPECT_EQ(plan.carried.bytes > 0, plan.carries());
             EXPECT_LE(plan.pieces.bytes, size_t{1} << 30) << to_string(plan);

@@ -2,10 +2,14 @@
 // a piece of the rows that see it ("visitors": those of the block's list, then rows of the block itself). All runs of a
 // block walk the same list from its beginning, at about the same time: one of them brings the rows into the cache.
 //
-// Every visit of a row to a run of keys leaves its own partial dq, in a layout that suits the registers it comes from:
-// of every 32 columns, the pair (2 c, 2 c + 1) lies at pair c / 4 + c % 4 * 4. sum_query_gradients adds them in order.
+// Runs of a block form chains. Items of a chain follow each other in one thread block, where a row always meets the
+// same threads: the first run leaves a row's partial dq, the others add to it, in bf16, in the L2 cache. The layout
+// suits the registers it comes from: of every 32 columns, the pair (2 c, 2 c + 1) lies at pair c / 4 + c % 4 * 4.
+// sum_query_gradients adds the chains' partial dq in order.
 // A piece that has its keys to itself writes dk and dv; else the pieces' sums are added by sum_key_gradients.
 #pragma once
+
+#include <cstddef>
 
 #include "kernels/hopper/tile.cuh"
 #include "kernels/moba/cuda/rows.cuh"
@@ -15,23 +19,25 @@ namespace perigee::moba {
 inline constexpr int kItemKeys = kMobaItemKeys;
 inline constexpr int kConsumers = 256;  ///< threads that hold dk and dv: two warpgroups of 64 keys each
 inline constexpr int kItemWords = 16;
+inline constexpr int32_t kNoWork = -1, kFiller = -2;  ///< as the end of an item
 
 struct alignas(16) Item {
     int32_t g;           ///< key/value head
     int32_t key;         ///< keys [key, key_end)
     int32_t key_end;     ///
-    int32_t begin;       ///< visitors [begin, end) of this piece; end is -1 where there is no work left
-    int32_t end;         ///
+    int32_t begin;       ///< visitors [begin, end) of this piece
+    int32_t end;         ///< kNoWork where there is none left, kFiller in a chain that is not full
     int32_t list;        ///< in the head's list
     int32_t listed;      ///< visitors [0, listed) are entries list + i; the others rows of the block itself
     int32_t own_row;     ///< row of the first of those, counted from query 0 in the head's rows
     int32_t own_token;   ///< its token
     int32_t masked;      ///< visitors [masked, masked_end) do not see all keys
     int32_t masked_end;  ///
-    int32_t first_slot;  ///< in `partial`, of this run of keys and row 0, slot 0
+    int32_t first_slot;  ///< in `partial`, of this chain and row 0, slot 0
     int32_t piece;       ///< where the sums go, or -1: to dk and dv
     int32_t place;       ///< in `carried`
-    int32_t unused[2];
+    int32_t first;       ///< of the piece's visitors; those from `begin` on only keep rows in their places of a tile
+    int32_t add;         ///< to the partial dq of earlier runs of the chain
 };
 static_assert(sizeof(Item) == kItemWords * sizeof(int32_t));
 
@@ -43,7 +49,7 @@ struct FusedArgs {
     int32_t* counters;     ///< items of the wave, and how many of them are taken
     float4* pieces;        ///< [pieces, 2, K / 8, kConsumers]
     float4* carried;       ///< [runs of all blocks, 2, K / 8, kConsumers]: sums of earlier waves of the same head
-    int32_t wave_heads, runs, row_slots, piece_rows;
+    int32_t wave_heads, runs, chain, chains, row_slots, piece_rows;
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
     bool carry_in, carry_out;
 
@@ -66,6 +72,13 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4]) {
                 uint32_t const got = __shfl_xor_sync(kAllLanes, upper ? x[i] : x[i + distance], distance);
                 (upper ? x[i] : x[i + distance]) = got;
             }
+}
+
+/// Adds eight bf16. What one thread stores and adds at one place happens in the order in which it says so.
+__device__ __forceinline__ void add_in_cache(bf16* to, uint32_t const (&x)[4]) {
+    asm volatile("red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
 
 /// Rounds and writes, or adds, the 64 keys' gradient that a warpgroup holds as a product's result [64, D].

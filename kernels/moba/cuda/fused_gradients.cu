@@ -7,6 +7,7 @@
 // A tile's dq is written out while its dk is still under way. After FlashAttention-3's backward (Shah et al., arXiv
 // 2407.08608), with gathered rows and every dq to a place of its own.
 #include "kernels/hopper/product.cuh"
+#include "kernels/hopper/tensor_map.h"
 #include "kernels/moba/cuda/fused_producers.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 
@@ -27,7 +28,7 @@ class Consumer {
         : f_(f),
           a_(f.a),
           shared_(shared),
-          warpgroup_(threadIdx.x / 128),
+          warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)),  // known to be the warp's
           warp_(threadIdx.x / 32 % 4),
           lane_(threadIdx.x % 32) {}
 
@@ -35,7 +36,7 @@ class Consumer {
         for (;; step_ += 8) {
             shared_.keys_full.wait(step_ / 8 % 2);
             Item const& item = shared_.items[step_ / 8 % kItemRing];
-            if (item.end < 0) break;
+            if (item.end == kNoWork) break;
             float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
@@ -63,23 +64,24 @@ class Consumer {
             weights(s, stage, a_.scale * kLog2e);
             if (first + T::kRows > item.masked && first < item.masked_end)
                 mask(s, stage, item.key + warpgroup_ * 64 + warp_ * 16 + lane_ / 4);
-            hopper::products_wait<0>();
-            hopper::pin(dp);
-            score_gradients(dp, s, stage);
             uint32_t p[kSteps][4], ds[kSteps][4];
             round(p, s);
+            add_products(dv, p, shared_.d_o[stage]);
+            hopper::products_wait<1>();  // all but dv
+            hopper::pin(dp);
+            score_gradients(dp, s, stage);
             round(ds, dp);
             store_scores(ds);
             hopper::fence_shared_for_async();
-            add_products(dv, p, shared_.d_o[stage]);
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
+            hopper::products_wait<1>();  // dv, whose factors' registers are needed
             add_products(dk, ds, shared_.q[stage]);
             step_ += step_ % 8 + 1 == 2 * T::kStages ? 1 - 2 * T::kStages : 1;
             if (first + T::kRows < item.end) await_rows();
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            write_query_gradient(dq, stage);
+            write_query_gradient(dq, stage, item.add != 0);
         }
         hopper::products_wait<0>();
         hopper::pin(dk);
@@ -181,7 +183,7 @@ class Consumer {
         for (int step = 0; step < kSteps; ++step)
             hopper::store_matrices(tile + hopper::piece_offset<kItemKeys>(key, 2 * step + lane_ / 16), ds[step]);
     }
-    __device__ void write_query_gradient(float const (&dq)[32], int stage) const {
+    __device__ void write_query_gradient(float const (&dq)[32], int stage, bool add) const {
         int const thread = thread_anew(), warpgroup = thread / 128;
         int const row0 = thread % 128 / 32 * 16 + thread % 32 / 4 + (D == 128 ? 0 : warpgroup * 64);
         int const column = (D == 128 ? warpgroup * 64 : 0) + thread % 4 * 8;
@@ -198,7 +200,10 @@ class Consumer {
                     float const* const x = &dq[16 * part + 4 * i + 2 * half];
                     word[i] = pack(x[0] * a_.scale, x[1] * a_.scale);
                 }
-                *reinterpret_cast<uint4*>(to + 32 * part) = {word[0], word[1], word[2], word[3]};
+                if (add)
+                    add_in_cache(to + 32 * part, word);
+                else
+                    *reinterpret_cast<uint4*>(to + 32 * part) = {word[0], word[1], word[2], word[3]};
             }
         }
     }
@@ -231,20 +236,26 @@ class Consumer {
     uint32_t step_ = 0;  // of two rounds of the ring, which is all that is needed of stage, parity and buffer
 };
 
+struct ProductArgs {
+    FusedArgs f;
+    KeyMaps keys;
+};
+
 template <int D>
-__global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__grid_constant__ FusedArgs const f) {
+__global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__grid_constant__ ProductArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    FusedArgs const& f = args.f;
     uint32_t const base = hopper::shared_address(dynamic_shared());
     auto& shared = *reinterpret_cast<FusedShared<D>*>(dynamic_shared() + (-base & (hopper::kTileAlignment - 1)));
     if (threadIdx.x == 0) {
         for (int i = 0; i < Tiling<D>::kStages; ++i) {
-            shared.rows_known[i].init(1);
+            shared.rows_known[i].init(kWarpArrivals);
             shared.rows_full[i].init(2 * 32);
-            shared.rows_free[i].init(kConsumers / 32);
+            shared.rows_free[i].init(kConsumers / 32 * kWarpArrivals);
         }
         for (int i = 0; i < 2; ++i) {
-            shared.item_known[i].init(1);
-            shared.keys_free[i].init(kConsumers / 32);
+            shared.item_known[i].init(kWarpArrivals);
+            shared.keys_free[i].init(kConsumers / 32 * kWarpArrivals);
         }
         shared.keys_full.init(1);
         hopper::publish_barriers();
@@ -266,7 +277,7 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
                 copy_rows<D>(shared, f.a.d_o, f.a.delta, shared.d_o, shared.delta);
                 break;
             default:
-                copy_keys<D>(f, shared);
+                copy_keys<D>(f, args.keys, shared);
         }
     }
 #endif
@@ -274,9 +285,13 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
 
 template <int D>
 void launch_fused(Stage const& stage, FusedArgs const& args) {
+    MobaShape const& shape = stage.plan.shape;
+    auto const map = [&](bf16 const* x) {
+        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kItemKeys);
+    };
     launch({"fused_gradients", kernels::multiprocessors(), 1, kProducers + kConsumers,
             sizeof(FusedShared<D>) + hopper::kTileAlignment, stage.problem.stream},
-           fused_kernel<D>, args);
+           fused_kernel<D>, ProductArgs{args, {map(stage.problem.k), map(stage.problem.v)}});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The items of the fused backward, from the lists' lengths: pieces of at most piece_rows visitors, so that a block that
+// The items of the fused backward, from the lists' lengths: pieces of about piece_rows visitors, so that a block that
 // everybody chose is spread over all multiprocessors. Where they are cut follows from the lists alone.
 #include "kernels/moba/cuda/fused.cuh"
 #include "kernels/moba/cuda/launch.cuh"
@@ -13,11 +13,12 @@ struct BlockVisits {
     int32_t count;  ///< of listed rows
     int32_t runs;
     int32_t pieces;  ///< of every run
+    int32_t items;   ///< in whole chains
 };
 
 __device__ int32_t own_begin(AttentionArgs const& a, int32_t key) { return max(key, a.query_begin + a.wave_begin); }
-__device__ int32_t own_rows(AttentionArgs const& a, Block const& block, int32_t key) {
-    return max(min(block.end, a.query_begin + a.wave_end) - own_begin(a, key), 0) * a.group;
+__device__ int32_t own_rows(AttentionArgs const& a, Block const& block) {
+    return max(min(block.end, a.query_begin + a.wave_end) - own_begin(a, block.begin), 0) * a.group;
 }
 
 __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index) {
@@ -33,9 +34,10 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
         x.list = a.list_begin[g * (a.capacity + 1) + index] + before;
         x.count = ends[a.end_chunk - 1] - before;
     }
-    int32_t const visitors = own_rows(a, x.block, x.block.begin) + x.count;
+    int32_t const visitors = own_rows(a, x.block) + x.count;
     // Where sums are carried along, a run that nobody visits needs work only to be finished.
-    x.pieces = visitors == 0 && f.carry_out && f.carry_in ? 0 : max((visitors + f.piece_rows - 1) / f.piece_rows, 1);
+    x.pieces = visitors == 0 && f.carry_out && f.carry_in ? 0 : max((visitors + f.piece_rows / 2) / f.piece_rows, 1);
+    x.items = (x.runs + f.chain - 1) / f.chain * f.chain * x.pieces;
     return x;
 }
 
@@ -43,12 +45,7 @@ __global__ void __launch_bounds__(kScanThreads) count_items(FusedArgs const f) {
     auto const head = static_cast<int32_t>(blockIdx.x);
     int64_t const at = int64_t{head} * (f.a.capacity + 1);
     exclusive_scan(
-        f.a.capacity,
-        [&](int b) {
-            BlockVisits const x = visits_of(f, head, b);
-            return x.runs * x.pieces;
-        },
-        f.item_begin + at);
+        f.a.capacity, [&](int b) { return visits_of(f, head, b).items; }, f.item_begin + at);
     exclusive_scan(
         f.a.capacity,
         [&](int b) {
@@ -56,6 +53,29 @@ __global__ void __launch_bounds__(kScanThreads) count_items(FusedArgs const f) {
             return x.pieces > 1 ? x.runs * x.pieces : 0;
         },
         f.piece_begin + at);
+}
+
+/// A piece of a run. Pieces are cut from the visitors of the block's first run, so that all runs of a chain share their
+/// rows. The own rows that do not see the run are left out, a multiple of kItemKeys of them: all others keep their
+/// places in the tiles.
+__device__ void cut_piece(AttentionArgs const& a, BlockVisits const& x, int32_t piece, Item& item) {
+    int32_t const own_first = own_begin(a, x.block.begin), own_all = own_rows(a, x.block);
+    int32_t const left_out = min(max(item.key - own_first, 0) / kItemKeys * kItemKeys * a.group, own_all);
+    item.own_token = own_first + left_out / a.group;
+    item.own_row = (item.own_token - a.query_begin) * a.group;
+    int64_t const visitors = int64_t{x.count} + own_all, tiles = (visitors + kItemKeys - 1) / kItemKeys;
+    auto const cut = [&](int32_t i) {
+        auto const at = static_cast<int32_t>(min(tiles * i / x.pieces * kItemKeys, visitors));
+        return at <= x.count ? at : max(at - left_out, x.count);
+    };
+    item.first = cut(piece);
+    item.begin = item.first / kItemKeys * kItemKeys;
+    item.end = cut(piece + 1);
+    if (item.first == item.end) item.begin = item.end;
+    int32_t const own = own_all - left_out;
+    bool const part = item.key_end - item.key < kItemKeys;
+    item.masked = part ? 0 : x.count;
+    item.masked_end = part ? INT_MAX : x.count + min(max(item.key_end - 1 - item.own_token, 0) * a.group, own);
 }
 
 /// One warp per (block, head). Neighbours in the list of items share their rows: runs of keys go fastest.
@@ -78,25 +98,23 @@ __global__ void __launch_bounds__(256) fill_items(FusedArgs const f) {
     int64_t const at = int64_t{head} * (a.capacity + 1) + index;
     items += f.item_begin[at];
     pieces += f.piece_begin[at];
-    for (int32_t i = lane; i < x.runs * x.pieces; i += 32) {
-        int32_t const run = i % x.runs, piece = i / x.runs;
+    int32_t const of_piece = x.pieces == 0 ? 0 : x.items / x.pieces;
+    for (int32_t i = lane; i < x.items; i += 32) {
+        int32_t const run = i % of_piece, piece = i / of_piece;
         Item item{};
         item.g = a.head + head;
         item.key = x.block.begin + run * kItemKeys;
         item.key_end = min(x.block.end, item.key + kItemKeys);
-        item.own_token = own_begin(a, item.key);
-        item.own_row = (item.own_token - a.query_begin) * a.group;
         item.list = x.list;
         item.listed = x.count;
-        int32_t const own = own_rows(a, x.block, item.key);
-        bool const part = item.key_end - item.key < kItemKeys;
-        item.masked = part ? 0 : x.count;
-        item.masked_end = part ? INT_MAX : x.count + min(max(item.key_end - 1 - item.own_token, 0) * a.group, own);
-        int64_t const visitors = x.count + own, tiles = (visitors + 127) / 128;
-        item.begin = static_cast<int32_t>(tiles * piece / x.pieces * 128);
-        item.end = static_cast<int32_t>(min(tiles * (piece + 1) / x.pieces * 128, visitors));
-        item.first_slot = static_cast<int32_t>(
-            (int64_t{head} * a.wave_rows - int64_t{a.wave_begin} * a.group) * f.row_slots + run);  // modulo 2^32
+        item.first_slot =
+            static_cast<int32_t>((int64_t{head} * a.wave_rows - int64_t{a.wave_begin} * a.group) * f.row_slots +
+                                 run / f.chain);  // modulo 2^32
+        item.add = run % f.chain != 0;
+        if (run < x.runs)
+            cut_piece(a, x, piece, item);
+        else
+            item.end = kFiller;
         item.piece = x.pieces > 1 ? pieces + run * x.pieces + piece : -1;
         item.place = place_of_run(index, item.key);
         f.items[items + i] = item;
@@ -125,6 +143,8 @@ FusedArgs fused_args(Stage const& stage, Wave const& wave, MobaGradients const& 
     f.carried = reinterpret_cast<float4*>(s.carried);
     f.wave_heads = static_cast<int32_t>(wave.heads);
     f.runs = static_cast<int32_t>(plan.runs);
+    f.chain = static_cast<int32_t>(plan.chain);
+    f.chains = static_cast<int32_t>(plan.runs / plan.chain);
     f.row_slots = static_cast<int32_t>(plan.row_slots);
     f.piece_rows = static_cast<int32_t>(plan.piece_rows);
     f.inverse_group = f.a.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.a.group + 1);

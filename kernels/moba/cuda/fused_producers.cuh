@@ -2,6 +2,7 @@
 // 24 registers, so that the consumers can have 240; what can be read again from shared memory is not kept.
 #pragma once
 
+#include "kernels/hopper/bulk_copy.cuh"
 #include "kernels/moba/cuda/fused_shared.cuh"
 
 namespace perigee::moba {
@@ -17,12 +18,13 @@ class Clerk {
 
     __device__ void run() {
         for (uint32_t n = 0;; ++n) {
-            int32_t const word = take();
+            int32_t word = take();
+            while (__shfl_sync(kAllLanes, word, offsetof(Item, end) / sizeof(int32_t)) == kFiller) word = take();
             shared_.keys_free[n % 2].wait((n / 2 & 1) ^ 1);  // of the item before the last one
             Item& item = shared_.items[n % kItemRing];
             if (lane_ < kItemWords) reinterpret_cast<int32_t*>(&item)[lane_] = word;
             arrive_as_warp(shared_.item_known[n % 2]);
-            if (item.end < 0) break;
+            if (item.end == kNoWork) break;
             look_up_rows(item);
         }
         shared_.rows_free[ring_.stage].wait(ring_.free_parity());
@@ -31,11 +33,13 @@ class Clerk {
     }
 
   private:
-    /// A word of the next item's description; -1 where there is none.
-    __device__ int32_t take() const {
-        int32_t index = 0;
-        if (lane_ == 0) index = atomicAdd(f_.counters + 1, 1);
-        index = __shfl_sync(kAllLanes, index, 0);
+    /// A word of the next item's description; -1 where there is none. Chains are taken whole.
+    __device__ int32_t take() {
+        if (next_ % f_.chain == 0) {
+            if (lane_ == 0) next_ = atomicAdd(f_.counters + 1, f_.chain);
+            next_ = __shfl_sync(kAllLanes, next_, 0);
+        }
+        int32_t const index = next_++;
         return index < f_.counters[0] && lane_ < kItemWords ? reinterpret_cast<int32_t const*>(f_.items + index)[lane_]
                                                             : -1;
     }
@@ -71,15 +75,17 @@ class Clerk {
         int32_t const row = own ? item.own_row + in_block : static_cast<int32_t>(entry >> 6);
         int32_t const slot = own ? a_.slots : static_cast<int32_t>(entry & 63);
         shared_.slot[stage][place] = static_cast<int32_t>(static_cast<uint32_t>(item.first_slot) +
-                                                          static_cast<uint32_t>(row) * f_.row_slots + slot * f_.runs);
+                                                          static_cast<uint32_t>(row) * f_.row_slots + slot * f_.chains);
         int32_t const query = f_.query_of(row);
-        shared_.at[stage][place] = i < item.end ? query * a_.heads + item.g * a_.group + row - query * a_.group : -1;
+        bool const there = i >= item.first && i < item.end;
+        shared_.at[stage][place] = there ? query * a_.heads + item.g * a_.group + row - query * a_.group : -1;
     }
 
     FusedArgs const& f_;
     AttentionArgs const& a_;
     FusedShared<D>& shared_;
     int lane_;
+    int32_t next_ = 0;  ///< item
     RingPosition<T::kStages> ring_;
 };
 
@@ -108,52 +114,52 @@ __device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows, float const*
         // Every group of kOfRow lanes copies consecutive rows.
         constexpr int kRowsOfGroup = T::kRows / Pieces<D>::kAtOnce;
         int const first = lane / Pieces<D>::kOfRow * kRowsOfGroup;
-        bf16 const* const source = rows + piece * 8;
-        uint32_t const tile = hopper::shared_address(tiles[stage]);
+        auto const* source = reinterpret_cast<unsigned char const*>(rows + piece * 8);
+        asm volatile("" : "+l"(source));  // a sum: else every address adds its parts anew
+        uint32_t to = hopper::shared_address(tiles[stage]) + hopper::piece_offset<T::kRows>(first, piece);
 #pragma unroll 1
         for (int i = first; i < first + kRowsOfGroup; i += 4) {
             int4 const at = *reinterpret_cast<int4 const*>(&shared.at[stage][i]);
-            uint32_t const to =
-                tile + hopper::piece_offset<T::kRows>(i, piece);  // the next rows: other bits of swizzle
-            auto const copy = [&](int row, int32_t from) {
-                hopper::copy_piece((to ^ row * 16) + row * hopper::kPanelRowBytes, source + int64_t{from} * D,
-                                   from >= 0);
+            auto const copy = [&](int row, int32_t from) {  // the next rows: other bits of swizzle
+                hopper::copy_piece((to ^ row * 16) + row * hopper::kPanelRowBytes,
+                                   source + int64_t{from} * static_cast<int64_t>(D * sizeof(bf16)), from >= 0);
             };
             copy(0, at.x), copy(1, at.y), copy(2, at.z), copy(3, at.w);
+            to = (to ^ 4 * 16) + 4 * hopper::kPanelRowBytes;
         }
         shared.rows_full[stage].arrive_when_copied();
     }
     hopper::finish_copies();
 }
 
-/// The fourth producer warp: keys and values.
+/// The keys and values of all tokens, for the copy engine.
+struct KeyMaps {
+    CUtensorMap k, v;
+};
+
+/// The fourth producer warp, of which one lane works: keys and values. Keys past the run's end are other blocks' or
+/// zeros; their weights are masked.
 template <int D>
-__device__ void copy_keys(FusedArgs const& f, FusedShared<D>& shared) {
-    AttentionArgs const& a = f.a;
-    int const lane = threadIdx.x % 32, piece = lane % Pieces<D>::kOfRow;
+__device__ void copy_keys(FusedArgs const& f, KeyMaps const& maps, FusedShared<D>& shared) {
+    using T = Tiling<D>;
+    if (threadIdx.x % 32 != 0) return;
     for (uint32_t n = 0;; ++n) {
         shared.item_known[n % 2].wait(n / 2 & 1);
         Item const& item = shared.items[n % kItemRing];
         if (n > 0) shared.keys_free[(n - 1) % 2].wait((n - 1) / 2 & 1);
-        if (item.end < 0) break;
+        if (item.end == kNoWork) break;
+        shared.keys_full.arrive_and_expect(2 * T::kKeyBytes);
 #pragma unroll 1
-        for (int which = 0; which < 2; ++which) {
-            uint32_t const tile = hopper::shared_address(which == 0 ? shared.k : shared.v);
-            bf16 const* from = (which == 0 ? a.k : a.v) + piece * 8 +
-                               (int64_t{item.key + lane / Pieces<D>::kOfRow} * a.kv_heads + item.g) * D;
-            int32_t const keys = item.key_end - item.key;
-#pragma unroll 4
-            for (int i = lane / Pieces<D>::kOfRow; i < kItemKeys; i += Pieces<D>::kAtOnce) {
-                hopper::copy_piece(tile + hopper::piece_offset<kItemKeys>(i, piece), from, i < keys);
-                from += Pieces<D>::kAtOnce * a.kv_heads * D;
-            }
+        for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel) {
+            int const column = panel * hopper::kPanelColumns, at = panel * hopper::panel_bytes<kItemKeys>();
+            hopper::copy_box(shared.k + at, maps.k, shared.keys_full, column, item.g, item.key);
+            hopper::copy_box(shared.v + at, maps.v, shared.keys_full, column, item.g, item.key);
         }
-        commit_copies();
-        wait_for_copies();
-        hopper::fence_shared_for_async();
-        arrive_as_warp(shared.keys_full);
+        // What the item's sums will be added to, into the L2 cache.
+        if (f.carry_in && item.piece < 0)
+            hopper::prefetch(dump_of<D>(f.carried, item.place, 0, 0), 2 * kItemKeys * D * sizeof(float));
     }
-    arrive_as_warp(shared.keys_full);  // that there is nothing more
+    shared.keys_full.arrive();  // that there is nothing more
 }
 
 }  // namespace perigee::moba

@@ -40,10 +40,14 @@ struct FusedShared {
     Barrier item_known[2], keys_full, keys_free[2];  ///< of pairs, item n has n % 2 in phase n / 2
 };
 
-/// The warp's lanes have written or read all they had to.
+/// How often a warp arrives that has written or read all it had to: one of its lanes, after they have met. racecheck
+/// does not follow what a lane wrote through __syncwarp to the arrival of another; with 32, every lane arrives for
+/// itself.
+inline constexpr uint32_t kWarpArrivals = 1;
+
 __device__ __forceinline__ void arrive_as_warp(Barrier& barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier.arrive();
+    if (threadIdx.x % 32 < kWarpArrivals) barrier.arrive();
 }
 
 /// threadIdx.x, read anew where registers are too few to keep it.

@@ -13,9 +13,24 @@ struct SumArgs {
     int32_t const* block_of;
 };
 
-/// A row of the wave by D / 8 lanes, eight numbers each.
+constexpr int kPlacesAtOnce = 8;
+
+/// Which of its slots a row uses, as bits. kLanes neighbouring lanes ask for the same row; all lanes of a warp call.
+template <int kLanes>
+__device__ uint64_t used_slots(AttentionArgs const& a, int32_t own_relative, int32_t row) {
+    int const lane = threadIdx.x % kLanes, shift = threadIdx.x % 32 / kLanes * kLanes;
+    uint64_t used = 0;
+    for (int first = 0; first < a.slots; first += kLanes) {
+        bool const mine = first + lane < a.slots && slot_used(a, own_relative, row, first + lane);
+        uint32_t const bits = __ballot_sync(kAllLanes, mine) >> shift & ((1u << kLanes) - 1);
+        used |= uint64_t{bits} << first;
+    }
+    return used;
+}
+
+/// A row of the wave by D / 8 lanes, eight numbers each. The first places are read before it is known which are in use.
 template <int D>
-__global__ void __launch_bounds__(kSumThreads, 5) query_sums_kernel(SumArgs const x) {
+__global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs const x) {
     constexpr int kLanes = D / 8;
     FusedArgs const& f = x.f;
     AttentionArgs const& a = f.a;
@@ -23,31 +38,40 @@ __global__ void __launch_bounds__(kSumThreads, 5) query_sums_kernel(SumArgs cons
     int64_t const rows = int64_t{a.wave_end - a.wave_begin} * a.group;
     bool const there = index < rows;
     auto const row = static_cast<int32_t>(there ? index : 0), head = static_cast<int32_t>(blockIdx.y);
-    int32_t const query = a.wave_begin + row / a.group, token = a.query_begin + query;
-    int32_t const at = query * a.heads + (a.head + head) * a.group + row % a.group;
+    int const lane = threadIdx.x % kLanes;
+    auto const* const places =
+        reinterpret_cast<uint4 const*>(a.partial + (int64_t{head} * a.wave_rows + row) * f.row_slots * D) + lane;
+    uint4 part[kPlacesAtOnce];
+#pragma unroll
+    for (int i = 0; i < kPlacesAtOnce; ++i) part[i] = i < f.row_slots ? __ldcs(places + i * kLanes) : uint4{};
+
+    int32_t const query = a.wave_begin + f.query_of(row), token = a.query_begin + query;
+    int32_t const at = query * a.heads + (a.head + head) * a.group + row - f.query_of(row) * a.group;
     int32_t const own = x.block_of[token];
     Block const block = a.blocks[own];
-    int const lane = threadIdx.x % kLanes;
-    auto const* const slots =
-        reinterpret_cast<uint4 const*>(a.partial + (int64_t{head} * a.wave_rows + row) * f.row_slots * D) + lane;
+    uint64_t const slots = used_slots<kLanes>(a, own - block.first, at) | uint64_t{1} << a.slots;
+    int32_t const own_chains = (token - block.begin) / (kItemKeys * f.chain) + 1;
+    int32_t slot = 0, chain = 0;  // of the next place
     float sum[8] = {};
-    auto const add = [&](int32_t slot, bool there) {
-        uint4 const y = there ? __ldcs(slots + int64_t{slot} * kLanes) : uint4{};
-        sum[0] += low(y.x), sum[1] += high(y.x), sum[2] += low(y.y), sum[3] += high(y.y);
-        sum[4] += low(y.z), sum[5] += high(y.z), sum[6] += low(y.w), sum[7] += high(y.w);
-    };
-    if (f.runs == 1) {
-#pragma unroll 4
-        for (int s = 0; s < a.slots; ++s) add(s, slot_used(a, own - block.first, at, s));
-    } else {
-        for (int s = 0; s < a.slots; ++s) {
-            if (!slot_used(a, own - block.first, at, s)) continue;
-#pragma unroll 4
-            for (int32_t i = 0; i < f.runs; ++i) add(s * f.runs + i, true);
+    for (int32_t first = 0; first < f.row_slots; first += kPlacesAtOnce) {
+        bool used[kPlacesAtOnce];
+#pragma unroll
+        for (int i = 0; i < kPlacesAtOnce; ++i) {
+            used[i] = slot <= a.slots && (slots >> slot & 1) != 0 && (slot < a.slots || chain < own_chains);
+            if (++chain == f.chains) chain = 0, ++slot;
+        }
+        if (first > 0) {
+#pragma unroll
+            for (int i = 0; i < kPlacesAtOnce; ++i)
+                part[i] = used[i] ? __ldcs(places + int64_t{first + i} * kLanes) : uint4{};
+        }
+#pragma unroll
+        for (int i = 0; i < kPlacesAtOnce; ++i) {
+            uint4 const y = used[i] ? part[i] : uint4{};
+            sum[0] += low(y.x), sum[1] += high(y.x), sum[2] += low(y.y), sum[3] += high(y.y);
+            sum[4] += low(y.z), sum[5] += high(y.z), sum[6] += low(y.w), sum[7] += high(y.w);
         }
     }
-#pragma unroll 4
-    for (int32_t i = 0; i <= (token - block.begin) / kItemKeys; ++i) add(a.slots * f.runs + i, true);
     uint32_t word[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = pack(sum[2 * i], sum[2 * i + 1]);

@@ -135,6 +135,22 @@ def require_logits(what, ours, theirs):
     print(f"{what}: relative difference {error:.2g}")
 
 
+def require_answer(binaries, folder, model, tokenizer, text):
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True,
+                                           return_tensors="pt")
+    unused = list(range(len(tokenizer), model.config.vocab_size))  # which we never say
+    with torch.no_grad():
+        answer = model.generate(**prompt, do_sample=False, max_new_tokens=40, suppress_tokens=unused)
+    answer = answer[0, prompt["input_ids"].shape[1]:].tolist()
+    expected = tokenizer.decode(answer, skip_special_tokens=True)
+    done = subprocess.run([binaries / "perigee", "generate", "configs/sft.yaml", f"model.init_from={folder}",
+                           f"data.tokenizer={folder}", "output_dir=runs/none", "--prompt", text, "--max-tokens", "40",
+                           "generate.temperature=0"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip("\n") == expected.rstrip("\n"), f"answers differ: {done.stdout!r}, transformers: {expected!r}"
+    print(f"the answer is transformers' own, {len(answer)} tokens, {len(set(answer))} different: {expected[:50]!r}")
+
+
 def result(binaries, folder):
     binaries = pathlib.Path(binaries).resolve()
     base, _ = transformers.AutoModelForCausalLM.from_pretrained("Base", dtype="auto", output_loading_info=True)
@@ -156,16 +172,8 @@ def result(binaries, folder):
         every = block * top_k
         require_logits(f"logits of {every} tokens, MoBA of {block} x {top_k}",
                        probe(binaries, folder, ids[:every], "--block-size", block, "--top-k", top_k), logits(every))
-        ask = [{"role": "user", "content": "What is Packing?"}]
-        prompt = tokenizer.apply_chat_template(ask, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-        answer = model.generate(**prompt, do_sample=False, max_new_tokens=40)[0, prompt["input_ids"].shape[1]:]
-    expected = tokenizer.decode(answer, skip_special_tokens=True)
-    done = subprocess.run([binaries / "perigee", "generate", "configs/sft.yaml", f"model.init_from={folder}",
-                           f"data.tokenizer={folder}", "output_dir=runs/none", "--prompt", ask[0]["content"],
-                           "--max-tokens", "40", "generate.temperature=0"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip("\n") == expected.rstrip("\n"), f"answers differ: {done.stdout!r}, transformers: {expected!r}"
-    print(f"the answer is transformers' own, {len(answer)} tokens, {len(set(answer.tolist()))} different: {expected[:60]!r}")
+    for prompt in ("Hello", "What is Packing?", "2 + 2?", "\u4f60\u597d \U0001f600"):
+        require_answer(binaries, folder, model, tokenizer, prompt)
 
 
 if __name__ == "__main__":

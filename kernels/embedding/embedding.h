@@ -1,6 +1,7 @@
 // Rows of an embedding table, and the gradient of the table, as Ops::embedding_forward and Ops::embedding_backward
-// define them. The backward sorts the tokens by id (stable, so tokens of an id keep their order) and gives each row of
-// the table to one block for each piece of its columns: no two threads add to the same place.
+// define them. The backward groups the tokens by id and gives each row of the table to one block for each piece of its
+// columns, which adds the row's tokens in their order; the tokens of a frequent id are cut into parts, whose sums are
+// added in order at the end. No two threads add to the same place.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -33,7 +34,7 @@ struct EmbeddingBackward {
     int64_t vocab_begin;
     void* scratch;  ///< embedding_backward_scratch() bytes
 };
-size_t embedding_backward_scratch(int64_t tokens);
+size_t embedding_backward_scratch(int64_t tokens, int64_t vocab, int64_t width);
 void embedding_backward(EmbeddingBackward const& args, cudaStream_t stream);
 
 }  // namespace perigee::kernels

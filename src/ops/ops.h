@@ -233,7 +233,8 @@ class Ops {
     /// x[t] = table[ids[t] - vocab_begin], or zeros where another shard of the vocabulary owns ids[t]; ids int32, in
     /// the whole vocabulary (checked by the data loader).
     virtual void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) = 0;
-    /// Deterministic: contributions to a row are added in order of t. Ids of other shards contribute nothing.
+    /// Deterministic: contributions to a row are added in an order that depends on the ids alone, that of t where there
+    /// are few. Ids of other shards contribute nothing.
     virtual void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
                                     int64_t vocab_begin) = 0;
 

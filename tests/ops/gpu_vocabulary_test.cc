@@ -31,6 +31,30 @@ TEST_F(GpuEmbedding, MatchesTheHostOnEveryShard) {
             }
 }
 
+TEST_F(GpuEmbedding, MatchesTheHostWhereSomeIdsAreFrequent) {
+    // Of id k there are about 5000 / (k + 1) / ln 600 tokens, but of the last ones exactly 64, 65 and 70, all at the
+    // end.
+    std::vector<int32_t> ids;
+    Philox const random(3, Purpose::sample_order);
+    for (uint64_t i = 0; i < 5000; ++i) ids.push_back(static_cast<int32_t>(std::pow(600, random.uniform(i))) - 1);
+    for (auto [id, count] : {std::pair(700, 64), {701, 65}, {702, 70}}) ids.insert(ids.end(), count, id);
+    for (int64_t width : {37, 264}) {
+        SCOPED_TRACE(width);
+        compare([&](Lab& lab) { embedding_case(lab, ids, 710, width, 0); });
+    }
+    compare([&](Lab& lab) { embedding_case(lab, ids, 690, 64, 15); });
+    // More columns than a block has threads for.
+    std::vector<int32_t> const last(ids.end() - 250, ids.end());
+    compare([&](Lab& lab) { embedding_case(lab, last, 15, 2056, 690); });
+}
+
+TEST_F(GpuEmbedding, MatchesTheHostWhereABlockComesToManyRows) {
+    // More rows with one token, and more with a few, than the GPU has blocks for at a time.
+    std::vector<int32_t> ids = random_ids(20000, 6000, 4);
+    for (int32_t id = 6000; id < 15000; ++id) ids.push_back(id);
+    compare([&](Lab& lab) { embedding_case(lab, ids, 15000, 24, 0); });
+}
+
 TEST_F(GpuEmbedding, AddsTheTokensOfAnIdInTheirOrder) {
     // 2^24 + 1 - 2^24 in fp32 is 0 or 1 as the order has it.
     constexpr double kLarge = 1 << 24;

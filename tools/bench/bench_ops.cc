@@ -6,8 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <deque>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -57,12 +59,24 @@ class Bench {
     TensorView main(Shape const& shape) { return random(DType::f32, shape); }
     TensorView ids(int64_t count, int64_t end) {
         Philox const random(2, Purpose::mock_data);
+        return uploaded(count, [&](uint64_t i) { return random.below(i, static_cast<uint64_t>(end)); });
+    }
+    /// As often as words in a text: the k-th with a probability proportional to 1 / k.
+    TensorView words(int64_t count, int64_t end) {
+        Philox const random(2, Purpose::mock_data);
+        return uploaded(count, [&](uint64_t i) { return std::pow(static_cast<double>(end), random.uniform(i)) - 1; });
+    }
+    TensorView uploaded(int64_t count, auto const& value) {
         std::vector<int32_t> values;
-        for (int64_t i = 0; i < count; ++i)
-            values.push_back(static_cast<int32_t>(random.below(static_cast<uint64_t>(i), static_cast<uint64_t>(end))));
+        for (int64_t i = 0; i < count; ++i) values.push_back(static_cast<int32_t>(value(static_cast<uint64_t>(i))));
         TensorView const view = make(DType::i32, {count});
         ops_.upload(view, values.data());
         return view;
+    }
+    int64_t distinct(ConstView ids) {
+        std::vector<int32_t> values(static_cast<size_t>(ids.size()));
+        ops_.download(values.data(), ids);
+        return std::ssize(std::set<int32_t>(values.begin(), values.end()));
     }
     TensorView make(DType dtype, Shape const& shape) {
         Buffer const& buffer = buffers_.emplace_back(ops_.device(), static_cast<size_t>(shape.size() * size_of(dtype)));
@@ -216,7 +230,12 @@ void Bench::embedding() {
                      x = compute({s_.tokens, s_.width});
     TensorView const tokens = ids(s_.tokens, s_.vocab);
     report("embedding_forward", 2 * x.bytes(), [=, this] { ops_.embedding_forward(x, tokens, table, 0); });
-    report("embedding_backward", 5 * x.bytes(), [=, this] { ops_.embedding_backward(dtable, tokens, x, 0); });
+    auto const backward = [&](std::string const& name, TensorView of) {  // a row of the table is read and written once
+        report(name, of.bytes() + x.bytes() + 2 * distinct(of) * s_.width * size_of(DType::f32),
+               [=, this] { ops_.embedding_backward(dtable, of, x, 0); });
+    };
+    backward("embedding_backward", tokens);
+    backward("embedding_backward, text", words(s_.tokens, s_.vocab));
     buffers_.clear();
 }
 

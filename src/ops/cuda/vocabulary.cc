@@ -22,15 +22,15 @@ void CudaOps::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView tabl
 void CudaOps::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
                                  int64_t vocab_begin) {
     check_embedding_backward(dtable_accumulated_VD, ids_T, dx_TD);
-    int64_t const tokens = ids_T.size();
+    int64_t const tokens = ids_T.size(), vocab = dtable_accumulated_VD[0], width = dtable_accumulated_VD[1];
     kernels::embedding_backward({.dtable_accumulated = dtable_accumulated_VD.as<float>(),
                                  .ids = ids_T.as<int32_t>(),
                                  .dx = dx_TD.as<bf16>(),
                                  .tokens = tokens,
-                                 .vocab = dtable_accumulated_VD[0],
-                                 .width = dtable_accumulated_VD[1],
+                                 .vocab = vocab,
+                                 .width = width,
                                  .vocab_begin = vocab_begin,
-                                 .scratch = scratch(kernels::embedding_backward_scratch(tokens))},
+                                 .scratch = scratch(kernels::embedding_backward_scratch(tokens, vocab, width))},
                                 stream());
 }
 

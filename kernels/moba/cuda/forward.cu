@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
 
     int32_t own_relative = 0;
     if constexpr (kOwn) own_relative = static_cast<int32_t>(blockIdx.x) / a.tiles_per_block - work.block.first;
+    __syncwarp();  // the warp is done with its rows of q: results take their place
 #pragma unroll
     for (int m = 0; m < kStrips; ++m) {
 #pragma unroll
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
                     a.partial_lse[row.slot] = lse;
             }
         }
-        store_result<D>(shared.q, warp_row + m * 16, state.o[m], 1.0f);  // no other warp reads these rows of q
+        store_result<D>(shared.q, warp_row + m * 16, state.o[m], 1.0f);
     }
     __syncwarp();
 #pragma unroll

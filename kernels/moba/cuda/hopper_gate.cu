@@ -89,7 +89,9 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
             if (i * 32 + lane < tile.count) shared.range[i * 32 + lane] = range[i];
         __syncwarp();
         int32_t const end = shared.range[tile.count - 1].high, steps = steps_of(shared.range, tile.count);
-        if (lane == 0) {
+        if (lane != 0) {
+            shared.q_full.arrive();
+        } else {
             shared.q_full.arrive_and_expect(a.tile_queries * a.group * D * 2);
             for (int panel = 0; panel < D / 64; ++panel)
                 hopper::copy_box(shared.q + panel * hopper::panel_bytes<Shared::kRows>(), a.q, shared.q_full,
@@ -188,8 +190,7 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
         Range const first = shared.range[0], last = shared.range[tile.count - 1];
         Range const every{last.low, first.high};  // candidates of all queries
         int32_t const steps = steps_of(shared.range, tile.count);
-        __syncwarp();
-        if (lane == 0) shared.q_free.arrive();
+        shared.q_free.arrive();
 
         bool const there = query < tile.count;
         uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
@@ -232,8 +233,8 @@ __global__ void __launch_bounds__(128 * (kTeams + 1), 1) gate_kernel(__grid_cons
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared*>(memory);
     if (threadIdx.x == 0) {
-        shared.q_full.init(1);
-        shared.q_free.init(4 * kTeams);
+        shared.q_full.init(32);  // by every lane: racecheck follows no lane's numbers to another's arrival
+        shared.q_free.init(128 * kTeams);
         for (int i = 0; i < kStages; ++i) {
             shared.full[i].init(1);
             shared.free[i].init(4 * kTeams);

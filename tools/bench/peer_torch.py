@@ -255,7 +255,8 @@ def main():
     for number in range(options.rounds):
         if options.ours:
             if options.cuda:
-                torch.cuda.empty_cache()  # ours needs the room that activations had
+                trainer.optimizer.zero_grad(set_to_none=True)
+                torch.cuda.empty_cache()  # ours needs the room of gradients and activations
             ours.append(ours_seconds(command, shape))
         trainer.seconds(1)  # wakes the threads and the caches that the other program had
         theirs.append(statistics.median(trainer.seconds(options.steps)))

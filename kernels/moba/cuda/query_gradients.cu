@@ -103,9 +103,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) query_kernel(AttentionAr
                     dq[0][n][2 * half + 1] += high(x);
                 }
             }
-        __syncwarp();
     }
-    store_result<D>(shared.q, warp_row, dq[0], 1.0f);  // no other warp reads these rows of q
+    __syncwarp();  // the warp is done with its rows of q: results take their place
+    store_result<D>(shared.q, warp_row, dq[0], 1.0f);
     __syncwarp();
     write_rows<D>(shared.q, warp_row, [&](int r) -> bf16* {
         Row const to = shared.rows[r];

@@ -74,9 +74,14 @@ class Bench {
         if (wants("choice")) select();
         for (std::string const& routing : s_.routings) {
             if (!wants("lists") && !wants("forward") && !wants("backward")) break;
-            if (routed() && routing != "own") ops_->upload(chosen_, make_routing(shape_, borders_, routing).data());
+            if (routing == "own")
+                choose();
+            else if (routed())
+                ops_->upload(chosen_, make_routing(shape_, borders_, routing).data());
             forward(routing);
-            if (wants("backward")) backward(routing);
+            if (!wants("backward")) continue;
+            ops_->attention_forward(forward_args(&s_.moba));
+            backward(routing);
         }
         if (wants("whole")) whole();
         if (s_.dense) dense();
@@ -87,12 +92,15 @@ class Bench {
   private:
     bool wants(std::string const& part) const { return std::count(s_.parts.begin(), s_.parts.end(), part) > 0; }
 
+    void choose() {
+        if (routed())
+            ops_->moba_select(
+                {.chosen_THS = chosen_, .q_THK = q_, .k_TGK = k_, .cu_seqlens = borders_, .moba = &s_.moba});
+    }
     /// Forward with the choice and its lists, then backward.
     void whole() {
         time("choice, forward", "own", sum(costs_.select(), costs_.forward()), [&] {
-            if (routed())
-                ops_->moba_select(
-                    {.chosen_THS = chosen_, .q_THK = q_, .k_TGK = k_, .cu_seqlens = borders_, .moba = &s_.moba});
+            choose();
             ops_->attention_forward(forward_args(&s_.moba));
         });
         time("backward", "own", costs_.backward(), [&] { ops_->attention_backward(backward_args(&s_.moba)); });

@@ -40,14 +40,13 @@ struct FusedShared {
     Barrier item_known[2], keys_full, keys_free[2];  ///< of pairs, item n has n % 2 in phase n / 2
 };
 
-/// How often a warp arrives that has written or read all it had to: one of its lanes, after they have met. racecheck
-/// does not follow what a lane wrote through __syncwarp to the arrival of another; with 32, every lane arrives for
-/// itself.
-inline constexpr uint32_t kWarpArrivals = 1;
+/// Arrivals of a warp that has written or read all it had to: of each lane. One lane's after __syncwarp would do, but
+/// racecheck does not follow what a lane wrote to the arrival of another.
+inline constexpr uint32_t kWarpArrivals = 32;
 
 __device__ __forceinline__ void arrive_as_warp(Barrier& barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 < kWarpArrivals) barrier.arrive();
+    barrier.arrive();
 }
 
 /// threadIdx.x, read anew where registers are too few to keep it.

@@ -1,6 +1,6 @@
 // MoBA on an NVIDIA GPU, bf16: choice of blocks, attention over the chosen blocks, and its backward. Nothing waits for
 // the GPU, nothing is allocated, and launches depend on the shape alone, so a CUDA graph can replay them.
-// Results are bitwise repeatable: no floating-point atomics, every sum in an order that the inputs decide.
+// Results are bitwise repeatable: every sum is made in an order that the inputs decide.
 #pragma once
 
 #include <driver_types.h>

@@ -26,7 +26,7 @@ struct Scratch {
     int32_t* list_begin;  ///< [G, blocks + 1]: in the part of `list` of that head
     uint32_t* list;       ///< [G, queries * R * S]
     int32_t* tiles;       ///< [wave_kv_heads, blocks + 1]: tiles of rows before each block's first, in a wave
-    bf16* partial;        ///< [wave_kv_heads, wave_queries, R, S, K]
+    bf16* partial;        ///< [wave_kv_heads, wave_queries, R, row_slots, K]
     float* partial_lse;   ///< [wave_kv_heads, wave_queries, R, S]
     float* delta;         ///< [queries, H]: rowsum(do * o)
     void *items, *pieces, *carried;  ///< of the fused backward: cuda/fused.cuh

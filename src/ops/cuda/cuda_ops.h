@@ -2,12 +2,13 @@
 // queued on the device's one stream, in the order of the calls; only download() waits for it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <span>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
@@ -70,13 +71,17 @@ class CudaOps final : public Ops {
     void adamw(AdamW const& args) override;
 
   private:
+    /// Memory that graphs know by its address: scratch, borders, frequencies, and cuDNN's tables with the documents
+    /// they have room for, on which their layout depends.
+    using Places = std::tuple<void const*, void const*, void const*, std::pair<void const*, int64_t>>;
+
     /// What is known of the operations of a key.
     struct Repeated {
         // What they find on the device, besides their arguments.
         std::vector<int32_t> borders;
         std::vector<double> frequencies;
         std::vector<int64_t> dense_tables;
-        std::array<void const*, 4> places{};
+        Places places = {};
         std::unique_ptr<CUgraphExec_st, void (*)(cudaGraphExec_t)> graph{nullptr, [](auto) {}};
         bool refused = false;   ///< they cannot be captured
         int64_t last_used = 0;  ///< number of the call
@@ -101,8 +106,6 @@ class CudaOps final : public Ops {
     int32_t const* borders(std::span<int32_t const> cu_seqlens);
     double const* frequencies(std::span<double const> values);
 
-    /// Memory that graphs know by its address.
-    using Places = std::array<void const*, 4>;
     Places places() const;
     /// The steps of `repeat`.
     void restore_tables(Repeated const& known);

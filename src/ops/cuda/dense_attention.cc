@@ -310,7 +310,9 @@ void DenseAttention::restore(std::vector<int64_t> const& tables) {
     if (!tables.empty()) impl_->upload_tables(tables);
 }
 
-void const* DenseAttention::tables_place() const { return impl_->tables.data(); }
+std::pair<void const*, int64_t> DenseAttention::tables_place() const {
+    return {impl_->tables.data(), impl_->tables_of};
+}
 
 std::string DenseAttention::version() {
     size_t const v = cudnnGetVersion();

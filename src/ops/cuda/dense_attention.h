@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
@@ -34,10 +35,10 @@ class DenseAttention {
     void backward(AttentionBackward const& args);
 
     /// What the tables on the device, which cuDNN reads the documents from, are made of; makes them so again; and where
-    /// they lie.
+    /// they lie, with room for how many documents.
     std::vector<int64_t> const& tables() const;
     void restore(std::vector<int64_t> const& tables);
-    void const* tables_place() const;
+    std::pair<void const*, int64_t> tables_place() const;
 
     /// "cuDNN 9.14.0, frontend 1.32.0"
     static std::string version();

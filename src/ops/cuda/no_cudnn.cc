@@ -14,7 +14,7 @@ void DenseAttention::forward(AttentionForward const&) { fail(Category::internal,
 void DenseAttention::backward(AttentionBackward const&) { fail(Category::internal, "this build has no cuDNN"); }
 std::vector<int64_t> const& DenseAttention::tables() const { return impl_->tables; }
 void DenseAttention::restore(std::vector<int64_t> const&) {}
-void const* DenseAttention::tables_place() const { return nullptr; }
+std::pair<void const*, int64_t> DenseAttention::tables_place() const { return {}; }
 std::string DenseAttention::version() { return "no cuDNN"; }
 
 }  // namespace perigee

@@ -1,5 +1,6 @@
 // JSON from foreign files, before a JSON library builds anything of it: what passes has no key twice in one object,
 // which libraries resolve silently and each in its own way, and no depth that recursion could choke on.
+// And how messages quote it.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -44,6 +44,16 @@ struct CopyRows {
 };
 void copy_rows(CopyRows const& args, cudaStream_t stream);
 
+/// Each of `matrices` from [rows, columns] to [columns, rows].
+struct Transpose {
+    float* to;
+    float const* from;
+    int64_t matrices;
+    int64_t rows;
+    int64_t columns;
+};
+void transpose(Transpose const& args, cudaStream_t stream);
+
 /// Element i is random.normal(part.index(i)) * stddev, computed in fp64.
 struct FillNormal {
     Philox random;

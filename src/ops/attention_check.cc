@@ -1,7 +1,6 @@
 #include "ops/attention_check.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <vector>
 
@@ -10,9 +9,6 @@ namespace perigee {
 namespace {
 
 constexpr double kTolerance = 0.02;
-/// Documents longer than a tile and shorter, of one token, empty.
-constexpr std::array<int32_t, 6> kBorders = {0, 1, 151, 151, 188, 192};
-constexpr int64_t kTokens = kBorders.back();
 
 /// Tensors of one side. Outputs are NaN before they are written.
 class Side {
@@ -21,13 +17,13 @@ class Side {
         : device_(device), shape_(shape), compute_(compute), statistics_(statistics) {}
 
     TensorView heads(std::vector<double> const* values = nullptr) {
-        return make(compute_, {kTokens, shape_.heads, shape_.head_dim}, values);
+        return make(compute_, {shape_.tokens(), shape_.heads, shape_.head_dim}, values);
     }
     TensorView kv_heads(std::vector<double> const* values = nullptr) {
-        return make(compute_, {kTokens, shape_.kv_heads, shape_.head_dim}, values);
+        return make(compute_, {shape_.tokens(), shape_.kv_heads, shape_.head_dim}, values);
     }
     TensorView column(std::vector<double> const* values = nullptr) {
-        return make(statistics_, {kTokens, shape_.heads}, values);
+        return make(statistics_, {shape_.tokens(), shape_.heads}, values);
     }
     std::vector<double> read(ConstView view) {
         std::vector<std::byte> bytes(static_cast<size_t>(view.bytes()));
@@ -68,7 +64,7 @@ class Side {
 /// Numbers between -2 and 2 that bf16 holds exactly.
 std::vector<double> numbers(int64_t heads, AttentionShape const& shape, uint64_t stream) {
     Philox const random(1, Purpose::mock_data, stream);
-    std::vector<double> values(static_cast<size_t>(kTokens * heads * shape.head_dim));
+    std::vector<double> values(static_cast<size_t>(shape.tokens() * heads * shape.head_dim));
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(random.below(i, 129)) / 32 - 2;
     return values;
 }
@@ -93,7 +89,7 @@ Results compute(Side side, AttentionShape const& shape, AttentionPasses const& p
                         .q_THK = q,
                         .k_TGK = k,
                         .v_TGK = v,
-                        .cu_seqlens = kBorders,
+                        .cu_seqlens = shape.documents,
                         .scale = shape.scale});
         found.o = side.read(o), found.lse = side.read(lse);
     }
@@ -109,7 +105,7 @@ Results compute(Side side, AttentionShape const& shape, AttentionPasses const& p
                          .v_TGK = v,
                          .o_THK = side.heads(&before.o),
                          .lse_TH = side.column(&before.lse),
-                         .cu_seqlens = kBorders,
+                         .cu_seqlens = shape.documents,
                          .scale = shape.scale});
         found.dq = side.read(dq), found.dk = side.read(dk), found.dv = side.read(dv);
     }
@@ -123,13 +119,14 @@ double root_mean_square(auto const& values) {
 }
 
 /// The largest error of any document, and which that is. NaN counts as larger than any number.
-std::pair<double, size_t> worst_document(std::vector<double> const& found, std::vector<double> const& expected) {
-    size_t const width = expected.size() / static_cast<size_t>(kTokens);
+std::pair<double, size_t> worst_document(std::span<int32_t const> borders, std::vector<double> const& found,
+                                         std::vector<double> const& expected) {
+    size_t const width = expected.size() / static_cast<size_t>(borders.back());
     double const size = root_mean_square(expected);
     std::pair<double, size_t> worst = {0, 0};
-    for (size_t d = 0; d + 1 < kBorders.size(); ++d) {
+    for (size_t d = 0; d + 1 < borders.size(); ++d) {
         std::vector<double> differences;
-        for (auto i = static_cast<size_t>(kBorders[d]) * width; i < static_cast<size_t>(kBorders[d + 1]) * width; ++i)
+        for (auto i = static_cast<size_t>(borders[d]) * width; i < static_cast<size_t>(borders[d + 1]) * width; ++i)
             differences.push_back(found[i] - expected[i]);
         if (differences.empty()) continue;
         double const error = root_mean_square(differences) / size;
@@ -161,14 +158,14 @@ double check_attention(Device& device, AttentionShape const& shape, AttentionPas
                                                        {"dk", &found.dk, &expected.dk},
                                                        {"dv", &found.dv, &expected.dv}}) {
         if (values->empty()) continue;
-        auto const [error, document] = worst_document(*values, *exact_values);
+        auto const [error, document] = worst_document(shape.documents, *values, *exact_values);
         if (!(error <= kTolerance))
             fail(Category::internal,
                  "{} computes full attention wrongly here: {} is off by {:.3g} of its size (at most {} is expected) in "
                  "document {} (tokens {} to {} of a pack of {}), {} query heads and {} key/value heads of {}. Another "
                  "version is needed, or a build without cuDNN",
-                 name, result, error, kTolerance, document, kBorders[document], kBorders[document + 1], kTokens,
-                 shape.heads, shape.kv_heads, shape.head_dim);
+                 name, result, error, kTolerance, document, shape.documents[document], shape.documents[document + 1],
+                 shape.tokens(), shape.heads, shape.kv_heads, shape.head_dim);
         worst = std::max(worst, error);
     }
     return worst;

@@ -1,19 +1,27 @@
 // Whether an implementation of full attention computes what the oracle computes, the host's operations in fp64, on a
-// small pack of ragged documents: what a library is asked before its results are trusted.
+// small pack of documents: what a library is asked before its results are trusted.
 #pragma once
 
+#include <array>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "ops/ops.h"
 
 namespace perigee {
 
+/// Borders of documents longer than a tile and shorter, of one token, empty; and of documents of two tiles each.
+constexpr std::array<int32_t, 6> kRaggedDocuments = {0, 1, 151, 151, 188, 192};
+constexpr std::array<int32_t, 3> kEqualDocuments = {0, 256, 512};
+
 struct AttentionShape {
     int64_t heads;
     int64_t kv_heads;
     int64_t head_dim;
     double scale;
+    std::span<int32_t const> documents = kRaggedDocuments;
+    int64_t tokens() const { return documents.back(); }
 };
 
 /// The implementation: either pass, or both. Tensors are on its device, inputs and outputs of `compute` but for lse.

@@ -38,8 +38,9 @@ class GpuDenseAttention : public GpuTest {
         return {static_cast<std::byte*>(buffer.data()), DType::bf16, {tokens, heads, 64}};
     }
     /// One document of so many tokens.
-    void attend(DenseAttention& attention, int64_t tokens) {
-        std::vector<int32_t> const borders = {0, static_cast<int32_t>(tokens)};
+    void attend(DenseAttention& attention, int32_t tokens) { attend(attention, std::vector<int32_t>{0, tokens}); }
+    void attend(DenseAttention& attention, std::vector<int32_t> const& borders) {
+        int64_t const tokens = borders.back();
         Buffer const lse(*device_, static_cast<size_t>(tokens * 4) * sizeof(float));
         attention.forward({.o_THK = heads(tokens, 4),
                            .lse_TH = {static_cast<std::byte*>(lse.data()), DType::f32, {tokens, 4}},
@@ -74,6 +75,25 @@ TEST_F(GpuDenseAttention, IsCheckedOnceForEachPlanAndAgreesWithTheOracle) {
     }
 }
 
+TEST_F(GpuDenseAttention, DocumentsOfOneLengthHaveAKernelOfTheirOwn) {
+    std::vector<size_t> checked;  // documents
+    auto attention = make([&](Device& device, AttentionShape const& shape, auto&&... args) {
+        checked.push_back(shape.documents.size() - 1);
+        return check_attention(device, shape, args...);
+    });
+    size_t const ragged = kRaggedDocuments.size() - 1, equal = kEqualDocuments.size() - 1;
+    for (std::vector<int32_t> const& borders :
+         {std::vector<int32_t>{0, 0, 512}, {0, 512, 1024, 1500}, {0, 384, 768}, {0, 513}, {0, 512, 1024, 1024}})
+        attend(attention, borders);
+    ASSERT_EQ(checked, (std::vector<size_t>{ragged, ragged})) << "up to 1024 tokens, and more";
+    attend(attention, 512);
+    attend(attention, 512);
+    ASSERT_EQ(checked, (std::vector<size_t>{ragged, ragged, equal}));
+    attend(attention, {0, 512, 1024});
+    attend(attention, {0, 640, 1280});
+    EXPECT_LE(checked.size(), 5u) << "at most once for each shape";
+}
+
 TEST_F(GpuDenseAttention, WrongResultsStopTheRunBeforeTheFirstUseAndEveryLaterOne) {
     auto attention = make([&](Device& device, AttentionShape const& shape, AttentionPasses passes, auto const& name) {
         passes.forward = [&device, right = passes.forward](AttentionForward const& args) {
@@ -83,8 +103,8 @@ TEST_F(GpuDenseAttention, WrongResultsStopTheRunBeforeTheFirstUseAndEveryLaterOn
         };
         return check_attention(device, shape, passes, name);
     });
-    for (int attempt = 0; attempt < 2; ++attempt) try {
-            attend(attention, 500);
+    for (int32_t const tokens : {500, 500, 512, 512}) try {
+            attend(attention, tokens);
             FAIL() << "used";
         } catch (Error const& e) {
             EXPECT_EQ(e.category(), Category::internal);

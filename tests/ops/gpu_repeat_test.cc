@@ -1,5 +1,6 @@
 // Operations that repeat on a GPU: from the third time of a key on, their graph is queued, on what the memory holds
 // then.
+#include "ops/cuda/dense_attention.h"
 #include "ops/gpu_case.h"
 
 namespace perigee::testing {
@@ -64,7 +65,64 @@ TEST_F(GpuRepeat, ScratchThatMovedIsNotWrittenByAGraph) {
         if (i == 3) gpu().embedding_backward(lab.main({50, 8}, Values(400, 0.0)), many, rows, 0);
     }
     EXPECT_EQ(lab.values(repeated), lab.values(once));
-    EXPECT_EQ(bodies, 3) << "the first time, the capture, and that after the scratch memory has grown";
+    EXPECT_EQ(bodies, 4) << "the first time and the capture, twice, as the scratch memory has grown in between";
+}
+
+/// Full attention over a pack, and what is found of it.
+class Pack {
+  public:
+    Pack(Ops& ops, std::vector<int32_t> borders, uint64_t seed)
+        : lab_(ops),
+          borders_(std::move(borders)),
+          q_(random(kHeads, seed)),
+          k_(random(kHeads / 2, seed + 1)),
+          v_(random(kHeads / 2, seed + 2)),
+          o_(lab_.compute(q_.shape)),
+          lse_(lab_.main({q_.shape[0], kHeads})) {}
+
+    void attend() {
+        lab_.ops.attention_forward(
+            {.o_THK = o_, .lse_TH = lse_, .q_THK = q_, .k_TGK = k_, .v_TGK = v_, .cu_seqlens = borders_, .scale = 0.1});
+    }
+    void forget() {
+        lab_.ops.fill_zero(o_);
+        lab_.ops.fill_zero(lse_);
+    }
+    std::pair<Values, Values> found() { return {lab_.values(o_), lab_.values(lse_)}; }
+
+  private:
+    static constexpr int64_t kHeads = 4, kWidth = 64;
+    TensorView random(int64_t heads, uint64_t seed) {
+        int64_t const tokens = borders_.back();
+        return lab_.compute({tokens, heads, kWidth}, random_bf16(tokens * heads * kWidth, seed));
+    }
+
+    Lab lab_;
+    std::vector<int32_t> borders_;
+    TensorView q_, k_, v_, o_, lse_;
+};
+
+TEST_F(GpuRepeat, MoreDocumentsThanEverAreNoEndOfReplays) {
+    if (DenseAttention::version() == "no cuDNN") GTEST_SKIP() << "its tables are what moves";
+    std::pair<std::vector<int32_t>, int32_t> const packs[] = {{{0, 100, 300, 640}, 100}, {{0, 512, 1024}, 1000}};
+    for (auto const& [borders, documents] : packs) {
+        std::vector<int32_t> many;
+        for (int32_t i = 0; i <= documents; ++i) many.push_back(7 * i);
+        Pack pack(gpu(), borders, 94), other(gpu(), {0, 50, 600}, 97), large(gpu(), many, 100);
+        pack.attend();
+        auto const expected = pack.found();
+        int bodies = 0;
+        for (int i = 0; i < 6; ++i) {
+            (i == 3 ? large : other).attend();
+            pack.forget();
+            gpu().repeat(std::vector<int64_t>(borders.begin(), borders.end()), [&] {
+                ++bodies;
+                pack.attend();
+            });
+            EXPECT_EQ(pack.found(), expected) << "time " << i;
+        }
+        EXPECT_EQ(bodies, 4) << "the first time and the capture, twice";
+    }
 }
 
 TEST_F(GpuRepeat, WhatCannotBeCapturedIsQueuedAsEver) {

@@ -108,6 +108,7 @@ class CudaOps final : public Ops {
 
     Places places() const;
     /// The steps of `repeat`.
+    void queue_first(std::vector<int64_t> const& name, std::function<void()> const& body);
     void restore_tables(Repeated const& known);
     bool capture(Repeated& known, std::function<void()> const& body);
 

@@ -6,9 +6,11 @@
 #include <bit>
 #include <compare>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "base/log.h"
+#include "kernels/flat/flat.h"
 
 namespace perigee {
 
@@ -37,26 +39,32 @@ void check_cudnn(fe::error_t error, char const* what) {
     if (error.is_bad()) fail(Category::internal, "cuDNN refused {}: {}", what, error.get_message());
 }
 
-/// What a plan is made for; tokens and documents are capacities.
+/// What a plan is made for: so many documents of so many tokens each if they are `equal`, else up to so many documents
+/// of up to so many tokens in all.
 struct Key {
-    bool backward;
+    bool backward, equal;
     int64_t documents, tokens, heads, kv_heads, head_dim;
     float scale;
     auto operator<=>(Key const&) const = default;
 };
 
+/// One of cuDNN's kernels: an engine and its settings.
+using Kernel = std::pair<int64_t, std::map<fe::KnobType_t, int64_t>>;
+
 struct Plan {
-    fe::graph::Graph graph;
+    fe::graph::Graph graph = {};
+    int64_t index = 0;  ///< of the candidate that was built
     int64_t workspace = 0;
 };
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 /// Builds the graph of one direction. Logical shapes are [documents, heads, tokens, head_dim] over the packed [T,
-/// heads, head_dim]; a document begins where its ragged offset says.
+/// heads, head_dim]. Equal documents lie at equal strides; another begins where its ragged offset says.
 class PlanBuilder {
   public:
     PlanBuilder(fe::graph::Graph& graph, Key const& key) : graph_(graph), key_(key) {
+        if (key.equal) return;
         lengths_ = column("lengths", kLengths, key.documents, fe::DataType_t::INT32);
         query_offsets_ = column("query offsets", kQueryOffsets, key.documents + 1, fe::DataType_t::INT64);
         key_offsets_ = column("key offsets", kKeyOffsets, key.documents + 1, fe::DataType_t::INT64);
@@ -64,16 +72,8 @@ class PlanBuilder {
     }
 
     void forward() {
-        auto options = fe::graph::SDPA_attributes()
-                           .set_name("attention")
-                           .set_generate_stats(true)
-                           .set_attn_scale(key_.scale)
-                           .set_causal_mask(true)
-                           .set_padding_mask(true)
-                           .set_seq_len_q(lengths_)
-                           .set_seq_len_kv(lengths_)
-                           .set_max_total_seq_len_q(key_.tokens)
-                           .set_max_total_seq_len_kv(key_.tokens);
+        auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
+        set_common(options);
         auto [o, stats] =
             graph_.sdpa(heads("q", kQ, key_.heads, query_offsets_), heads("k", kK, key_.kv_heads, key_offsets_),
                         heads("v", kV, key_.kv_heads, key_offsets_), options);
@@ -81,27 +81,20 @@ class PlanBuilder {
         stats->set_output(true)
             .set_uid(kStats)
             .set_data_type(fe::DataType_t::FLOAT)
-            .set_dim({key_.documents, key_.heads, key_.tokens, 1})
-            .set_stride({key_.tokens * key_.heads, 1, key_.heads, 1})
+            .set_dim(stats_dim())
+            .set_stride(stats_stride())
             .set_ragged_offset(stats_offsets_);
     }
 
     void backward() {
-        auto options = fe::graph::SDPA_backward_attributes()
-                           .set_name("attention backward")
-                           .set_attn_scale(key_.scale)
-                           .set_causal_mask(true)
-                           .set_padding_mask(true)
-                           .set_seq_len_q(lengths_)
-                           .set_seq_len_kv(lengths_)
-                           .set_max_total_seq_len_q(key_.tokens)
-                           .set_max_total_seq_len_kv(key_.tokens);
+        auto options = fe::graph::SDPA_backward_attributes().set_name("attention backward");
+        set_common(options);
         Tensor const stats = graph_.tensor(fe::graph::Tensor_attributes()
                                                .set_name("stats")
                                                .set_uid(kStats)
                                                .set_data_type(fe::DataType_t::FLOAT)
-                                               .set_dim({key_.documents, key_.heads, key_.tokens, 1})
-                                               .set_stride({key_.tokens * key_.heads, 1, key_.heads, 1})
+                                               .set_dim(stats_dim())
+                                               .set_stride(stats_stride())
                                                .set_ragged_offset(stats_offsets_));
         auto [dq, dk, dv] = graph_.sdpa_backward(
             heads("q", kQ, key_.heads, query_offsets_), heads("k", kK, key_.kv_heads, key_offsets_),
@@ -113,6 +106,15 @@ class PlanBuilder {
     }
 
   private:
+    void set_common(auto& options) const {
+        options.set_attn_scale(key_.scale).set_causal_mask(true);
+        if (key_.equal) return;
+        options.set_padding_mask(true)
+            .set_seq_len_q(lengths_)
+            .set_seq_len_kv(lengths_)
+            .set_max_total_seq_len_q(key_.tokens)
+            .set_max_total_seq_len_kv(key_.tokens);
+    }
     Tensor column(char const* name, Uid uid, int64_t rows, fe::DataType_t type) {
         return graph_.tensor(fe::graph::Tensor_attributes()
                                  .set_name(name)
@@ -124,6 +126,12 @@ class PlanBuilder {
     std::vector<int64_t> dim(int64_t heads) const { return {key_.documents, heads, key_.tokens, key_.head_dim}; }
     std::vector<int64_t> stride(int64_t heads) const {
         return {key_.tokens * heads * key_.head_dim, key_.head_dim, heads * key_.head_dim, 1};
+    }
+    std::vector<int64_t> stats_dim() const { return {key_.documents, key_.heads, key_.tokens, 1}; }
+    /// Those of lse_TH; but cuDNN's backward of equal documents wants them as [documents, heads, tokens].
+    std::vector<int64_t> stats_stride() const {
+        if (key_.equal && key_.backward) return {key_.heads * key_.tokens, key_.tokens, 1, 1};
+        return {key_.tokens * key_.heads, 1, key_.heads, 1};
     }
     Tensor heads(char const* name, Uid uid, int64_t heads, Tensor const& offsets) {
         return graph_.tensor(fe::graph::Tensor_attributes()
@@ -150,6 +158,17 @@ int64_t capacity(int64_t wanted, int64_t least) {
 constexpr int64_t kLeastDocuments = 64;
 constexpr int64_t kLeastTokens = 1024;
 
+/// The length of all documents of a pack, where they are equal and worth a plan of their own; else 0. cuDNN masks
+/// lengths that are no multiple of a tile as ragged ones.
+int64_t equal_length(std::span<int32_t const> cu_seqlens) {
+    constexpr int64_t kShortest = 512, kTile = 128;
+    int64_t const documents = std::ssize(cu_seqlens) - 1, length = cu_seqlens[1] - cu_seqlens[0];
+    if (length < kShortest || length % kTile != 0) return 0;
+    for (int64_t d = 0; d <= documents; ++d)
+        if (cu_seqlens[static_cast<size_t>(d)] != d * length) return 0;
+    return length;
+}
+
 void* memory(ConstView view) { return const_cast<std::byte*>(view.data); }
 
 }  // namespace
@@ -161,6 +180,7 @@ struct DenseAttention::Impl {
     Check check;
     cudnnHandle_t handle = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans = {};
+    std::set<std::pair<Key, Kernel>> checked = {};  ///< for equal documents
     int64_t documents =
         kLeastDocuments;  ///< capacity of plans: grows, so that a packing with fewer needs no other plan
 
@@ -172,47 +192,90 @@ struct DenseAttention::Impl {
 
     template <class Args>
     Key key_of(Args const& args, bool backward) {
-        documents = std::max(documents, capacity(std::ssize(args.cu_seqlens) - 1, kLeastDocuments));
-        return {.backward = backward,
-                .documents = documents,
-                .tokens = capacity(args.q_THK[0], kLeastTokens),
+        Key key{.backward = backward,
+                .equal = false,
+                .documents = std::ssize(args.cu_seqlens) - 1,
+                .tokens = args.q_THK[0],
                 .heads = args.q_THK[1],
                 .kv_heads = args.k_TGK[1],
                 .head_dim = args.q_THK[2],
                 .scale = static_cast<float>(args.scale)};
+        if (int64_t const length = equal_length(args.cu_seqlens); length > 0) {
+            key.equal = true;
+            key.tokens = length;
+        } else {
+            documents = std::max(documents, capacity(key.documents, kLeastDocuments));
+            key.documents = documents;
+            key.tokens = capacity(key.tokens, kLeastTokens);
+        }
+        return key;
+    }
+
+    /// By the given kernel, or by the first of cuDNN's candidates that can be built.
+    std::unique_ptr<Plan> build(Key const& key, Kernel const* kernel = nullptr) {
+        char const* const what = key.backward ? "attention backward" : "attention";
+        auto made = std::make_unique<Plan>();
+        fe::graph::Graph& graph = made->graph;
+        graph.set_io_data_type(fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+        PlanBuilder builder(graph, key);
+        key.backward ? builder.backward() : builder.forward();
+        check_cudnn(graph.validate(), what);
+        check_cudnn(graph.build_operation_graph(handle), what);
+        check_cudnn(kernel == nullptr
+                        ? graph.create_execution_plans({fe::HeurMode_t::A})
+                        : graph.create_execution_plan(kernel->first, {kernel->second.begin(), kernel->second.end()}),
+                    what);
+        fe::error_t built = graph.build_plan_at_index(made->index);
+        while (built.is_bad() && made->index + 1 < graph.get_execution_plan_count())
+            built = graph.build_plan_at_index(++made->index);
+        check_cudnn(built, what);
+        check_cudnn(graph.get_workspace_size_plan_at_index(made->index, made->workspace), "its workspace");
+        return made;
+    }
+
+    static Kernel kernel_of(Plan const& plan) {
+        Kernel kernel;
+        std::unordered_map<fe::KnobType_t, int64_t> knobs;
+        check_cudnn(plan.graph.get_engine_and_knobs_at_index(plan.index, kernel.first, knobs), "its kernel");
+        kernel.second = {knobs.begin(), knobs.end()};
+        return kernel;
     }
 
     Plan& plan(Key const& key) {
-        auto& plan = plans[key];
-        if (plan) return *plan;
-        auto made = std::make_unique<Plan>();
-        made->graph.set_io_data_type(fe::DataType_t::BFLOAT16)
-            .set_intermediate_data_type(fe::DataType_t::FLOAT)
-            .set_compute_data_type(fe::DataType_t::FLOAT);
-        PlanBuilder builder(made->graph, key);
-        key.backward ? builder.backward() : builder.forward();
-        check_cudnn(made->graph.build(handle, {fe::HeurMode_t::A}), key.backward ? "attention backward" : "attention");
-        check_cudnn(made->graph.get_workspace_size(made->workspace), "its workspace");
-        plan = std::move(made);
-        try {
-            check_plan(key);
-        } catch (...) {
-            plans.erase(key);
-            throw;
-        }
-        return *plans.at(key);
+        auto const found = plans.find(key);
+        if (found != plans.end()) return *found->second;
+        auto made = build(key);
+        if (key.equal)
+            check_kernel(key, kernel_of(*made));
+        else
+            check_plan(key, *made, kRaggedDocuments);
+        return *(plans[key] = std::move(made));
     }
 
-    void check_plan(Key const& key) {
-        AttentionShape const shape{key.heads, key.kv_heads, key.head_dim, key.scale};
+    /// A plan for equal documents takes no shorter ones: what is checked is its kernel, in a small plan.
+    void check_kernel(Key const& key, Kernel const& kernel) {
+        Key small = key;
+        small.documents = std::ssize(kEqualDocuments) - 1;
+        small.tokens = kEqualDocuments[1];
+        if (checked.contains({small, kernel})) return;
+        check_plan(small, *build(small, &kernel), kEqualDocuments);
+        checked.emplace(small, kernel);
+    }
+
+    void check_plan(Key const& key, Plan& plan, std::span<int32_t const> documents) {
+        AttentionShape const shape{key.heads, key.kv_heads, key.head_dim, key.scale, documents};
         AttentionPasses passes{.compute = DType::bf16};
+        auto const pass = [&](auto const& args) { execute(plan, key, args.cu_seqlens, tensors(args)); };
         if (key.backward)
-            passes.backward = [&](AttentionBackward const& args) { execute(key, args.cu_seqlens, tensors(args)); };
+            passes.backward = pass;
         else
-            passes.forward = [&](AttentionForward const& args) { execute(key, args.cu_seqlens, tensors(args)); };
+            passes.forward = pass;
         double const error = check(device, shape, passes, version());
-        log::info("{}: attention{} of {}/{} heads of {} agrees with the oracle within {:.1e}", version(),
-                  key.backward ? " backward" : "", key.heads, key.kv_heads, key.head_dim, error);
+        log::info("{}: attention{} of {}/{} heads of {}, {} documents, agrees with the oracle within {:.1e}", version(),
+                  key.backward ? " backward" : "", key.heads, key.kv_heads, key.head_dim,
+                  key.equal ? "equal" : "ragged", error);
     }
 
     size_t offsets_at(int64_t table) const {
@@ -268,15 +331,36 @@ struct DenseAttention::Impl {
                 {kGradQ, memory(args.dq_THK)}, {kGradK, memory(args.dk_TGK)}, {kGradV, memory(args.dv_TGK)}};
     }
 
-    void execute(Key const& key, std::span<int32_t const> cu_seqlens, Tensors tensors) {
-        Plan& p = plan(key);
-        upload_tables(tables_for(cu_seqlens, key));
-        auto* const memory = static_cast<std::byte*>(tables.data());
-        tensors.emplace(kLengths, memory);
-        tensors.emplace(kQueryOffsets, memory + offsets_at(0));
-        tensors.emplace(kKeyOffsets, memory + offsets_at(1));
-        tensors.emplace(kStatsOffsets, memory + offsets_at(2));
-        check_cudnn(p.graph.execute(handle, tensors, scratch(static_cast<size_t>(p.workspace))), "to run attention");
+    void execute(Plan& plan, Key const& key, std::span<int32_t const> cu_seqlens, Tensors tensors) {
+        bool const turns = key.equal && key.backward;  // lse_TH to what cuDNN wants
+        int64_t const stats = turns ? key.documents * key.heads * key.tokens * size_of(DType::f32) : 0;
+        int64_t const place = (plan.workspace + 255) / 256 * 256;
+        auto* const memory = static_cast<std::byte*>(scratch(static_cast<size_t>(place + stats)));
+        if (turns) {
+            auto* const turned = reinterpret_cast<float*>(memory + place);
+            kernels::transpose({.to = turned,
+                                .from = static_cast<float const*>(tensors[kStats]),
+                                .matrices = key.documents,
+                                .rows = key.tokens,
+                                .columns = key.heads},
+                               device.stream());
+            tensors[kStats] = turned;
+        }
+        if (!key.equal) {
+            upload_tables(tables_for(cu_seqlens, key));
+            auto* const table = static_cast<std::byte*>(tables.data());
+            tensors.emplace(kLengths, table);
+            tensors.emplace(kQueryOffsets, table + offsets_at(0));
+            tensors.emplace(kKeyOffsets, table + offsets_at(1));
+            tensors.emplace(kStatsOffsets, table + offsets_at(2));
+        }
+        check_cudnn(plan.graph.execute_plan_at_index(handle, tensors, memory, plan.index), "to run attention");
+    }
+
+    template <class Args>
+    void execute(Args const& args, bool backward) {
+        Key const key = key_of(args, backward);
+        execute(plan(key), key, args.cu_seqlens, tensors(args));
     }
 };
 
@@ -296,13 +380,9 @@ bool DenseAttention::takes(ConstView q_THK, ConstView k_TGK) {
     return q_THK[0] == k_TGK[0] && q_THK[2] % 8 == 0 && q_THK[2] <= 256;
 }
 
-void DenseAttention::forward(AttentionForward const& args) {
-    impl_->execute(impl_->key_of(args, false), args.cu_seqlens, Impl::tensors(args));
-}
+void DenseAttention::forward(AttentionForward const& args) { impl_->execute(args, false); }
 
-void DenseAttention::backward(AttentionBackward const& args) {
-    impl_->execute(impl_->key_of(args, true), args.cu_seqlens, Impl::tensors(args));
-}
+void DenseAttention::backward(AttentionBackward const& args) { impl_->execute(args, true); }
 
 std::vector<int64_t> const& DenseAttention::tables() const { return impl_->known; }
 

@@ -48,30 +48,34 @@ bool CudaOps::capture(Repeated& known, std::function<void()> const& body) {
     }
     // A graph that still runs is freed when it has finished.
     known.graph = {executable, [](cudaGraphExec_t unused) { cudaGraphExecDestroy(unused); }};
-    known.places = places();
     return true;
+}
+
+/// Queues the operations one by one and notes what they find on the device, in place of what was known of them.
+void CudaOps::queue_first(std::vector<int64_t> const& name, std::function<void()> const& body) {
+    repeated_.erase(name);
+    body();
+    if (repeated_.size() == kMostKeys)
+        repeated_.erase(
+            std::ranges::min_element(repeated_, {}, [](auto const& entry) { return entry.second.last_used; }));
+    repeated_[name] = {.borders = borders_.values,
+                       .frequencies = frequencies_.values,
+                       .dense_tables = dense_->tables(),
+                       .places = places(),
+                       .last_used = ++repeats_};
 }
 
 void CudaOps::repeat(std::span<int64_t const> key, std::function<void()> const& body) {
     if (!options_.graphs) return body();
     std::vector<int64_t> const name(key.begin(), key.end());
-    auto found = repeated_.find(name);
-    if (found == repeated_.end()) {
-        body();
-        if (repeated_.size() == kMostKeys)
-            repeated_.erase(
-                std::ranges::min_element(repeated_, {}, [](auto const& entry) { return entry.second.last_used; }));
-        repeated_[name] = {.borders = borders_.values,
-                           .frequencies = frequencies_.values,
-                           .dense_tables = dense_->tables(),
-                           .last_used = ++repeats_};
-        return;
-    }
+    auto const found = repeated_.find(name);
+    if (found == repeated_.end()) return queue_first(name, body);
     Repeated& known = found->second;
     known.last_used = ++repeats_;
     restore_tables(known);
-    // Memory that graphs know by address has moved: later operations needed more of it.
-    if (known.graph && known.places != places()) known.graph.reset();
+    // Memory that graphs know by address has moved, as later operations needed more of it: they may plan and allocate
+    // again.
+    if (known.places != places()) return queue_first(name, body);
     if (!known.graph && (known.refused || !capture(known, body))) {
         known.refused = true;
         return body();

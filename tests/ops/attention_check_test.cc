@@ -13,9 +13,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr AttentionShape kShape{.heads = 4, .kv_heads = 2, .head_dim = 64, .scale = 0.125};
+constexpr int64_t kHeads = 4, kKvHeads = 2;
 
-class AttentionCheck : public ::testing::Test {
+/// Over either pack of documents.
+class AttentionCheck : public ::testing::TestWithParam<bool> {
   protected:
     std::unique_ptr<Device> device_ = make_host_device();
     std::unique_ptr<Ops> ops_ = make_host_ops(*device_, 2);
@@ -23,7 +24,14 @@ class AttentionCheck : public ::testing::Test {
                            .forward = [this](AttentionForward const& args) { ops_->attention_forward(args); },
                            .backward = [this](AttentionBackward const& args) { ops_->attention_backward(args); }};
 
-    double check(AttentionPasses const& passes) { return check_attention(*device_, kShape, passes, "library 1.2"); }
+    std::span<int32_t const> documents() const {
+        return GetParam() ? std::span<int32_t const>(kEqualDocuments) : kRaggedDocuments;
+    }
+    double check(AttentionPasses const& passes) {
+        AttentionShape const shape{
+            .heads = kHeads, .kv_heads = kKvHeads, .head_dim = 64, .scale = 0.125, .documents = documents()};
+        return check_attention(*device_, shape, passes, "library 1.2");
+    }
 
     /// What the message must say besides who is wrong.
     void expect_found(AttentionPasses const& passes, char const* result) {
@@ -37,13 +45,13 @@ class AttentionCheck : public ::testing::Test {
     }
 };
 
-TEST_F(AttentionCheck, RightResultsPass) {
+TEST_P(AttentionCheck, RightResultsPass) {
     EXPECT_LT(check(right_), 1e-5);
     EXPECT_LT(check({.compute = DType::f32, .forward = right_.forward}), 1e-5);
     EXPECT_LT(check({.compute = DType::f32, .backward = right_.backward}), 1e-5);
 }
 
-TEST_F(AttentionCheck, FindsDocumentsThatSeeTheirNeighbours) {
+TEST_P(AttentionCheck, FindsDocumentsThatSeeTheirNeighbours) {
     auto const merge = [](auto pass) {
         return [pass](auto const& args) {
             std::vector<int32_t> borders(args.cu_seqlens.begin(), args.cu_seqlens.end());
@@ -57,7 +65,7 @@ TEST_F(AttentionCheck, FindsDocumentsThatSeeTheirNeighbours) {
     expect_found({.compute = DType::f32, .backward = merge(right_.backward)}, "dq");
 }
 
-TEST_F(AttentionCheck, FindsAnotherScale) {
+TEST_P(AttentionCheck, FindsAnotherScale) {
     auto const rescaled = [](auto pass) {
         return [pass](auto args) {
             args.scale *= 1.1;
@@ -68,35 +76,38 @@ TEST_F(AttentionCheck, FindsAnotherScale) {
     expect_found({.compute = DType::f32, .backward = rescaled(right_.backward)}, "dq");
 }
 
-TEST_F(AttentionCheck, FindsATokenThatWasNotWritten) {
-    for (int64_t token : {0, 100, 191}) {
+TEST_P(AttentionCheck, FindsATokenThatWasNotWritten) {
+    for (int64_t token : {0, 100, documents().back() - 1}) {
         expect_found({.compute = DType::f32,
                       .forward =
                           [&](AttentionForward const& args) {
                               right_.forward(args);
-                              args.lse_TH.as<float>()[token * kShape.heads] = std::nanf("");
+                              args.lse_TH.as<float>()[token * kHeads] = std::nanf("");
                           }},
                      "lse");
         expect_found({.compute = DType::f32,
                       .backward =
                           [&](AttentionBackward const& args) {
                               right_.backward(args);
-                              args.dk_TGK.as<float>()[token * kShape.kv_heads * kShape.head_dim + 5] = std::nanf("");
+                              args.dk_TGK.as<float>()[token * kKvHeads * 64 + 5] = std::nanf("");
                           }},
                      "dk");
     }
 }
 
-TEST_F(AttentionCheck, FindsAnErrorInOneShortDocument) {
+TEST_P(AttentionCheck, FindsAnErrorInOneShortDocument) {
     expect_found({.compute = DType::f32,
                   .backward =
                       [&](AttentionBackward const& args) {
                           right_.backward(args);
                           for (int64_t i = 0; i < args.dv_TGK.size(); ++i)
-                              if (i < kShape.kv_heads * kShape.head_dim) args.dv_TGK.as<float>()[i] *= 1.1f;
+                              if (i < kKvHeads * 64) args.dv_TGK.as<float>()[i] *= 1.1f;
                       }},
                  "dv");
 }
+
+INSTANTIATE_TEST_SUITE_P(Packs, AttentionCheck, ::testing::Bool(),
+                         [](auto const& of) { return of.param ? "Equal" : "Ragged"; });
 
 }  // namespace
 }  // namespace perigee

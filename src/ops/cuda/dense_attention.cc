@@ -162,7 +162,7 @@ constexpr int64_t kLeastTokens = 1024;
 /// lengths that are no multiple of a tile as ragged ones.
 int64_t equal_length(std::span<int32_t const> cu_seqlens) {
     constexpr int64_t kShortest = 512, kTile = 128;
-    int64_t const documents = std::ssize(cu_seqlens) - 1, length = cu_seqlens[1] - cu_seqlens[0];
+    int64_t const documents = std::ssize(cu_seqlens) - 1, length = documents > 0 ? cu_seqlens[1] - cu_seqlens[0] : 0;
     if (length < kShortest || length % kTile != 0) return 0;
     for (int64_t d = 0; d <= documents; ++d)
         if (cu_seqlens[static_cast<size_t>(d)] != d * length) return 0;

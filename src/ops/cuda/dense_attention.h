@@ -1,6 +1,7 @@
-// Full causal attention by cuDNN over packed documents of any lengths: ragged offsets tell cuDNN where documents begin,
-// so none ever sees another. One plan serves every packing of up to a number of documents and tokens.
-// The only translation unit that includes cudnn_frontend.h is dense_attention.cc.
+// Full causal attention by cuDNN over packed documents, of which none ever sees another. Documents of one length are a
+// batch, with a plan of its own; where others begin, ragged offsets tell cuDNN, and one plan serves every packing of up
+// to a number of documents and tokens. Which of the two is a function of the lengths alone, so that a run that resumes
+// computes the same bits. The only translation unit that includes cudnn_frontend.h is dense_attention.cc.
 #pragma once
 
 #include <functional>
@@ -21,7 +22,7 @@ class DenseAttention {
     /// As check_attention.
     using Check = std::function<double(Device&, AttentionShape const&, AttentionPasses const&, std::string const&)>;
     /// `scratch(bytes)` gives device memory for the operation that runs. Each plan of cuDNN's passes `check` before its
-    /// first use.
+    /// first use; that of a batch, whose shape is fixed, with its kernel in a small batch.
     DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch,
                    Check check = check_attention);
     ~DenseAttention();

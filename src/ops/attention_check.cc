@@ -141,7 +141,7 @@ std::pair<double, size_t> worst_document(std::span<int32_t const> borders, std::
 double check_attention(Device& device, AttentionShape const& shape, AttentionPasses const& passes,
                        std::string const& name) {
     auto const host = make_host_device();
-    auto const oracle = make_host_ops_f64(*host, 1);
+    auto const oracle = make_host_ops_f64(*host);
     AttentionPasses exact{.compute = DType::f64};
     exact.forward = [&](AttentionForward const& args) { oracle->attention_forward(args); };
     if (passes.backward) exact.backward = [&](AttentionBackward const& args) { oracle->attention_backward(args); };

@@ -71,6 +71,19 @@ __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t const (&x)
                  : "memory");
 }
 
+/// Rows [from, kRows) of a tile that the copy engine has filled become zeros, for the tensor cores. A warp's business.
+template <int kRows, int kColumns>
+__device__ void clear_rows(unsigned char* tile, int from) {
+    constexpr int kPieces = kPanelRowBytes / 16;
+#pragma unroll 1
+    for (int panel = 0; panel < kColumns / kPanelColumns; ++panel)
+#pragma unroll 1
+        for (int i = from * kPieces + static_cast<int>(threadIdx.x % 32); i < kRows * kPieces; i += 32)
+            reinterpret_cast<uint4*>(tile + panel * panel_bytes<kRows>())[i] = make_uint4(0, 0, 0, 0);
+    fence_shared_for_async();
+    __syncwarp();
+}
+
 /// Two numbers rounded to bf16, `low` in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
     uint32_t packed;

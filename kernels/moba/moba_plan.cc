@@ -13,10 +13,13 @@ constexpr int64_t kMaxChunks = 256;
 constexpr int64_t kLeastChunkQueries = 128;
 constexpr int64_t kLeastRowTile = 64;  ///< of any kernel
 constexpr size_t kAlignment = 256;
-// Of the fused backward, about: several for each multiprocessor. Where a chain has runs that follow each other, every
-// piece leaves more sums to add.
-constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024;
+// Of the fused backward, about: several for each multiprocessor, and where memory is short at least two. Where a chain
+// has runs that follow each other, every piece leaves more sums to add.
+constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024, kFewestPiecesOfWave = 256;
 constexpr int64_t kLeastPieceRows = 512;
+// Of a head's queries, whose sums of dk and dv are rounded to bf16 in between. Of sums without a direction W waves add
+// sqrt(W / 2) times the error of one rounding.
+constexpr int64_t kMostRoundedWaves = 12;
 constexpr int64_t kCacheBytes = 40 << 20;  ///< of the L2 cache, that rows of q may count on
 constexpr int64_t kLongBlock = 200;        ///< keys from which on products take longer than memory
 constexpr int64_t kLeastListTiles = 4;     ///< on average: half a tile of each list is empty
@@ -67,11 +70,11 @@ int64_t chunks_in_cache(MobaPlan const& plan) {
 }
 
 /// Key/value heads first: a wave has the same queries of as many heads as there is room for. Waves are even.
-void cut_into_waves(MobaPlan& plan, size_t partial_bytes) {
+void cut_into_waves(MobaPlan& plan, size_t room_for_partial) {
     MobaShape const& s = plan.shape;
     size_t const per_query = std::max<size_t>(partial_bytes_of_query(plan), 1);
     size_t const per_chunk = std::max<size_t>(per_query * static_cast<size_t>(plan.chunk_queries), 1);
-    int64_t const chunks = chunks_in_cache(plan), room = static_cast<int64_t>(partial_bytes / per_chunk);
+    int64_t const chunks = chunks_in_cache(plan), room = static_cast<int64_t>(room_for_partial / per_chunk);
     plan.wave_chunks = std::min(chunks, std::max<int64_t>(room, 1));
     plan.wave_kv_heads = std::clamp<int64_t>(room / std::max<int64_t>(chunks, 1), 1, s.kv_heads);
     plan.wave_kv_heads = even(s.kv_heads, plan.wave_kv_heads);
@@ -98,23 +101,77 @@ MobaKernels choose_kernels(MobaShape const& s, MobaTask task) {
 }
 
 /// The parts of scratch memory that only the fused backward has. Rows that see a run of keys are shared out over pieces
-/// where they are many.
-void lay_out_items(MobaPlan& plan, Layout& layout) {
+/// where they are many, `pieces` of all runs, about.
+void lay_out_items(MobaPlan& plan, Layout& layout, int64_t pieces) {
     MobaShape const& s = plan.shape;
     int64_t const visits = plan.wave_kv_heads * plan.wave_queries() * s.group() * s.options.top_k;
     int64_t const chains = plan.runs / plan.chain;
-    int64_t const pieces = plan.chain == 1 ? kPiecesOfWave : kChainedPiecesOfWave;
     plan.piece_rows = std::max(ceil_div(visits * chains, pieces * kMobaItemKeys) * kMobaItemKeys, kLeastPieceRows);
-    int64_t const full_runs = s.tokens / kMobaItemKeys;
     int64_t const cuts = visits * plan.runs / plan.piece_rows;
+    // Blocks that may end inside of a run of keys, or with a chain that is not full: items without work fill it up.
+    int64_t const ends = plan.whole_runs() ? s.documents : plan.blocks;
+    int64_t const runs = s.tokens / kMobaItemKeys + ends;
     size_t const sums = size_t{2} * kMobaItemKeys * static_cast<size_t>(s.head_dim) * sizeof(float);
-    // The last block of a document may have fewer runs: its chains are filled up by items without work.
-    plan.items = layout.take(plan.wave_kv_heads * (full_runs + plan.blocks * plan.chain) + cuts, 16 * sizeof(int32_t));
+    plan.items = layout.take(plan.wave_kv_heads * (runs + ends * plan.chain) + cuts, 16 * sizeof(int32_t));
     plan.item_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.piece_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.counters = layout.take(2, sizeof(int32_t));
     plan.pieces = layout.take(cuts + cuts / 3 + 2, sums);  // where a run has several, each has 3 / 4 of piece_rows
-    plan.carried = layout.take(plan.carries() ? full_runs + plan.blocks : 0, sums);
+    plan.carried = layout.take(plan.carries && plan.wave_chunks < plan.chunks ? runs : 0, sums);
+}
+
+/// Waves whose partial results find room, and where everything is.
+void lay_out(MobaPlan& plan, size_t room_for_partial, int64_t pieces) {
+    MobaShape const& s = plan.shape;
+    MobaTask const task = plan.task;
+    cut_into_waves(plan, room_for_partial);
+    bool const lists = task != MobaTask::select && s.slots() > 0;
+    int64_t const lists_of = lists ? s.kv_heads : 0;
+    int64_t const wave_slots =
+        task != MobaTask::select ? plan.wave_kv_heads * plan.wave_queries() * s.group() * plan.row_slots : 0;
+    int64_t const backward_rows = task == MobaTask::backward ? s.queries * s.heads : 0;
+    Layout layout;
+    plan.first = layout.take(s.documents + 1, sizeof(int32_t));
+    plan.block_table = layout.take(plan.blocks, 4 * sizeof(int32_t));
+    plan.block_of = layout.take(s.tokens, sizeof(int32_t));
+    plan.centroids = layout.take(task == MobaTask::select ? plan.blocks * s.kv_heads * s.head_dim : 0, 2);
+    plan.places = layout.take(lists_of * plan.blocks * plan.chunks, sizeof(int32_t));
+    plan.totals = layout.take(lists_of * plan.blocks, sizeof(int32_t));
+    plan.list_begin = layout.take(lists_of * (plan.blocks + 1), sizeof(int32_t));
+    plan.list = layout.take(lists_of * s.places(), sizeof(uint32_t));
+    plan.tiles = layout.take(lists ? plan.wave_kv_heads * (plan.blocks + 1) : 0, sizeof(int32_t));
+    plan.partial = layout.take(wave_slots * s.head_dim, 2);
+    plan.partial_lse = layout.take(task == MobaTask::forward ? wave_slots : 0, sizeof(float));
+    plan.base = layout.take(backward_rows, sizeof(float));
+    plan.delta = layout.take(backward_rows, sizeof(float));
+    if (is_fused(plan)) lay_out_items(plan, layout, pieces);
+    plan.scratch_bytes = layout.end();
+}
+
+/// The largest waves with which all scratch memory takes `bytes`, or, where the smallest take more, a quarter for
+/// partial results. Fewer pieces first: only lists that are much longer than others have several.
+void fit(MobaPlan& plan, size_t bytes) {
+    for (size_t room = bytes;;) {
+        int64_t pieces = plan.chain == 1 ? kPiecesOfWave : kChainedPiecesOfWave;
+        lay_out(plan, room, pieces);
+        while (is_fused(plan) && plan.scratch_bytes > bytes && pieces > kFewestPiecesOfWave)
+            lay_out(plan, room, pieces -= 128);
+        if (plan.scratch_bytes <= bytes) return;
+        if (plan.wave_kv_heads <= 1 && plan.wave_chunks <= 1) return lay_out(plan, bytes / 4, kFewestPiecesOfWave);
+        size_t const partial = plan.partial.bytes + plan.partial_lse.bytes, excess = plan.scratch_bytes - bytes;
+        room = partial > excess ? partial - excess : 0;
+    }
+}
+
+/// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are many.
+void fit_sums(MobaPlan& plan, size_t bytes) {
+    fit(plan, bytes);
+    if (!is_fused(plan) || plan.wave_chunks >= plan.chunks) return;
+    MobaPlan carrying = plan;
+    carrying.carries = true;
+    fit(carrying, bytes);
+    bool const cheap = carrying.scratch_bytes <= bytes && 8 * carrying.waves() <= 9 * plan.waves();
+    if (cheap || plan.chunks > kMostRoundedWaves * plan.wave_chunks) plan = carrying;
 }
 
 }  // namespace
@@ -144,7 +201,7 @@ int64_t MobaPlan::waves() const {
     return wave_chunks == 0 ? 0 : ceil_div(shape.kv_heads, wave_kv_heads) * ceil_div(chunks, wave_chunks);
 }
 
-MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
+MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
     std::string const refusal = moba_refusal(s);
     PERIGEE_CHECK(refusal.empty(), "{}", refusal);
     MobaPlan plan;
@@ -159,35 +216,15 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t partial_bytes) {
     if (is_fused(plan)) {
         plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
         plan.chain = chain_of(plan.runs);
-        plan.row_slots = s.options.top_k * (plan.runs / plan.chain);
+        plan.row_slots = s.options.top_k * (plan.runs / plan.chain) - 1;
         // Blocks so long that one chunk's rows have too many places leave one place per block instead.
-        if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > partial_bytes) {
+        if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > bytes) {
             plan.kernels = MobaKernels::mma;
             plan.runs = plan.chain = 1;
             plan.row_slots = s.slots();
         }
     }
-    cut_into_waves(plan, partial_bytes);
-
-    bool const lists = task != MobaTask::select && s.slots() > 0;
-    int64_t const lists_of = lists ? s.kv_heads : 0;
-    int64_t const wave_slots =
-        task != MobaTask::select ? plan.wave_kv_heads * plan.wave_queries() * s.group() * plan.row_slots : 0;
-    Layout layout;
-    plan.first = layout.take(s.documents + 1, sizeof(int32_t));
-    plan.block_table = layout.take(plan.blocks, 4 * sizeof(int32_t));
-    plan.block_of = layout.take(s.tokens, sizeof(int32_t));
-    plan.centroids = layout.take(task == MobaTask::select ? plan.blocks * s.kv_heads * s.head_dim : 0, 2);
-    plan.places = layout.take(lists_of * plan.blocks * plan.chunks, sizeof(int32_t));
-    plan.totals = layout.take(lists_of * plan.blocks, sizeof(int32_t));
-    plan.list_begin = layout.take(lists_of * (plan.blocks + 1), sizeof(int32_t));
-    plan.list = layout.take(lists_of * s.places(), sizeof(uint32_t));
-    plan.tiles = layout.take(lists ? plan.wave_kv_heads * (plan.blocks + 1) : 0, sizeof(int32_t));
-    plan.partial = layout.take(wave_slots * s.head_dim, 2);
-    plan.partial_lse = layout.take(task == MobaTask::forward ? wave_slots : 0, sizeof(float));
-    plan.delta = layout.take(task == MobaTask::backward ? s.queries * s.heads : 0, sizeof(float));
-    if (is_fused(plan)) lay_out_items(plan, layout);
-    plan.scratch_bytes = layout.end();
+    fit_sums(plan, bytes);
     return plan;
 }
 

@@ -37,6 +37,9 @@ struct MobaRegion {
     size_t bytes = 0;
 };
 
+/// Keys that a thread block of the fused backward holds.
+inline constexpr int kMobaItemKeys = 128;
+
 struct MobaPlan {
     MobaShape shape;
     MobaTask task = MobaTask::forward;
@@ -50,28 +53,29 @@ struct MobaPlan {
 
     MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
     MobaRegion places, totals, list_begin, list, tiles;  ///< the choice turned around
-    MobaRegion partial, partial_lse, delta;              ///< row_slots per row; rowsum(do * o)
+    MobaRegion partial, partial_lse;                     ///< row_slots per row
+    MobaRegion base, delta;                              ///< of the rows in the backward: of exponents; rowsum(do * o)
 
     // The fused backward on Hopper, whose items are (run of kMobaItemKeys keys, piece of the rows that see it).
-    int64_t runs = 1;        ///< of keys in a whole block
-    int64_t chain = 1;       ///< runs that follow each other in one thread block and share a row's partial result
-    int64_t row_slots = 0;   ///< partial results of a row: top_k * runs / chain; of all other kernels: one per choice
+    int64_t runs = 1;   ///< of keys in a whole block
+    int64_t chain = 1;  ///< runs that follow each other in one thread block and share a row's partial result
+    /// Partial results of a row: one per choice, and chain; in the fused backward also for the own block's chains but
+    /// the first, which has its place in dq.
+    int64_t row_slots = 0;
     int64_t piece_rows = 0;  ///< of a piece, about: half as many more at most
+    bool carries = false;    ///< sums of dk and dv from wave to wave in fp32, else in dk and dv
     MobaRegion items, item_begin, piece_begin, counters;
     MobaRegion pieces, carried;  ///< sums of dk and dv: of pieces of the same keys, of earlier waves
 
     size_t scratch_bytes = 0;
 
-    /// Whether a key/value head's queries come in more than one wave.
-    bool carries() const { return wave_chunks < chunks; }
+    /// Whether runs of keys end inside of a block only where the document ends.
+    bool whole_runs() const { return shape.options.block_size % kMobaItemKeys == 0; }
     int64_t wave_queries() const { return wave_chunks * chunk_queries; }
     int64_t waves() const;
 };
 
-/// Keys that a thread block of the fused backward holds.
-inline constexpr int kMobaItemKeys = 128;
-
-/// What partial results may take, by default.
+/// What scratch memory may take, by default.
 inline constexpr size_t kMobaPartialBytes = size_t{2} << 30;
 
 char const* name_of(MobaKernels kernels);  ///< "mma", "hopper"
@@ -79,8 +83,9 @@ char const* name_of(MobaKernels kernels);  ///< "mma", "hopper"
 /// Empty, or why the kernels do not take this shape.
 std::string moba_refusal(MobaShape const& shape);
 
-/// Throws Category::internal with the refusal, if there is one.
-MobaPlan plan_moba(MobaShape const& shape, MobaTask task, size_t partial_bytes = kMobaPartialBytes);
+/// The largest waves whose scratch memory fits into `bytes`, all of it. Where not even a wave of one key/value head and
+/// one chunk does, partial results take a quarter of them. Throws Category::internal with the refusal, if there is one.
+MobaPlan plan_moba(MobaShape const& shape, MobaTask task, size_t bytes = kMobaPartialBytes);
 
 /// "T 32768 q 32768 H 32/8 x 128, B 512 k 3, 1 documents"
 std::string to_string(MobaShape const& shape);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace perigee {
 namespace {
@@ -33,6 +34,10 @@ ReferenceResult reference_moba(ReferenceProblem const& x, int64_t block_size, st
             std::vector<double> s;
             for (int64_t key : at) s.push_back(x.scale * dot(&x.q[row * K], &x.k[key], K));
             double const top = *std::max_element(s.begin(), s.end());
+            if (top == -std::numeric_limits<double>::infinity()) {  // an empty sum: no output, no gradients
+                y.lse[row] = top;
+                continue;
+            }
             double sum = 0;
             for (double score : s) sum += std::exp(score - top);
             y.lse[row] = top + std::log(sum);

@@ -240,30 +240,78 @@ TEST_F(GpuMobaAttention, InfiniteValuesBeyondABlockAreNotSeen) {
         }
 }
 
-/// Rows that see nothing but scores of -infinity have zeros as their result; to others a block of such scores adds
-/// nothing. Here: the first block of the first document, and all of the second.
-TEST_F(GpuMobaAttention, ScoresOfMinusInfinityAddNothing) {
-    for (int64_t const dim : {64, 128}) {
-        GpuMobaCase const c{.cu_seqlens = {0, 300, 600}, .head_dim = dim, .options = {.block_size = 150, .top_k = 2}};
-        auto p = make_gpu_problem(c);
-        auto const sees_nothing = [](int64_t t) { return t < 150 || t >= 300; };
-        for (double& x : p.q) x = to_float(to_bf16(static_cast<float>(std::abs(x) * 1e30)));
-        for (int64_t t = 0; t < 600; ++t)
-            std::fill_n(p.k.begin() + t * c.kv_heads * dim, c.kv_heads * dim, sees_nothing(t) ? -1e30 : 0.0);
-        std::vector<int32_t> chosen(600 * 4, -1);
-        for (int64_t row = 0; row < 600 * 4; ++row)
-            if (row / 4 % 300 >= 150) chosen[row] = 0;
-        for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
-            GpuMoba gpu(p, c.options, kernels), local(p, {.block_size = 150, .top_k = 1}, kernels);
-            gpu.choose(chosen);
-            auto const y = gpu.forward();
-            EXPECT_EQ(y, local.forward()) << name_of(kernels);
-            for (int64_t row = 0; row < 600 * 4; ++row) {
-                ASSERT_EQ(std::isinf(y.lse[row]), sees_nothing(row / 4)) << row;
-                ASSERT_EQ(y.o[row * dim] == 0, sees_nothing(row / 4)) << row;
+/// Nor do gradients see it, be it values or keys.
+TEST_F(GpuMobaAttention, InfiniteKeysBeyondABlockHaveNoGradients) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const B : {100, 128, 600}) {
+            auto const end = static_cast<int32_t>(B / 2 * 5);
+            GpuMobaCase const c{.cu_seqlens = {0, end, end + 200},
+                                .heads = 2,
+                                .kv_heads = 1,
+                                .head_dim = dim,
+                                .options = {.block_size = B, .top_k = 2}};
+            auto const p = make_gpu_problem(c);
+            std::vector<int32_t> chosen(static_cast<size_t>(p.tokens() * c.heads), -1);
+            std::fill(chosen.begin() + 2 * B * c.heads, chosen.begin() + end * c.heads, 0);
+            auto const truth = reference_moba(p, B, chosen);
+            for (auto const member : {&ReferenceProblem::k, &ReferenceProblem::v}) {
+                auto infinite = p;  // in the document's second block, and in all of the next document
+                for (int64_t t = B; t < p.tokens(); ++t)
+                    if (t < 2 * B || t >= end) std::fill_n((infinite.*member).begin() + t * dim, dim, INFINITY);
+                GpuMoba gpu(infinite, c.options);
+                gpu.choose(chosen);
+                for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+                    gpu.use(kernels);
+                    auto const got = gpu.backward(truth.o, {truth.lse.begin(), truth.lse.end()});
+                    using Numbers = std::vector<double>;
+                    auto const expect_same = [&](Numbers const& x, Numbers const& want, int64_t width) {
+                        for (auto const& [first, last] : {std::pair{int64_t{0}, B}, {2 * B, int64_t{end}}}) {
+                            Numbers const part(x.begin() + first * width, x.begin() + last * width);
+                            Numbers const of(want.begin() + first * width, want.begin() + last * width);
+                            EXPECT_LT(relative_error(part, of), kTolerance) << name_of(kernels) << B << " " << first;
+                        }
+                    };
+                    expect_same(got.dq, truth.dq, c.heads * dim);
+                    expect_same(got.dk, truth.dk, dim);
+                    expect_same(got.dv, truth.dv, dim);
+                }
             }
         }
-    }
+}
+
+/// Rows that see nothing but scores of -infinity have zeros as their result and gradients; to others a block of such
+/// scores adds nothing. Here: the first block of the first document, and all of the second.
+TEST_F(GpuMobaAttention, ScoresOfMinusInfinityAddNothing) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const B : {150, 256}) {
+            auto const half = static_cast<int32_t>(2 * B);
+            GpuMobaCase const c{
+                .cu_seqlens = {0, half, 2 * half}, .head_dim = dim, .options = {.block_size = B, .top_k = 2}};
+            auto p = make_gpu_problem(c);
+            auto const sees_nothing = [&](int64_t t) { return t < B || t >= half; };
+            for (double& x : p.q) x = to_float(to_bf16(static_cast<float>(std::abs(x) * 1e30)));
+            for (int64_t t = 0; t < 2 * half; ++t)
+                std::fill_n(p.k.begin() + t * c.kv_heads * dim, c.kv_heads * dim, sees_nothing(t) ? -1e30 : 0.0);
+            std::vector<int32_t> chosen(2 * half * 4, -1);
+            for (int64_t row = 0; row < 2 * half * 4; ++row)
+                if (row / 4 % half >= B) chosen[row] = 0;
+            for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+                GpuMoba gpu(p, c.options, kernels), local(p, {.block_size = B, .top_k = 1}, kernels);
+                gpu.choose(chosen);
+                auto const y = gpu.forward();
+                EXPECT_EQ(y, local.forward()) << name_of(kernels);
+                auto const g = gpu.backward(y.o, y.lse), own = local.backward(y.o, y.lse);
+                for (int64_t row = 0; row < 2 * half * 4; ++row) {
+                    bool const nothing = sees_nothing(row / 4);
+                    ASSERT_EQ(std::isinf(y.lse[row]), nothing) << row;
+                    ASSERT_EQ(y.o[row * dim] == 0, nothing) << row;
+                    ASSERT_EQ(g.dq[row * dim], 0) << row;  // of the others too, as their keys are zeros
+                    ASSERT_EQ(g.dv[row / 2 * dim] == 0, nothing) << row;
+                    ASSERT_TRUE(std::isfinite(g.dk[row / 2 * dim])) << row;
+                }
+                EXPECT_LT(relative_error(g.dv, own.dv), kTolerance) << name_of(kernels);
+            }
+        }
 }
 
 TEST_F(GpuMobaAttention, KeysNobodyChoseGetOwnGradientsOnly) {

@@ -29,9 +29,9 @@ MobaShape on_hopper(MobaShape s) {
 }
 
 std::vector<MobaRegion> regions(MobaPlan const& p) {
-    return {p.first,      p.block_table, p.block_of,    p.centroids, p.places,      p.totals,
-            p.list_begin, p.list,        p.tiles,       p.partial,   p.partial_lse, p.delta,
-            p.items,      p.item_begin,  p.piece_begin, p.counters,  p.pieces,      p.carried};
+    return {p.first,      p.block_table, p.block_of, p.centroids,   p.places, p.totals, p.list_begin,
+            p.list,       p.tiles,       p.partial,  p.partial_lse, p.base,   p.delta,  p.items,
+            p.item_begin, p.piece_begin, p.counters, p.pieces,      p.carried};
 }
 
 TEST(MobaPlan, RegionsAreAlignedAndDoNotOverlap) {
@@ -77,14 +77,26 @@ TEST(MobaPlan, ChunksCoverTheQueries) {
     }
 }
 
-TEST(MobaPlan, WavesKeepPartialResultsWithinTheBudget) {
-    for (int64_t const tokens : {8192, 32768, 131072, 1 << 20})
-        for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}})
-            for (MobaTask const task : {MobaTask::forward, MobaTask::backward}) {
-                MobaPlan const plan = plan_moba(shape(tokens, B, k), task);
-                EXPECT_LE(plan.partial.bytes + plan.partial_lse.bytes, kMobaPartialBytes) << to_string(plan);
-                EXPECT_GE(plan.waves() * plan.wave_kv_heads * plan.wave_queries(), tokens * 8) << to_string(plan);
-            }
+/// All of it: lists, pieces and carried sums too.
+TEST(MobaPlan, ScratchKeepsWithinTheBudget) {
+    for (MobaKernels const gpu : {MobaKernels::mma, MobaKernels::hopper})
+        for (int64_t const tokens : {8192, 32768, 131072, 1 << 20})
+            for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}, {700, 4}})
+                for (size_t const bytes : {kMobaPartialBytes, kMobaPartialBytes / 4, size_t{100} << 20})
+                    for (MobaTask const task : {MobaTask::forward, MobaTask::backward}) {
+                        MobaShape s = shape(tokens, B, k);
+                        s.gpu = gpu;
+                        MobaPlan const plan = plan_moba(s, task, bytes);
+                        EXPECT_GE(plan.waves() * plan.wave_kv_heads * plan.wave_queries(), tokens * 8);
+                        // What one wave of one chunk takes is more where the lists alone are.
+                        MobaPlan const least = plan_moba(s, task, 1);
+                        ASSERT_EQ(least.wave_kv_heads * least.wave_chunks, 1) << to_string(least);
+                        if (least.scratch_bytes <= bytes && plan.kernels == least.kernels) {
+                            EXPECT_LE(plan.scratch_bytes, bytes) << to_string(plan);
+                        } else {
+                            EXPECT_LE(plan.partial.bytes + plan.partial_lse.bytes, bytes) << to_string(plan);
+                        }
+                    }
     EXPECT_EQ(plan_moba(shape(8192, 512, 3), MobaTask::forward).waves(), 1);
 }
 
@@ -151,18 +163,37 @@ TEST(MobaPlan, FusedBackwardTakesRunsOf128KeysOnHopper) {
     EXPECT_EQ(plan_moba(shape(4096, 512, 3), MobaTask::backward).kernels, MobaKernels::mma);
 }
 
-TEST(MobaPlan, FusedBackwardKeepsWithinTheBudgetAndCarriesSumsOverQueryWaves) {
-    for (int64_t const tokens : {32768, 131072})
-        for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}}) {
-            MobaPlan const plan = plan_moba(on_hopper(shape(tokens, B, k)), MobaTask::backward);
-            EXPECT_LE(plan.partial.bytes, kMobaPartialBytes) << to_string(plan);
-            EXPECT_GE(plan.waves() * plan.wave_kv_heads * plan.wave_queries(), tokens * 8) << to_string(plan);
-            EXPECT_EQ(plan.row_slots, k * plan.runs / plan.chain);
-            EXPECT_EQ(plan.chain, std::min(B / 128, 4));
-            EXPECT_EQ(plan.carries(), B == 4096) << to_string(plan);
-            EXPECT_EQ(plan.carried.bytes > 0, plan.carries());
-            EXPECT_LE(plan.pieces.bytes, size_t{1} << 30) << to_string(plan);
-        }
+/// One partial result per choice and chain; the own block's first is in dq.
+TEST(MobaPlan, FusedBackwardHasWavesOfWholeHeadsWhereItCan) {
+    for (auto const& [tokens, B, k, waves] : {std::tuple{32768, 512, 3, 1},
+                                              {32768, 128, 8, 1},
+                                              {131072, 512, 3, 2},
+                                              {131072, 128, 8, 4},
+                                              {131072, 4096, 12, 64}}) {
+        MobaPlan const plan = plan_moba(on_hopper(shape(tokens, B, k)), MobaTask::backward);
+        EXPECT_EQ(plan.waves(), waves) << to_string(plan);
+        EXPECT_EQ(plan.row_slots, k * plan.runs / plan.chain - 1);
+        EXPECT_EQ(plan.chain, std::min(B / 128, 4));
+        EXPECT_EQ(plan.carried.bytes > 0, plan.wave_chunks < plan.chunks) << to_string(plan);
+    }
+}
+
+/// Where fp32 sums of all keys leave few room for partial results, they go from wave to wave in dk and dv, unless there
+/// would be many waves.
+TEST(MobaPlan, FusedBackwardCarriesSumsWhereThatIsCheapOrWavesAreMany) {
+    auto const plan = [](int64_t B, int64_t k, size_t bytes) {
+        MobaShape s = on_hopper(shape(1 << 20, B, k));
+        s.heads = 4, s.kv_heads = 1;
+        return plan_moba(s, MobaTask::backward, bytes);
+    };
+    EXPECT_EQ(plan(512, 3, kMobaPartialBytes).waves(), 2);
+    EXPECT_EQ(plan(512, 3, kMobaPartialBytes).carried.bytes, 0u);
+    EXPECT_EQ(plan(128, 8, kMobaPartialBytes).waves(), 4);
+    EXPECT_EQ(plan(128, 8, kMobaPartialBytes).carried.bytes, 0u);
+    // 8192 runs of 128 keys and one more, of the document's end.
+    EXPECT_EQ(plan(128, 32, kMobaPartialBytes / 2 * 3).carried.bytes, size_t{8193} * 2 * 128 * 128 * 4);
+    EXPECT_GT(plan(128, 32, kMobaPartialBytes / 2 * 3).waves(), 12);
+    EXPECT_LE(plan(128, 32, kMobaPartialBytes / 2 * 3).scratch_bytes, kMobaPartialBytes / 2 * 3);
 }
 
 TEST(MobaPlan, VeryLongBlocksKeepWithinTheBudgetToo) {

@@ -173,5 +173,19 @@ TEST(MobaRoutingReference, BlocksRestartAtEveryDocument) {
     EXPECT_THAT(reference_routing(problem, {.block_size = 1, .top_k = 2}, CentroidRounding::none).chosen, Each(-1));
 }
 
+/// An empty sum.
+TEST(MobaReference, ARowOfMinusInfinityScoresHasNoOutputAndNoGradients) {
+    auto p = random_problem({0, 6}, 2, 1, 4);
+    for (double& x : p.q) x = std::abs(x);
+    std::fill(p.k.begin(), p.k.begin() + 3 * 4, -kInfinity);  // the first of two blocks
+    auto const y = reference_moba(p, 3, {});
+    auto const first = [](std::vector<double> const& x) { return std::vector(x.begin(), x.begin() + x.size() / 2); };
+    EXPECT_THAT(first(y.lse), Each(-kInfinity));
+    for (auto const& x : {y.o, y.dq, y.dk, y.dv}) {
+        EXPECT_THAT(first(x), Each(0));
+        EXPECT_GT(std::abs(x.back()), 0);
+    }
+}
+
 }  // namespace
 }  // namespace perigee

@@ -255,6 +255,7 @@ TEST(MobaEdgeCase, ARowOfMinusInfinityScoresIsZero) {
     auto const y = host.attend(p, moba);
     EXPECT_THAT(y.o, Each(0));
     EXPECT_THAT(y.lse, Each(-std::numeric_limits<float>::infinity()));
+    for (auto const& gradient : {y.dq, y.dk, y.dv}) EXPECT_THAT(gradient, Each(0));
 }
 
 }  // namespace

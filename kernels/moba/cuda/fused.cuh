@@ -4,9 +4,10 @@
 //
 // Runs of a block form chains. Items of a chain follow each other in one thread block, where a row always meets the
 // same threads: the first run leaves a row's partial dq, the others add to it, in bf16, in the L2 cache. The layout
-// suits the registers it comes from: of every 32 columns, the pair (2 c, 2 c + 1) lies at pair c / 4 + c % 4 * 4.
-// sum_query_gradients adds the chains' partial dq in order.
-// A piece that has its keys to itself writes dk and dv; else the pieces' sums are added by sum_key_gradients.
+// suits the registers it comes from, and is not scaled yet: of every 32 columns, the pair (2 c, 2 c + 1) lies at pair c
+// / 4 + c % 4 * 4. sum_query_gradients adds the chains' partial dq in order; the first chain of a row's own block has
+// its place in dq. A piece that has its keys to itself writes dk and dv; else the pieces' sums are added by
+// sum_key_gradients.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +21,10 @@ inline constexpr int kItemKeys = kMobaItemKeys;
 inline constexpr int kConsumers = 256;  ///< threads that hold dk and dv: two warpgroups of 64 keys each
 inline constexpr int kItemWords = 16;
 inline constexpr int32_t kNoWork = -1, kFiller = -2;  ///< as the end of an item
+
+/// Of items: they add to the partial dq of earlier runs of the chain; to dk and dv of earlier waves; their chain is the
+/// block's first.
+inline constexpr int32_t kAddToPartial = 1, kAddToSums = 2, kFirstChain = 4;
 
 struct alignas(16) Item {
     int32_t g;           ///< key/value head
@@ -37,7 +42,7 @@ struct alignas(16) Item {
     int32_t piece;       ///< where the sums go, or -1: to dk and dv
     int32_t place;       ///< in `carried`
     int32_t first;       ///< of the piece's visitors; those from `begin` on only keep rows in their places of a tile
-    int32_t add;         ///< to the partial dq of earlier runs of the chain
+    int32_t flags;       ///< kAddToPartial, kAddToSums, kFirstChain
 };
 static_assert(sizeof(Item) == kItemWords * sizeof(int32_t));
 
@@ -49,9 +54,13 @@ struct FusedArgs {
     int32_t* counters;     ///< items of the wave, and how many of them are taken
     float4* pieces;        ///< [pieces, 2, K / 8, kConsumers]
     float4* carried;       ///< [runs of all blocks, 2, K / 8, kConsumers]: sums of earlier waves of the same head
+    int32_t earlier;       ///< blocks that begin before this token were in an earlier wave of the head
+    int32_t later;         ///< blocks that begin at or after this token are left to a later one
     int32_t wave_heads, runs, chain, chains, row_slots, piece_rows;
+    bool whole_runs;         ///< a whole block has whole runs
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
-    bool carry_in, carry_out;
+    bool carry;              ///< sums go from wave to wave in `carried`; else in dk and dv
+    bool carry_out;          ///< there is a later wave
 
     /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
     __device__ int32_t query_of(int32_t row) const {
@@ -74,17 +83,31 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4]) {
             }
 }
 
-/// Adds eight bf16. What one thread stores and adds at one place happens in the order in which it says so.
-__device__ __forceinline__ void add_in_cache(bf16* to, uint32_t const (&x)[4]) {
-    asm volatile("red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
+/// Stores eight bf16, or adds them in the L2 cache, where `there`. What one thread stores and adds at one place happens
+/// in the order in which it says so.
+__device__ __forceinline__ void store_where(bf16* to, bool there, uint32_t const (&x)[4]) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(int{there})
                  : "memory");
+}
+__device__ __forceinline__ void add_where(bf16* to, bool there, uint32_t const (&x)[4]) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "@p red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(int{there})
+        : "memory");
 }
 
 /// Rounds and writes, or adds, the 64 keys' gradient that a warpgroup holds as a product's result [64, D].
+struct KeyRange {
+    int32_t key, end;
+    int64_t g;
+    bool add;
+};
 template <int D>
 __device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float const (&x)[D / 2], float factor,
-                                                   bf16* to, int thread, int32_t key, int32_t key_end, int64_t g) {
+                                                   bf16* to, int thread, KeyRange keys) {
+    auto const [key, key_end, g, add] = keys;
     int const lane = thread % 32;
     int32_t const first = key + thread % 128 / 32 * 16 + lane / 4;
 #pragma unroll
@@ -94,13 +117,13 @@ __device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float
 #pragma unroll
         for (int group = 0; group < D / 32; ++group) {
             uint4 old{};
-            if (a.add_to_dkv && row < key_end) old = at[group * 4];
+            if (add && row < key_end) old = at[group * 4];
             float value[4][2];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) value[i][e] = x[16 * group + 4 * i + 2 * half + e] * factor;
-            if (a.add_to_dkv) {
+            if (add) {
                 uint32_t before[4] = {old.x, old.y, old.z, old.w};
                 transpose_quad(before);
 #pragma unroll
@@ -130,8 +153,10 @@ __device__ __forceinline__ void add_dumped(float (&x)[D / 2], float4 const* from
     }
 }
 /// A place in `carried` for the run that begins at `key` of the index-th block: different for all runs of a pack, and
-/// below tokens / kItemKeys + blocks.
-__device__ __forceinline__ int32_t place_of_run(int32_t index, int32_t key) { return index + key / kItemKeys; }
+/// below tokens / kItemKeys + the number of blocks; of documents, where runs end inside of blocks only with those.
+__device__ __forceinline__ int32_t place_of_run(FusedArgs const& f, int32_t index, int32_t key) {
+    return key / kItemKeys + (f.whole_runs ? f.a.blocks[index].document : index);
+}
 /// Of dk (0) or dv (1) of the index-th run of keys.
 template <int D>
 __device__ __forceinline__ float4* dump_of(float4* dumps, int32_t index, int which, int consumer) {

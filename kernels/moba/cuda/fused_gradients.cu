@@ -28,42 +28,39 @@ class Consumer {
         : f_(f),
           a_(f.a),
           shared_(shared),
-          warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)),  // known to be the warp's
-          warp_(threadIdx.x / 32 % 4),
-          lane_(threadIdx.x % 32) {}
+          warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {}  // known to be the warp's
 
     __device__ void run() {
-        for (;; step_ += 8) {
-            shared_.keys_full.wait(step_ / 8 % 2);
-            Item const& item = shared_.items[step_ / 8 % kItemRing];
+        for (uint32_t n = 0;; ++n) {
+            shared_.keys_full.wait(n % 2);
+            Item const& item = shared_.items[n % kItemRing];
             if (item.end == kNoWork) break;
             float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
             visit(item, dk, dv);
-            arrive_as_warp(shared_.keys_free[step_ / 8 % 2]);
+            arrive_as_warp(shared_.keys_free[n % 2]);
             finish(item, dk, dv);
         }
     }
 
   private:
-    static __device__ int stage_of(uint32_t step) { return step % T::kStages; }
-
     __device__ void visit(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
-        if (item.begin >= item.end) return;
+        int32_t const end = item.end;
+        int32_t first = item.begin;
+        if (first >= end) return;
         await_rows();
-        for (int32_t first = item.begin; first < item.end; first += T::kRows) {
-            int const stage = stage_of(step_ % 8);
+        for (int last = -1; first < end; first += T::kRows) {
+            int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
             start_scores(s, shared_.k, shared_.q[stage]);
             hopper::products_wait<1>();  // dk of the last tile
-            if (first > item.begin) arrive_as_warp(shared_.rows_free[stage_of(step_ % 8 + T::kStages - 1)]);
+            if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
             start_scores(dp, shared_.v, shared_.d_o[stage]);
             hopper::products_wait<1>();
             hopper::pin(s);
             weights(s, stage, a_.scale * kLog2e);
-            if (first + T::kRows > item.masked && first < item.masked_end)
-                mask(s, stage, item.key + warpgroup_ * 64 + warp_ * 16 + lane_ / 4);
+            if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
             uint32_t p[kSteps][4], ds[kSteps][4];
             round(p, s);
             add_products(dv, p, shared_.d_o[stage]);
@@ -75,18 +72,21 @@ class Consumer {
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
+            bf16* const to[2] = {place_of_row(stage, 0), place_of_row(stage, 1)};
             hopper::products_wait<1>();  // dv, whose factors' registers are needed
             add_products(dk, ds, shared_.q[stage]);
-            step_ += step_ % 8 + 1 == 2 * T::kStages ? 1 - 2 * T::kStages : 1;
-            if (first + T::kRows < item.end) await_rows();
+            last = stage;
+            ring_.advance();
+            buffer_ ^= 1;
+            if (first + T::kRows < end) await_rows();
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            write_query_gradient(dq, stage, item.add != 0);
+            write_query_gradient(dq, to, (item.flags & kAddToPartial) != 0);
         }
         hopper::products_wait<0>();
         hopper::pin(dk);
         hopper::pin(dv);
-        arrive_as_warp(shared_.rows_free[stage_of(step_ % 8 + T::kStages - 1)]);
+        arrive_as_warp(shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages]);
     }
 
     static __device__ __forceinline__ void round(uint32_t (&left)[kSteps][4], float const (&x)[kScores]) {
@@ -102,12 +102,19 @@ class Consumer {
             hopper::multiply<kInnerA, kInnerB>(x, left, right, true);
     }
 
+    /// The first of a thread's two keys, of a run; of its columns of scores, which are rows of the tile; of its rows of
+    /// dq.
+    static __device__ uint32_t key_of_thread() {
+        uint32_t const thread = thread_anew();
+        return thread / 32 * 16 + thread % 32 / 4;
+    }
+    static __device__ uint32_t column_of_thread() { return thread_anew() % 4 * 2; }
+
     /// Until the rows of the step are there. They were written by ordinary copies and are read by the tensor cores: the
     /// fence is here, as the copying warps would wait for all the copies they have under way.
     __device__ void await_rows() const {
-        int const stage = stage_of(step_ % 8);
-        shared_.rows_known[stage].wait(step_ % 8 / T::kStages);
-        shared_.rows_full[stage].wait(step_ % 8 / T::kStages);
+        shared_.rows_known[ring_.stage].wait(ring_.parity());
+        shared_.rows_full[ring_.stage].wait(ring_.parity());
         hopper::fence_shared_for_async();
     }
 
@@ -133,7 +140,7 @@ class Consumer {
     }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
-        uint32_t const left = hopper::shared_address(shared_.ds[step_ % 2]), right = hopper::shared_address(shared_.k);
+        uint32_t const left = hopper::shared_address(shared_.ds[buffer_]), right = hopper::shared_address(shared_.k);
         int const row_panel = D == 128 ? 0 : warpgroup_, column_panel = D == 128 ? warpgroup_ : 0;
         hopper::products_begin();
 #pragma unroll
@@ -144,20 +151,21 @@ class Consumer {
     }
 
     __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
+        float const* const bases = &shared_.base[stage][column_of_thread()];
 #pragma unroll
         for (int j = 0; j < T::kRows / 8; ++j) {
-            float2 const lse = *reinterpret_cast<float2 const*>(&shared_.lse[stage][8 * j + lane_ % 4 * 2]);
-            float const x = lse.x * kLog2e, y = lse.y * kLog2e;
-            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - x);
-            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - y);
-            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - x);
-            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - y);
+            float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
+            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - base.x);
+            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - base.y);
+            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
+            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
         }
     }
     __device__ void mask(float (&s)[kScores], int stage, int32_t my_key) const {
+        int32_t const* const limits = &shared_.limit[stage][column_of_thread()];
 #pragma unroll
         for (int j = 0; j < T::kRows / 8; ++j) {
-            int2 const limit = *reinterpret_cast<int2 const*>(&shared_.limit[stage][8 * j + lane_ % 4 * 2]);
+            int2 const limit = *reinterpret_cast<int2 const*>(limits + 8 * j);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (my_key + half * 8 > limit.x) s[4 * j + 2 * half] = 0;
@@ -166,9 +174,10 @@ class Consumer {
         }
     }
     __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
+        float const* const deltas = &shared_.delta[stage][column_of_thread()];
 #pragma unroll
         for (int j = 0; j < T::kRows / 8; ++j) {
-            float2 const delta = *reinterpret_cast<float2 const*>(&shared_.delta[stage][8 * j + lane_ % 4 * 2]);
+            float2 const delta = *reinterpret_cast<float2 const*>(deltas + 8 * j);
 #pragma unroll
             for (int half = 0; half < 4; half += 2) {
                 dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] - delta.x);
@@ -177,35 +186,40 @@ class Consumer {
         }
     }
     __device__ void store_scores(uint32_t const (&ds)[kSteps][4]) const {
-        uint32_t const tile = hopper::shared_address(shared_.ds[step_ % 2]);
-        int const key = warpgroup_ * 64 + warp_ * 16 + lane_ % 16;
+        uint32_t const tile = hopper::shared_address(shared_.ds[buffer_]), thread = thread_anew();
+        int const key = static_cast<int>(thread / 32 * 16 + thread % 16), piece = static_cast<int>(thread % 32 / 16);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            hopper::store_matrices(tile + hopper::piece_offset<kItemKeys>(key, 2 * step + lane_ / 16), ds[step]);
+            hopper::store_matrices(tile + hopper::piece_offset<kItemKeys>(key, 2 * step + piece), ds[step]);
     }
-    __device__ void write_query_gradient(float const (&dq)[32], int stage, bool add) const {
-        int const thread = thread_anew(), warpgroup = thread / 128;
-        int const row0 = thread % 128 / 32 * 16 + thread % 32 / 4 + (D == 128 ? 0 : warpgroup * 64);
-        int const column = (D == 128 ? warpgroup * 64 : 0) + thread % 4 * 8;
+    /// Where the thread's part of its first or second row of dq goes; null where there is no row.
+    __device__ bf16* place_of_row(int stage, int half) const {
+        uint32_t const thread = thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
+        return shared_.to[stage][row + (D == 128 ? 0 : thread / 128 * 64)];
+    }
+    __device__ void write_query_gradient(float const (&dq)[32], bf16* const (&to)[2], bool add) const {
+        uint32_t const thread = thread_anew(), column = (D == 128 ? thread / 128 * 64 : 0) + thread % 4 * 8;
+        uint32_t word[2][2][4];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int32_t const slot = shared_.slot[stage][row0 + half * 8];
-            if (shared_.at[stage][row0 + half * 8] < 0) continue;
-            bf16* const to = a_.partial + int64_t{slot} * D + column;
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                uint32_t word[4];
+            for (int part = 0; part < 2; ++part)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     float const* const x = &dq[16 * part + 4 * i + 2 * half];
-                    word[i] = pack(x[0] * a_.scale, x[1] * a_.scale);
+                    word[half][part][i] = pack(x[0], x[1]);
                 }
-                if (add)
-                    add_in_cache(to + 32 * part, word);
-                else
-                    *reinterpret_cast<uint4*>(to + 32 * part) = {word[0], word[1], word[2], word[3]};
-            }
-        }
+        auto const write = [&](auto store) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int part = 0; part < 2; ++part)
+                    store(to[half] + column + 32 * part, to[half] != nullptr, word[half][part]);
+        };
+        if (add)
+            write([](bf16* place, bool there, uint32_t const(&x)[4]) { add_where(place, there, x); });
+        else
+            write([](bf16* place, bool there, uint32_t const(&x)[4]) { store_where(place, there, x); });
     }
 
     __device__ void finish(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
@@ -215,25 +229,27 @@ class Consumer {
             dump<D>(dump_of<D>(f_.pieces, item.piece, 1, consumer), dv);
             return;
         }
-        if (f_.carry_in) {
+        bool const add = (item.flags & kAddToSums) != 0;
+        if (f_.carry && add) {
             add_dumped<D>(dk, dump_of<D>(f_.carried, item.place, 0, consumer));
             add_dumped<D>(dv, dump_of<D>(f_.carried, item.place, 1, consumer));
         }
-        if (f_.carry_out) {
+        if (f_.carry && f_.carry_out) {
             dump<D>(dump_of<D>(f_.carried, item.place, 0, consumer), dk);
             dump<D>(dump_of<D>(f_.carried, item.place, 1, consumer), dv);
             return;
         }
-        int32_t const key = item.key + consumer / 128 * 64;
-        write_key_gradient<D>(a_, dk, a_.scale, a_.dk, consumer, key, item.key_end, item.g);
-        write_key_gradient<D>(a_, dv, 1.0f, a_.dv, consumer, key, item.key_end, item.g);
+        KeyRange const keys{item.key + consumer / 128 * 64, item.key_end, item.g, a_.add_to_dkv || (add && !f_.carry)};
+        write_key_gradient<D>(a_, dk, a_.scale, a_.dk, consumer, keys);
+        write_key_gradient<D>(a_, dv, 1.0f, a_.dv, consumer, keys);
     }
 
     FusedArgs const& f_;
     AttentionArgs const& a_;
     FusedShared<D>& shared_;
-    int warpgroup_, warp_, lane_;
-    uint32_t step_ = 0;  // of two rounds of the ring, which is all that is needed of stage, parity and buffer
+    int warpgroup_;
+    RingPosition<T::kStages> ring_;
+    int buffer_ = 0;
 };
 
 struct ProductArgs {
@@ -245,8 +261,7 @@ template <int D>
 __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__grid_constant__ ProductArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     FusedArgs const& f = args.f;
-    uint32_t const base = hopper::shared_address(dynamic_shared());
-    auto& shared = *reinterpret_cast<FusedShared<D>*>(dynamic_shared() + (-base & (hopper::kTileAlignment - 1)));
+    auto& shared = hopper::dynamic_tiles<FusedShared<D>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < Tiling<D>::kStages; ++i) {
             shared.rows_known[i].init(kWarpArrivals);
@@ -258,6 +273,7 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
             shared.keys_free[i].init(kConsumers / 32 * kWarpArrivals);
         }
         shared.keys_full.init(1);
+        shared.keys_here.init(1);
         hopper::publish_barriers();
     }
     __syncthreads();
@@ -271,7 +287,7 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
                 Clerk<D>(f, shared).run();
                 break;
             case 1:
-                copy_rows<D>(shared, f.a.q, f.a.lse, shared.q, shared.lse);
+                copy_rows<D>(shared, f.a.q, f.a.base, shared.q, shared.base);
                 break;
             case 2:
                 copy_rows<D>(shared, f.a.d_o, f.a.delta, shared.d_o, shared.delta);
@@ -289,8 +305,8 @@ void launch_fused(Stage const& stage, FusedArgs const& args) {
     auto const map = [&](bf16 const* x) {
         return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kItemKeys);
     };
-    launch({"fused_gradients", kernels::multiprocessors(), 1, kProducers + kConsumers,
-            sizeof(FusedShared<D>) + hopper::kTileAlignment, stage.problem.stream},
+    launch({"fused_gradients", kernels::multiprocessors(), 1, kProducers + kConsumers, sizeof(FusedShared<D>),
+            stage.problem.stream},
            fused_kernel<D>, ProductArgs{args, {map(stage.problem.k), map(stage.problem.v)}});
 }
 

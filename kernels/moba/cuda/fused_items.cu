@@ -27,7 +27,7 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
     BlockVisits x{};
     x.block = a.blocks[index];
     x.runs = (x.block.end - x.block.begin + kItemKeys - 1) / kItemKeys;
-    if (x.runs == 0) return x;
+    if (x.runs == 0 || x.block.begin >= f.later) return x;
     if (a.slots > 0) {
         int32_t const* const ends = a.places + (g * a.capacity + index) * a.chunks;
         int32_t const before = a.chunk > 0 ? ends[a.chunk - 1] : 0;
@@ -35,8 +35,9 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
         x.count = ends[a.end_chunk - 1] - before;
     }
     int32_t const visitors = own_rows(a, x.block) + x.count;
-    // Where sums are carried along, a run that nobody visits needs work only to be finished.
-    x.pieces = visitors == 0 && f.carry_out && f.carry_in ? 0 : max((visitors + f.piece_rows / 2) / f.piece_rows, 1);
+    // A run that nobody visits needs work only where its sums are begun, or brought from where they were carried.
+    bool const summed = f.carry ? x.block.begin < f.earlier && f.carry_out : x.block.begin < f.earlier || a.add_to_dkv;
+    x.pieces = visitors == 0 && summed ? 0 : max((visitors + f.piece_rows / 2) / f.piece_rows, 1);
     x.items = (x.runs + f.chain - 1) / f.chain * f.chain * x.pieces;
     return x;
 }
@@ -110,13 +111,14 @@ __global__ void __launch_bounds__(256) fill_items(FusedArgs const f) {
         item.first_slot =
             static_cast<int32_t>((int64_t{head} * a.wave_rows - int64_t{a.wave_begin} * a.group) * f.row_slots +
                                  run / f.chain);  // modulo 2^32
-        item.add = run % f.chain != 0;
+        item.flags = (run % f.chain != 0 ? kAddToPartial : 0) | (x.block.begin < f.earlier ? kAddToSums : 0) |
+                     (run < f.chain ? kFirstChain : 0);
         if (run < x.runs)
             cut_piece(a, x, piece, item);
         else
             item.end = kFiller;
         item.piece = x.pieces > 1 ? pieces + run * x.pieces + piece : -1;
-        item.place = place_of_run(index, item.key);
+        item.place = place_of_run(f, index, item.key);
         f.items[items + i] = item;
     }
 }
@@ -130,7 +132,6 @@ FusedArgs fused_args(Stage const& stage, Wave const& wave, MobaGradients const& 
     f.a = attention_args(stage, wave);
     f.a.d_o = gradients.d_o;
     f.a.o = gradients.o;
-    f.a.lse = gradients.lse;
     f.a.dq = gradients.dq;
     f.a.dk = gradients.dk;
     f.a.dv = gradients.dv;
@@ -148,8 +149,11 @@ FusedArgs fused_args(Stage const& stage, Wave const& wave, MobaGradients const& 
     f.row_slots = static_cast<int32_t>(plan.row_slots);
     f.piece_rows = static_cast<int32_t>(plan.piece_rows);
     f.inverse_group = f.a.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.a.group + 1);
-    f.carry_in = wave.chunk > 0;
+    f.whole_runs = plan.whole_runs();
+    f.carry = plan.carries;
     f.carry_out = wave.chunk + wave.chunks < plan.chunks;
+    f.earlier = wave.chunk > 0 ? f.a.query_begin + f.a.wave_begin : INT_MIN;
+    f.later = f.carry_out ? f.a.query_begin + f.a.wave_end : INT_MAX;
     return f;
 }
 

@@ -73,12 +73,16 @@ class Clerk {
         bool const own = in_block >= 0;
         shared_.limit[stage][place] = min(item.key_end - 1, own ? item.own_token + f_.query_of(in_block) : INT_MAX);
         int32_t const row = own ? item.own_row + in_block : static_cast<int32_t>(entry >> 6);
-        int32_t const slot = own ? a_.slots : static_cast<int32_t>(entry & 63);
-        shared_.slot[stage][place] = static_cast<int32_t>(static_cast<uint32_t>(item.first_slot) +
-                                                          static_cast<uint32_t>(row) * f_.row_slots + slot * f_.chains);
-        int32_t const query = f_.query_of(row);
+        int32_t const query = f_.query_of(row), at = query * a_.heads + item.g * a_.group + row - query * a_.group;
         bool const there = i >= item.first && i < item.end;
-        shared_.at[stage][place] = there ? query * a_.heads + item.g * a_.group + row - query * a_.group : -1;
+        shared_.at[stage][place] = there ? at : -1;
+        // Of the block's own rows the first chain's place is in dq; the others' follow those of the slots.
+        int32_t const slot = own ? a_.slots * f_.chains - 1 : static_cast<int32_t>(entry & 63) * f_.chains;
+        bool const in_dq = own && (item.flags & kFirstChain) != 0;
+        int32_t const index = in_dq ? at
+                                    : static_cast<int32_t>(static_cast<uint32_t>(item.first_slot) +
+                                                           static_cast<uint32_t>(row) * f_.row_slots + slot);
+        shared_.to[stage][place] = there ? (in_dq ? a_.dq : a_.partial) + int64_t{index} * D : nullptr;
     }
 
     FusedArgs const& f_;
@@ -95,7 +99,7 @@ struct Pieces {
     static constexpr int kAtOnce = 32 / kOfRow;  // rows that one instruction of a warp copies
 };
 
-/// The second and third producer warps: rows of q with their lse, rows of do with their delta.
+/// The second and third producer warps: rows of q with their base, rows of do with their delta.
 template <int D>
 __device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows, float const* numbers,
                           unsigned char (&tiles)[Tiling<D>::kStages][Tiling<D>::kTileBytes],
@@ -105,7 +109,7 @@ __device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows, float const*
         int const stage = ring.stage;
         shared.rows_known[stage].wait(ring.parity());
         if (shared.at[stage][0] == kNoMore) break;
-        int const lane = thread_anew() % 32, piece = lane % Pieces<D>::kOfRow;
+        int const lane = static_cast<int>(thread_anew() % 32), piece = lane % Pieces<D>::kOfRow;
 #pragma unroll 1
         for (int i = lane; i < T::kRows; i += 32) {
             int32_t const at = shared.at[stage][i];
@@ -137,29 +141,41 @@ struct KeyMaps {
     CUtensorMap k, v;
 };
 
-/// The fourth producer warp, of which one lane works: keys and values. Keys past the run's end are other blocks' or
-/// zeros; their weights are masked.
+/// The fourth producer warp: keys and values, by the copy engine. Past a short run's end it brings those of other
+/// blocks, which become zeros here: their weights are masked, but zero times infinity would not be zero.
 template <int D>
 __device__ void copy_keys(FusedArgs const& f, KeyMaps const& maps, FusedShared<D>& shared) {
     using T = Tiling<D>;
-    if (threadIdx.x % 32 != 0) return;
+    uint32_t parity = 0;
     for (uint32_t n = 0;; ++n) {
         shared.item_known[n % 2].wait(n / 2 & 1);
         Item const& item = shared.items[n % kItemRing];
         if (n > 0) shared.keys_free[(n - 1) % 2].wait((n - 1) / 2 & 1);
         if (item.end == kNoWork) break;
-        shared.keys_full.arrive_and_expect(2 * T::kKeyBytes);
+        int const keys = item.begin < item.end ? item.key_end - item.key : kItemKeys;
+        if (threadIdx.x % 32 == 0 && item.begin >= item.end) shared.keys_full.arrive();  // nobody will look at them
+        if (threadIdx.x % 32 == 0 && item.begin < item.end) {
+            Barrier& landed = keys < kItemKeys ? shared.keys_here : shared.keys_full;
+            landed.arrive_and_expect(2 * T::kKeyBytes);
 #pragma unroll 1
-        for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel) {
-            int const column = panel * hopper::kPanelColumns, at = panel * hopper::panel_bytes<kItemKeys>();
-            hopper::copy_box(shared.k + at, maps.k, shared.keys_full, column, item.g, item.key);
-            hopper::copy_box(shared.v + at, maps.v, shared.keys_full, column, item.g, item.key);
+            for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel) {
+                int const column = panel * hopper::kPanelColumns, at = panel * hopper::panel_bytes<kItemKeys>();
+                hopper::copy_box(shared.k + at, maps.k, landed, column, item.g, item.key);
+                hopper::copy_box(shared.v + at, maps.v, landed, column, item.g, item.key);
+            }
+            // What the item's sums will be added to, into the L2 cache.
+            if (f.carry && (item.flags & kAddToSums) != 0 && item.piece < 0)
+                hopper::prefetch(dump_of<D>(f.carried, item.place, 0, 0), 2 * kItemKeys * D * sizeof(float));
         }
-        // What the item's sums will be added to, into the L2 cache.
-        if (f.carry_in && item.piece < 0)
-            hopper::prefetch(dump_of<D>(f.carried, item.place, 0, 0), 2 * kItemKeys * D * sizeof(float));
+        __syncwarp();
+        if (keys == kItemKeys) continue;
+        shared.keys_here.wait(parity);
+        parity ^= 1;
+        hopper::clear_rows<kItemKeys, D>(shared.k, keys);
+        hopper::clear_rows<kItemKeys, D>(shared.v, keys);
+        if (threadIdx.x % 32 == 0) shared.keys_full.arrive();
     }
-    shared.keys_full.arrive();  // that there is nothing more
+    if (threadIdx.x % 32 == 0) shared.keys_full.arrive();  // that there is nothing more
 }
 
 }  // namespace perigee::moba

@@ -30,14 +30,14 @@ struct FusedShared {
     unsigned char k[T::kKeyBytes], v[T::kKeyBytes];
     unsigned char q[T::kStages][T::kTileBytes], d_o[T::kStages][T::kTileBytes];
     unsigned char ds[2][T::kScoreBytes];  ///< transposed: [keys, rows]
-    float lse[T::kStages][T::kRows], delta[T::kStages][T::kRows];
+    float base[T::kStages][T::kRows], delta[T::kStages][T::kRows];
     uint32_t entries[2][T::kRows];                 ///< of lists, on their way to the clerk
     alignas(16) int32_t at[T::kStages][T::kRows];  ///< which row of [queries, H]; -1 for none
-    int32_t slot[T::kStages][T::kRows];            ///< in `partial`
+    bf16* to[T::kStages][T::kRows];                ///< where its dq goes: in `partial` or dq; null for none
     int32_t limit[T::kStages][T::kRows];           ///< the last token it sees
     Item items[kItemRing];
     Barrier rows_known[T::kStages], rows_full[T::kStages], rows_free[T::kStages];
-    Barrier item_known[2], keys_full, keys_free[2];  ///< of pairs, item n has n % 2 in phase n / 2
+    Barrier item_known[2], keys_here, keys_full, keys_free[2];  ///< of pairs, item n has n % 2 in phase n / 2
 };
 
 /// Arrivals of a warp that has written or read all it had to: of each lane. One lane's after __syncwarp would do, but
@@ -50,8 +50,8 @@ __device__ __forceinline__ void arrive_as_warp(Barrier& barrier) {
 }
 
 /// threadIdx.x, read anew where registers are too few to keep it.
-__device__ __forceinline__ int thread_anew() {
-    int thread;
+__device__ __forceinline__ uint32_t thread_anew() {
+    uint32_t thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }

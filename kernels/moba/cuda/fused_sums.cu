@@ -28,7 +28,8 @@ __device__ uint64_t used_slots(AttentionArgs const& a, int32_t own_relative, int
     return used;
 }
 
-/// A row of the wave by D / 8 lanes, eight numbers each. The first places are read before it is known which are in use.
+/// A row of the wave by D / 8 lanes, eight numbers each. The first places are read before it is known which are in use;
+/// that of the own block's first chain is the row of dq itself.
 template <int D>
 __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs const x) {
     constexpr int kLanes = D / 8;
@@ -39,20 +40,23 @@ __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs cons
     bool const there = index < rows;
     auto const row = static_cast<int32_t>(there ? index : 0), head = static_cast<int32_t>(blockIdx.y);
     int const lane = threadIdx.x % kLanes;
+    int32_t const query = a.wave_begin + f.query_of(row), token = a.query_begin + query;
+    int32_t const at = query * a.heads + (a.head + head) * a.group + row - f.query_of(row) * a.group;
+    auto* const dq = reinterpret_cast<uint4*>(a.dq + int64_t{at} * D) + lane;
+    uint4 const first_own = __ldcs(dq);
     auto const* const places =
         reinterpret_cast<uint4 const*>(a.partial + (int64_t{head} * a.wave_rows + row) * f.row_slots * D) + lane;
     uint4 part[kPlacesAtOnce];
 #pragma unroll
     for (int i = 0; i < kPlacesAtOnce; ++i) part[i] = i < f.row_slots ? __ldcs(places + i * kLanes) : uint4{};
 
-    int32_t const query = a.wave_begin + f.query_of(row), token = a.query_begin + query;
-    int32_t const at = query * a.heads + (a.head + head) * a.group + row - f.query_of(row) * a.group;
     int32_t const own = x.block_of[token];
     Block const block = a.blocks[own];
     uint64_t const slots = used_slots<kLanes>(a, own - block.first, at) | uint64_t{1} << a.slots;
-    int32_t const own_chains = (token - block.begin) / (kItemKeys * f.chain) + 1;
-    int32_t slot = 0, chain = 0;  // of the next place
-    float sum[8] = {};
+    int32_t const own_chains = (token - block.begin) / (kItemKeys * f.chain);  // after the first
+    int32_t slot = 0, chain = 0;                                               // of the next place
+    float sum[8] = {low(first_own.x), high(first_own.x), low(first_own.y), high(first_own.y),
+                    low(first_own.z), high(first_own.z), low(first_own.w), high(first_own.w)};
     for (int32_t first = 0; first < f.row_slots; first += kPlacesAtOnce) {
         bool used[kPlacesAtOnce];
 #pragma unroll
@@ -74,9 +78,9 @@ __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs cons
     }
     uint32_t word[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) word[i] = pack(sum[2 * i], sum[2 * i + 1]);
+    for (int i = 0; i < 4; ++i) word[i] = pack(sum[2 * i] * a.scale, sum[2 * i + 1] * a.scale);
     transpose_quad(word);
-    if (there) reinterpret_cast<uint4*>(a.dq + int64_t{at} * D)[lane] = {word[0], word[1], word[2], word[3]};
+    if (there) *dq = {word[0], word[1], word[2], word[3]};
 }
 
 /// One thread block per (run of keys, head); those with one piece are done.
@@ -95,17 +99,19 @@ __global__ void __launch_bounds__(kConsumers) key_sums_kernel(FusedArgs const f)
     int32_t first = f.piece_begin[at] + run * pieces;
     for (int32_t h = 0; h < head; ++h) first += f.piece_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
     int const thread = threadIdx.x;
+    bool const add = block.begin < f.earlier;
+    KeyRange const keys{key + thread / 128 * 64, min(block.end, key + kItemKeys), a.head + head,
+                        a.add_to_dkv || (add && !f.carry)};
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
         float sum[D / 2] = {};
-        float4* const carried = dump_of<D>(f.carried, place_of_run(index, key), which, thread);
-        if (f.carry_in) add_dumped<D>(sum, carried);
+        float4* const carried = dump_of<D>(f.carried, place_of_run(f, index, key), which, thread);
+        if (f.carry && add) add_dumped<D>(sum, carried);
         for (int32_t i = 0; i < pieces; ++i) add_dumped<D>(sum, dump_of<D>(f.pieces, first + i, which, thread));
-        if (f.carry_out)
+        if (f.carry && f.carry_out)
             dump<D>(carried, sum);
         else
-            write_key_gradient<D>(a, sum, which == 0 ? a.scale : 1.0f, which == 0 ? a.dk : a.dv, thread,
-                                  key + thread / 128 * 64, min(block.end, key + kItemKeys), a.head + head);
+            write_key_gradient<D>(a, sum, which == 0 ? a.scale : 1.0f, which == 0 ? a.dk : a.dv, thread, keys);
     }
 }
 

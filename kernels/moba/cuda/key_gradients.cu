@@ -15,7 +15,7 @@ struct KeyShared {
     bf16 v[kTileKeys * tile_stride<D>()];
     bf16 q[2][kRows * tile_stride<D>()];
     bf16 d_o[2][kRows * tile_stride<D>()];
-    float lse[2][kRows];
+    float base[2][kRows];
     float delta[2][kRows];
     int32_t at[kRing][kRows];     ///< query * H + head, or -1
     int32_t limit[kRing][kRows];  ///< the last token a row sees; -1 for rows that are not there
@@ -61,7 +61,7 @@ __device__ __forceinline__ Visitor visitor(AttentionArgs const& a, Visitors cons
     return row;
 }
 
-/// Starts copying q, do, lse and delta of a step whose rows are known.
+/// Starts copying q, do, base and delta of a step whose rows are known.
 template <int D>
 __device__ void load_visitors(AttentionArgs const& a, KeyShared<D>& shared, int ring, int stage) {
     auto const rows_of = [&](bf16 const* x) {
@@ -76,7 +76,7 @@ __device__ void load_visitors(AttentionArgs const& a, KeyShared<D>& shared, int 
     int const row = threadIdx.x % kRows;
     int32_t const at = shared.at[ring][row];
     if (threadIdx.x < kRows)
-        copy_4(&shared.lse[stage][row], a.lse + (at >= 0 ? at : 0), at >= 0);
+        copy_4(&shared.base[stage][row], a.base + (at >= 0 ? at : 0), at >= 0);
     else
         copy_4(&shared.delta[stage][row], a.delta + (at >= 0 ? at : 0), at >= 0);
     commit_copies();
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) key_kernel(AttentionArgs
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int const row = n * 8 + lane % 4 * 2 + i % 2;
-                float weight = exp2_approx(p[n][i] * scale_log2 - shared.lse[stage][row] * kLog2e);
+                float weight = exp2_approx(p[n][i] * scale_log2 - shared.base[stage][row]);
                 if (!all_seen && my_key + i / 2 * 8 > shared.limit[ring][row]) weight = 0;
                 p[n][i] = weight;
                 ds[n][i] = weight * (ds[n][i] - shared.delta[stage][row]);
@@ -177,7 +177,6 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) key_kernel(AttentionArgs
 void key_gradients(Stage const& stage, MobaGradients const& gradients) {
     AttentionArgs args = attention_args(stage, {});
     args.d_o = gradients.d_o;
-    args.lse = gradients.lse;
     args.dk = gradients.dk;
     args.dv = gradients.dv;
     args.add_to_dkv = gradients.add_to_dkv;

@@ -17,19 +17,31 @@ struct QueryShared {
     Row rows[kRows];
 };
 
-/// One warp per row.
+constexpr int kProductThreads = 256, kLanesOfRow = 4;
+
+__device__ __forceinline__ float dot(uint32_t x, uint32_t y) { return low(x) * low(y) + high(x) * high(y); }
+
+/// A quad of lanes per row; all of its loads are under way at once.
 template <int D>
-__global__ void __launch_bounds__(256) row_products_kernel(AttentionArgs const a) {
-    int64_t const row = int64_t{blockIdx.x} * 8 + threadIdx.x / 32;
-    if (row >= int64_t{a.queries} * a.heads) return;
-    int const lane = threadIdx.x % 32;
-    auto const* const x = reinterpret_cast<uint32_t const*>(a.d_o + row * D);
-    auto const* const y = reinterpret_cast<uint32_t const*>(a.o + row * D);
-    float sum = 0;
-    for (int i = lane; i < D / 2; i += 32) sum += low(x[i]) * low(y[i]) + high(x[i]) * high(y[i]);
+__global__ void __launch_bounds__(kProductThreads) row_products_kernel(AttentionArgs const a) {
+    constexpr int kPieces = D / 8 / kLanesOfRow;  // 16 bytes each
+    int64_t const index = (int64_t{blockIdx.x} * kProductThreads + threadIdx.x) / kLanesOfRow;
+    int64_t const rows = int64_t{a.queries} * a.heads, row = min(index, rows - 1);
+    int const lane = threadIdx.x % kLanesOfRow;
+    auto const* const from = reinterpret_cast<uint4 const*>(a.d_o + row * D) + lane;
+    auto const* const with = reinterpret_cast<uint4 const*>(a.o + row * D) + lane;
+    uint4 x[kPieces], y[kPieces];
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
-    if (lane == 0) a.delta[row] = sum;
+    for (int i = 0; i < kPieces; ++i) x[i] = from[i * kLanesOfRow], y[i] = with[i * kLanesOfRow];
+    float const lse = a.lse[row];
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+        sum += dot(x[i].x, y[i].x) + dot(x[i].y, y[i].y) + dot(x[i].z, y[i].z) + dot(x[i].w, y[i].w);
+    sum = quad_sum(sum);
+    if (lane != 0 || index >= rows) return;
+    a.delta[row] = sum;
+    a.base[row] = base_of_weights(lse);
 }
 
 template <int D, bool kOwn>
@@ -52,12 +64,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) query_kernel(AttentionAr
     load_keys<D>(a, work, work.block.begin, shared.k[0], shared.v[0]);
 
     Row row[2];
-    float lse_log2[2], delta[2];
+    float base[2], delta[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         row[half] = shared.rows[warp_row + lane / 4 + half * 8];
         bool const there = row[half].at >= 0;
-        lse_log2[half] = there ? a.lse[row[half].at] * kLog2e : INFINITY;
+        base[half] = there ? a.base[row[half].at] : INFINITY;
         delta[half] = there ? a.delta[row[half].at] : 0.0f;
     }
     int32_t const seen_by_all = kOwn ? work.block.begin + work.begin / a.group : work.block.end - 1;
@@ -77,7 +89,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) query_kernel(AttentionAr
         for (int n = 0; n < 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float p = exp2_approx(s[n][i] * scale_log2 - lse_log2[i / 2]);
+                float p = exp2_approx(s[n][i] * scale_log2 - base[i / 2]);
                 if (!all_seen && key + n * 8 + lane % 4 * 2 + i % 2 > row[i / 2].limit) p = 0;
                 s[n][i] = p * (dp[n][i] - delta[i / 2]);
             }
@@ -128,8 +140,9 @@ AttentionArgs query_args(Stage const& stage, Wave const& wave, MobaGradients con
 void row_products(Stage const& stage, MobaGradients const& gradients) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         int64_t const rows = stage.plan.shape.queries * stage.plan.shape.heads;
-        launch({"row_products", ceil_div(rows, 8), 1, 256, 0, stage.problem.stream}, row_products_kernel<D>,
-               query_args(stage, {}, gradients));
+        launch({"row_products", ceil_div(rows, kProductThreads / kLanesOfRow), 1, kProductThreads, 0,
+                stage.problem.stream},
+               row_products_kernel<D>, query_args(stage, {}, gradients));
     });
 }
 

@@ -25,6 +25,7 @@ struct AttentionArgs {
     int32_t const* tiles;
     bf16* partial;
     float* partial_lse;
+    float* base;
     float* delta;
     int64_t list_stride;
     float scale;

@@ -23,6 +23,7 @@ Scratch scratch_of(MobaPlan const& plan, void* memory) {
     at(s.tiles, plan.tiles);
     at(s.partial, plan.partial);
     at(s.partial_lse, plan.partial_lse);
+    at(s.base, plan.base);
     at(s.delta, plan.delta);
     at(s.items, plan.items);
     at(s.pieces, plan.pieces);

@@ -11,7 +11,7 @@ struct alignas(16) Block {
     int32_t begin;
     int32_t end;
     int32_t first;
-    int32_t unused;
+    int32_t document;
 };
 
 /// The scratch memory of a plan. Lists are per (key/value head, block): entry = row << 6 | slot with row = query * R +
@@ -28,6 +28,7 @@ struct Scratch {
     int32_t* tiles;       ///< [wave_kv_heads, blocks + 1]: tiles of rows before each block's first, in a wave
     bf16* partial;        ///< [wave_kv_heads, wave_queries, R, row_slots, K]
     float* partial_lse;   ///< [wave_kv_heads, wave_queries, R, S]
+    float* base;          ///< [queries, H]: of a row's exponents, base_of_weights
     float* delta;         ///< [queries, H]: rowsum(do * o)
     void *items, *pieces, *carried;  ///< of the fused backward: cuda/fused.cuh
     int32_t *item_begin, *piece_begin, *counters;
@@ -61,7 +62,7 @@ void attend_chosen(Stage const& stage, Wave const& wave);  ///< partial, partial
 /// The own block, merged with the partial results: final o and lse of the wave.
 void attend_own(Stage const& stage, Wave const& wave, bf16* o, float* lse);
 
-void row_products(Stage const& stage, MobaGradients const& gradients);                              ///< delta
+void row_products(Stage const& stage, MobaGradients const& gradients);                              ///< base, delta
 void key_gradients(Stage const& stage, MobaGradients const& gradients);                             ///< dk and dv
 void query_gradients_chosen(Stage const& stage, Wave const& wave, MobaGradients const& gradients);  ///< partial
 /// Of the own block, plus the partial gradients: final dq of the wave.

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(256) fill_table(TableArgs const a) {
         int32_t const block = a.first[d] + at;
         a.block_of[i] = block;
         if (i == begin + at * a.block_size)
-            a.blocks[block] = {i, end - i > a.block_size ? i + a.block_size : end, a.first[d], 0};
+            a.blocks[block] = {i, end - i > a.block_size ? i + a.block_size : end, a.first[d], d};
     }
     if (i < a.capacity && i >= a.first[a.documents]) a.blocks[i] = {0, 0, 0, 0};
 }

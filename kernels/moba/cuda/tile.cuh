@@ -131,6 +131,9 @@ __device__ __forceinline__ void write_rows(bf16 const* tile, int row, RowAt row_
 
 /// What exponents are counted from: the largest, but where that is -infinity, as of nothing but scores of -infinity.
 __device__ __forceinline__ float finite_base(float most) { return most == -INFINITY ? 0 : most; }
+/// What the exponents of a row's final weights are counted from, in base 2: infinity for a row of nothing but scores of
+/// -infinity, whose weights are zeros then.
+__device__ __forceinline__ float base_of_weights(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
 /// A row that has nothing but scores of -infinity has an empty sum, and zeros as its result.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0 ? 0 : 1 / sum; }
 

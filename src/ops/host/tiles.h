@@ -125,8 +125,9 @@ class BackwardTile {
         for (int64_t r = 0; r < rows; ++r) {
             Real* const p = p_.data() + r * keys;
             Real* const ds = ds_.data() + r * keys;
-            int64_t const seen = shape.seen(r);
             Real const lse = *x.lse[r];
+            // A row that sees nothing but scores of -inf has an empty sum, hence no gradients.
+            int64_t const seen = lse == -std::numeric_limits<Real>::infinity() ? 0 : shape.seen(r);
             Real const delta = *x.delta[r];
 #pragma omp simd
             for (int64_t c = 0; c < seen; ++c) {

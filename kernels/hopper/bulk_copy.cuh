@@ -1,5 +1,5 @@
 // The copy engine (TMA): boxes of a tensor in global memory to tiles in shared memory, where one thread starts a copy
-// and a barrier learns of its bytes; and ranges of global memory to the L2 cache.
+// and a barrier learns of its bytes.
 #pragma once
 
 #include <cuda.h>
@@ -27,11 +27,6 @@ __device__ __forceinline__ void copy_box(void* to, CUtensorMap const& map, Barri
         "l"(reinterpret_cast<uint64_t>(&map)), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row),
         "l"(static_cast<uint64_t>(keep))
         : "memory");
-}
-
-/// Asks for `bytes`, a multiple of 16, to be brought into the L2 cache.
-__device__ __forceinline__ void prefetch(void const* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 }  // namespace perigee::hopper

@@ -107,42 +107,49 @@ struct KeyRange {
 template <int D>
 __device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float const (&x)[D / 2], float factor,
                                                    bf16* to, int thread, KeyRange keys) {
-    auto const [key, key_end, g, add] = keys;
     int const lane = thread % 32;
-    int32_t const first = key + thread % 128 / 32 * 16 + lane / 4;
+    int32_t const first = keys.key + thread % 128 / 32 * 16 + lane / 4;
+    auto* const at = reinterpret_cast<uint4*>(to + (int64_t{first} * a.kv_heads + keys.g) * D) + lane % 4;
+    int64_t const other = int64_t{8} * a.kv_heads * (D / 8);  // from a thread's first row to its second
+    uint4 before[2][D / 32] = {};
+    if (keys.add) {  // all at once: who waits has nothing else to do
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        int32_t const row = first + half * 8;
-        auto* const at = reinterpret_cast<uint4*>(to + (int64_t{row} * a.kv_heads + g) * D) + lane % 4;
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int group = 0; group < D / 32; ++group)
+                if (first + half * 8 < keys.end) before[half][group] = at[half * other + group * 4];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int group = 0; group < D / 32; ++group) {
-            uint4 old{};
-            if (add && row < key_end) old = at[group * 4];
-            float value[4][2];
+            uint4 const old = before[half][group];
+            uint32_t word[4] = {old.x, old.y, old.z, old.w};
+            if (keys.add) transpose_quad(word);
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) value[i][e] = x[16 * group + 4 * i + 2 * half + e] * factor;
-            if (add) {
-                uint32_t before[4] = {old.x, old.y, old.z, old.w};
-                transpose_quad(before);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) value[i][0] += low(before[i]), value[i][1] += high(before[i]);
+            for (int i = 0; i < 4; ++i) {
+                float const* const mine = &x[16 * group + 4 * i + 2 * half];
+                word[i] = pack(low(word[i]) + mine[0] * factor, high(word[i]) + mine[1] * factor);
             }
-            uint32_t word[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) word[i] = pack(value[i][0], value[i][1]);
             transpose_quad(word);
-            if (row < key_end) at[group * 4] = {word[0], word[1], word[2], word[3]};
+            if (first + half * 8 < keys.end) at[half * other + group * 4] = {word[0], word[1], word[2], word[3]};
         }
-    }
 }
 
-/// A warpgroup's [64, D] result, whole and in fp32, to or from where its thread finds it again.
+/// A warpgroup's [64, D] result, whole and in fp32, to or from where its thread finds it again. Added to what is there
+/// by the L2 cache, as nobody waits for it; one thread does so once in a launch.
 template <int D>
-__device__ __forceinline__ void dump(float4* to, float const (&x)[D / 2]) {
+__device__ __forceinline__ void dump(float4* to, float const (&x)[D / 2], bool add = false) {
 #pragma unroll
-    for (int i = 0; i < D / 8; ++i) to[i * kConsumers] = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+    for (int i = 0; i < D / 8; ++i) {
+        float4* const at = to + i * kConsumers;
+        if (add)
+            asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x[4 * i]),
+                         "f"(x[4 * i + 1]), "f"(x[4 * i + 2]), "f"(x[4 * i + 3])
+                         : "memory");
+        else
+            *at = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+    }
 }
 template <int D>
 __device__ __forceinline__ void add_dumped(float (&x)[D / 2], float4 const* from) {

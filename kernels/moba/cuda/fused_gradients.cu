@@ -31,29 +31,57 @@ class Consumer {
           warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {}  // known to be the warp's
 
     __device__ void run() {
-        for (uint32_t n = 0;; ++n) {
-            shared_.keys_full.wait(n % 2);
-            Item const& item = shared_.items[n % kItemRing];
+        for (;; count_ += 2) {
+            shared_.keys_full.wait(count_ / 2 % 2);
+            Item const& item = shared_.items[count_ / 2 % kItemRing];
             if (item.end == kNoWork) break;
             float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
             visit(item, dk, dv);
-            arrive_as_warp(shared_.keys_free[n % 2]);
+            arrive_as_warp(shared_.keys_free[count_ / 2 % 2]);
             finish(item, dk, dv);
         }
     }
 
   private:
+    /// A thread's part of a tile's dq, written while the products of the next tile are under way.
+    struct QueryPart {
+        bf16* to[2] = {};
+        uint32_t word[2][2][4];
+
+        __device__ __forceinline__ void round(float const (&dq)[32]) {
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                float const* const x = &dq[16 * (i / 4 % 2) + 4 * (i % 4) + 2 * (i / 8)];
+                word[i / 8][i / 4 % 2][i % 4] = pack(x[0], x[1]);
+            }
+        }
+        __device__ __forceinline__ void write(bool add) const {
+            uint32_t const thread = thread_anew(), column = (D == 128 ? thread / 128 * 64 : 0) + thread % 4 * 8;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int part = 0; part < 2; ++part) {
+                    bf16* const place = to[half] + column + 32 * part;
+                    store_where(place, to[half] != nullptr && !add, word[half][part]);
+                    add_where(place, to[half] != nullptr && add, word[half][part]);
+                }
+        }
+    };
+
     __device__ void visit(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const end = item.end;
         int32_t first = item.begin;
         if (first >= end) return;
         await_rows();
+        QueryPart last_dq;
+        bool const add = (item.flags & kAddToPartial) != 0;
         for (int last = -1; first < end; first += T::kRows) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
             start_scores(s, shared_.k, shared_.q[stage]);
+            last_dq.write(add);
             hopper::products_wait<1>();  // dk of the last tile
             if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
             start_scores(dp, shared_.v, shared_.d_o[stage]);
@@ -72,17 +100,18 @@ class Consumer {
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
-            bf16* const to[2] = {place_of_row(stage, 0), place_of_row(stage, 1)};
+            last_dq.to[0] = place_of_row(stage, 0), last_dq.to[1] = place_of_row(stage, 1);
             hopper::products_wait<1>();  // dv, whose factors' registers are needed
             add_products(dk, ds, shared_.q[stage]);
             last = stage;
             ring_.advance();
-            buffer_ ^= 1;
+            count_ ^= 1;
             if (first + T::kRows < end) await_rows();
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            write_query_gradient(dq, to, (item.flags & kAddToPartial) != 0);
+            last_dq.round(dq);
         }
+        last_dq.write(add);
         hopper::products_wait<0>();
         hopper::pin(dk);
         hopper::pin(dv);
@@ -140,7 +169,7 @@ class Consumer {
     }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
-        uint32_t const left = hopper::shared_address(shared_.ds[buffer_]), right = hopper::shared_address(shared_.k);
+        uint32_t const left = hopper::shared_address(shared_.ds[count_ % 2]), right = hopper::shared_address(shared_.k);
         int const row_panel = D == 128 ? 0 : warpgroup_, column_panel = D == 128 ? warpgroup_ : 0;
         hopper::products_begin();
 #pragma unroll
@@ -186,7 +215,7 @@ class Consumer {
         }
     }
     __device__ void store_scores(uint32_t const (&ds)[kSteps][4]) const {
-        uint32_t const tile = hopper::shared_address(shared_.ds[buffer_]), thread = thread_anew();
+        uint32_t const tile = hopper::shared_address(shared_.ds[count_ % 2]), thread = thread_anew();
         int const key = static_cast<int>(thread / 32 * 16 + thread % 16), piece = static_cast<int>(thread % 32 / 16);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -197,31 +226,6 @@ class Consumer {
         uint32_t const thread = thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
         return shared_.to[stage][row + (D == 128 ? 0 : thread / 128 * 64)];
     }
-    __device__ void write_query_gradient(float const (&dq)[32], bf16* const (&to)[2], bool add) const {
-        uint32_t const thread = thread_anew(), column = (D == 128 ? thread / 128 * 64 : 0) + thread % 4 * 8;
-        uint32_t word[2][2][4];
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int part = 0; part < 2; ++part)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float const* const x = &dq[16 * part + 4 * i + 2 * half];
-                    word[half][part][i] = pack(x[0], x[1]);
-                }
-        auto const write = [&](auto store) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int part = 0; part < 2; ++part)
-                    store(to[half] + column + 32 * part, to[half] != nullptr, word[half][part]);
-        };
-        if (add)
-            write([](bf16* place, bool there, uint32_t const(&x)[4]) { add_where(place, there, x); });
-        else
-            write([](bf16* place, bool there, uint32_t const(&x)[4]) { store_where(place, there, x); });
-    }
-
     __device__ void finish(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
         int const consumer = thread_anew();
         if (item.piece >= 0) {
@@ -230,16 +234,12 @@ class Consumer {
             return;
         }
         bool const add = (item.flags & kAddToSums) != 0;
-        if (f_.carry && add) {
-            add_dumped<D>(dk, dump_of<D>(f_.carried, item.place, 0, consumer));
-            add_dumped<D>(dv, dump_of<D>(f_.carried, item.place, 1, consumer));
-        }
-        if (f_.carry && f_.carry_out) {
-            dump<D>(dump_of<D>(f_.carried, item.place, 0, consumer), dk);
-            dump<D>(dump_of<D>(f_.carried, item.place, 1, consumer), dv);
+        if (f_.carry) {
+            dump<D>(dump_of<D>(f_.carried, item.place, 0, consumer), dk, add);
+            dump<D>(dump_of<D>(f_.carried, item.place, 1, consumer), dv, add);
             return;
         }
-        KeyRange const keys{item.key + consumer / 128 * 64, item.key_end, item.g, a_.add_to_dkv || (add && !f_.carry)};
+        KeyRange const keys{item.key + consumer / 128 * 64, item.key_end, item.g, a_.add_to_dkv || add};
         write_key_gradient<D>(a_, dk, a_.scale, a_.dk, consumer, keys);
         write_key_gradient<D>(a_, dv, 1.0f, a_.dv, consumer, keys);
     }
@@ -249,7 +249,7 @@ class Consumer {
     FusedShared<D>& shared_;
     int warpgroup_;
     RingPosition<T::kStages> ring_;
-    int buffer_ = 0;
+    uint32_t count_ = 0;  ///< of items, and in the lowest bit which buffer of dS is next
 };
 
 struct ProductArgs {
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
                 copy_rows<D>(shared, f.a.d_o, f.a.delta, shared.d_o, shared.delta);
                 break;
             default:
-                copy_keys<D>(f, args.keys, shared);
+                copy_keys<D>(args.keys, shared);
         }
     }
 #endif

@@ -35,8 +35,8 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
         x.count = ends[a.end_chunk - 1] - before;
     }
     int32_t const visitors = own_rows(a, x.block) + x.count;
-    // A run that nobody visits needs work only where its sums are begun, or brought from where they were carried.
-    bool const summed = f.carry ? x.block.begin < f.earlier && f.carry_out : x.block.begin < f.earlier || a.add_to_dkv;
+    // A run that nobody visits needs work only where its sums are begun.
+    bool const summed = x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
     x.pieces = visitors == 0 && summed ? 0 : max((visitors + f.piece_rows / 2) / f.piece_rows, 1);
     x.items = (x.runs + f.chain - 1) / f.chain * f.chain * x.pieces;
     return x;

@@ -144,7 +144,7 @@ struct KeyMaps {
 /// The fourth producer warp: keys and values, by the copy engine. Past a short run's end it brings those of other
 /// blocks, which become zeros here: their weights are masked, but zero times infinity would not be zero.
 template <int D>
-__device__ void copy_keys(FusedArgs const& f, KeyMaps const& maps, FusedShared<D>& shared) {
+__device__ void copy_keys(KeyMaps const& maps, FusedShared<D>& shared) {
     using T = Tiling<D>;
     uint32_t parity = 0;
     for (uint32_t n = 0;; ++n) {
@@ -163,9 +163,6 @@ __device__ void copy_keys(FusedArgs const& f, KeyMaps const& maps, FusedShared<D
                 hopper::copy_box(shared.k + at, maps.k, landed, column, item.g, item.key);
                 hopper::copy_box(shared.v + at, maps.v, landed, column, item.g, item.key);
             }
-            // What the item's sums will be added to, into the L2 cache.
-            if (f.carry && (item.flags & kAddToSums) != 0 && item.piece < 0)
-                hopper::prefetch(dump_of<D>(f.carried, item.place, 0, 0), 2 * kItemKeys * D * sizeof(float));
         }
         __syncwarp();
         if (keys == kItemKeys) continue;

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs cons
     if (there) *dq = {word[0], word[1], word[2], word[3]};
 }
 
-/// One thread block per (run of keys, head); those with one piece are done.
+/// One thread block per (run of keys, head); those with one piece are done, but for sums that were carried.
 template <int D>
 __global__ void __launch_bounds__(kConsumers) key_sums_kernel(FusedArgs const f) {
     AttentionArgs const& a = f.a;
@@ -95,18 +95,19 @@ __global__ void __launch_bounds__(kConsumers) key_sums_kernel(FusedArgs const f)
     int64_t const at = int64_t{head} * (a.capacity + 1) + index;
     int32_t const runs = (block.end - block.begin + kItemKeys - 1) / kItemKeys;
     int32_t const pieces = (f.piece_begin[at + 1] - f.piece_begin[at]) / runs;
-    if (pieces == 0) return;
+    if (pieces == 0 && (!f.carry || f.carry_out)) return;
     int32_t first = f.piece_begin[at] + run * pieces;
     for (int32_t h = 0; h < head; ++h) first += f.piece_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
     int const thread = threadIdx.x;
     bool const add = block.begin < f.earlier;
+    bool const add_carried = f.carry && (add || pieces == 0);
     KeyRange const keys{key + thread / 128 * 64, min(block.end, key + kItemKeys), a.head + head,
                         a.add_to_dkv || (add && !f.carry)};
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
         float sum[D / 2] = {};
         float4* const carried = dump_of<D>(f.carried, place_of_run(f, index, key), which, thread);
-        if (f.carry && add) add_dumped<D>(sum, carried);
+        if (add_carried) add_dumped<D>(sum, carried);
         for (int32_t i = 0; i < pieces; ++i) add_dumped<D>(sum, dump_of<D>(f.pieces, first + i, which, thread));
         if (f.carry && f.carry_out)
             dump<D>(carried, sum);

@@ -156,10 +156,10 @@ void fit(MobaPlan& plan, size_t bytes) {
         lay_out(plan, room, pieces);
         while (is_fused(plan) && plan.scratch_bytes > bytes && pieces > kFewestPiecesOfWave)
             lay_out(plan, room, pieces -= 128);
-        if (plan.scratch_bytes <= bytes) return;
+        size_t const partial = plan.partial.bytes + plan.partial_lse.bytes;
+        if (plan.scratch_bytes <= bytes || partial == 0) return;
         if (plan.wave_kv_heads <= 1 && plan.wave_chunks <= 1) return lay_out(plan, bytes / 4, kFewestPiecesOfWave);
-        size_t const partial = plan.partial.bytes + plan.partial_lse.bytes, excess = plan.scratch_bytes - bytes;
-        room = partial > excess ? partial - excess : 0;
+        room = partial - 1;  // the next smaller waves; as they are even, there are few sizes
     }
 }
 

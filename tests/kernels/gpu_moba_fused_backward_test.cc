@@ -234,8 +234,8 @@ TEST_F(GpuMobaFused, WavesGiveTheSame) {
         MobaPlan const whole = plan_moba(all.shape(), MobaTask::backward);
         ASSERT_EQ(whole.waves(), 1) << to_string(whole);
         size_t const head = whole.partial.bytes / static_cast<size_t>(whole.wave_kv_heads);
-        size_t const others = whole.scratch_bytes - whole.partial.bytes, mib = size_t{1} << 20;
-        for (size_t const bytes : {others + head, others + head / 2, others + head / 2 + 2 * mib, others + head / 4}) {
+        size_t const others = whole.scratch_bytes - whole.partial.bytes;
+        for (size_t const bytes : {others + head, others / 2 + head, others / 3 + head / 2, others / 4}) {
             GpuMoba waves(truth.problem, c.options, 0, 1300, bytes);
             waves.choose(truth.chosen);
             MobaPlan const plan = plan_moba(waves.shape(), MobaTask::backward, bytes);

@@ -298,7 +298,7 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("--parts", s.parts, "What to time: choice, lists, forward, backward, whole")->capture_default_str();
     app.add_option("--seconds", s.seconds, "Of every measurement")->capture_default_str();
-    app.add_option("--partial-mib", s.partial_mib, "Room for partial results, of the stages")->capture_default_str();
+    app.add_option("--partial-mib", s.partial_mib, "Room for scratch memory, of the stages")->capture_default_str();
     app.add_option("--json", s.json, "File for the results");
     app.add_flag("--group", group, "One choice per group of heads");
     app.add_flag("--force-previous", s.moba.force_previous);

@@ -1,5 +1,5 @@
-// The items of the fused backward, from the lists' lengths: pieces of about piece_rows visitors, so that a block that
-// everybody chose is spread over all multiprocessors. Where they are cut follows from the lists alone.
+// The items of the fused backward, from the lists' lengths: pieces of at least piece_rows visitors, so that a block
+// that everybody chose is spread over all multiprocessors. Where they are cut follows from the lists alone.
 #include "kernels/moba/cuda/fused.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 
@@ -37,7 +37,10 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
     int32_t const visitors = own_rows(a, x.block) + x.count;
     // A run that nobody visits needs work only where its sums are begun.
     bool const summed = x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
-    x.pieces = visitors == 0 && summed ? 0 : max((visitors + f.piece_rows / 2) / f.piece_rows, 1);
+    // Heads come one after the other: it takes no small pieces to share out the first ones' work evenly, and the sums
+    // of pieces are written and read once more.
+    int64_t const rows = int64_t{f.piece_rows} * max(f.wave_heads - head, 2) / 2;
+    x.pieces = visitors == 0 && summed ? 0 : max(static_cast<int32_t>((visitors + rows / 2) / rows), 1);
     x.items = (x.runs + f.chain - 1) / f.chain * f.chain * x.pieces;
     return x;
 }

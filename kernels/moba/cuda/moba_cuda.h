@@ -23,7 +23,7 @@ struct MobaProblem {
     /// [queries, H, S]: blocks counted from the document's first, strictly ascending, -1 at the end. Entries outside a
     /// query's past are ignored.
     int32_t const* chosen = nullptr;
-    void* scratch = nullptr;  ///< of plan_moba(...).scratch_bytes, at a multiple of 256 bytes
+    void* scratch = nullptr;                   ///< of plan_moba(...).scratch_bytes, at a multiple of 256 bytes
     size_t partial_bytes = kMobaPartialBytes;  ///< what scratch memory may take: the option of plan_moba
     cudaStream_t stream = nullptr;
 };

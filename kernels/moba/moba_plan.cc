@@ -19,7 +19,7 @@ constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024, kFewestPiec
 constexpr int64_t kLeastPieceRows = 512;
 // Of a head's queries, whose sums of dk and dv are rounded to bf16 in between. Of sums without a direction W waves add
 // sqrt(W / 2) times the error of one rounding.
-constexpr int64_t kMostRoundedWaves = 12;
+constexpr int64_t kFewRoundedWaves = 6, kMostRoundedWaves = 12;
 constexpr int64_t kCacheBytes = 40 << 20;  ///< of the L2 cache, that rows of q may count on
 constexpr int64_t kLongBlock = 200;        ///< keys from which on products take longer than memory
 constexpr int64_t kLeastListTiles = 4;     ///< on average: half a tile of each list is empty
@@ -148,30 +148,40 @@ void lay_out(MobaPlan& plan, size_t room_for_partial, int64_t pieces) {
     plan.scratch_bytes = layout.end();
 }
 
-/// The largest waves with which all scratch memory takes `bytes`, or, where the smallest take more, a quarter for
-/// partial results. Fewer pieces first: only lists that are much longer than others have several.
-void fit(MobaPlan& plan, size_t bytes) {
+/// The largest waves with which all scratch memory takes `bytes`; false where the smallest take more. There may be
+/// fewer pieces, down to `fewest`, where a wave has as many items without: then only lists much longer than others have
+/// several.
+bool fit(MobaPlan& plan, size_t bytes, int64_t fewest) {
+    int64_t const all = plan.chain == 1 ? kPiecesOfWave : kChainedPiecesOfWave;
     for (size_t room = bytes;;) {
-        int64_t pieces = plan.chain == 1 ? kPiecesOfWave : kChainedPiecesOfWave;
+        int64_t pieces = all;
         lay_out(plan, room, pieces);
-        while (is_fused(plan) && plan.scratch_bytes > bytes && pieces > kFewestPiecesOfWave)
-            lay_out(plan, room, pieces -= 128);
+        bool const many = plan.wave_kv_heads * plan.blocks * (plan.runs / plan.chain) >= all;
+        int64_t const least = many ? kFewestPiecesOfWave : fewest;
+        while (is_fused(plan) && plan.scratch_bytes > bytes && pieces > least) lay_out(plan, room, pieces -= 128);
         size_t const partial = plan.partial.bytes + plan.partial_lse.bytes;
-        if (plan.scratch_bytes <= bytes || partial == 0) return;
-        if (plan.wave_kv_heads <= 1 && plan.wave_chunks <= 1) return lay_out(plan, bytes / 4, kFewestPiecesOfWave);
+        if (plan.scratch_bytes <= bytes) return true;
+        if (partial == 0 || plan.wave_kv_heads * plan.wave_chunks <= 1) return false;
         room = partial - 1;  // the next smaller waves; as they are even, there are few sizes
     }
 }
+/// Where that is nowhere enough, partial results take a quarter of `bytes`.
+void fit(MobaPlan& plan, size_t bytes) {
+    if (fit(plan, bytes, kPiecesOfWave) || fit(plan, bytes, kFewestPiecesOfWave)) return;
+    lay_out(plan, bytes / 4, kFewestPiecesOfWave);
+}
 
-/// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are many.
+/// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are several and
+/// memory suffices, or where there are many.
 void fit_sums(MobaPlan& plan, size_t bytes) {
     fit(plan, bytes);
     if (!is_fused(plan) || plan.wave_chunks >= plan.chunks) return;
     MobaPlan carrying = plan;
     carrying.carries = true;
     fit(carrying, bytes);
-    bool const cheap = carrying.scratch_bytes <= bytes && 8 * carrying.waves() <= 9 * plan.waves();
-    if (cheap || plan.chunks > kMostRoundedWaves * plan.wave_chunks) plan = carrying;
+    int64_t const waves = ceil_div(plan.chunks, plan.wave_chunks);
+    bool const cheap = 8 * carrying.waves() <= 9 * plan.waves() || waves > kFewRoundedWaves;
+    if (waves > kMostRoundedWaves || (cheap && carrying.scratch_bytes <= bytes)) plan = carrying;
 }
 
 }  // namespace

@@ -169,7 +169,7 @@ TEST(MobaPlan, FusedBackwardHasWavesOfWholeHeadsWhereItCan) {
                                               {32768, 128, 8, 1},
                                               {131072, 512, 3, 2},
                                               {131072, 128, 8, 4},
-                                              {131072, 4096, 12, 64}}) {
+                                              {131072, 4096, 12, 104}}) {
         MobaPlan const plan = plan_moba(on_hopper(shape(tokens, B, k)), MobaTask::backward);
         EXPECT_EQ(plan.waves(), waves) << to_string(plan);
         EXPECT_EQ(plan.row_slots, k * plan.runs / plan.chain - 1);

@@ -136,7 +136,9 @@ void lay_out(MobaPlan& plan, size_t room_for_partial, int64_t pieces) {
     plan.block_of = layout.take(s.tokens, sizeof(int32_t));
     plan.centroids = layout.take(task == MobaTask::select ? plan.blocks * s.kv_heads * s.head_dim : 0, 2);
     plan.places = layout.take(lists_of * plan.blocks * plan.chunks, sizeof(int32_t));
+    plan.starts = layout.take(lists_of * plan.blocks * plan.chunks, sizeof(int32_t));
     plan.totals = layout.take(lists_of * plan.blocks, sizeof(int32_t));
+    plan.arrived = layout.take(lists_of, sizeof(int32_t));
     plan.list_begin = layout.take(lists_of * (plan.blocks + 1), sizeof(int32_t));
     plan.list = layout.take(lists_of * s.places(), sizeof(uint32_t));
     plan.tiles = layout.take(lists ? plan.wave_kv_heads * (plan.blocks + 1) : 0, sizeof(int32_t));

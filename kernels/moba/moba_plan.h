@@ -52,9 +52,9 @@ struct MobaPlan {
     int64_t row_tile = 0;                    ///< rows of q in a tile of the list kernels
 
     MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
-    MobaRegion places, totals, list_begin, list, tiles;  ///< the choice turned around
-    MobaRegion partial, partial_lse;                     ///< row_slots per row
-    MobaRegion base, delta;                              ///< of the rows in the backward: of exponents; rowsum(do * o)
+    MobaRegion places, starts, totals, arrived, list_begin, list, tiles;  ///< the choice turned around
+    MobaRegion partial, partial_lse;                                      ///< row_slots per row
+    MobaRegion base, delta;  ///< of the rows in the backward: of exponents; rowsum(do * o)
 
     // The fused backward on Hopper, whose items are (run of kMobaItemKeys keys, piece of the rows that see it).
     int64_t runs = 1;   ///< of keys in a whole block

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "kernels/gpu_moba.h"
 
@@ -125,14 +126,15 @@ TEST_F(GpuMobaSelection, ManyBlocksAndManyPlaces) {
 }
 
 TEST_F(GpuMobaSelection, AnyGroupOfHeads) {
-    for (auto const& [heads, kv_heads] : {std::pair{5, 5}, {5, 1}, {7, 1}, {40, 1}, {16, 2}})
+    for (auto const& [heads, kv_heads, top_k] :
+         {std::tuple{5, 5, 4}, {5, 1, 4}, {7, 1, 4}, {40, 1, 4}, {16, 2, 4}, {24, 2, 8}, {12, 1, 6}, {20, 1, 12}})
         EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 70, 400},
                                  .heads = heads,
                                  .kv_heads = kv_heads,
-                                 .options = {.block_size = 4, .top_k = 4},
+                                 .options = {.block_size = 4, .top_k = top_k},
                                  .seed = static_cast<uint64_t>(heads)}),
                   0)
-            << heads << " heads of " << kv_heads;
+            << heads << " heads of " << kv_heads << ", " << top_k;
 }
 
 TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
@@ -292,38 +294,84 @@ std::vector<int32_t> adversarial(std::vector<int32_t> const& cu, int64_t B, int6
     return chosen;
 }
 
+/// Some of the past blocks of every row, in ascending order: more of a row's places are in use the later it is.
+std::vector<int32_t> random_choice(GpuMobaCase const& c, uint64_t seed) {
+    int64_t const B = c.options.block_size, S = c.options.top_k - 1;
+    std::vector<int32_t> chosen(static_cast<size_t>(c.cu_seqlens.back() * c.heads * S), -1);
+    std::vector<double> const random = testing::random_normal<double>(std::ssize(chosen), seed, 1);
+    for (size_t d = 0; d + 1 < c.cu_seqlens.size(); ++d)
+        for (int64_t t = c.cu_seqlens[d]; t < c.cu_seqlens[d + 1]; ++t)
+            for (int64_t row = t * c.heads; row < (t + 1) * c.heads; ++row) {
+                int64_t const current = (t - c.cu_seqlens[d]) / B, used = std::min(S, current);
+                // One block of each of `used` even parts of the past.
+                for (int64_t s = 0; s < used; ++s) {
+                    int64_t const from = current * s / used, to = current * (s + 1) / used;
+                    double const at = std::abs(std::remainder(random[row * S + s], 2));  // 0 to 1
+                    chosen[row * S + s] =
+                        static_cast<int32_t>(std::min(to - 1, from + static_cast<int64_t>(at * double(to - from))));
+                }
+            }
+    return chosen;
+}
+
+/// Builds the lists of a choice and compares every one with what the choice says.
+void expect_lists_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen) {
+    GpuMoba gpu(make_gpu_problem(c), c.options);
+    gpu.choose(chosen);
+    moba::Stage const stage = gpu.stage(MobaTask::forward);
+    moba::build_block_table(stage);
+    moba::build_lists(stage);
+    int64_t const blocks = stage.plan.blocks, places = gpu.shape().places(), chunks = stage.plan.chunks;
+    int64_t const T = c.cu_seqlens.back(), G = c.kv_heads, R = c.heads / G, S = c.options.top_k - 1;
+    auto const table = gpu.read(stage.scratch.blocks, blocks);
+    auto const block_of = gpu.read(stage.scratch.block_of, T);
+    auto const begin = gpu.read(stage.scratch.list_begin, G * (blocks + 1));
+    auto const list = gpu.read(stage.scratch.list, G * places);
+    auto const ends = gpu.read(stage.scratch.places, G * blocks * chunks);
+    for (int64_t g = 0; g < G; ++g) {
+        std::vector<std::vector<uint32_t>> expected(static_cast<size_t>(blocks));
+        std::vector<int32_t> expected_ends(static_cast<size_t>(blocks * chunks));
+        for (int64_t row = 0; row < T * R; ++row)
+            for (int64_t s = 0; s < S; ++s) {
+                int32_t const choice = chosen[(row / R * c.heads + g * R + row % R) * S + s];
+                if (choice < 0) continue;
+                int64_t const b = table[block_of[row / R]].first + choice;
+                expected[b].push_back(static_cast<uint32_t>(row << 6 | s));
+                for (int64_t chunk = row / R / stage.plan.chunk_queries; chunk < chunks; ++chunk)
+                    ++expected_ends[b * chunks + chunk];
+            }
+        for (int64_t b = 0; b < blocks; ++b) {
+            int32_t const from = begin[g * (blocks + 1) + b], to = begin[g * (blocks + 1) + b + 1];
+            ASSERT_EQ(to - from, std::ssize(expected[b])) << "block " << b;
+            auto const first = list.begin() + g * places;
+            ASSERT_EQ(std::vector<uint32_t>(first + from, first + to), expected[b]) << "block " << b;
+        }
+        auto const first = ends.begin() + g * blocks * chunks;
+        ASSERT_EQ(std::vector<int32_t>(first, first + blocks * chunks), expected_ends) << "head " << g;
+    }
+}
+
 TEST_F(GpuMobaLists, HoldTheRowsThatChoseABlockInOrder) {
     for (auto const& cu : kPacks)
         for (int const kind : {0, 1, 2, 3, 4}) {
-            GpuMobaCase const c{.cu_seqlens = cu, .heads = 6, .options = {.block_size = 32, .top_k = 4}};
-            auto const chosen = adversarial(cu, 32, 6, 3, kind);
-            GpuMoba gpu(make_gpu_problem(c), c.options);
-            gpu.choose(chosen);
-            moba::Stage const stage = gpu.stage(MobaTask::forward);
-            moba::build_block_table(stage);
-            moba::build_lists(stage);
-            int64_t const blocks = stage.plan.blocks, places = gpu.shape().places(), G = 2, R = 3, S = 3;
-            auto const table = gpu.read(stage.scratch.blocks, blocks);
-            auto const block_of = gpu.read(stage.scratch.block_of, cu.back());
-            auto const begin = gpu.read(stage.scratch.list_begin, G * (blocks + 1));
-            auto const list = gpu.read(stage.scratch.list, G * places);
-            auto const ends = gpu.read(stage.scratch.places, G * blocks * stage.plan.chunks);
-            for (int64_t g = 0; g < G; ++g)
-                for (int64_t b = 0; b < blocks; ++b) {
-                    std::vector<uint32_t> expected;
-                    for (int64_t row = 0; row < cu.back() * R; ++row)
-                        for (int64_t s = 0; s < S; ++s) {
-                            int32_t const choice = chosen[(row / R * 6 + g * R + row % R) * S + s];
-                            if (choice >= 0 && table[block_of[row / R]].first + choice == b)
-                                expected.push_back(static_cast<uint32_t>(row << 6 | s));
-                        }
-                    int32_t const from = begin[g * (blocks + 1) + b], to = begin[g * (blocks + 1) + b + 1];
-                    ASSERT_EQ(to - from, std::ssize(expected)) << "block " << b << " kind " << kind;
-                    EXPECT_EQ(ends[(g * blocks + b + 1) * stage.plan.chunks - 1], to - from);
-                    auto const first = list.begin() + g * places;
-                    EXPECT_EQ(std::vector<uint32_t>(first + from, first + to), expected) << "block " << b;
-                }
+            SCOPED_TRACE(kind);
+            expect_lists_of({.cu_seqlens = cu, .heads = 6, .options = {.block_size = 32, .top_k = 4}},
+                            adversarial(cu, 32, 6, 3, kind));
         }
+}
+
+/// More blocks than a thread block counts, more rows than it sorts at a time, more slots than a lane holds.
+TEST_F(GpuMobaLists, OfManyBlocksPlacesAndHeads) {
+    for (auto const& [heads, kv_heads, B, top_k] :
+         {std::tuple{4, 2, 1, 3}, {4, 1, 1, 8}, {1, 1, 2, 10}, {24, 2, 8, 5}, {17, 1, 64, 7}, {3, 3, 16, 64}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 3, 3, 2700, 3001},
+                            .heads = heads,
+                            .kv_heads = kv_heads,
+                            .head_dim = 32,
+                            .options = {.block_size = B, .top_k = top_k}};
+        SCOPED_TRACE(top_k);
+        expect_lists_of(c, random_choice(c, static_cast<uint64_t>(heads)));
+    }
 }
 
 }  // namespace

@@ -29,9 +29,9 @@ MobaShape on_hopper(MobaShape s) {
 }
 
 std::vector<MobaRegion> regions(MobaPlan const& p) {
-    return {p.first,      p.block_table, p.block_of, p.centroids,   p.places, p.totals, p.list_begin,
-            p.list,       p.tiles,       p.partial,  p.partial_lse, p.base,   p.delta,  p.items,
-            p.item_begin, p.piece_begin, p.counters, p.pieces,      p.carried};
+    return {p.first,   p.block_table, p.block_of,   p.centroids,   p.places,   p.starts,      p.totals,
+            p.arrived, p.list_begin,  p.list,       p.tiles,       p.partial,  p.partial_lse, p.base,
+            p.delta,   p.items,       p.item_begin, p.piece_begin, p.counters, p.pieces,      p.carried};
 }
 
 TEST(MobaPlan, RegionsAreAlignedAndDoNotOverlap) {
@@ -109,7 +109,7 @@ TEST(MobaPlan, WavesKeepQInTheCache) {
     EXPECT_EQ(queries(131072, 128, 8), 32768);
     EXPECT_EQ(queries(131072, 512, 3), 131072);
     EXPECT_EQ(plan_moba(shape(131072, 128, 8), MobaTask::forward).waves(), 4);
-    EXPECT_GT(queries(1 << 20, 128, 8), 1 << 17);
+    EXPECT_GE(queries(1 << 20, 128, 8), 1 << 17);
     EXPECT_EQ(plan_moba(shape(131072, 128, 8), MobaTask::backward).wave_queries(), 131072);
 }
 

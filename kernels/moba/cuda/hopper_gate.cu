@@ -229,6 +229,7 @@ constexpr int kRegisters = kTeams == 4 ? 104 : (512 - 56) / kTeams / 8 * 8;
 template <int D, int kPlaces, int kTeams>
 __global__ void __launch_bounds__(128 * (kTeams + 1), 1) gate_kernel(__grid_constant__ GateArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    start_early();
     using Shared = GateShared<D, kPlaces, kTeams>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared*>(memory);
@@ -273,7 +274,7 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
         .tiles = narrow(tiles),
         .force_previous = s.options.force_previous};
     launch({"gate", std::min(tiles * s.kv_heads, kernels::multiprocessors()), 1, 128 * (kTeams + 1),
-            sizeof(GateShared<D, kPlaces, kTeams>), stage.problem.stream},
+            sizeof(GateShared<D, kPlaces, kTeams>), stage.problem.stream, 1, starts_early(stage)},
            gate_kernel<D, kPlaces, kTeams>, args);
 }
 

@@ -5,6 +5,7 @@
 #include <climits>
 
 #include "kernels/common/launch.h"
+#include "kernels/moba/cuda/stages.h"
 
 namespace perigee::moba {
 
@@ -19,7 +20,16 @@ struct Launch {
     size_t shared_bytes;
     cudaStream_t stream;
     int64_t z = 1;
+    bool early = false;  ///< thread blocks may come while the kernel before still runs: start_early is called first
 };
+
+/// The first act of a kernel that is launched `early`, in every thread: until the kernels before it are done. The next
+/// one's thread blocks may come meanwhile.
+__device__ __forceinline__ void start_early() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 template <class Args>
 void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
@@ -30,9 +40,22 @@ void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
                    how.name);
     // What no grid can have is refused by the launch.
     auto const extent = [](int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, UINT_MAX)); };
-    kernel<<<dim3(extent(how.x), extent(how.y), extent(how.z)), how.threads, how.shared_bytes, how.stream>>>(args);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(extent(how.x), extent(how.y), extent(how.z));
+    config.blockDim = dim3(static_cast<unsigned>(how.threads));
+    config.dynamicSmemBytes = how.shared_bytes;
+    config.stream = how.stream;
+    config.attrs = &early;
+    config.numAttrs = how.early ? 1 : 0;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, args), how.name);
     kernels::check_launch(how.name);
 }
+
+/// Whether the GPU can launch kernels early.
+inline bool starts_early(Stage const& stage) { return stage.plan.shape.gpu == MobaKernels::hopper; }
 
 /// Calls f.operator()<D>() for the head size; plan_moba has refused all others.
 template <class F>

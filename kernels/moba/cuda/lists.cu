@@ -1,264 +1,291 @@
 // The choice turned around: for each (key/value head, block) the rows that chose it. Counting, running sums, and a fill
-// in which every warp knows where its part of a list begins, so that lists come out sorted whatever the timing.
+// that sorts tiles of rows in shared memory, so that lists are written in runs and come out the same whatever the
+// timing.
 #include <algorithm>
 
 #include "kernels/moba/cuda/block_scan.cuh"
 #include "kernels/moba/cuda/launch.cuh"
-#include "kernels/moba/cuda/stages.h"
+#include "kernels/moba/cuda/listed_choice.cuh"
 
 namespace perigee::moba {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-constexpr int kRangeBlocks = 1024;  // blocks whose counters a thread block holds, and
-constexpr int kSpare = 32;          // counters behind them, of no block
-constexpr int kBatch = 8;           // slots of a row that are in registers at a time
-
-struct ListArgs {
-    int32_t const* chosen;
-    Block const* blocks;
-    int32_t const* block_of;
-    int32_t* places;
-    int32_t* totals;
-    int32_t* list_begin;
-    uint32_t* list;
-    int32_t* tiles;
-    int64_t list_stride;
-    int32_t queries, query_begin, heads, kv_heads, slots, capacity, chunks, chunk_queries;
-    int32_t head, chunk, end_chunk, row_tile;  ///< of a wave
-    __device__ int32_t group() const { return heads / kv_heads; }
-};
-
-// Counters in shared memory, by address: from pointers the compiler works the window out anew every time.
-__device__ __forceinline__ int32_t load_counter(uint32_t at) {
-    int32_t x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
-    return x;
+// Counters in shared memory, by address and without branches, so that a lane's slots go on side by side.
+__device__ __forceinline__ void count_one(uint32_t at, bool there) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p red.shared.add.u32 [%0], 1;\n}" ::"r"(at), "r"(int{there})
+                 : "memory");
 }
-__device__ __forceinline__ void store_counter(uint32_t at, int32_t x) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
-}
-__device__ __forceinline__ void count_one(uint32_t at) {
-    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at) : "memory");
-}
-__device__ __forceinline__ void mark(uint32_t at, uint32_t bits) {
-    asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(at), "r"(bits) : "memory");
-}
-/// An entry of a list, where `there`.
-__device__ __forceinline__ void store_entry(uint32_t* to, bool there, uint32_t entry) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.b32 [%0], %1;\n}" ::"l"(to), "r"(entry),
+__device__ __forceinline__ void mark(uint32_t at, uint32_t bits, bool there) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p red.shared.or.b32 [%0], %1;\n}" ::"r"(at), "r"(bits),
                  "r"(int{there})
                  : "memory");
 }
-
-/// What a thread block counts or fills: rows [begin, end) of a key/value head, those of one chunk of queries, as far as
-/// they chose blocks [low, high).
-struct Part {
-    int32_t g, chunk, begin, end, low, high;
-    int32_t first;  ///< of the one document of all rows, or -1
-
-    /// Bytes from the counters of the blocks to the lane's spare one behind them.
-    __device__ uint32_t spare() const { return static_cast<uint32_t>(high - low) * 4 + threadIdx.x % 32 * 4; }
-};
-__device__ Part part_of(ListArgs const& a) {
-    Part p;
-    p.g = static_cast<int32_t>(blockIdx.x);
-    p.chunk = static_cast<int32_t>(blockIdx.y);
-    int32_t const begin = p.chunk * a.chunk_queries, end = min(begin + a.chunk_queries, a.queries);
-    p.begin = begin * a.group(), p.end = end * a.group();
-    int32_t const range = static_cast<int32_t>(blockIdx.z) * kRangeBlocks, last = a.block_of[a.query_begin + end - 1];
-    p.first = a.blocks[a.block_of[a.query_begin + begin]].first;
-    p.low = max(p.first, range);
-    p.high = min(last, range + kRangeBlocks);
-    if (a.blocks[last].first != p.first) p.first = -1;
-    return p;
+__device__ __forceinline__ uint32_t load_word(uint32_t at, bool there) {
+    uint32_t x;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.shared.b32 %0, [%1];\n}"
+                 : "=r"(x)
+                 : "r"(at), "r"(int{there})
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_word(uint32_t at, uint32_t x, bool there) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.shared.b32 [%0], %1;\n}" ::"r"(at), "r"(x),
+                 "r"(int{there})
+                 : "memory");
+}
+__device__ __forceinline__ uint32_t address_of(void const* shared) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// A row of a part and a batch of its choice, fetched ahead of their use.
-struct ListedRow {
-    int32_t const* choice;
-    int32_t own;  ///< block; -1 where there is no such row
-    int32_t batch[kBatch];
+constexpr int kCountRange = 8192;  // blocks whose counters a thread block holds
+constexpr int kLoadSteps = 4;      // of rows whose choices are on their way at a time
 
-    __device__ __forceinline__ ListedRow(ListArgs const& a, Part const& p, int32_t row) {
-        bool const there = row < p.end;
-        int32_t const at = there ? row : p.begin, query = at / a.group();
-        choice = a.chosen + (at + (int64_t{query} * (a.kv_heads - 1) + p.g) * a.group()) * a.slots;
-        own = there ? a.block_of[a.query_begin + query] : -1;
-        fetch(0, a.slots);
-    }
-    __device__ __forceinline__ void fetch(int from, int slots) {
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) batch[i] = from + i < slots ? choice[from + i] : -1;
-    }
-
-    /// Calls f(from, bytes, there) for the slots from, from + 1, ... of each batch. `there`: the slot's block counts,
-    /// as it is in the row's past and in the part's range. `bytes`: from the range's counters to the block's, or to a
-    /// spare one behind them: without branches the slots go on side by side. kFew: one batch holds all slots.
-    template <bool kFew, class F>
-    __device__ __forceinline__ void for_batches(ListArgs const& a, Part const& p, F f) {
-        int32_t const first = p.first >= 0 || own < 0 ? p.first : a.blocks[own].first;
-        int32_t const low = max(p.low - first, 0), shift = first - p.low;
-        auto const count = static_cast<uint32_t>(own < 0 ? 0 : max(min(own, p.high) - first - low, 0));
-        for (int from = 0; from < (kFew ? 1 : a.slots); from += kBatch) {
-            if (!kFew) fetch(from, a.slots);
-            uint32_t bytes[kBatch];
-            bool there[kBatch];
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                there[i] = static_cast<uint32_t>(batch[i] - low) < count;
-                bytes[i] = there[i] ? static_cast<uint32_t>(batch[i] + shift) * 4 : p.spare();
-            }
-            f(from, bytes, there);
-        }
-    }
-    template <bool kFew>
-    __device__ __forceinline__ void count(ListArgs const& a, Part const& p, uint32_t counters) {
-        for_batches<kFew>(a, p, [&](int, uint32_t const(&bytes)[kBatch], bool const(&)[kBatch]) {
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) count_one(counters + bytes[i]);
-        });
-    }
-};
-
-/// Calls f(row, its number) for the rows begin, begin + stride, ... of a thread. Whole warps stay together: their rows
-/// may lie beyond `end`, and then have no blocks. The next row is on its way meanwhile.
-template <class F>
-__device__ __forceinline__ void for_rows(ListArgs const& a, Part const& p, int32_t begin, int32_t end, int32_t stride,
-                                         F f) {
-    int32_t const lane = static_cast<int32_t>(threadIdx.x) % 32;
-    auto const row_at = [&](int32_t at) { return ListedRow(a, p, at < end ? at : p.end); };
-    ListedRow coming = row_at(begin);
-    for (int32_t at = begin; at - lane < end; at += stride) {
-        ListedRow row = coming;
-        coming = row_at(at + stride);
-        f(row, at);
-    }
-}
-
-template <bool kFew>
-__global__ void __launch_bounds__(kThreads) count_entries(ListArgs const a) {
+/// Entries of each (chunk, block).
+template <int kPairs>
+__global__ void __launch_bounds__(1024, 2) count_entries(ListArgs const a) {
+    start_early();
     extern __shared__ int32_t counts[];
-    Part const p = part_of(a);
-    int const thread = static_cast<int>(threadIdx.x);
-    for (int b = thread; b < p.high - p.low; b += kThreads) counts[b] = 0;
+    int const thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    auto const chunk = static_cast<int32_t>(blockIdx.y);
+    Part const p = part_of(a, chunk, 1, kCountRange);
+    int32_t const width = p.high - p.low;
+    if (chunk == 0 && thread == 0) a.arrived[p.g] = 0;
+    for (int b = thread; b < width; b += threads) counts[b] = 0;
     __syncthreads();
-    auto const counter = static_cast<uint32_t>(__cvta_generic_to_shared(counts));
-    for_rows(a, p, p.begin + thread, p.low < p.high ? p.end : 0, kThreads,
-             [&](ListedRow& row, int32_t) { row.count<kFew>(a, p, counter); });
-    __syncthreads();
-    for (int b = thread; b < p.high - p.low; b += kThreads)
-        if (counts[b] > 0) a.places[(int64_t{p.g} * a.capacity + p.low + b) * a.chunks + p.chunk] = counts[b];
-}
-
-/// Turns the counts of a list's chunks into where each chunk ends in the list.
-__global__ void __launch_bounds__(kThreads) sum_chunks(ListArgs const a) {
-    int64_t const list = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-    if (list >= int64_t{a.kv_heads} * a.capacity) return;
-    int const lane = threadIdx.x % 32;
-    int32_t* const counts = a.places + list * a.chunks;
-    int32_t carry = 0;
-    for (int begin = 0; begin < a.chunks; begin += 32) {
-        int const c = begin + lane;
-        int32_t const sum = carry + warp_inclusive_scan(c < a.chunks ? counts[c] : 0, lane);
-        if (c < a.chunks) counts[c] = sum;
-        carry = __shfl_sync(kAllLanes, sum, 31);
+    auto const counters = address_of(counts);
+    BatchWalk walk(a, p.begin + thread / 2, threads / 2);
+    for (int32_t begin = p.begin; begin < (width > 0 ? p.end : p.begin); begin += threads / 2 * kLoadSteps) {
+        int32_t block[kLoadSteps][kPairs];
+        load_choice<kLoadSteps>(a, p, walk, p.end, block);
+#pragma unroll
+        for (int step = 0; step < kLoadSteps; ++step)
+#pragma unroll
+            for (int i = 0; i < kPairs; ++i)
+                count_one(counters + static_cast<uint32_t>(block[step][i]) * 4, block[step][i] >= 0);
     }
-    if (lane == 0) a.totals[list] = carry;
+    __syncthreads();
+    int32_t* const out = a.starts + (int64_t{p.g} * a.chunks + chunk) * a.capacity;
+    int32_t const range = static_cast<int32_t>(blockIdx.z) * kCountRange, end = min(range + kCountRange, a.capacity);
+    for (int32_t b = range + thread; b < end; b += threads) out[b] = b >= p.low && b < p.high ? counts[b - p.low] : 0;
 }
 
-__global__ void __launch_bounds__(kScanThreads) sum_lists(ListArgs const a) {
-    int64_t const g = blockIdx.x;
-    int32_t const* const totals = a.totals + g * a.capacity;
-    exclusive_scan(
-        a.capacity, [&](int b) { return totals[b]; }, a.list_begin + g * (a.capacity + 1));
+constexpr int kSumLists = 32;                          // of a thread block, one for each lane
+constexpr int kSumChunks = 256 / (kScanThreads / 32);  // at most, of a warp
+
+/// Turns the counts of a list's chunks into where each chunk begins (`starts`) and ends (`places`) in the list. The
+/// last thread block of a key/value head to get there finds out where its lists begin.
+__global__ void __launch_bounds__(kScanThreads, 2) sum_lists(ListArgs const a) {
+    start_early();
+    constexpr int kWarps = kScanThreads / 32;
+    __shared__ int32_t of_warp[kWarps][kSumLists + 1], ends[kSumLists][kWarps * kSumChunks + 1];
+    __shared__ bool last;
+    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    int32_t const first = static_cast<int32_t>(blockIdx.x) * kSumLists;
+    int64_t const g = blockIdx.y;
+    bool const there = first + lane < a.capacity;
+    int32_t* const counts = a.starts + g * a.chunks * a.capacity + first + lane;
+    int32_t count[kSumChunks], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSumChunks; ++i) {
+        int const chunk = warp * kSumChunks + i;
+        count[i] = there && chunk < a.chunks ? counts[int64_t{chunk} * a.capacity] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kSumChunks; ++i) sum += count[i];
+    of_warp[warp][lane] = sum;
+    __syncthreads();
+    int32_t const sums = warp_inclusive_scan(of_warp[lane][warp], lane);  // of list `warp`
+    __syncthreads();
+    of_warp[lane][warp] = sums;
+    __syncthreads();
+    int32_t at = warp > 0 ? of_warp[warp - 1][lane] : 0;
+    if (there && warp == 0) a.totals[g * a.capacity + first + lane] = of_warp[kWarps - 1][lane];
+#pragma unroll
+    for (int i = 0; i < kSumChunks; ++i) {
+        int const chunk = warp * kSumChunks + i;
+        if (there && chunk < a.chunks) counts[int64_t{chunk} * a.capacity] = at;
+        at += count[i];
+        ends[lane][chunk] = at;
+    }
+    __syncthreads();
+    for (int chunk = lane; first + warp < a.capacity && chunk < a.chunks; chunk += 32)
+        a.places[(g * a.capacity + first + warp) * a.chunks + chunk] = ends[warp][chunk];
+    if (thread == 0) {
+        __threadfence();
+        last = atomicAdd(a.arrived + g, 1) == static_cast<int32_t>(gridDim.x) - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (last)
+        exclusive_scan(
+            a.capacity, [&](int b) { return __ldcg(a.totals + g * a.capacity + b); },
+            a.list_begin + g * (a.capacity + 1));
 }
 
-/// Each warp takes a run of the part's rows: it counts what they chose, learns from the counts of the warps before it
-/// where its entries of every list begin, and writes them, 32 rows at a time. Masks of the rows that chose a block tell
-/// each row how many come before it.
-template <bool kFew>
-__global__ void __launch_bounds__(kThreads) fill_lists(ListArgs const a) {
-    extern __shared__ int32_t memory[];  // counts and masks [kWarps, high - low + kSpare]
-    Part const p = part_of(a);
-    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, width = p.high - p.low;
-    if (width <= 0) return;
-    int const stride = width + kSpare;
-    for (int b = thread; b < 2 * kWarps * stride; b += kThreads) memory[b] = 0;
+constexpr int kFillThreads = 256;
+constexpr int kFillWarps = kFillThreads / 32;
+constexpr int kFillSteps = 8;                            // of 16 rows of a warp
+constexpr int kTileRows = kFillWarps * kFillSteps * 16;  // that are sorted at a time
+constexpr int kOwn = 4;                                  // neighbouring blocks that a thread looks after
+constexpr int kFillRange = kOwn * kFillThreads;          // blocks whose counters a thread block holds
+
+/// Shared memory of a fill. A word of a warp and block: entries so far << 16 | which of 16 rows chose the block; then
+/// where the warp's entries begin in the sorted tile.
+template <int kPairs>
+struct FillShared {
+    union {
+        uint32_t words[kFillWarps][kFillRange];
+        uint32_t sorted[kTileRows * 2 * kPairs];  ///< block << 16 | batch of the tile << 6 | slot of the batch
+    };
+    int32_t shift[kFillRange];  ///< from an entry's place in the sorted tile to that in the list
+    int32_t of_warp[kFillWarps];
+};
+
+/// Turns the blocks of a step into block << 16 | the entry's place among those of its warp and block.
+template <int kPairs>
+__device__ __forceinline__ void rank(int32_t (&block)[kPairs], uint32_t words) {
+    int const row = static_cast<int>(threadIdx.x) % 32 / 2;
+    uint32_t word[kPairs];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) mark(words + static_cast<uint32_t>(block[i]) * 4, 1u << row, block[i] >= 0);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) word[i] = load_word(words + static_cast<uint32_t>(block[i]) * 4, block[i] >= 0);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+        bool const last = (word[i] & 0xffff) >> row == 1;  // of these rows that chose the block
+        uint32_t const place = (word[i] >> 16) + static_cast<uint32_t>(__popc(word[i] & ((1u << row) - 1)));
+        store_word(words + static_cast<uint32_t>(block[i]) * 4, (place + 1) << 16, last);
+        block[i] = block[i] < 0 ? -1 : static_cast<int32_t>(static_cast<uint32_t>(block[i]) << 16 | place);
+    }
+    __syncwarp();
+}
+
+/// Turns the counts of warps into where their entries begin in the sorted tile, by threads that look after kOwn
+/// neighbouring blocks each, and moves those blocks' `start` on. Returns the tile's entries.
+template <int kPairs>
+__device__ int32_t begin_warps(FillShared<kPairs>& shared, int32_t width, int32_t (&start)[kOwn]) {
+    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+    auto* const words = reinterpret_cast<uint4*>(&shared.words[0][kOwn * thread]);
+    bool const there = kOwn * thread < width;
+    uint32_t count[kOwn] = {};  // in upper halves
+    if (there)
+#pragma unroll 2
+        for (int w = 0; w < kFillWarps; ++w) {
+            uint4 const of_warp = words[w * (kFillRange / kOwn)];
+            count[0] += of_warp.x, count[1] += of_warp.y, count[2] += of_warp.z, count[3] += of_warp.w;
+        }
+    uint32_t const all = (count[0] >> 16) + (count[1] >> 16) + (count[2] >> 16) + (count[3] >> 16);
+    int32_t const in_warp = warp_inclusive_scan(static_cast<int32_t>(all), lane);
+    if (lane == 31) shared.of_warp[thread / 32] = in_warp;
     __syncthreads();
-    int32_t const run = ((p.end - p.begin + kThreads - 1) / kThreads) * 32;
-    int32_t const begin = min(p.begin + thread / 32 * run, p.end), end = min(begin + run, p.end);
-    // This warp's counters.
-    uint32_t const next = static_cast<uint32_t>(__cvta_generic_to_shared(memory + thread / 32 * stride));
-    uint32_t const masks = next + static_cast<uint32_t>(4 * kWarps * stride), spare = p.spare();
-    for_rows(a, p, begin + lane, end, 32, [&](ListedRow& row, int32_t) { row.count<kFew>(a, p, next); });
+    int32_t const warps = warp_inclusive_scan(lane < kFillWarps ? shared.of_warp[lane] : 0, lane);
+    int32_t const before = __shfl_sync(kAllLanes, warps, max(thread / 32 - 1, 0));
+    if (there) {
+        uint4 at;
+        at.x = static_cast<uint32_t>((thread >= 32 ? before : 0) + in_warp) - all;
+        at.y = at.x + (count[0] >> 16), at.z = at.y + (count[1] >> 16), at.w = at.z + (count[2] >> 16);
+        auto const shift = [&](int i, uint32_t from) { return start[i] - static_cast<int32_t>(from); };
+        *reinterpret_cast<int4*>(&shared.shift[kOwn * thread]) = {shift(0, at.x), shift(1, at.y), shift(2, at.z),
+                                                                  shift(3, at.w)};
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) start[i] += static_cast<int32_t>(count[i] >> 16);
+#pragma unroll 2
+        for (int w = 0; w < kFillWarps; ++w) {
+            uint4 const of_warp = words[w * (kFillRange / kOwn)];
+            words[w * (kFillRange / kOwn)] = at;
+            at.x += of_warp.x >> 16, at.y += of_warp.y >> 16, at.z += of_warp.z >> 16, at.w += of_warp.w >> 16;
+        }
+    }
+    return __shfl_sync(kAllLanes, warps, kFillWarps - 1);
+}
+
+/// Ranked entries of this lane's batches, from `batch` of the tile on, go to their places in the sorted tile, which
+/// takes the room of the words. All threads call; the tile is whole afterwards.
+template <int kPairs>
+__device__ __forceinline__ void sort_entries(int32_t (&block)[kFillSteps][kPairs], uint32_t words, uint32_t sorted,
+                                             int first) {
+#pragma unroll
+    for (int step = 0; step < kFillSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            int32_t& entry = block[step][i];
+            entry += static_cast<int32_t>(load_word(words + (static_cast<uint32_t>(entry) >> 16) * 4, entry >= 0));
+        }
     __syncthreads();
-    for (int b = thread; b < width; b += kThreads) {
-        int64_t const list = int64_t{p.g} * a.capacity + p.low + b;
-        int32_t at = a.list_begin[list + p.g] + (p.chunk > 0 ? a.places[list * a.chunks + p.chunk - 1] : 0);
-        for (int32_t* count = memory + b; count < memory + kWarps * stride; count += stride) {
-            int32_t const entries = *count;
-            *count = at;
-            at += entries;
+#pragma unroll
+    for (int step = 0; step < kFillSteps; ++step) {
+        int const key = first + (step * 16 << 6);
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) {
+            auto const entry = static_cast<uint32_t>(block[step][i]);
+            store_word(sorted + (entry & 0xffff) * 4, (entry & 0xffff0000) | static_cast<uint32_t>(key + 2 * i),
+                       block[step][i] >= 0);
         }
     }
     __syncthreads();
+}
+
+/// From batch << 6 | slot of the batch to row << 6 | slot.
+__device__ __forceinline__ uint32_t of_batch(ListArgs const& a, uint32_t entry) {
+    auto const batches = static_cast<uint32_t>(a.batches);
+    uint32_t const row = (entry >> 6) / batches, batch = (entry >> 6) - row * batches;
+    return row << 6 | (batch * static_cast<uint32_t>(a.batch_slots) + (entry & 63));
+}
+
+template <int kPairs>
+__global__ void __launch_bounds__(kFillThreads, 3) fill_lists(ListArgs const a) {
+    start_early();
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto& shared = *reinterpret_cast<FillShared<kPairs>*>(memory);
+    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+    Part const p = part_of(a, static_cast<int32_t>(blockIdx.y) * a.part_chunks, a.part_chunks, kFillRange);
+    int32_t const width = p.high - p.low;
+    if (width <= 0) return;
+    int32_t start[kOwn];  // in the lists, of the tile
+    int64_t const first_list = p.low + kOwn * thread;
+    int32_t const* const begin = a.list_begin + int64_t{p.g} * (a.capacity + 1) + first_list;
+    int32_t const* const from =
+        a.starts + (int64_t{p.g} * a.chunks + blockIdx.y * a.part_chunks) * a.capacity + first_list;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) start[i] = kOwn * thread + i < width ? begin[i] + from[i] : 0;
+    uint32_t const words = address_of(shared.words[warp]);
     uint32_t* const list = a.list + p.g * a.list_stride;
-    uint32_t const earlier_rows = (1u << lane) - 1;
-    for_rows(a, p, begin + lane, end, 32, [&](ListedRow& row, int32_t at) {
-        using Bytes = uint32_t const(&)[kBatch];
-        using There = bool const(&)[kBatch];
-        row.for_batches<kFew>(a, p, [&](int, Bytes bytes, There) {
+    int32_t const tile_rows = kTileRows / a.batches * a.batches;
+    for (int32_t tile = p.begin; tile < p.end; tile += tile_rows) {
+        int const in_tile = warp * kFillSteps * 16 + lane / 2;
+        int32_t block[kFillSteps][kPairs];
+        BatchWalk walk(a, tile + in_tile, 16);
 #pragma unroll
-            for (int i = 0; i < kBatch; ++i) mark(masks + bytes[i], 1u << lane);
-        });
-        __syncwarp();
-        uint64_t last = 0;  // slots whose block no later row of these chose
-        row.for_batches<kFew>(a, p, [&](int from, Bytes bytes, There there) {
-            uint32_t rows[kBatch];
-            int32_t place[kBatch];
+        for (int step = 0; step < kFillSteps; step += kLoadSteps)
+            load_choice<kLoadSteps>(a, p, walk, min(tile + tile_rows, p.end), block + step);
+        for (int w = 0; w < kFillWarps; ++w)
+            if (kOwn * thread < width) *reinterpret_cast<uint4*>(&shared.words[w][kOwn * thread]) = {0, 0, 0, 0};
+        __syncthreads();
 #pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                rows[i] = static_cast<uint32_t>(load_counter(masks + bytes[i]));
-                place[i] = load_counter(next + bytes[i]);
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                store_entry(list + place[i] + __popc(rows[i] & earlier_rows), there[i],
-                            static_cast<uint32_t>(at) << 6 | static_cast<uint32_t>(from + i));
-                last |= uint64_t{there[i] && rows[i] >> lane == 1} << (from + i);
-            }
-        });
-        __syncwarp();
-        row.for_batches<kFew>(a, p, [&](int from, Bytes bytes, There) {
-            uint32_t mine[kBatch];
-            int32_t end[kBatch];
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                mine[i] = last >> (from + i) & 1 ? bytes[i] : spare;
-                end[i] = load_counter(next + mine[i]) + __popc(load_counter(masks + mine[i]));
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                store_counter(next + mine[i], end[i]);
-                store_counter(masks + mine[i], 0);
-            }
-        });
-        __syncwarp();
-    });
+        for (int step = 0; step < kFillSteps; ++step) rank<kPairs>(block[step], words);
+        __syncthreads();
+        int32_t const entries = begin_warps(shared, width, start);
+        __syncthreads();
+        sort_entries<kPairs>(block, words, address_of(shared.sorted), in_tile << 6 | lane % 2);
+        auto const first = static_cast<uint32_t>(tile / a.batches) << 6;
+        for (int32_t i = thread; i < entries; i += kFillThreads) {
+            uint32_t const key = shared.sorted[i], entry = key & 0xffff;
+            list[shared.shift[key >> 16] + i] = first + (a.batches == 1 ? entry : of_batch(a, entry));
+        }
+        __syncthreads();
+    }
 }
 
 __global__ void __launch_bounds__(kScanThreads) count_tiles(ListArgs const a) {
+    start_early();
     int64_t const g = a.head + blockIdx.x;
-    int32_t const* const ends = a.places + g * a.capacity * a.chunks;
+    int32_t const* const before = a.starts + (g * a.chunks + a.chunk) * a.capacity;
+    int32_t const* const after =
+        a.end_chunk < a.chunks ? a.starts + (g * a.chunks + a.end_chunk) * a.capacity : a.totals + g * a.capacity;
     exclusive_scan(
-        a.capacity,
-        [&](int b) {
-            int64_t const at = int64_t{b} * a.chunks;
-            int32_t const before = a.chunk > 0 ? ends[at + a.chunk - 1] : 0;
-            return (ends[at + a.end_chunk - 1] - before + a.row_tile - 1) / a.row_tile;
-        },
+        a.capacity, [&](int b) { return (after[b] - before[b] + a.row_tile - 1) / a.row_tile; },
         a.tiles + int64_t{blockIdx.x} * (a.capacity + 1));
 }
 
@@ -266,14 +293,18 @@ ListArgs list_args(Stage const& stage, Wave const& wave) {
     MobaShape const& shape = stage.plan.shape;
     Scratch const& s = stage.scratch;
     auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
+    int64_t const batches = std::max<int64_t>(ceil_div(shape.slots(), kBatchSlots), 1);
+    int64_t const chunk_rows = std::max<int64_t>(stage.plan.chunk_queries * shape.group() * batches, 1);
     return {.chosen = stage.problem.chosen,
             .blocks = s.blocks,
             .block_of = s.block_of,
             .places = s.places,
+            .starts = s.starts,
             .totals = s.totals,
             .list_begin = s.list_begin,
             .list = s.list,
             .tiles = s.tiles,
+            .arrived = s.arrived,
             .list_stride = shape.places(),
             .queries = narrow(shape.queries),
             .query_begin = narrow(stage.problem.query_begin),
@@ -283,31 +314,45 @@ ListArgs list_args(Stage const& stage, Wave const& wave) {
             .capacity = narrow(stage.plan.blocks),
             .chunks = narrow(stage.plan.chunks),
             .chunk_queries = narrow(stage.plan.chunk_queries),
+            .batches = narrow(batches),
+            .batch_slots = narrow(ceil_div(shape.slots(), batches)),
+            .part_chunks = narrow(std::max<int64_t>(kTileRows / chunk_rows, 1)),
             .head = narrow(wave.head),
             .chunk = narrow(wave.chunk),
             .end_chunk = narrow(wave.chunk + wave.chunks),
             .row_tile = narrow(stage.plan.row_tile)};
 }
 
+template <int kPairs>
+void build_lists(Stage const& stage, ListArgs const& a) {
+    cudaStream_t const stream = stage.problem.stream;
+    bool const early = starts_early(stage);
+    int64_t const chunk_rows = int64_t{a.chunk_queries} * (a.heads / a.kv_heads) * a.batches;
+    auto const threads = static_cast<int>(std::clamp<int64_t>(ceil_div(chunk_rows, 2 * 32) * 32, 256, 1024));
+    size_t const counters = sizeof(int32_t) * static_cast<size_t>(std::min(a.capacity, kCountRange));
+    launch({"count_entries", a.kv_heads, a.chunks, threads, counters, stream, ceil_div(a.capacity, kCountRange), early},
+           count_entries<kPairs>, a);
+    launch({"sum_lists", ceil_div(a.capacity, kSumLists), a.kv_heads, kScanThreads, 0, stream, 1, early}, sum_lists, a);
+    launch({"fill_lists", a.kv_heads, ceil_div(a.chunks, a.part_chunks), kFillThreads, sizeof(FillShared<kPairs>),
+            stream, ceil_div(a.capacity, kFillRange), early},
+           fill_lists<kPairs>, a);
+}
+
 }  // namespace
 
 void build_lists(Stage const& stage) {
     ListArgs const args = list_args(stage, {});
-    cudaStream_t const stream = stage.problem.stream;
-    check_cuda(cudaMemsetAsync(args.places, 0, stage.plan.places.bytes, stream), "cudaMemsetAsync");
-    int64_t const lists = int64_t{args.kv_heads} * args.capacity;
-    int64_t const ranges = ceil_div(args.capacity, kRangeBlocks);
-    size_t const counters = sizeof(int32_t) * static_cast<size_t>(std::min(args.capacity, kRangeBlocks) + kSpare);
-    auto* const count = args.slots <= kBatch ? &count_entries<true> : &count_entries<false>;
-    auto* const fill = args.slots <= kBatch ? &fill_lists<true> : &fill_lists<false>;
-    launch({"count_entries", args.kv_heads, args.chunks, kThreads, counters, stream, ranges}, count, args);
-    launch({"sum_chunks", ceil_div(lists, kWarps), 1, kThreads, 0, stream}, sum_chunks, args);
-    launch({"sum_lists", args.kv_heads, 1, kScanThreads, 0, stream}, sum_lists, args);
-    launch({"fill_lists", args.kv_heads, args.chunks, kThreads, 2 * kWarps * counters, stream, ranges}, fill, args);
+    if (args.batch_slots <= 2)
+        build_lists<1>(stage, args);
+    else if (args.batch_slots <= 4)
+        build_lists<2>(stage, args);
+    else
+        build_lists<4>(stage, args);
 }
 
 void plan_tiles(Stage const& stage, Wave const& wave) {
-    launch({"count_tiles", wave.heads, 1, kScanThreads, 0, stage.problem.stream}, count_tiles, list_args(stage, wave));
+    launch({"count_tiles", wave.heads, 1, kScanThreads, 0, stage.problem.stream, 1, starts_early(stage)}, count_tiles,
+           list_args(stage, wave));
 }
 
 }  // namespace perigee::moba

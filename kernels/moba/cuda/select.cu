@@ -27,6 +27,7 @@ constexpr int kPoolLoads = 8;  // that a thread has in flight
 /// fixed order.
 template <int D, int kThreads>
 __global__ void __launch_bounds__(kThreads) pool_kernel(SelectArgs const a) {
+    start_early();
     constexpr int kColumns = D / 8, kRows = kThreads / kColumns;
     __shared__ float sums[kRows][D];
     Block const block = a.blocks[blockIdx.x];
@@ -189,6 +190,7 @@ __device__ void write_choice(BestOfRow<kRegisters> const& best, int32_t first, i
 /// Scores of 64 queries of one choice (of a head, or of `summed` heads that share it) against 64 candidates at a time.
 template <int D, int kRegisters>
 __global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) {
+    start_early();
     auto& shared = *reinterpret_cast<GateShared<D, kRegisters>*>(dynamic_shared());
     int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
     int const tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kGateRows;  // the longest rows first
@@ -280,7 +282,7 @@ template <int D, int kRegisters>
 void launch_gate(Stage const& stage, int32_t* chosen) {
     SelectArgs const args = select_args(stage, chosen);
     launch({"gate", ceil_div(args.queries, kGateRows), args.heads / args.summed, kGateThreads,
-            sizeof(GateShared<D, kRegisters>), stage.problem.stream},
+            sizeof(GateShared<D, kRegisters>), stage.problem.stream, 1, starts_early(stage)},
            gate_kernel<D, kRegisters>, args);
 }
 
@@ -289,7 +291,8 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
 void pool_keys(Stage const& stage) {
     SelectArgs const args = select_args(stage, nullptr);
     auto const pool = [&]<int kThreads>(auto kernel) {
-        launch({"pool", args.capacity, args.kv_heads, kThreads, 0, stage.problem.stream}, kernel, args);
+        launch({"pool", args.capacity, args.kv_heads, kThreads, 0, stage.problem.stream, 1, starts_early(stage)},
+               kernel, args);
     };
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         if (args.block_size <= 256)

@@ -17,7 +17,9 @@ Scratch scratch_of(MobaPlan const& plan, void* memory) {
     at(s.block_of, plan.block_of);
     at(s.centroids, plan.centroids);
     at(s.places, plan.places);
+    at(s.starts, plan.starts);
     at(s.totals, plan.totals);
+    at(s.arrived, plan.arrived);
     at(s.list_begin, plan.list_begin);
     at(s.list, plan.list);
     at(s.tiles, plan.tiles);

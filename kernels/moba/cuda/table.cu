@@ -17,6 +17,7 @@ struct TableArgs {
 };
 
 __global__ void __launch_bounds__(kScanThreads) count_blocks(TableArgs const a) {
+    start_early();
     exclusive_scan(
         a.documents,
         [&](int d) {
@@ -40,6 +41,7 @@ __device__ int find_document(int32_t const* cu_seqlens, int documents, int t) {
 }
 
 __global__ void __launch_bounds__(256) fill_table(TableArgs const a) {
+    start_early();
     int const i = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x);
     if (i < a.tokens) {
         int const d = find_document(a.cu_seqlens, a.documents, i);
@@ -65,8 +67,9 @@ void build_block_table(Stage const& stage) {
                          static_cast<int32_t>(shape.tokens),
                          static_cast<int32_t>(stage.plan.blocks),
                          static_cast<int32_t>(block_size)};
-    launch({"count_blocks", 1, 1, kScanThreads, 0, stage.problem.stream}, count_blocks, args);
-    launch({"fill_table", ceil_div(shape.tokens, 256), 1, 256, 0, stage.problem.stream}, fill_table, args);
+    launch({"count_blocks", 1, 1, kScanThreads, 0, stage.problem.stream, 1, starts_early(stage)}, count_blocks, args);
+    launch({"fill_table", ceil_div(shape.tokens, 256), 1, 256, 0, stage.problem.stream, 1, starts_early(stage)},
+           fill_table, args);
 }
 
 }  // namespace perigee::moba

@@ -32,6 +32,23 @@ TEST_F(GpuFlat, AddsScalesAndRoundsLikeTheHost) {
         }
 }
 
+TEST_F(GpuFlat, UploadsInFlightKeepTheirValues) {
+    Lab lab(gpu());
+    TensorView const busy = lab.main({int64_t{1} << 24}, Values(size_t{1} << 24, 1.0));
+    for (int64_t const large : {300, 90000}) {
+        std::vector<TensorView> views;
+        for (int i = 0; i < 200; ++i) views.push_back(lab.main({i % 3 == 0 ? large : 5}));
+        for (int i = 0; i < 100; ++i) gpu().scale(busy, 1.0);  // so that the GPU comes to the uploads late
+        for (size_t i = 0; i < views.size(); ++i) {
+            std::vector<float> values(static_cast<size_t>(views[i].size()), static_cast<float>(i));
+            gpu().upload(views[i], values.data());
+            values.assign(values.size(), -1);
+        }
+        for (size_t i = 0; i < views.size(); ++i)
+            ASSERT_EQ(lab.values(views[i]), Values(static_cast<size_t>(views[i].size()), static_cast<double>(i)));
+    }
+}
+
 TEST_F(GpuFlat, CastsRoundToTheNearestAndBack) {
     for (int64_t count : kCounts) {
         Values const x = random_normal<double>(count, 65, 3.0);

@@ -23,12 +23,13 @@ Staging::~Staging() {
     }
 }
 
-void Staging::upload(void* to, void const* from, size_t bytes) {
-    if (bytes == 0) return;
-    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-    check_cuda(cudaStreamIsCapturing(device_.stream(), &capturing), "cudaStreamIsCapturing");
-    // A graph would fetch again what the slot holds by then.
-    if (capturing != cudaStreamCaptureStatusNone) fail(Category::internal, "an upload within a CUDA graph");
+/// Memory is taken and freed as rarely as can be: either waits for the device.
+Staging::Slot& Staging::slot_for(size_t bytes) {
+    for (Slot& slot : slots_) {
+        if (slot.memory.bytes() < bytes) continue;
+        if (!slot.in_use || cudaEventQuery(slot.read) == cudaSuccess) return slot;
+        cudaGetLastError();  // "not ready" is no error
+    }
     Slot& slot = slots_[next_];
     next_ = (next_ + 1) % kSlots;
     if (slot.in_use) check_cuda(cudaEventSynchronize(slot.read), "cudaEventSynchronize");
@@ -36,6 +37,16 @@ void Staging::upload(void* to, void const* from, size_t bytes) {
         slot.memory = {};
         slot.memory = HostBuffer(device_, std::max(bytes, kSmallestSlot));
     }
+    return slot;
+}
+
+void Staging::upload(void* to, void const* from, size_t bytes) {
+    if (bytes == 0) return;
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(device_.stream(), &capturing), "cudaStreamIsCapturing");
+    // A graph would fetch again what the slot holds by then.
+    if (capturing != cudaStreamCaptureStatusNone) fail(Category::internal, "an upload within a CUDA graph");
+    Slot& slot = slot_for(bytes);
     std::memcpy(slot.memory.data(), from, bytes);
     check_cuda(cudaMemcpyAsync(to, slot.memory.data(), bytes, cudaMemcpyHostToDevice, device_.stream()),
                "cudaMemcpyAsync");

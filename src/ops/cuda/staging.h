@@ -27,9 +27,12 @@ class Staging {
         bool in_use = false;
     };
 
+    /// One whose memory is free and large enough.
+    Slot& slot_for(size_t bytes);
+
     CudaDevice& device_;
     std::array<Slot, kSlots> slots_;
-    size_t next_ = 0;
+    size_t next_ = 0;  ///< that takes more memory when none is
 };
 
 }  // namespace perigee

@@ -22,7 +22,7 @@ constexpr int64_t kLeastPieceRows = 512;
 constexpr int64_t kFewRoundedWaves = 6, kMostRoundedWaves = 12;
 constexpr int64_t kCacheBytes = 40 << 20;  ///< of the L2 cache, that rows of q may count on
 constexpr int64_t kLongBlock = 200;        ///< keys from which on products take longer than memory
-constexpr int64_t kLeastListTiles = 4;     ///< on average: half a tile of each list is empty
+constexpr int64_t kLeastListRows = 512;    ///< on average: half a tile of each list is empty
 constexpr int64_t kLongestChain = 4;       ///< each run of keys beyond the first rounds the sum once more
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -47,6 +47,12 @@ class Layout {
 /// Whether the backward keeps the sums of a run of keys in the registers of a thread block.
 bool is_fused(MobaPlan const& plan) { return plan.task == MobaTask::backward && plan.kernels == MobaKernels::hopper; }
 
+/// Rows of the tiles that the lists are cut into.
+int64_t row_tile(MobaPlan const& plan) {
+    if (plan.task != MobaTask::forward) return 64;
+    return plan.kernels == MobaKernels::hopper && plan.shape.options.block_size <= kMobaShortBlock ? 192 : 128;
+}
+
 /// Of the partial results of a query's rows of one key/value head.
 size_t partial_bytes_of_query(MobaPlan const& plan) {
     size_t const lse = plan.task == MobaTask::forward ? sizeof(float) : 0;
@@ -66,7 +72,7 @@ int64_t chunks_in_cache(MobaPlan const& plan) {
     if (plan.task != MobaTask::forward || s.options.block_size >= kLongBlock || most >= plan.chunks || most == 0)
         return plan.chunks;
     int64_t const chunks = even(plan.chunks, most);
-    return chunks * chunk_rows * s.slots() < kLeastListTiles * plan.row_tile * plan.blocks ? plan.chunks : chunks;
+    return chunks * chunk_rows * s.slots() < kLeastListRows * plan.blocks ? plan.chunks : chunks;
 }
 
 /// Key/value heads first: a wave has the same queries of as many heads as there is room for. Waves are even.
@@ -223,7 +229,7 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
     plan.blocks = most_blocks(s);
     plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);
-    plan.row_tile = task == MobaTask::forward ? 128 : 64;
+    plan.row_tile = row_tile(plan);
     plan.row_slots = s.slots();
     if (is_fused(plan)) {
         plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);

@@ -75,6 +75,9 @@ struct MobaPlan {
     int64_t waves() const;
 };
 
+/// Keys of the blocks that Hopper's forward takes in one step.
+inline constexpr int kMobaShortBlock = 128;
+
 /// What scratch memory may take, by default.
 inline constexpr size_t kMobaPartialBytes = size_t{2} << 30;
 

@@ -1,4 +1,5 @@
-// The warpgroups of the Hopper forward that multiply and do the softmax: 64 rows of every tile each.
+// What all warpgroups of the Hopper forward that multiply and do the softmax have in common. A team is one of them: it
+// works on 64 rows of every tile.
 #pragma once
 
 #include "kernels/hopper/product.cuh"
@@ -38,7 +39,7 @@ struct Softmax {
     }
 };
 
-/// Where a warpgroup is: a tile of rows, and which of its tiles of keys.
+/// Where a team is: a tile of rows, and which of its tiles of keys.
 struct Place {
     int32_t key_begin, key_tiles, seen_by_all, past, first_slot;
     bool keys_go_on;
@@ -48,143 +49,102 @@ struct Place {
 
     __device__ bool last() const { return key_tile + 1 == key_tiles; }
     __device__ uint32_t in_ring() const { return keys + static_cast<uint32_t>(key_tile); }
+    /// The ring's count for the next tile of rows.
+    __device__ uint32_t next_keys() const { return keys_go_on ? keys : keys + static_cast<uint32_t>(key_tiles); }
 };
 
+/// A team's dealings with the rings and its products: scores of a tile of keys, and results.
 template <class T>
-class ForwardConsumer {
+class TeamOfForward {
   public:
-    __device__ ForwardConsumer(ForwardArgs const& args, ForwardShared<T>& shared, int group)
+    __device__ TeamOfForward(ForwardArgs const& args, ForwardShared<T>& shared, int team)
         : a_(args.attention),
           shared_(shared),
-          group_(group),
-          row_(group * 64 + static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4)),
-          scale_log2_(a_.scale * kLog2e),
-          ring_(shared.visits) {}
+          stage_(team * T::kRowStages),
+          row_(static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4)),
+          scale_log2_(a_.scale * kLog2e) {}
 
-    __device__ void run() {
-        Place now = next_tile(0);
-        if (now.key_tiles == 0) return;
-        if constexpr (kOwn)
-            for (int s = 0; s < T::kVisitStages; ++s) ring_.start(a_, own_rows(now), s);
-        float s[kKeys / 2], o[D / 2], kept[2];
-        uint32_t weights[kKeys / 16][4], q[D / 16][4];
-        Softmax<kKeys> softmax, done;
-        VisitsOf visits;
-        Place before{};
-        load_rows(q);
-        start_scores(s, q, now);
-        hopper::products_wait<0>();
-        finish_scores(s, now);
-        softmax.absorb(s, scale_log2_, kept);
-        to_weights(weights, s);
-        for (;;) {
-            bool const ends = now.last();
-            Place then = now;
-            ++then.key_tile;
-            if (ends) then = next_tile(now.keys_go_on ? now.keys : now.keys + now.key_tiles);
-            if (then.key_tiles == 0) break;
-            if (ends) load_rows(q);
-            start_scores(s, q, then);
-            if constexpr (kLate)
-                if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
-            start_outputs(o, weights, now);
-            if (ends) visits = VisitsOf(a_, own_rows(now));
-            hopper::products_wait<1>();
-            finish_scores(s, then);
-            if (ends) {
-                done = softmax;
-                softmax = {};
-            }
-            softmax.absorb(s, scale_log2_, kept);
-            hopper::settle(softmax.sum[0] + softmax.sum[1]);  // all of this while the products run
-            hopper::products_wait<0>();
-            finish_outputs(o, now);
-            to_weights(weights, s);
-            if constexpr (!kLate) finish_step(o, now, then, done, kept, visits);
-            if (ends && !then.last()) load_rows(q);  // again: merging takes the registers
-            before = now;
-            now = then;
-        }
-        if constexpr (kLate)
-            if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
-        start_outputs(o, weights, now);
-        visits = VisitsOf(a_, own_rows(now));
-        hopper::products_wait<0>();
-        finish_outputs(o, now);
-        Place nothing{};
-        nothing.at[0] = nothing.at[1] = -1;
-        write(o, softmax, now, nothing, visits);
-        hopper::finish_copies();
-    }
-
-  private:
+  protected:
     static constexpr int D = T::D, kKeys = T::kKeys, kKeyStages = T::kKeyStages;
     static constexpr bool kOwn = T::kOwn;
-    /// A step is finished while the next scores are made; merging lacks the registers for that.
-    static constexpr bool kLate = !kOwn;
-    struct NoWeights {
-        NoWeights() = default;
-        __device__ NoWeights(AttentionArgs const&, OwnRows const&) {}
-    };
-    using VisitsOf = std::conditional_t<kOwn, VisitWeights, NoWeights>;
 
+    /// The next tile that has rows for this team; `keys` is its place in the ring.
     __device__ Place next_tile(uint32_t keys) {
-        shared_.q_full[q_.stage].wait(q_.parity());
-        TileOfRows const& rows = shared_.rows[q_.stage];
-        return {rows.key_begin,
-                rows.key_tiles,
-                rows.seen_by_all,
-                rows.past,
-                rows.first_slot + row_ * a_.slots,
-                rows.keys_go_on,
-                {rows.at[row_], rows.at[row_ + 8]},
-                0,
-                keys};
-    }
-    __device__ OwnRows own_rows(Place const& place) const {
-        return {{place.at[0], place.at[1]}, {place.first_slot, place.first_slot + 8 * a_.slots}, place.past};
+        do {
+            shared_.q_full[stage_].wait(parity_);
+            TeamRows const& rows = shared_.rows[stage_];
+            Place const place{rows.key_begin,
+                              rows.key_tiles,
+                              rows.seen_by_all,
+                              rows.past,
+                              rows.first_slot + row_ * a_.slots,
+                              !kOwn && rows.keys_go_on,
+                              {rows.at[row_], rows.at[row_ + 8]},
+                              0,
+                              keys};
+            if (!T::kShort || place.key_tiles == 0 || rows.there) return place;
+            release_rows();
+            if (!place.keys_go_on)
+                for (int i = 0; i < place.key_tiles; ++i) {
+                    uint32_t const stage = (keys + i) % kKeyStages, parity = (keys + i) / kKeyStages & 1;
+                    shared_.k_full[stage].wait(parity);
+                    release(shared_.k_free[stage]);
+                    shared_.v_full[stage].wait(parity);
+                    release(shared_.v_free[stage]);
+                }
+            keys = place.next_keys();
+        } while (true);
     }
     /// This warp no longer reads what `barrier` guards.
     __device__ static void release(Barrier& barrier) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier.arrive();
     }
+    __device__ void release_rows() {
+        shared_.q_free[stage_].arrive();
+        stage_ ^= 1;
+        parity_ ^= ~stage_ & 1;
+    }
 
     /// Own rows are left factors in registers: products with tiles of 64 keys are otherwise short of shared memory's
     /// bandwidth.
     __device__ void load_rows(uint32_t (&q)[D / 16][4]) {
-        if constexpr (!kOwn) return;
-        uint32_t const tile = hopper::shared_address(shared_.q[q_.stage]);
-        int const lane = threadIdx.x % 32,
-                  row = group_ * 64 + static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
+        uint32_t const tile = hopper::shared_address(shared_.q[stage_]);
+        int const lane = threadIdx.x % 32, row = static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
-            hopper::load_matrices(q[step], tile + hopper::piece_offset<kRows>(row, step * 2 + lane / 16));
+            hopper::load_matrices(q[step], tile + hopper::piece_offset<kTeamRows>(row, step * 2 + lane / 16));
     }
 
-    __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Place const& at) {
+    __device__ uint32_t await_keys(Place const& at) {
         uint32_t const index = at.in_ring(), stage = index % kKeyStages;
         shared_.k_full[stage].wait(index / kKeyStages & 1);
-        uint32_t const q = hopper::shared_address(shared_.q[q_.stage]) + group_ * 64 * hopper::kPanelRowBytes;
-        uint32_t const k = hopper::shared_address(shared_.k[stage]);
+        return hopper::shared_address(shared_.k[stage]);
+    }
+    __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Place const& at) {
+        uint32_t const k = await_keys(at);
         hopper::pin(s);
         hopper::products_begin();
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
-            if constexpr (kOwn)
-                hopper::multiply<Inner::columns>(s, rows[step], hopper::columns_factor<kKeys>(k, 0, step), step > 0);
-            else
-                hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kRows>(q, 0, step),
-                                                                 hopper::columns_factor<kKeys>(k, 0, step), step > 0);
+            hopper::multiply<Inner::columns>(s, rows[step], hopper::columns_factor<kKeys>(k, 0, step), step > 0);
+        hopper::products_commit();
+    }
+    __device__ void start_scores(float (&s)[kKeys / 2], Place const& at) {
+        uint32_t const k = await_keys(at), q = hopper::shared_address(shared_.q[stage_]);
+        hopper::products_begin();
+        hopper::multiply_first<Inner::columns, Inner::columns>(s, hopper::columns_factor<kTeamRows>(q, 0, 0),
+                                                               hopper::columns_factor<kKeys>(k, 0, 0));
+#pragma unroll
+        for (int step = 1; step < D / 16; ++step)
+            hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kTeamRows>(q, 0, step),
+                                                             hopper::columns_factor<kKeys>(k, 0, step), true);
         hopper::products_commit();
     }
     __device__ void finish_scores(float (&s)[kKeys / 2], Place const& at) {
         hopper::pin(s);
         if (!at.keys_go_on) release(shared_.k_free[at.in_ring() % kKeyStages]);
-        if (at.last()) {
-            shared_.q_free[q_.stage].arrive();
-            q_.advance();
-        }
+        if (at.last()) release_rows();
         int32_t const key = at.key_begin + at.key_tile * kKeys;
         if (key + kKeys - 1 <= at.seen_by_all) return;
 #pragma unroll
@@ -204,10 +164,13 @@ class ForwardConsumer {
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step) hopper::to_left(weights[step], s, step);
     }
-    __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Place const& at) {
+    __device__ uint32_t await_values(Place const& at) {
         uint32_t const index = at.in_ring(), stage = index % kKeyStages;
         shared_.v_full[stage].wait(index / kKeyStages & 1);
-        uint32_t const v = hopper::shared_address(shared_.v[stage]);
+        return hopper::shared_address(shared_.v[stage]);
+    }
+    __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Place const& at) {
+        uint32_t const v = await_values(at);
         hopper::pin(o);
         hopper::products_begin();
 #pragma unroll
@@ -216,55 +179,32 @@ class ForwardConsumer {
                                           step > 0 || at.key_tile > 0);
         hopper::products_commit();
     }
+    /// Of a tile's first keys; what is in o counts as nothing.
+    __device__ void start_first_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Place const& at) {
+        uint32_t const v = await_values(at);
+        hopper::products_begin();
+        hopper::multiply_first<Inner::rows>(o, weights[0], hopper::rows_factor<kKeys>(v, 0, 0));
+#pragma unroll
+        for (int step = 1; step < kKeys / 16; ++step)
+            hopper::multiply<Inner::rows>(o, weights[step], hopper::rows_factor<kKeys>(v, 0, step), true);
+        hopper::products_commit();
+    }
     __device__ void finish_outputs(float (&o)[D / 2], Place const& at) {
         hopper::pin(o);
         if (!at.keys_go_on) release(shared_.v_free[at.in_ring() % kKeyStages]);
     }
-
-    /// What was summed up to a tile of keys is written where it is a row tile's last, else rescaled for the next.
-    __device__ void finish_step(float (&o)[D / 2], Place const& at, Place const& next, Softmax<kKeys> const& done,
-                                float const (&kept)[2], VisitsOf const& visits) {
-        if (at.last()) {
-            write(o, done, at, next, visits);
-        } else {
+    /// What was summed up to a tile of keys, for the next.
+    __device__ static void rescale(float (&o)[D / 2], float const (&kept)[2]) {
 #pragma unroll
-            for (int i = 0; i < D / 2; ++i) o[i] *= kept[i % 4 / 2];
-        }
-    }
-
-    /// The tile's results, normalised.
-    __device__ void write(float const (&o)[D / 2], Softmax<kKeys> const& softmax, Place const& tile, Place const& next,
-                          VisitsOf const& visits) {
-        float sum[2], lse[2];  // of base 2
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            sum[half] = quad_sum(softmax.sum[half]);
-            lse[half] = softmax.top[half] * scale_log2_ + log2_approx(sum[half]);
-        }
-        float* const lse_to = kOwn ? a_.lse_out : a_.partial_lse;
-        if constexpr (kOwn) {
-            float merged[D / 2];  // o itself may not change while products that wait for it are under way
-            merge_visits<D>(a_, ring_, own_rows(tile), own_rows(next), visits, o, merged, sum, lse);
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, merged, half, inverse_of_sum(sum[half]),
-                             tile.at[half] >= 0);
-        } else {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                if (tile.at[half] >= 0) write_partial<D>(a_.partial, tile.at[half], o, half, inverse_of_sum(sum[half]));
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            if (tile.at[half] >= 0 && threadIdx.x % 4 == 0) lse_to[tile.at[half]] = lse[half] * (1 / kLog2e);
+        for (int i = 0; i < D / 2; ++i) o[i] *= kept[i % 4 / 2];
     }
 
     AttentionArgs const& a_;
     ForwardShared<T>& shared_;
-    int group_, row_;
+    int stage_;  ///< of rows, among all teams'
+    int row_;
+    uint32_t parity_ = 0;
     float scale_log2_;
-    RingPosition<T::kRowStages> q_;
-    typename T::Ring ring_;
 };
 
 }  // namespace perigee::moba

@@ -13,17 +13,24 @@ namespace perigee::moba {
 using hopper::Barrier;
 using hopper::RingPosition;
 
-inline constexpr int kRows = 128;  ///< of a tile
-inline constexpr int kConsumerWarps = 8;
+inline constexpr int kTeamRows = 64;  ///< of a tile, which a warpgroup of consumers works on
 
-/// Listed rows meet many keys: large tiles. Own rows meet half a block and then wait for partial results to merge:
-/// small tiles, which waste less beyond the diagonal and leave room in shared memory to read those ahead.
-template <int kHeadDim, bool kOwnRows>
+/// Whose rows meet which keys.
+enum class Part {
+    short_blocks,  ///< listed rows, all keys of a block in one tile: three teams cover each other's waiting
+    long_blocks,   ///< listed rows, many tiles of keys
+    own            ///< half a block, then partial results to merge: small tiles, which waste less beyond the diagonal and
+                   ///< leave room in shared memory to read those ahead
+};
+
+template <int kHeadDim, Part kPart>
 struct ForwardTiling {
     static constexpr int D = kHeadDim;
-    static constexpr bool kOwn = kOwnRows;
-    static constexpr int kKeys = kOwn ? 64 : 128;                  // of a tile
-    static constexpr int kRowStages = kOwn ? 2 : 3;                // tiles of rows; each has its own gathering warp
+    static constexpr bool kOwn = kPart == Part::own, kShort = kPart == Part::short_blocks;
+    static constexpr int kTeams = kShort ? 3 : 2;  // warpgroups of consumers; each has its own gathering warp
+    static constexpr int kRows = kTeams * kTeamRows;
+    static constexpr int kKeys = kOwn ? 64 : kMobaShortBlock;      // of a tile
+    static constexpr int kRowStages = 2;                           // tiles of rows
     static constexpr int kKeyStages = kOwn ? 3 : D == 64 ? 4 : 2;  // tiles of keys, and of values
     static constexpr int kVisitStages = kOwn ? 2 : 0;              // slots of partial results
 
@@ -38,25 +45,26 @@ struct ForwardArgs {
     bool keys_stay;  ///< all keys of a block fit into the ring: tiles of one block follow each other and share them
 };
 
-/// What consumers must know of a tile of rows.
-struct TileOfRows {
-    int32_t at[kRows];    ///< where the row's result goes: listed rows' slot, own rows' place in q; -1 for no row
-    int32_t key_begin;    ///< as tokens
-    int32_t key_tiles;    ///< 0: there are no more tiles of rows
-    int32_t seen_by_all;  ///< the last key that every row sees
-    int32_t past;         ///< blocks of the document before the rows' own
-    int32_t first_slot;   ///< of own rows: where the first row's partial results begin, were it there
-    bool keys_go_on;      ///< the next tile has the same keys
+/// What a team must know of its rows of a tile.
+struct TeamRows {
+    int32_t at[kTeamRows];  ///< where the row's result goes: listed rows' slot, own rows' place in q; -1 for no row
+    int32_t key_begin;      ///< as tokens
+    int32_t key_tiles;      ///< 0: there are no more tiles of rows
+    int32_t seen_by_all;    ///< the last key that every row sees
+    int32_t past;           ///< blocks of the document before the rows' own
+    int32_t first_slot;     ///< of own rows: where the first row's partial results begin, were it there
+    bool there;             ///< any row at all
+    bool keys_go_on;        ///< the next tile has the same keys
 };
 
 template <class T>
 struct ForwardShared {
-    unsigned char q[T::kRowStages][hopper::tile_bytes<kRows, T::D>()];
+    unsigned char q[T::kTeams * T::kRowStages][hopper::tile_bytes<kTeamRows, T::D>()];
     unsigned char k[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
     unsigned char v[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
     unsigned char visits[T::kVisitStages * T::Ring::kBytes + 16];
-    TileOfRows rows[T::kRowStages];
-    Barrier q_full[T::kRowStages], q_free[T::kRowStages];
+    TeamRows rows[T::kTeams * T::kRowStages];
+    Barrier q_full[T::kTeams * T::kRowStages], q_free[T::kTeams * T::kRowStages];
     Barrier k_full[T::kKeyStages], k_free[T::kKeyStages];
     Barrier v_full[T::kKeyStages], v_free[T::kKeyStages];
     Barrier v_here;  ///< of values that end with their block, before anyone else may see them
@@ -64,23 +72,24 @@ struct ForwardShared {
 
 template <class T>
 __device__ void init_barriers(ForwardShared<T>& shared) {
-    for (int i = 0; i < T::kRowStages; ++i) {
+    for (int i = 0; i < T::kTeams * T::kRowStages; ++i) {
         shared.q_full[i].init(32);
-        shared.q_free[i].init(kConsumerWarps * 32);
+        shared.q_free[i].init(128);
     }
     for (int i = 0; i < T::kKeyStages; ++i) {
         shared.k_full[i].init(1);
         shared.v_full[i].init(1);
-        shared.k_free[i].init(kConsumerWarps);
-        shared.v_free[i].init(kConsumerWarps);
+        shared.k_free[i].init(T::kTeams * 4);
+        shared.v_free[i].init(T::kTeams * 4);
     }
     shared.v_here.init(1);
     hopper::publish_barriers();
 }
 
-/// One warp fills one stage of the ring of rows: every kRowStages-th tile.
+/// One warp fills a team's ring of rows. The teams take turns at the first rows of a tile, so that the last tile of a
+/// list, where often only those are there, is not always the same team's.
 template <class T>
-__device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, int stage) {
+__device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, int team) {
     constexpr int kLanes = T::D / 8, kRowsAtOnce = 32 / kLanes;  // a lane copies 16 bytes
     AttentionArgs const& a = args.attention;
     int const lane = threadIdx.x % 32;
@@ -89,55 +98,63 @@ __device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, i
     uint32_t to[8 / kRowsAtOnce];  // in the first eight rows; the swizzle repeats from there
 #pragma unroll
     for (int j = 0; j < 8 / kRowsAtOnce; ++j)
-        to[j] = hopper::shared_address(shared.q[stage]) +
-                hopper::piece_offset<kRows>(j * kRowsAtOnce + lane / kLanes, lane % kLanes);
+        to[j] = hopper::shared_address(shared.q[team * T::kRowStages]) +
+                hopper::piece_offset<kTeamRows>(j * kRowsAtOnce + lane / kLanes, lane % kLanes);
     typename T::Walk walk(a, args.heads, args.keys_stay);
-    TileOfRows& rows = shared.rows[stage];
-    uint32_t parity = 1;
-    uint32_t entry[kRows / 32];
-    auto const look = [&](int count) {
-        if (!walk.next(count)) return false;
+    RingPosition<T::kRowStages> ring;
+    uint32_t entry[kTeamRows / 32];
+    int first = team * kTeamRows;  // of the team's rows in the tile
+    auto const look = [&] {
+        if (!walk.next(1)) return false;
+        first = first + kTeamRows == T::kRows ? 0 : first + kTeamRows;
 #pragma unroll
-        for (int i = 0; i < kRows / 32; ++i)
-            entry[i] = T::kOwn ? kNoEntry : listed_entry(a, walk.work(), i * 32 + lane);
+        for (int i = 0; i < kTeamRows / 32; ++i)
+            entry[i] = T::kOwn ? kNoEntry : listed_entry(a, walk.work(), first + i * 32 + lane);
         return true;
     };
-    for (bool more = look(stage + 1); more; parity ^= 1) {
+    for (bool more = look(); more; ring.advance()) {
         Work const& work = walk.work();
-        shared.q_free[stage].wait(parity);
+        TeamRows& rows = shared.rows[team * T::kRowStages + ring.stage];
+        bool const there = T::kOwn || work.begin + first < work.end;
+        shared.q_free[team * T::kRowStages + ring.stage].wait(ring.free_parity());
+        uint32_t const stage = ring.stage * hopper::tile_bytes<kTeamRows, T::D>();
+        if (there)
 #pragma unroll
-        for (int i = 0; i < kRows / 32; ++i) {
-            Row const row = T::kOwn ? own_row(a, work, i * 32 + lane) : row_of_entry(a, work, entry[i]);
-            rows.at[i * 32 + lane] = T::kOwn ? row.at : row.slot;
-            // For a row that is not there any other will do, as its result is not written.
-            int32_t const at = max(row.at, 0);
+            for (int i = 0; i < kTeamRows / 32; ++i) {
+                Row const row =
+                    T::kOwn ? own_row(a, work, first + i * 32 + lane) : row_of_entry(a, work, entry[i]);
+                rows.at[i * 32 + lane] = T::kOwn ? row.at : row.slot;
+                // For a row that is not there any other will do, as its result is not written.
+                int32_t const at = max(row.at, 0);
 #pragma unroll
-            for (int eight = 0; eight < 32; eight += 8) {
-                bf16 const* from[8 / kRowsAtOnce];
+                for (int eight = 0; eight < 32; eight += 8) {
+                    bf16 const* from[8 / kRowsAtOnce];
 #pragma unroll
-                for (int j = 0; j < 8 / kRowsAtOnce; ++j)
-                    from[j] = q + int64_t{__shfl_sync(kAllLanes, at, eight + j * kRowsAtOnce + lane / kLanes)} * T::D;
+                    for (int j = 0; j < 8 / kRowsAtOnce; ++j)
+                        from[j] =
+                            q + int64_t{__shfl_sync(kAllLanes, at, eight + j * kRowsAtOnce + lane / kLanes)} * T::D;
 #pragma unroll
-                for (int j = 0; j < 8 / kRowsAtOnce; ++j)
-                    hopper::copy_piece(to[j] + (i * 32 + eight) * hopper::kPanelRowBytes, from[j], true);
+                    for (int j = 0; j < 8 / kRowsAtOnce; ++j)
+                        hopper::copy_piece(to[j] + stage + (i * 32 + eight) * hopper::kPanelRowBytes, from[j], true);
+                }
             }
-        }
         if (lane == 0) {
             rows.key_begin = work.block.begin;
             rows.key_tiles = (work.key_end - work.block.begin + T::kKeys - 1) / T::kKeys;
-            rows.seen_by_all = T::kOwn ? work.block.begin + work.begin / a.group : work.block.end - 1;
+            rows.seen_by_all = T::kOwn ? work.block.begin + (work.begin + first) / a.group : work.block.end - 1;
             rows.past = T::kOwn ? work.index - work.block.first : 0;
-            rows.first_slot = T::kOwn ? own_slot(a, work, 0) : 0;
+            rows.first_slot = T::kOwn ? own_slot(a, work, first) : 0;
+            rows.there = there;
             rows.keys_go_on = walk.goes_on();
         }
-        more = look(T::kRowStages);  // while the copies are under way
+        more = look();  // while the copies are under way
         hopper::finish_copies();
         hopper::fence_shared_for_async();
-        shared.q_full[stage].arrive();
+        shared.q_full[team * T::kRowStages + ring.stage].arrive();
     }
-    shared.q_free[stage].wait(parity);
-    if (lane == 0) rows.key_tiles = 0;
-    shared.q_full[stage].arrive();
+    shared.q_free[team * T::kRowStages + ring.stage].wait(ring.free_parity());
+    if (lane == 0) shared.rows[team * T::kRowStages + ring.stage].key_tiles = 0;
+    shared.q_full[team * T::kRowStages + ring.stage].arrive();
 }
 
 /// Rows [from, kRows) of a tile become zeros. A warp's business.

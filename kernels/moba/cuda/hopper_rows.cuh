@@ -22,8 +22,7 @@ __device__ __forceinline__ int64_t piece_of_partial(int32_t slot, int piece) {
 }
 
 template <int D>
-__device__ __forceinline__ void write_partial(bf16* partial, int32_t slot, float const (&o)[D / 2], int half,
-                                              float factor) {
+__device__ __forceinline__ void pack_partial(uint4 (&packed)[D / 32], float const (&o)[D / 2], int half, float factor) {
 #pragma unroll
     for (int piece = 0; piece < D / 32; ++piece) {
         uint32_t x[4];
@@ -32,8 +31,15 @@ __device__ __forceinline__ void write_partial(bf16* partial, int32_t slot, float
             int const at = (piece * 4 + i) * 4 + half * 2;
             x[i] = hopper::pack(o[at] * factor, o[at + 1] * factor);
         }
-        *reinterpret_cast<uint4*>(partial + piece_of_partial<D>(slot, piece)) = make_uint4(x[0], x[1], x[2], x[3]);
+        packed[piece] = make_uint4(x[0], x[1], x[2], x[3]);
     }
+}
+
+template <int D>
+__device__ __forceinline__ void write_partial(bf16* partial, int32_t slot, uint4 const (&packed)[D / 32]) {
+#pragma unroll
+    for (int piece = 0; piece < D / 32; ++piece)
+        *reinterpret_cast<uint4*>(partial + piece_of_partial<D>(slot, piece)) = packed[piece];
 }
 
 template <int D>

@@ -135,7 +135,11 @@ __device__ __forceinline__ float finite_base(float most) { return most == -INFIN
 /// -infinity, whose weights are zeros then.
 __device__ __forceinline__ float base_of_weights(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
 /// A row that has nothing but scores of -infinity has an empty sum, and zeros as its result.
-__device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0 ? 0 : 1 / sum; }
+__device__ __forceinline__ float inverse_of_sum(float sum) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+    return sum == 0 ? 0 : inverse;
+}
 
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));

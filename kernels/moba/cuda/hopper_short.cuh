@@ -1,0 +1,86 @@
+// The warpgroups of the Hopper forward that attend chosen blocks of few keys: one product makes all scores of a tile.
+// Each team does one thing after the other, three of them keep the tensor cores busy between them.
+#pragma once
+
+#include "kernels/moba/cuda/hopper_consumer.cuh"
+
+#ifndef KAHEAD
+#define KAHEAD 1
+#endif
+namespace perigee::moba {
+
+template <class T>
+class ShortTeam : TeamOfForward<T> {
+  public:
+    using TeamOfForward<T>::TeamOfForward;
+
+    __device__ void run() {
+        Place tile = next_tile(0);
+        if (tile.key_tiles == 0) return;
+        float s[kKeys / 2], o[D / 2];
+        start_scores(s, tile);
+        for (;;) {
+            uint32_t weights[kKeys / 16][4];
+            float kept[2];
+            Softmax<kKeys> softmax;
+            hopper::products_wait<0>();
+            finish_scores(s, tile);
+            softmax.absorb(s, scale_log2_, kept);
+            to_weights(weights, s);
+            start_first_outputs(o, weights, tile);
+            Total const total(softmax, scale_log2_);  // while the products run
+            hopper::products_wait<0>();
+            finish_outputs(o, tile);
+            Place const next = next_tile(tile.next_keys());
+            Packed packed;
+            pack(packed, o, total);
+            if (next.key_tiles == 0) {
+                write(packed, total, tile);
+                return;
+            }
+#if KAHEAD
+            start_scores(s, next);
+            write(packed, total, tile);
+#else
+            write(packed, total, tile);
+            start_scores(s, next);
+#endif
+            tile = next;
+        }
+    }
+
+  private:
+    using Team = TeamOfForward<T>;
+    using Team::a_, Team::scale_log2_, Team::D, Team::kKeys;
+    using Team::finish_outputs, Team::finish_scores, Team::next_tile, Team::start_first_outputs, Team::start_scores,
+        Team::to_weights;
+
+    /// Of the lane's rows: what their results are divided by, and their log-sum-exps.
+    struct Total {
+        float inverse[2], lse[2];
+
+        __device__ Total(Softmax<T::kKeys> const& softmax, float scale_log2) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float const sum = quad_sum(softmax.sum[half]);
+                inverse[half] = inverse_of_sum(sum);
+                lse[half] = (softmax.top[half] * scale_log2 + log2_approx(sum)) * (1 / kLog2e);
+            }
+        }
+    };
+    using Packed = uint4[2][D / 32];
+    __device__ static void pack(Packed& packed, float const (&o)[D / 2], Total const& total) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) pack_partial<D>(packed[half], o, half, total.inverse[half]);
+    }
+    __device__ void write(Packed const& packed, Total const& total, Place const& tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (tile.at[half] < 0) continue;
+            write_partial<D>(a_.partial, tile.at[half], packed[half]);
+            if (threadIdx.x % 4 == 0) a_.partial_lse[tile.at[half]] = total.lse[half];
+        }
+    }
+};
+
+}  // namespace perigee::moba

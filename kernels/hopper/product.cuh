@@ -25,6 +25,13 @@ __device__ __forceinline__ uint64_t factor_at(uint32_t tile, uint32_t leading_by
     return uint64_t{kHigh} << 32 | low;
 }
 
+/// x, which is the same in all lanes of a warp, told so to the compiler: descriptors made from it are then computed
+/// once for the warp, not in every lane. All lanes call.
+template <class T>
+__device__ __forceinline__ T uniform(T x) {
+    return __shfl_sync(~0u, x, 0);
+}
+
 /// What the tensor cores are told of a factor: its first byte, strides in 16 bytes and the swizzle. PTX ISA, "Matrix
 /// descriptor". Step s means numbers 16 s to 16 s + 15 of the summed index.
 /// Inner::columns: rows [row, row + 64) of a left or [row, row + N) of a right factor, `row` a multiple of 8.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "kernels/gpu_moba.h"
 
@@ -135,6 +136,19 @@ TEST_F(GpuMobaAttention, AnyGroupSize) {
     }
 }
 
+/// Blocks of one tile of keys, lists of many tiles of rows, of which some end in a part of a tile.
+TEST_F(GpuMobaAttention, LargeGroupsWithManyChoices) {
+    for (auto const& [H, G, dim] : {std::tuple{9, 1, 128}, {12, 1, 64}, {20, 2, 64}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 130, 700},
+                            .heads = H,
+                            .kv_heads = G,
+                            .head_dim = dim,
+                            .options = {.block_size = 128, .top_k = 6},
+                            .seed = static_cast<uint64_t>(H)};
+        expect_right(c, random_choice(c), "large group");
+    }
+}
+
 TEST_F(GpuMobaAttention, ManyPlaces) {
     GpuMobaCase const c{.cu_seqlens = {0, 700}, .heads = 2, .options = {.block_size = 8, .top_k = 64}};
     expect_right(c, random_choice(c), "64 blocks");
@@ -143,7 +157,7 @@ TEST_F(GpuMobaAttention, ManyPlaces) {
 /// Kinds 0..2 make lists one shorter than, as long as and one longer than the forward's tile of rows and the
 /// backward's.
 TEST_F(GpuMobaAttention, ListsOfAllLengths) {
-    for (int64_t const length : {0, 1, 63, 64, 65, 127, 128, 129, 256, 400}) {
+    for (int64_t const length : {0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 400}) {
         GpuMobaCase const c{.cu_seqlens = {0, 64, 564},
                             .heads = 1,
                             .kv_heads = 1,

@@ -70,7 +70,7 @@ class TeamOfForward {
 
     /// The next tile that has rows for this team; `keys` is its place in the ring.
     __device__ Place next_tile(uint32_t keys) {
-        do {
+        for (;;) {
             shared_.q_full[stage_].wait(parity_);
             TeamRows const& rows = shared_.rows[stage_];
             Place const place{rows.key_begin,
@@ -84,16 +84,18 @@ class TeamOfForward {
                               keys};
             if (!T::kShort || place.key_tiles == 0 || rows.there) return place;
             release_rows();
-            if (!place.keys_go_on)
-                for (int i = 0; i < place.key_tiles; ++i) {
-                    uint32_t const stage = (keys + i) % kKeyStages, parity = (keys + i) / kKeyStages & 1;
-                    shared_.k_full[stage].wait(parity);
-                    release(shared_.k_free[stage]);
-                    shared_.v_full[stage].wait(parity);
-                    release(shared_.v_free[stage]);
-                }
+            if (!place.keys_go_on) pass_keys(place);
             keys = place.next_keys();
-        } while (true);
+        }
+    }
+    /// A tile's keys that this team has no rows for.
+    __device__ void pass_keys(Place at) {
+        for (; at.key_tile < at.key_tiles; ++at.key_tile) {
+            await_keys(at);
+            release(shared_.k_free[at.in_ring() % kKeyStages]);
+            await_values(at);
+            release(shared_.v_free[at.in_ring() % kKeyStages]);
+        }
     }
     /// This warp no longer reads what `barrier` guards.
     __device__ static void release(Barrier& barrier) {
@@ -119,7 +121,7 @@ class TeamOfForward {
     __device__ uint32_t await_keys(Place const& at) {
         uint32_t const index = at.in_ring(), stage = index % kKeyStages;
         shared_.k_full[stage].wait(index / kKeyStages & 1);
-        return hopper::shared_address(shared_.k[stage]);
+        return hopper::uniform(hopper::shared_address(shared_.k[stage]));
     }
     __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Place const& at) {
         uint32_t const k = await_keys(at);
@@ -131,7 +133,7 @@ class TeamOfForward {
         hopper::products_commit();
     }
     __device__ void start_scores(float (&s)[kKeys / 2], Place const& at) {
-        uint32_t const k = await_keys(at), q = hopper::shared_address(shared_.q[stage_]);
+        uint32_t const k = await_keys(at), q = hopper::uniform(hopper::shared_address(shared_.q[stage_]));
         hopper::products_begin();
         hopper::multiply_first<Inner::columns, Inner::columns>(s, hopper::columns_factor<kTeamRows>(q, 0, 0),
                                                                hopper::columns_factor<kKeys>(k, 0, 0));
@@ -167,7 +169,7 @@ class TeamOfForward {
     __device__ uint32_t await_values(Place const& at) {
         uint32_t const index = at.in_ring(), stage = index % kKeyStages;
         shared_.v_full[stage].wait(index / kKeyStages & 1);
-        return hopper::shared_address(shared_.v[stage]);
+        return hopper::uniform(hopper::shared_address(shared_.v[stage]));
     }
     __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Place const& at) {
         uint32_t const v = await_values(at);

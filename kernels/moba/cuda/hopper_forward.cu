@@ -22,8 +22,7 @@ __global__ void __launch_bounds__(threads<T>(), 1) hopper_forward_kernel(__grid_
     auto& shared = hopper::dynamic_tiles<ForwardShared<T>>();
     if (threadIdx.x == 0) init_barriers(shared);
     __syncthreads();
-    // Told to be the same for all lanes, so that what depends on it needs no register of theirs.
-    int const warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
+    int const warpgroup = hopper::uniform(static_cast<int>(threadIdx.x / 128));
     if (warpgroup == 0) {
         hopper::give_registers_up<56>();
         int const warp = threadIdx.x / 32;
@@ -68,7 +67,7 @@ void launch_forward(Stage const& stage, Wave const& wave, AttentionArgs const& a
 void hopper_attend_chosen(Stage const& stage, Wave const& wave) {
     int64_t const tiles = most_listed_tiles(stage.plan, wave) * wave.heads;
     auto const launch = stage.plan.shape.options.block_size <= kMobaShortBlock ? launch_forward<Part::short_blocks>
-                                                                                : launch_forward<Part::long_blocks>;
+                                                                               : launch_forward<Part::long_blocks>;
     launch(stage, wave, attention_args(stage, wave), tiles);
 }
 

@@ -1,5 +1,5 @@
-// The warpgroups of the Hopper forward that attend chosen blocks of many keys, or a row's own block, with which they merge
-// its visits. Two tiles of keys are under way at a time: scores of the next while this one's become weights
+// The warpgroups of the Hopper forward that attend chosen blocks of many keys, or a row's own block, with which they
+// merge its visits. Two tiles of keys are under way at a time: scores of the next while this one's become weights
 // (FlashAttention-3, arXiv 2407.08608).
 #pragma once
 
@@ -126,7 +126,7 @@ class OverlappedTeam : TeamOfForward<T> {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 if (tile.at[half] >= 0) {
-                    uint4 packed[D / 32];
+                    PackedRow<D> packed;
                     pack_partial<D>(packed, o, half, inverse_of_sum(sum[half]));
                     write_partial<D>(a_.partial, tile.at[half], packed);
                 }

@@ -19,8 +19,8 @@ inline constexpr int kTeamRows = 64;  ///< of a tile, which a warpgroup of consu
 enum class Part {
     short_blocks,  ///< listed rows, all keys of a block in one tile: three teams cover each other's waiting
     long_blocks,   ///< listed rows, many tiles of keys
-    own            ///< half a block, then partial results to merge: small tiles, which waste less beyond the diagonal and
-                   ///< leave room in shared memory to read those ahead
+    own  ///< half a block, then partial results to merge: small tiles, which waste less beyond the diagonal and
+         ///< leave room in shared memory to read those ahead
 };
 
 template <int kHeadDim, Part kPart>
@@ -94,35 +94,43 @@ __device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, i
     AttentionArgs const& a = args.attention;
     int const lane = threadIdx.x % 32;
     bf16 const* q = a.q + lane % kLanes * 8;
-    asm volatile("" : "+l"(q));    // one multiplication and addition from here to any row
-    uint32_t to[8 / kRowsAtOnce];  // in the first eight rows; the swizzle repeats from there
-#pragma unroll
-    for (int j = 0; j < 8 / kRowsAtOnce; ++j)
-        to[j] = hopper::shared_address(shared.q[team * T::kRowStages]) +
-                hopper::piece_offset<kTeamRows>(j * kRowsAtOnce + lane / kLanes, lane % kLanes);
+    asm volatile("" : "+l"(q));  // one multiplication and addition from here to any row
+    // Eight rows are kRowsAtOnce after kRowsAtOnce, whose pieces lie elsewhere in their rows; then the swizzle repeats.
+    uint32_t const to = hopper::shared_address(shared.q[team * T::kRowStages]) +
+                        hopper::piece_offset<kTeamRows>(lane / kLanes, lane % kLanes);
     typename T::Walk walk(a, args.heads, args.keys_stay);
     RingPosition<T::kRowStages> ring;
     uint32_t entry[kTeamRows / 32];
     int first = team * kTeamRows;  // of the team's rows in the tile
     auto const look = [&] {
         if (!walk.next(1)) return false;
-        first = first + kTeamRows == T::kRows ? 0 : first + kTeamRows;
+        if constexpr (T::kShort) first = first + kTeamRows == T::kRows ? 0 : first + kTeamRows;
 #pragma unroll
         for (int i = 0; i < kTeamRows / 32; ++i)
             entry[i] = T::kOwn ? kNoEntry : listed_entry(a, walk.work(), first + i * 32 + lane);
         return true;
     };
+    bool waiting = false;  // the tile before is not announced yet
+    auto const announce = [&] {
+        hopper::fence_shared_for_async();
+        shared.q_full[team * T::kRowStages + (ring.stage ^ 1)].arrive();
+    };
     for (bool more = look(); more; ring.advance()) {
         Work const& work = walk.work();
         TeamRows& rows = shared.rows[team * T::kRowStages + ring.stage];
-        bool const there = T::kOwn || work.begin + first < work.end;
-        shared.q_free[team * T::kRowStages + ring.stage].wait(ring.free_parity());
+        bool const there = !T::kShort || work.begin + first < work.end;
+        Barrier& free = shared.q_free[team * T::kRowStages + ring.stage];
+        if (waiting && !__all_sync(kAllLanes, free.done(ring.free_parity()))) {
+            hopper::finish_copies();
+            announce();
+            waiting = false;
+        }
+        free.wait(ring.free_parity());
         uint32_t const stage = ring.stage * hopper::tile_bytes<kTeamRows, T::D>();
         if (there)
 #pragma unroll
             for (int i = 0; i < kTeamRows / 32; ++i) {
-                Row const row =
-                    T::kOwn ? own_row(a, work, first + i * 32 + lane) : row_of_entry(a, work, entry[i]);
+                Row const row = T::kOwn ? own_row(a, work, first + i * 32 + lane) : row_of_entry(a, work, entry[i]);
                 rows.at[i * 32 + lane] = T::kOwn ? row.at : row.slot;
                 // For a row that is not there any other will do, as its result is not written.
                 int32_t const at = max(row.at, 0);
@@ -135,7 +143,9 @@ __device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, i
                             q + int64_t{__shfl_sync(kAllLanes, at, eight + j * kRowsAtOnce + lane / kLanes)} * T::D;
 #pragma unroll
                     for (int j = 0; j < 8 / kRowsAtOnce; ++j)
-                        hopper::copy_piece(to[j] + stage + (i * 32 + eight) * hopper::kPanelRowBytes, from[j], true);
+                        hopper::copy_piece((to ^ j * kRowsAtOnce * 16) + stage +
+                                               (i * 32 + eight + j * kRowsAtOnce) * hopper::kPanelRowBytes,
+                                           from[j], true);
                 }
             }
         if (lane == 0) {
@@ -147,10 +157,17 @@ __device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, i
             rows.there = there;
             rows.keys_go_on = walk.goes_on();
         }
+        hopper::end_copy_group();
+        if (waiting) {
+            hopper::wait_for_copy_groups<1>();
+            announce();
+        }
+        waiting = true;
         more = look();  // while the copies are under way
+    }
+    if (waiting) {
         hopper::finish_copies();
-        hopper::fence_shared_for_async();
-        shared.q_full[team * T::kRowStages + ring.stage].arrive();
+        announce();
     }
     shared.q_free[team * T::kRowStages + ring.stage].wait(ring.free_parity());
     if (lane == 0) shared.rows[team * T::kRowStages + ring.stage].key_tiles = 0;

@@ -22,7 +22,10 @@ __device__ __forceinline__ int64_t piece_of_partial(int32_t slot, int piece) {
 }
 
 template <int D>
-__device__ __forceinline__ void pack_partial(uint4 (&packed)[D / 32], float const (&o)[D / 2], int half, float factor) {
+using PackedRow = uint4[D / 32];  ///< a lane's part
+
+template <int D>
+__device__ __forceinline__ void pack_partial(PackedRow<D>& packed, float const (&o)[D / 2], int half, float factor) {
 #pragma unroll
     for (int piece = 0; piece < D / 32; ++piece) {
         uint32_t x[4];
@@ -36,7 +39,7 @@ __device__ __forceinline__ void pack_partial(uint4 (&packed)[D / 32], float cons
 }
 
 template <int D>
-__device__ __forceinline__ void write_partial(bf16* partial, int32_t slot, uint4 const (&packed)[D / 32]) {
+__device__ __forceinline__ void write_partial(bf16* partial, int32_t slot, PackedRow<D> const& packed) {
 #pragma unroll
     for (int piece = 0; piece < D / 32; ++piece)
         *reinterpret_cast<uint4*>(partial + piece_of_partial<D>(slot, piece)) = packed[piece];

@@ -4,9 +4,6 @@
 
 #include "kernels/moba/cuda/hopper_consumer.cuh"
 
-#ifndef KAHEAD
-#define KAHEAD 1
-#endif
 namespace perigee::moba {
 
 template <class T>
@@ -32,19 +29,12 @@ class ShortTeam : TeamOfForward<T> {
             hopper::products_wait<0>();
             finish_outputs(o, tile);
             Place const next = next_tile(tile.next_keys());
-            Packed packed;
-            pack(packed, o, total);
             if (next.key_tiles == 0) {
-                write(packed, total, tile);
+                write(o, total, tile);
                 return;
             }
-#if KAHEAD
             start_scores(s, next);
-            write(packed, total, tile);
-#else
-            write(packed, total, tile);
-            start_scores(s, next);
-#endif
+            write(o, total, tile);
             tile = next;
         }
     }
@@ -68,12 +58,11 @@ class ShortTeam : TeamOfForward<T> {
             }
         }
     };
-    using Packed = uint4[2][D / 32];
-    __device__ static void pack(Packed& packed, float const (&o)[D / 2], Total const& total) {
+    /// Rounds before it asks which rows are there: registers are too few for o beside the next scores in branches.
+    __device__ void write(float const (&o)[D / 2], Total const& total, Place const& tile) {
+        PackedRow<D> packed[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) pack_partial<D>(packed[half], o, half, total.inverse[half]);
-    }
-    __device__ void write(Packed const& packed, Total const& total, Place const& tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (tile.at[half] < 0) continue;

@@ -1,7 +1,7 @@
-// The forward on Hopper: tiles of 128 rows of q against tiles of keys, by persistent thread blocks whose warps have
-// different work. One warp has the copy engine bring keys and values, others gather the rows of a tile each, and two
-// warpgroups of 64 rows do products and softmax, which overlap: scores of the next tile of keys are under way while
-// this one's become weights (FlashAttention-3, arXiv 2407.08608). kernels/moba/README.md has a picture.
+// The forward on Hopper: tiles of 128 or 192 rows of q against tiles of keys, by persistent thread blocks whose warps
+// have different work. One warp has the copy engine bring keys and values, the others of the first warpgroup gather
+// rows, and two or three teams, a warpgroup of 64 rows each, do products and softmax. kernels/moba/README.md has a
+// picture.
 #include "kernels/hopper/tensor_map.h"
 #include "kernels/moba/cuda/hopper_forward.h"
 #include "kernels/moba/cuda/hopper_overlapped.cuh"

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(threads<T>(), 1) hopper_forward_kernel(__grid_
         hopper::give_registers_up<56>();
         int const warp = threadIdx.x / 32;
         if (warp < T::kTeams)
-            gather_rows(args, shared, warp);
+            RowGatherer<T>(args, shared, warp).run();
         else if (warp == 3)
             bring_keys(args, shared);
     } else if constexpr (T::kShort) {

@@ -86,93 +86,127 @@ __device__ void init_barriers(ForwardShared<T>& shared) {
     hopper::publish_barriers();
 }
 
-/// One warp fills a team's ring of rows. The teams take turns at the first rows of a tile, so that the last tile of a
-/// list, where often only those are there, is not always the same team's.
+/// One warp, which fills a team's ring of rows. For short blocks, where a tile is soon done, it announces a tile while
+/// the copies of the next are under way, or when there is no room for those; else at once. The teams take turns at the
+/// first rows of a tile, so that the last tile of a list, where often only those are there, is not always the same
+/// team's.
 template <class T>
-__device__ void gather_rows(ForwardArgs const& args, ForwardShared<T>& shared, int team) {
-    constexpr int kLanes = T::D / 8, kRowsAtOnce = 32 / kLanes;  // a lane copies 16 bytes
-    AttentionArgs const& a = args.attention;
-    int const lane = threadIdx.x % 32;
-    bf16 const* q = a.q + lane % kLanes * 8;
-    asm volatile("" : "+l"(q));  // one multiplication and addition from here to any row
-    // Eight rows are kRowsAtOnce after kRowsAtOnce, whose pieces lie elsewhere in their rows; then the swizzle repeats.
-    uint32_t const to = hopper::shared_address(shared.q[team * T::kRowStages]) +
-                        hopper::piece_offset<kTeamRows>(lane / kLanes, lane % kLanes);
-    typename T::Walk walk(a, args.heads, args.keys_stay);
-    RingPosition<T::kRowStages> ring;
-    uint32_t entry[kTeamRows / 32];
-    int first = team * kTeamRows;  // of the team's rows in the tile
-    auto const look = [&] {
-        if (!walk.next(1)) return false;
-        if constexpr (T::kShort) first = first + kTeamRows == T::kRows ? 0 : first + kTeamRows;
+class RowGatherer {
+  public:
+    __device__ RowGatherer(ForwardArgs const& args, ForwardShared<T>& shared, int team)
+        : a_(args.attention),
+          shared_(shared),
+          walk_(a_, args.heads, args.keys_stay),
+          q_(a_.q + threadIdx.x % kLanes * 8),
+          to_(hopper::shared_address(shared.q[team * T::kRowStages]) +
+              hopper::piece_offset<kTeamRows>(threadIdx.x % 32 / kLanes, threadIdx.x % kLanes)),
+          first_stage_(team * T::kRowStages),
+          first_(team * kTeamRows) {
+        asm volatile("" : "+l"(q_));  // one multiplication and addition from here to any row
+    }
+
+    __device__ void run() {
+        bool waiting = false;  // the tile before is not announced yet
+        for (bool more = look(); more; ring_.advance()) {
+            Work const& work = walk_.work();
+            bool const there = !T::kShort || work.begin + first_ < work.end;
+            Row rows[kTeamRows / 32];  // found before there is room for them
+#pragma unroll
+            for (int i = 0; i < kTeamRows / 32; ++i)
+                rows[i] = T::kOwn ? own_row(a_, work, first_ + i * 32 + lane()) : row_of_entry(a_, work, entry_[i]);
+            Barrier& free = shared_.q_free[first_stage_ + ring_.stage];
+            if (waiting && !__all_sync(kAllLanes, free.done(ring_.free_parity()))) {
+                finish(ring_.stage ^ 1);
+                waiting = false;
+            }
+            free.wait(ring_.free_parity());
+            describe(work, there);
+            if (there)
+#pragma unroll
+                for (int i = 0; i < kTeamRows / 32; ++i) {
+                    copy_rows(rows[i], i * 32);
+                    if (i == 0 && waiting) {
+                        hopper::wait_for_copy_groups<1>();
+                        announce(ring_.stage ^ 1);
+                        waiting = false;
+                    }
+                }
+            if (waiting) finish(ring_.stage ^ 1);
+            more = look();  // while the copies are under way
+            waiting = T::kShort;
+            if (!waiting) finish(ring_.stage);
+        }
+        if (waiting) finish(ring_.stage ^ 1);
+        shared_.q_free[first_stage_ + ring_.stage].wait(ring_.free_parity());
+        if (lane() == 0) shared_.rows[first_stage_ + ring_.stage].key_tiles = 0;
+        shared_.q_full[first_stage_ + ring_.stage].arrive();
+    }
+
+  private:
+    static constexpr int kLanes = T::D / 8, kRowsAtOnce = 32 / kLanes;  // a lane copies 16 bytes
+
+    __device__ static int lane() { return threadIdx.x % 32; }
+
+    /// On to the next tile, whose entries are on their way then.
+    __device__ bool look() {
+        if (!walk_.next(1)) return false;
+        if constexpr (T::kShort) first_ = first_ + kTeamRows == T::kRows ? 0 : first_ + kTeamRows;
 #pragma unroll
         for (int i = 0; i < kTeamRows / 32; ++i)
-            entry[i] = T::kOwn ? kNoEntry : listed_entry(a, walk.work(), first + i * 32 + lane);
+            entry_[i] = T::kOwn ? kNoEntry : listed_entry(a_, walk_.work(), first_ + i * 32 + lane());
         return true;
-    };
-    bool waiting = false;  // the tile before is not announced yet
-    auto const announce = [&] {
-        hopper::fence_shared_for_async();
-        shared.q_full[team * T::kRowStages + (ring.stage ^ 1)].arrive();
-    };
-    for (bool more = look(); more; ring.advance()) {
-        Work const& work = walk.work();
-        TeamRows& rows = shared.rows[team * T::kRowStages + ring.stage];
-        bool const there = !T::kShort || work.begin + first < work.end;
-        Barrier& free = shared.q_free[team * T::kRowStages + ring.stage];
-        if (waiting && !__all_sync(kAllLanes, free.done(ring.free_parity()))) {
-            hopper::finish_copies();
-            announce();
-            waiting = false;
-        }
-        free.wait(ring.free_parity());
-        uint32_t const stage = ring.stage * hopper::tile_bytes<kTeamRows, T::D>();
-        if (there)
+    }
+    /// Starts the copies of 32 rows, of which each lane knows one, as a group.
+    __device__ void copy_rows(Row const& row, int first) {
+        shared_.rows[first_stage_ + ring_.stage].at[first + lane()] = T::kOwn ? row.at : row.slot;
+        // For a row that is not there any other will do, as its result is not written.
+        int32_t const at = max(row.at, 0);
+        uint32_t const to = ring_.stage * hopper::tile_bytes<kTeamRows, T::D>() + first * hopper::kPanelRowBytes;
 #pragma unroll
-            for (int i = 0; i < kTeamRows / 32; ++i) {
-                Row const row = T::kOwn ? own_row(a, work, first + i * 32 + lane) : row_of_entry(a, work, entry[i]);
-                rows.at[i * 32 + lane] = T::kOwn ? row.at : row.slot;
-                // For a row that is not there any other will do, as its result is not written.
-                int32_t const at = max(row.at, 0);
+        for (int eight = 0; eight < 32; eight += 8) {
+            bf16 const* from[8 / kRowsAtOnce];
 #pragma unroll
-                for (int eight = 0; eight < 32; eight += 8) {
-                    bf16 const* from[8 / kRowsAtOnce];
+            for (int j = 0; j < 8 / kRowsAtOnce; ++j)
+                from[j] = q_ + int64_t{__shfl_sync(kAllLanes, at, eight + j * kRowsAtOnce + lane() / kLanes)} * T::D;
+                // The swizzle repeats after eight rows; before, a row's pieces are elsewhere by its number.
 #pragma unroll
-                    for (int j = 0; j < 8 / kRowsAtOnce; ++j)
-                        from[j] =
-                            q + int64_t{__shfl_sync(kAllLanes, at, eight + j * kRowsAtOnce + lane / kLanes)} * T::D;
-#pragma unroll
-                    for (int j = 0; j < 8 / kRowsAtOnce; ++j)
-                        hopper::copy_piece((to ^ j * kRowsAtOnce * 16) + stage +
-                                               (i * 32 + eight + j * kRowsAtOnce) * hopper::kPanelRowBytes,
-                                           from[j], true);
-                }
-            }
-        if (lane == 0) {
-            rows.key_begin = work.block.begin;
-            rows.key_tiles = (work.key_end - work.block.begin + T::kKeys - 1) / T::kKeys;
-            rows.seen_by_all = T::kOwn ? work.block.begin + (work.begin + first) / a.group : work.block.end - 1;
-            rows.past = T::kOwn ? work.index - work.block.first : 0;
-            rows.first_slot = T::kOwn ? own_slot(a, work, first) : 0;
-            rows.there = there;
-            rows.keys_go_on = walk.goes_on();
+            for (int j = 0; j < 8 / kRowsAtOnce; ++j)
+                hopper::copy_piece(
+                    (to_ ^ j * kRowsAtOnce * 16) + to + (eight + j * kRowsAtOnce) * hopper::kPanelRowBytes, from[j],
+                    true);
         }
         hopper::end_copy_group();
-        if (waiting) {
-            hopper::wait_for_copy_groups<1>();
-            announce();
-        }
-        waiting = true;
-        more = look();  // while the copies are under way
     }
-    if (waiting) {
+    __device__ void describe(Work const& work, bool there) {
+        if (lane() != 0) return;
+        TeamRows& rows = shared_.rows[first_stage_ + ring_.stage];
+        rows.key_begin = work.block.begin;
+        rows.key_tiles = (work.key_end - work.block.begin + T::kKeys - 1) / T::kKeys;
+        rows.seen_by_all = T::kOwn ? work.block.begin + (work.begin + first_) / a_.group : work.block.end - 1;
+        rows.past = T::kOwn ? work.index - work.block.first : 0;
+        rows.first_slot = T::kOwn ? own_slot(a_, work, first_) : 0;
+        rows.there = there;
+        rows.keys_go_on = walk_.goes_on();
+    }
+    __device__ void announce(int stage) {
+        hopper::fence_shared_for_async();
+        shared_.q_full[first_stage_ + stage].arrive();
+    }
+    __device__ void finish(int stage) {
         hopper::finish_copies();
-        announce();
+        announce(stage);
     }
-    shared.q_free[team * T::kRowStages + ring.stage].wait(ring.free_parity());
-    if (lane == 0) shared.rows[team * T::kRowStages + ring.stage].key_tiles = 0;
-    shared.q_full[team * T::kRowStages + ring.stage].arrive();
-}
+
+    AttentionArgs const& a_;
+    ForwardShared<T>& shared_;
+    typename T::Walk walk_;
+    RingPosition<T::kRowStages> ring_;
+    bf16 const* q_;
+    uint32_t to_;  ///< this lane's piece of the first rows
+    int first_stage_;
+    int first_;  ///< of the team's rows in the tile
+    uint32_t entry_[kTeamRows / 32];
+};
 
 /// Rows [from, kRows) of a tile become zeros. A warp's business.
 template <int kRows, int D>

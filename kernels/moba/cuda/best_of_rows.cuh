@@ -89,10 +89,11 @@ class BestOfRows {
         for (int i = 0; i < kPlaces; ++i) {
             int32_t const score = __shfl_xor_sync(kAllLanes, score_[kPlaces - 1 - i], 1);
             int32_t const block = __shfl_xor_sync(kAllLanes, block_[kPlaces - 1 - i], 1);
-            // The best kPlaces of both lanes, in some order.
-            bool const mine = score_[i] > score || (score_[i] == score && block_[i] > block);
+            // The best kPlaces of both lanes, in some order; without branches, which lanes would take in turns.
+            bool const mine = (score_[i] > score) | ((score_[i] == score) & (block_[i] > block));
             int32_t const best = mine ? score_[i] : score;
-            blocks[i] = best == kEmpty || best == kTaken ? INT_MAX : mine ? block_[i] : block;
+            bool const none = (best == kEmpty) | (best == kTaken);
+            blocks[i] = none ? INT_MAX : mine ? block_[i] : block;
         }
 #pragma unroll
         for (int round = 0; round < kPlaces; ++round)
@@ -108,18 +109,17 @@ class BestOfRows {
     /// lanes.
     __device__ __forceinline__ static float reached_by_all(float const (&s)[32], int half) {
         constexpr int kHalf = (kPlaces + 1) / 2;
-        float best[kHalf];  // of the lane, best first
-#pragma unroll
-        for (int i = 0; i < kHalf; ++i) best[i] = -INFINITY;
+        float best[kHalf];  // of the lane's pairs, best first
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             float x = fmaxf(fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]), -INFINITY);  // not NaN
 #pragma unroll
-            for (int i = 0; i < kHalf; ++i) {
+            for (int i = 0; i < kHalf && i < j; ++i) {
                 float const better = fmaxf(best[i], x);
                 x = fminf(best[i], x);
                 best[i] = better;
             }
+            if (j < kHalf) best[j] = x;
         }
         float least = INFINITY;
 #pragma unroll

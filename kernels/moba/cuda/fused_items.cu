@@ -6,6 +6,8 @@
 namespace perigee::moba {
 namespace {
 
+constexpr float kFirstPieces = 4;  ///< times as large as the last: half of a multiprocessor's share of the work
+
 /// What the keys of one block meet in a wave.
 struct BlockVisits {
     Block block;
@@ -19,6 +21,15 @@ struct BlockVisits {
 __device__ int32_t own_begin(AttentionArgs const& a, int32_t key) { return max(key, a.query_begin + a.wave_begin); }
 __device__ int32_t own_rows(AttentionArgs const& a, Block const& block) {
     return max(min(block.end, a.query_begin + a.wave_end) - own_begin(a, block.begin), 0) * a.group;
+}
+
+/// Pieces need be small only where the wave comes to its end, for all multiprocessors to end together; larger ones
+/// before save sums that are written and read once more. What is left of the wave is guessed from heads and tokens.
+__device__ int64_t rows_of_piece(FusedArgs const& f, int32_t head, int32_t begin) {
+    float const tokens = static_cast<float>(f.a.query_begin + f.a.wave_end);
+    float const left = static_cast<float>(f.wave_heads - head) - static_cast<float>(begin) / tokens;
+    float const times = kFirstPieces * left / static_cast<float>(f.wave_heads);
+    return static_cast<int64_t>(static_cast<float>(f.piece_rows) * fmaxf(times, 1));
 }
 
 __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index) {
@@ -37,9 +48,7 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
     int32_t const visitors = own_rows(a, x.block) + x.count;
     // A run that nobody visits needs work only where its sums are begun.
     bool const summed = x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
-    // Heads come one after the other: it takes no small pieces to share out the first ones' work evenly, and the sums
-    // of pieces are written and read once more.
-    int64_t const rows = int64_t{f.piece_rows} * max(f.wave_heads - head, 2) / 2;
+    int64_t const rows = rows_of_piece(f, head, x.block.begin);
     x.pieces = visitors == 0 && summed ? 0 : max(static_cast<int32_t>((visitors + rows / 2) / rows), 1);
     x.items = (x.runs + f.chain - 1) / f.chain * f.chain * x.pieces;
     return x;

@@ -219,8 +219,8 @@ TEST_F(GpuMobaFused, FullCoverageIsFullAttention) {
     }
 }
 
-/// Waves of heads change nothing; waves of queries change the order in which dk and dv are summed, and, where those go
-/// from wave to wave as bf16, their rounding. Documents begin where waves do not, hence waves begin inside of runs.
+/// Waves change the pieces that lists are cut into, hence the order in which dk and dv are summed, and, where those go
+/// from wave to wave as bf16, their rounding; of dq not a bit. Documents begin where waves do not, hence waves begin inside of runs.
 TEST_F(GpuMobaFused, WavesGiveTheSame) {
     std::set<bool> carried;  // of waves of queries
     for (auto const& [dim, B] : {std::pair{64, 256}, {128, 256}, {128, 384}, {64, 512}}) {
@@ -243,7 +243,6 @@ TEST_F(GpuMobaFused, WavesGiveTheSame) {
             ASSERT_GT(plan.waves(), 1) << to_string(plan);
             auto const parts = waves.backward(truth.result.o, truth.lse());
             EXPECT_EQ(parts.dq, gradients.dq) << to_string(plan);
-            EXPECT_TRUE(plan.wave_chunks < plan.chunks || parts == gradients) << to_string(plan);
             expect_close(parts, truth.result, to_string(plan));
             EXPECT_EQ(waves.backward(truth.result.o, truth.lse()), parts) << to_string(plan);
             if (plan.wave_chunks < plan.chunks) carried.insert(plan.carried.bytes > 0);

@@ -220,7 +220,8 @@ TEST_F(GpuMobaFused, FullCoverageIsFullAttention) {
 }
 
 /// Waves change the pieces that lists are cut into, hence the order in which dk and dv are summed, and, where those go
-/// from wave to wave as bf16, their rounding; of dq not a bit. Documents begin where waves do not, hence waves begin inside of runs.
+/// from wave to wave as bf16, their rounding; of dq not a bit. Documents begin where waves do not, hence waves begin
+/// inside of runs.
 TEST_F(GpuMobaFused, WavesGiveTheSame) {
     std::set<bool> carried;  // of waves of queries
     for (auto const& [dim, B] : {std::pair{64, 256}, {128, 256}, {128, 384}, {64, 512}}) {

@@ -11,13 +11,15 @@ namespace perigee::kernels {
 constexpr int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return ceil_div(n, multiple) * multiple; }
 
-/// Multiprocessors of the current GPU.
-inline int64_t multiprocessors() {
-    int device = 0, count = 0;
+/// An attribute of the current GPU.
+inline int attribute(cudaDeviceAttr what) {
+    int device = 0, value = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    return count;
+    check_cuda(cudaDeviceGetAttribute(&value, what, device), "cudaDeviceGetAttribute");
+    return value;
 }
+
+inline int64_t multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
 
 /// Lets a kernel have `bytes` of dynamic shared memory.
 template <class... Args>

@@ -34,7 +34,7 @@ struct EmbeddingBackward {
     int64_t vocab_begin;
     void* scratch;  ///< embedding_backward_scratch() bytes
 };
-size_t embedding_backward_scratch(int64_t tokens, int64_t vocab, int64_t width);
+size_t embedding_backward_scratch(int64_t tokens, int64_t width);
 void embedding_backward(EmbeddingBackward const& args, cudaStream_t stream);
 
 }  // namespace perigee::kernels

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/common/ahead.cuh"
 #include "kernels/common/column_sum.h"
+#include "kernels/common/follow.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/reduce.cuh"
 #include "kernels/qkv/qkv.h"
@@ -11,9 +13,12 @@ namespace perigee::kernels {
 namespace {
 
 constexpr int kMaxThreads = 128;
+constexpr int kStages = 3;
+constexpr int kMostBlocks = 8;  // of a multiprocessor
 
 // A group of `lanes` neighbouring lanes works on one head of a row, a thread on the same columns of one token after the
-// other: V runs of N values of the lower half of the head and the matching ones of the upper half.
+// other: V runs of N values of the lower half of the head and the matching ones of the upper half. `threads` threads of
+// a block work on one token; a block has one token or several side by side.
 template <int N, int V>
 struct Half {
     float values[V][N];
@@ -22,13 +27,24 @@ struct Half {
 struct Place {
     QkvShape const& shape;
     int lanes;
+    int side, sides;  ///< which of the tokens side by side, and of how many
+    int heads;        ///< of the block
     int head, lane;
 
-    __device__ Place(QkvShape const& s, int lanes_of_head)
+    __device__ Place(QkvShape const& s, int lanes_of_head, int threads)
         : shape(s),
           lanes(lanes_of_head),
-          head(static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / lanes),
+          side(static_cast<int>(threadIdx.x) / threads),
+          sides(static_cast<int>(blockDim.x) / threads),
+          heads(threads / lanes),
+          head(first_head() + static_cast<int>(threadIdx.x) % threads / lanes),
           lane(static_cast<int>(threadIdx.x) % lanes) {}
+
+    /// Of the block.
+    __device__ int first_head() const { return static_cast<int>(blockIdx.x) * heads; }
+    /// This thread's first token, and the way to its next.
+    __device__ int64_t first() const { return int64_t{blockIdx.y} * sides + side; }
+    __device__ int64_t step() const { return int64_t{gridDim.y} * sides; }
 
     __device__ int half() const { return shape.size / 2; }
     __device__ bool is_q() const { return head < shape.heads; }
@@ -61,10 +77,9 @@ __device__ __forceinline__ void* block_memory() {
 }
 
 /// A thread's part of one head of some tensors, fetched ahead for one token after the other.
-template <int N, int V, int kTensors>
+template <int N, int V, int kTensors, int kStages>
 class HeadsAhead {
   public:
-    static constexpr int kStages = 3;
     using Ring = Ahead<N, 2 * V * kTensors, kStages>;
 
     __device__ explicit HeadsAhead(Place const& place) : place_(place), ring_(block_memory()) {}
@@ -72,12 +87,13 @@ class HeadsAhead {
     /// Calls fetch(t) for the tokens that come first.
     template <class Fetch>
     __device__ __forceinline__ void begin(int64_t tokens, Fetch const& fetch) {
-        for (int stage = 1; stage < kStages; ++stage) fetch_stage(blockIdx.y + (stage - 1) * gridDim.y, tokens, fetch);
+        for (int stage = 1; stage < kStages; ++stage)
+            fetch_stage(place_.first() + (stage - 1) * place_.step(), tokens, fetch);
     }
     /// Makes token t current, and begins to fetch a later one.
     template <class Fetch>
     __device__ __forceinline__ void advance(int64_t t, int64_t tokens, Fetch const& fetch) {
-        fetch_stage(t + (kStages - 1) * gridDim.y, tokens, fetch);
+        fetch_stage(t + (kStages - 1) * place_.step(), tokens, fetch);
         ring_.open_stage();
     }
     __device__ __forceinline__ void fetch(int tensor, bf16 const* from) {
@@ -149,12 +165,12 @@ class Angles {
   public:
     __device__ Angles(float const* cos, float const* sin, Place const& place)
         : cos_table_(cos), sin_table_(sin), place_(place) {
-        fetch(blockIdx.y);
+        fetch(place.first());
     }
     /// Makes token t current.
     __device__ __forceinline__ void advance(int64_t t) {
         cos_ = next_cos_, sin_ = next_sin_;
-        fetch(t + gridDim.y);
+        fetch(t + place_.step());
     }
     /// (low, high) <- rotation by the angle, or by its negative where `direction` is -1.
     __device__ __forceinline__ void rotate(Half<N, V>& low, Half<N, V>& high, float direction) const {
@@ -181,18 +197,22 @@ class Angles {
 };
 
 template <int N, int V, bool kBias, bool kNorm>
-__global__ void __launch_bounds__(kMaxThreads) forward(QkvForward const a, int lanes) {
-    Place const place(a.shape, lanes);
+__global__ void __launch_bounds__(kMaxThreads) forward(QkvForward const a, int lanes, int threads) {
+    Place const place(a.shape, lanes, threads);
+    float const share = 1 / static_cast<float>(a.shape.size);
     bf16 const* const norm = place.is_v() ? nullptr : place.is_q() ? a.q_norm : a.k_norm;
+    wait_for_previous();
+    let_next_begin();
     Half<N, V> bias_low = {}, bias_high = {}, norm_low = {}, norm_high = {};
     if (kBias) load_head(bias_low, bias_high, a.bias + place.column(), place);
     if (kNorm && norm != nullptr) load_head(norm_low, norm_high, norm, place);
-    HeadsAhead<N, V, 1> heads(place);
+    bool const norms_in_warp = kNorm && __any_sync(kAllLanes, norm != nullptr);
+    HeadsAhead<N, V, 1, kStages> heads(place);
     auto const row = [&](int64_t t) { return a.qkv + t * place.width() + place.column(); };
     auto const fetch = [&](int64_t t) { heads.fetch(0, row(t)); };
     heads.begin(a.shape.tokens, fetch);
     Angles<N, V> angles(a.cos, a.sin, place);
-    for (int64_t t = blockIdx.y; t < a.shape.tokens; t += gridDim.y) {
+    for (int64_t t = place.first(); t < a.shape.tokens; t += place.step()) {
         angles.advance(t);
         heads.advance(t, a.shape.tokens, fetch);
         Half<N, V> low = {}, high = {};
@@ -204,12 +224,12 @@ __global__ void __launch_bounds__(kMaxThreads) forward(QkvForward const a, int l
             });
             store_head(row(t), low, high, place);
         }
-        if (kNorm) {
+        if (kNorm && norms_in_warp) {
             float squares = 0;
             for_head<N, V>([&](int v, int j) {
                 squares += low.values[v][j] * low.values[v][j] + high.values[v][j] * high.values[v][j];
             });
-            float const rstd = 1 / sqrtf(group_sum(squares, lanes) / static_cast<float>(a.shape.size) + a.eps);
+            float const rstd = rsqrtf(group_sum(squares, lanes) * share + a.eps);
             if (norm != nullptr) {
                 for_head<N, V>([&](int v, int j) {
                     low.values[v][j] *= rstd * norm_low.values[v][j];
@@ -227,29 +247,40 @@ struct Partials {
     float *bias, *q_norm, *k_norm;
 };
 
+/// Of a block. With sums it is all that a multiprocessor works on, so that few partial sums are left.
+template <bool kBias, bool kNorm>
+constexpr int kBackwardThreads = kNorm   ? 512
+                                 : kBias ? 640
+                                         : kMaxThreads;
+template <bool kBias, bool kNorm>
+constexpr int kBackwardStages = kBias || kNorm ? 2 : kStages;
+
 template <int N, int V, bool kBias, bool kNorm>
-__global__ void __launch_bounds__(kMaxThreads, 4) backward(QkvBackward const a, Partials const partials, int lanes) {
-    Place const place(a.shape, lanes);
+__global__ void __launch_bounds__(kBackwardThreads<kBias, kNorm>)
+    backward(QkvBackward const a, Partials const partials, int lanes, int threads) {
+    wait_for_previous();
+    let_next_begin();
+    Place const place(a.shape, lanes, threads);
+    float const share = 1 / static_cast<float>(a.shape.size);
     bf16 const* const norm = place.is_v() ? nullptr : place.is_q() ? a.q_norm : a.k_norm;
-    bool const normed = kNorm && norm != nullptr;
+    bool const normed = kNorm && norm != nullptr, norms_in_warp = kNorm && __any_sync(kAllLanes, normed);
     Weights<N, V> weights = {};
     Half<N, V> dbias_low = {}, dbias_high = {}, dnorm_low = {}, dnorm_high = {};
     if (normed) weights.load(norm, place);
-    HeadsAhead<N, V, kNorm ? 2 : 1> heads(place);
+    HeadsAhead<N, V, kNorm ? 2 : 1, kBackwardStages<kBias, kNorm>> heads(place);
     auto const fetch = [&](int64_t t) {
         heads.fetch(0, place.split(a.dq, a.dk, a.dv, t));
         if (normed) heads.fetch(1, a.qkv + t * place.width() + place.column());
     };
     heads.begin(a.shape.tokens, fetch);
     Angles<N, V> angles(a.cos, a.sin, place);
-    for (int64_t t = blockIdx.y; t < a.shape.tokens; t += gridDim.y) {
+    for (int64_t t = place.first(); t < a.shape.tokens; t += place.step()) {
         angles.advance(t);
         heads.advance(t, a.shape.tokens, fetch);
         Half<N, V> low = {}, high = {};
         heads.take(low, high, 0);
         if (!place.is_v()) angles.rotate(low, high, -1);
-        if (kNorm) {
-            auto const size = static_cast<float>(a.shape.size);
+        if (kNorm && norms_in_warp) {
             Half<N, V> x_low = {}, x_high = {};
             if (normed) heads.take(x_low, x_high, 1);
             float squares = 0, dot = 0;  // of x; of x and the gradient of the normalised x
@@ -259,7 +290,7 @@ __global__ void __launch_bounds__(kMaxThreads, 4) backward(QkvBackward const a, 
                 dot += low.values[v][j] * weights.low(v, j) * x_l + high.values[v][j] * weights.high(v, j) * x_h;
             });
             squares = group_sum(squares, lanes), dot = group_sum(dot, lanes);
-            float const rstd = 1 / sqrtf(squares / size + a.eps), along_x = rstd * rstd * rstd * dot / size;
+            float const rstd = rsqrtf(squares * share + a.eps), along_x = rstd * rstd * rstd * dot * share;
             if (normed) {
                 for_head<N, V>([&](int v, int j) {
                     float& l = low.values[v][j];
@@ -279,26 +310,37 @@ __global__ void __launch_bounds__(kMaxThreads, 4) backward(QkvBackward const a, 
         }
         store_head(a.dqkv + t * place.width() + place.column(), low, high, place);
     }
-    auto const leave = [&](float* to, Half<N, V> const& low, Half<N, V> const& high) {
+    if (!kBias && !kNorm) return;
+    // Sums over the tokens side by side, where the memory of what was fetched is free.
+    auto* const sums = static_cast<float*>(block_memory());
+    int const columns = place.heads * a.shape.size, first_column = place.first_head() * a.shape.size;
+    auto const add_sides = [&](Half<N, V> const& low, Half<N, V> const& high) {
+        float* const mine = sums + place.side * columns + place.column() - first_column;
+        __syncthreads();
         place.runs<N, V>([&](int v, int i) {
-            store(to + i, low.values[v]);
-            store(to + place.half() + i, high.values[v]);
+            store(mine + i, low.values[v]);
+            store(mine + place.half() + i, high.values[v]);
         });
+        __syncthreads();
+        for (int i = static_cast<int>(threadIdx.x); i < columns; i += static_cast<int>(blockDim.x))
+            for (int side = 1; side < place.sides; ++side) sums[i] += sums[side * columns + i];
+        __syncthreads();
     };
-    if (kBias) leave(partials.bias + blockIdx.y * place.width() + place.column(), dbias_low, dbias_high);
+    if (kBias) {
+        add_sides(dbias_low, dbias_high);
+        float* const to = partials.bias + blockIdx.y * place.width() + first_column;
+        int const own = min(columns, place.width() - first_column);
+        for (int i = static_cast<int>(threadIdx.x); i < own; i += static_cast<int>(blockDim.x)) to[i] = sums[i];
+    }
     if (!kNorm) return;
-    // One row of sums over the heads of this block, for q and for k; what was fetched has been used.
-    auto* const of_heads = static_cast<float*>(block_memory());
-    int const heads_of_block = static_cast<int>(blockDim.x) / lanes,
-              first = place.head - static_cast<int>(threadIdx.x) / lanes;
-    __syncthreads();
-    leave(of_heads + (place.head - first) * a.shape.size, dnorm_low, dnorm_high);
-    __syncthreads();
+    add_sides(dnorm_low, dnorm_high);
     int64_t const row = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+    int const q_heads = max(0, min(place.heads, a.shape.heads - place.first_head())),
+              normed_heads = min(place.heads, a.shape.heads + a.shape.kv_heads - place.first_head());
     for (int k = static_cast<int>(threadIdx.x); k < a.shape.size; k += static_cast<int>(blockDim.x)) {
         float q_sum = 0, k_sum = 0;
-        for (int head = 0; head < heads_of_block && first + head < a.shape.heads + a.shape.kv_heads; ++head)
-            (first + head < a.shape.heads ? q_sum : k_sum) += of_heads[head * a.shape.size + k];
+        for (int head = 0; head < q_heads; ++head) q_sum += sums[head * a.shape.size + k];
+        for (int head = q_heads; head < normed_heads; ++head) k_sum += sums[head * a.shape.size + k];
         partials.q_norm[row * a.shape.size + k] = q_sum;
         partials.k_norm[row * a.shape.size + k] = k_sum;
     }
@@ -324,7 +366,6 @@ Plan plan(QkvShape const& shape, bool aligned) {
 
 /// Groups of tokens, each of which leaves partial sums: enough to fill the GPU.
 int64_t most_groups(QkvShape const& shape, Plan const& p) {
-    constexpr int64_t kMostBlocks = 8;
     return std::clamp<int64_t>(multiprocessors() * kMostBlocks / p.across, 1, std::min<int64_t>(shape.tokens, 65535));
 }
 
@@ -337,14 +378,16 @@ Sums most_sums(QkvShape const& shape, Plan const& p, bool bias) {
     return {bias ? groups * width_of(shape) : 0, groups * p.across * shape.size};
 }
 
-/// Launches a kernel that fetches heads of `kTensors` tensors ahead, and returns the number of groups.
-template <int N, int V, int kTensors, class... Args>
-int64_t launch(void (*kernel)(Args...), QkvShape const& shape, Plan const& p, cudaStream_t stream, Args... args) {
-    size_t const shared = HeadsAhead<N, V, kTensors>::Ring::bytes(p.threads);
-    int64_t const groups =
-        std::clamp<int64_t>(resident_blocks(kernel, p.threads, shared) / p.across, 1, most_groups(shape, p));
-    dim3 const grid(static_cast<unsigned>(p.across), static_cast<unsigned>(groups));
-    kernel<<<grid, p.threads, shared, stream>>>(args...);
+/// Launches a kernel in blocks of `threads` threads, `most` on a multiprocessor, that fetch heads ahead through a
+/// `Ring`, and returns the number of groups.
+template <class Ring, class... Args>
+int64_t launch(void (*kernel)(Args...), QkvShape const& shape, Plan const& p, unsigned threads, int most,
+               cudaStream_t stream, std::type_identity_t<Args>... args) {
+    size_t const shared = Ring::bytes(threads);
+    int64_t const blocks = std::min(resident_blocks(kernel, threads, shared), multiprocessors() * most);
+    int64_t const groups = std::clamp<int64_t>(blocks / p.across, 1, most_groups(shape, p));
+    follow(kernel, dim3(static_cast<unsigned>(p.across), static_cast<unsigned>(groups)), dim3(threads), shared, stream,
+           args...);
     return groups;
 }
 
@@ -376,7 +419,9 @@ void qkv_forward(QkvForward const& args, cudaStream_t stream) {
     Plan const p = plan(args.shape, aligned);
     bool const norm = args.q_norm != nullptr || args.k_norm != nullptr;
     with_options(p.eights, args.bias != nullptr, norm, [&]<int N, int V, bool kBias, bool kNorm>() {
-        launch<N, V, 1>(forward<N, V, kBias, kNorm>, args.shape, p, stream, args, p.lanes);
+        launch<typename HeadsAhead<N, V, 1, kStages>::Ring>(forward<N, V, kBias, kNorm>, args.shape, p, p.threads,
+                                                            kBias ? 5 : kMostBlocks,  // measured
+                                                            stream, args, p.lanes, static_cast<int>(p.threads));
     });
     check_launch("qkv_forward");
 }
@@ -403,16 +448,17 @@ void qkv_backward(QkvBackward const& args, cudaStream_t stream) {
     float* const k_sums = q_sums + sums.norm;
     int64_t groups = 0;
     with_options(p.eights, bias, norm, [&]<int N, int V, bool kBias, bool kNorm>() {
-        groups = launch < N, V,
-        kNorm ? 2
-              : 1 > (backward<N, V, kBias, kNorm>, shape, p, stream, args, Partials{args.scratch, q_sums, k_sums},
-                     p.lanes);
+        using Ring = typename HeadsAhead<N, V, kNorm ? 2 : 1, kBackwardStages<kBias, kNorm>>::Ring;
+        unsigned const threads = std::max(1u, kBackwardThreads<kBias, kNorm> / p.threads) * p.threads;
+        groups = launch<Ring>(backward<N, V, kBias, kNorm>, shape, p, threads, kMostBlocks, stream, args,
+                              Partials{args.scratch, q_sums, k_sums}, p.lanes, static_cast<int>(p.threads));
     });
     check_launch("qkv_backward");
-    if (bias) column_sum(args.dbias_accumulated, args.scratch, groups, width_of(shape), stream);
     int64_t const blocks = groups * p.across;
-    if (args.q_norm != nullptr) column_sum(args.dq_norm_accumulated, q_sums, blocks, shape.size, stream);
-    if (args.k_norm != nullptr) column_sum(args.dk_norm_accumulated, k_sums, blocks, shape.size, stream);
+    add_columns({{args.dbias_accumulated, args.scratch, groups, width_of(shape)},
+                 {args.q_norm != nullptr ? args.dq_norm_accumulated : nullptr, q_sums, blocks, shape.size},
+                 {args.k_norm != nullptr ? args.dk_norm_accumulated : nullptr, k_sums, blocks, shape.size}},
+                stream);
 }
 
 }  // namespace perigee::kernels

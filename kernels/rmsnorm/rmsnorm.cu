@@ -3,6 +3,7 @@
 
 #include "kernels/common/ahead.cuh"
 #include "kernels/common/column_sum.h"
+#include "kernels/common/follow.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/common/reduce.cuh"
 #include "kernels/rmsnorm/rmsnorm.h"
@@ -12,20 +13,37 @@ namespace perigee::kernels {
 namespace {
 
 constexpr int kMaxThreads = 512;
+constexpr int kForwardThreads = 768;   // of a multiprocessor, one row of each block fetched ahead: more are slower
+constexpr int kBackwardThreads = 768;  // of a multiprocessor, in one block: few rows of partial sums
 
-// One block holds a row: thread i has the runs i, i + blockDim.x, ... of N values, V at most. Rows that a block comes
-// to later are fetched while it works on this one.
-template <int N, int V, int kTensors, int kS = 3>
+// Some threads hold a row: thread i of them has the runs i, i + threads, ... of N values, V at most. A block works on
+// one row or on several side by side; rows that it comes to later are fetched meanwhile.
+template <int N, int V, int kTensors, int kStages, bool kSideBySide = false>
 class Rows {
   public:
-    static constexpr int kStages = V * N <= 16 ? kS : 1;  // wider rows leave no room for others
     using Ring = Ahead<N, V * kTensors, kStages>;
 
-    __device__ Rows(std::array<bf16 const*, kTensors> const& tensors, int64_t tokens, int64_t width)
-        : tensors_(tensors), tokens_(tokens), width_(width), next_(blockIdx.x), ring_(memory()) {
+    __device__ Rows(std::array<bf16 const*, kTensors> const& tensors, int64_t tokens, int64_t width, int threads)
+        : tensors_(tensors),
+          tokens_(tokens),
+          width_(width),
+          threads_(threads),
+          row_(static_cast<int>(threadIdx.x) / threads),
+          next_(first()),
+          ring_(memory()) {
         for (int stage = 1; stage < kStages; ++stage) fetch();
     }
-    /// Makes the next row of this block current.
+    static __device__ float* memory() {
+        extern __shared__ __align__(16) unsigned char memory[];
+        return reinterpret_cast<float*>(memory);
+    }
+    /// Which of the rows side by side this thread is in, and of how many.
+    __device__ int row() const { return row_; }
+    __device__ int side_by_side() const { return static_cast<int>(blockDim.x) / threads_; }
+    /// The token of this thread's first row, and the way to that of the next.
+    __device__ int64_t first() const { return int64_t{blockIdx.x} * side_by_side() + row_; }
+    __device__ int64_t step() const { return int64_t{gridDim.x} * side_by_side(); }
+    /// Makes the next row current.
     __device__ __forceinline__ void advance() {
         fetch();
         ring_.open_stage();
@@ -36,18 +54,30 @@ class Rows {
     /// Calls f(v, i) for each run of this thread; i is its first column.
     template <class F>
     __device__ __forceinline__ void runs(F const& f) const {
+        int const thread = static_cast<int>(threadIdx.x) - row_ * threads_;
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-            int const i = (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N;
+            int const i = (v * threads_ + thread) * N;
             if (i < width_) f(v, i);
         }
     }
+    /// Over the threads of the row, all of which receive it.
+    __device__ __forceinline__ float sum(float x) {
+        __shared__ float of_warps[2][32];
+        x = warp_sum(x);
+        if (threads_ == 32) return x;
+        int const lane = static_cast<int>(threadIdx.x % 32), warps = threads_ / 32;
+        if (lane == 0) of_warps[turn_][threadIdx.x / 32] = x;
+        if constexpr (kSideBySide)  // a barrier for each row: so many that few blocks have room on a multiprocessor
+            asm volatile("bar.sync %0, %1;" ::"r"(row_ + 1), "r"(threads_) : "memory");
+        else
+            __syncthreads();
+        x = lane < warps ? of_warps[turn_][row_ * warps + lane] : 0;
+        turn_ ^= 1;  // what was read here is written again after another barrier
+        return warp_sum(x);
+    }
 
   private:
-    static __device__ void* memory() {
-        extern __shared__ __align__(16) unsigned char memory[];
-        return memory;
-    }
     __device__ __forceinline__ void fetch() {
         if (next_ < tokens_) {
 #pragma unroll
@@ -56,20 +86,24 @@ class Rows {
                     runs([&](int v, int i) { ring_.fetch(tensor * V + v, tensors_[tensor] + next_ * width_ + i); });
         }
         ring_.end_stage();
-        next_ += gridDim.x;
+        next_ += step();
     }
 
     std::array<bf16 const*, kTensors> tensors_;
-    int64_t tokens_, width_, next_;
+    int64_t tokens_, width_;
+    int threads_, row_, turn_ = 0;
+    int64_t next_;
     Ring ring_;
 };
 
 template <int N, int V, int kStages>
 __global__ void __launch_bounds__(kMaxThreads) forward(RmsNormForward const a) {
-    Rows<N, V, 2, kStages> rows({a.x, a.residual}, a.tokens, a.width);
+    wait_for_previous();
+    let_next_begin();
+    Rows<N, V, 2, kStages> rows({a.x, a.residual}, a.tokens, a.width, static_cast<int>(blockDim.x));
     Run<bf16, N> weights[V];
     rows.runs([&](int v, int i) { weights[v] = load_run<N>(a.w + i); });
-    for (int64_t t = blockIdx.x; t < a.tokens; t += gridDim.x) {
+    for (int64_t t = rows.first(); t < a.tokens; t += rows.step()) {
         rows.advance();
         float x[V][N];
         float squares = 0;
@@ -87,7 +121,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward(RmsNormForward const a) {
 #pragma unroll
             for (int j = 0; j < N; ++j) squares += x[v][j] * x[v][j];
         });
-        float const rstd = 1 / sqrtf(block_sum(squares) / static_cast<float>(a.width) + a.eps);
+        float const rstd = 1 / sqrtf(rows.sum(squares) / static_cast<float>(a.width) + a.eps);
         if (threadIdx.x == 0) a.rstd[t] = rstd;
         rows.runs([&](int v, int i) {
 #pragma unroll
@@ -97,19 +131,26 @@ __global__ void __launch_bounds__(kMaxThreads) forward(RmsNormForward const a) {
     }
 }
 
+template <int N, int V>
+constexpr int kThreadsOfBackward = N* V == 16 ? kBackwardThreads : kMaxThreads;
+
 template <int N, int V, int kStages>
-__global__ void __launch_bounds__(kMaxThreads) backward(RmsNormBackward const a) {
-    Rows<N, V, 3, kStages> rows({a.x, a.dy, a.dresidual}, a.tokens, a.width);
+__global__ void __launch_bounds__(kThreadsOfBackward<N, V>) backward(RmsNormBackward const a, int threads) {
+    wait_for_previous();
+    let_next_begin();
+    Rows<N, V, 3, kStages, true> rows({a.x, a.dy, a.dresidual}, a.tokens, a.width, threads);
+    Run<bf16, N> packed_weights[V];
+    rows.runs([&](int v, int i) { packed_weights[v] = load_run<N>(a.w + i); });
     float dw[V][N] = {};
-    for (int64_t t = blockIdx.x; t < a.tokens; t += gridDim.x) {
+    for (int64_t t = rows.first(); t < a.tokens; t += rows.step()) {
         float const rstd = a.rstd[t];
         rows.advance();
         float dot = 0;
-        rows.runs([&](int v, int i) {
+        rows.runs([&](int v, int) {
             float x[N], dy[N], weights[N];
             rows.values(x, 0, v);
             rows.values(dy, 1, v);
-            load(weights, a.w + i);
+            unpack(weights, packed_weights[v]);
 #pragma unroll
             for (int j = 0; j < N; ++j) {
                 float const of_w = dy[j] * x[j] * rstd;
@@ -117,28 +158,38 @@ __global__ void __launch_bounds__(kMaxThreads) backward(RmsNormBackward const a)
                 dot += of_w * weights[j];
             }
         });
-        float const along_x = rstd * rstd * block_sum(dot) / static_cast<float>(a.width);
+        float const along_x = rstd * rstd * rows.sum(dot) / static_cast<float>(a.width);
         rows.runs([&](int v, int i) {
             float x[N], dy[N], weights[N], dx[N] = {};
             rows.values(x, 0, v);
             rows.values(dy, 1, v);
-            load(weights, a.w + i);
+            unpack(weights, packed_weights[v]);
             if (a.dresidual != nullptr) rows.values(dx, 2, v);
 #pragma unroll
             for (int j = 0; j < N; ++j) dx[j] += dy[j] * weights[j] * rstd - x[j] * along_x;
             store(a.dx + t * a.width + i, dx);
         });
     }
-    rows.runs([&](int v, int i) { store(a.scratch + blockIdx.x * a.width + i, dw[v]); });
+    // Sums over the rows side by side, in the memory of those that were fetched, which have been used.
+    __syncthreads();
+    float* const of_rows = rows.memory();
+    rows.runs([&](int v, int i) { store(of_rows + rows.row() * a.width + i, dw[v]); });
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < a.width; i += static_cast<int>(blockDim.x)) {
+        float sum = 0;
+        for (int row = 0; row < rows.side_by_side(); ++row) sum += of_rows[row * a.width + i];
+        a.scratch[blockIdx.x * a.width + i] = sum;
+    }
 }
 
 template <int N, int V>
 struct Holding {
     static constexpr int kRun = N, kRuns = V;
-    static constexpr int kStages = V * N <= 16 ? 3 : 1;  // wider rows leave no room for others
+    /// Wider rows leave no room for others, and single values are not fetched while others are worked on.
+    static constexpr int stages(int wanted) { return N > 1 && V * N <= 16 ? wanted : 1; }
 };
 
-/// Calls `launch(Holding, threads)` with the smallest block that holds a row.
+/// Calls `launch(Holding, threads)` with the smallest number of threads that hold a row.
 template <class Launch>
 void with_row_in_registers(int64_t width, bool eights, Launch const& launch) {
     auto const threads = [&](int held) { return static_cast<unsigned>(round_up(ceil_div(width, held), 32)); };
@@ -151,7 +202,7 @@ void with_row_in_registers(int64_t width, bool eights, Launch const& launch) {
 }
 
 /// Each block leaves a row of partial sums.
-int64_t most_backward_blocks(int64_t tokens) { return std::min(tokens, multiprocessors() * 8); }
+int64_t most_backward_blocks(int64_t tokens) { return std::min(tokens, multiprocessors()); }
 
 }  // namespace
 
@@ -159,18 +210,18 @@ void rmsnorm_forward(RmsNormForward const& args, cudaStream_t stream) {
     if (args.tokens == 0 || args.width == 0) return;
     bool const eights = in_runs_of_eight(args.width, {args.y, args.x, args.w, args.residual, args.sum});
     with_row_in_registers(args.width, eights, [&]<class H>(H, unsigned threads) {
-        auto const launch = [&]<int kStages>(bool row_by_row) {
+        auto const launch = [&]<int kStages>(int64_t blocks) {
             auto* const kernel = forward<H::kRun, H::kRuns, kStages>;
             size_t const shared = Rows<H::kRun, H::kRuns, 2, kStages>::Ring::bytes(threads);
-            int64_t const resident = resident_blocks(kernel, threads, shared);
-            auto const blocks = static_cast<unsigned>(row_by_row ? args.tokens : std::min(args.tokens, resident));
-            kernel<<<blocks, threads, shared, stream>>>(args);
+            allow_shared(kernel, shared);
+            follow(kernel, dim3(static_cast<unsigned>(std::min(args.tokens, blocks))), dim3(threads), shared, stream,
+                   args);
         };
         // Measured: with two tensors to read, a block for each row keeps more of memory busy than fetching ahead.
         if (args.residual != nullptr)
-            launch.template operator()<1>(true);
+            launch.template operator()<1>(args.tokens);
         else
-            launch.template operator()<H::kStages>(false);
+            launch.template operator()<H::stages(2)>(multiprocessors() * ceil_div(kForwardThreads, threads));
     });
     check_launch("rmsnorm_forward");
 }
@@ -182,15 +233,20 @@ size_t rmsnorm_backward_scratch(int64_t tokens, int64_t width) {
 void rmsnorm_backward(RmsNormBackward const& args, cudaStream_t stream) {
     if (args.tokens == 0 || args.width == 0) return;
     bool const eights = in_runs_of_eight(args.width, {args.dx, args.dy, args.x, args.w, args.dresidual, args.scratch});
-    int64_t blocks = most_backward_blocks(args.tokens);
+    int64_t blocks = 0;
     with_row_in_registers(args.width, eights, [&]<class H>(H, unsigned threads) {
-        auto* const kernel = backward<H::kRun, H::kRuns, H::kStages>;
-        size_t const shared = Rows<H::kRun, H::kRuns, 3, H::kStages>::Ring::bytes(threads);
-        blocks = std::min(blocks, resident_blocks(kernel, threads, shared));
-        kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(args);
+        constexpr int kN = H::kRun, kV = H::kRuns, kStages = H::stages(3);
+        unsigned const side_by_side = std::max(1u, kThreadsOfBackward<kN, kV> / threads);
+        size_t const shared = std::max(Rows<kN, kV, 3, kStages>::Ring::bytes(side_by_side * threads),
+                                       side_by_side * static_cast<size_t>(args.width) * sizeof(float));
+        auto* const kernel = backward<kN, kV, kStages>;
+        allow_shared(kernel, shared);
+        blocks = std::min(most_backward_blocks(args.tokens), ceil_div(args.tokens, side_by_side));
+        follow(kernel, dim3(static_cast<unsigned>(blocks)), dim3(side_by_side * threads), shared, stream, args,
+               static_cast<int>(threads));
     });
     check_launch("rmsnorm_backward");
-    column_sum(args.dw_accumulated, args.scratch, blocks, args.width, stream);
+    add_columns({{args.dw_accumulated, args.scratch, blocks, args.width}}, stream);
 }
 
 }  // namespace perigee::kernels

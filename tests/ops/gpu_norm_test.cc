@@ -44,9 +44,11 @@ void norm_case(Lab& lab, Shape const& shape, Residual residual) {
 }
 
 TEST_F(GpuRmsNorm, MatchesTheHostAtEveryWidth) {
-    // Narrow and odd widths, both sizes of blocks, the widest of each path, more rows than blocks, and one row.
-    for (Shape const shape : {Shape{150, 37}, Shape{100, 8}, Shape{3000, 256}, Shape{1, 2048}, Shape{33, 2048},
-                              Shape{5, 4095}, Shape{7, 8192}, Shape{4, 8200}, Shape{3, 16384}, Shape{90, 3}})
+    // Narrow and odd widths, both sizes of blocks, the widest of each path, more rows than are worked on at a time,
+    // rows of one warp and of several side by side, and one row.
+    for (Shape const shape :
+         {Shape{150, 37}, Shape{100, 8}, Shape{3500, 256}, Shape{1700, 776}, Shape{1, 2048}, Shape{33, 2048},
+          Shape{20, 3080}, Shape{5, 4095}, Shape{7, 8192}, Shape{4, 8200}, Shape{3, 16384}, Shape{90, 3}})
         for (Residual residual : {Residual::none, Residual::joined, Residual::in_place}) {
             SCOPED_TRACE(shape.str() + " residual " + std::to_string(static_cast<int>(residual)));
             compare([&](Lab& lab) { norm_case(lab, shape, residual); });

@@ -79,10 +79,11 @@ void qkv_case(Lab& lab, Heads const& n, Parts parts) {
 }
 
 TEST_F(GpuQkv, MatchesTheHostForEveryKindOfHead) {
-    // Halves that are and are not multiples of 8, powers of two and not; blocks with heads of several kinds; one token.
+    // Halves that are and are not multiples of 8, powers of two and not; blocks with heads of several kinds; tokens of
+    // one block and of two; one token.
     for (Heads const n :
-         {Heads{65, 4, 2, 64}, Heads{40, 3, 1, 128}, Heads{9, 2, 2, 256}, Heads{30, 5, 1, 96}, Heads{20, 3, 3, 80},
-          Heads{33, 2, 1, 34}, Heads{12, 4, 2, 250}, Heads{1, 33, 11, 32}, Heads{3000, 1, 1, 32}})
+         {Heads{65, 4, 2, 64}, Heads{300, 24, 8, 64}, Heads{40, 3, 1, 128}, Heads{9, 2, 2, 256}, Heads{30, 5, 1, 96},
+          Heads{20, 3, 3, 80}, Heads{33, 2, 1, 34}, Heads{12, 4, 2, 250}, Heads{1, 33, 11, 32}, Heads{3000, 1, 1, 32}})
         for (Parts const parts : {Parts{}, Parts{.bias = true}, Parts{.q_norm = true, .k_norm = true},
                                   Parts{.bias = true, .q_norm = true, .k_norm = true}}) {
             SCOPED_TRACE(fmt::format("{} tokens, {} + 2 x {} heads of {}, bias {}, norms {}", n.tokens, n.heads,

@@ -55,6 +55,14 @@ TEST_F(GpuEmbedding, MatchesTheHostWhereABlockComesToManyRows) {
     compare([&](Lab& lab) { embedding_case(lab, ids, 15000, 24, 0); });
 }
 
+TEST_F(GpuEmbedding, MatchesTheHostInALargeVocabulary) {
+    // Ids whose tokens more blocks group than elsewhere; the last one is frequent.
+    constexpr int64_t kVocab = 300'001;
+    std::vector<int32_t> ids = random_ids(3000, kVocab, 5);
+    for (size_t i = 0; i < ids.size(); i += 7) ids[i] = kVocab - 1;
+    compare([&](Lab& lab) { embedding_case(lab, ids, kVocab, 8, 0); });
+}
+
 TEST_F(GpuEmbedding, AddsTheTokensOfAnIdInTheirOrder) {
     // 2^24 + 1 - 2^24 in fp32 is 0 or 1 as the order has it.
     constexpr double kLarge = 1 << 24;

@@ -30,7 +30,7 @@ void CudaOps::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids
                                  .vocab = vocab,
                                  .width = width,
                                  .vocab_begin = vocab_begin,
-                                 .scratch = scratch(kernels::embedding_backward_scratch(tokens, vocab, width))},
+                                 .scratch = scratch(kernels::embedding_backward_scratch(tokens, width))},
                                 stream());
 }
 

@@ -1,0 +1,40 @@
+// A kernel that begins while the one before it in its stream ends (programmatic dependent launch, from Hopper on): its
+// launch costs nothing, and wait_for_previous() holds it until all that came before is done and visible.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/common/launch.h"
+
+namespace perigee::kernels {
+
+/// In the kernel that is launched by follow(), before it reads or writes what others do.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// In the kernel before it, by every block: its blocks may take what room there is from now on.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/// Launches a kernel that calls wait_for_previous().
+template <class... Args>
+void follow(void (*kernel)(Args...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
+            std::type_identity_t<Args>... args) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks, config.blockDim = threads;
+    config.dynamicSmemBytes = shared, config.stream = stream;
+    config.attrs = &overlap,
+    config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && std::getenv("NOPDL") == nullptr ? 1 : 0;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
+}
+
+}  // namespace perigee::kernels

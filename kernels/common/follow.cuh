@@ -22,7 +22,8 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-/// Launches a kernel that calls wait_for_previous().
+/// Launches a kernel that calls wait_for_previous(). Its blocks take room as it becomes free: all that there is, or
+/// they are spread unevenly.
 template <class... Args>
 void follow(void (*kernel)(Args...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
             std::type_identity_t<Args>... args) {
@@ -32,8 +33,7 @@ void follow(void (*kernel)(Args...), dim3 blocks, dim3 threads, size_t shared, c
     cudaLaunchConfig_t config{};
     config.gridDim = blocks, config.blockDim = threads;
     config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &overlap,
-    config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 && std::getenv("NOPDL") == nullptr ? 1 : 0;
+    config.attrs = &overlap, config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
     check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
 }
 

@@ -384,10 +384,14 @@ template <class Ring, class... Args>
 int64_t launch(void (*kernel)(Args...), QkvShape const& shape, Plan const& p, unsigned threads, int most,
                cudaStream_t stream, std::type_identity_t<Args>... args) {
     size_t const shared = Ring::bytes(threads);
-    int64_t const blocks = std::min(resident_blocks(kernel, threads, shared), multiprocessors() * most);
+    int64_t const resident = resident_blocks(kernel, threads, shared);
+    int64_t const blocks = std::min(resident, multiprocessors() * most);
     int64_t const groups = std::clamp<int64_t>(blocks / p.across, 1, most_groups(shape, p));
-    follow(kernel, dim3(static_cast<unsigned>(p.across), static_cast<unsigned>(groups)), dim3(threads), shared, stream,
-           args...);
+    dim3 const grid(static_cast<unsigned>(p.across), static_cast<unsigned>(groups));
+    if (blocks == resident)
+        follow(kernel, grid, dim3(threads), shared, stream, args...);
+    else  // blocks that begin early would crowd on the multiprocessors that are free first
+        kernel<<<grid, threads, shared, stream>>>(args...);
     return groups;
 }
 

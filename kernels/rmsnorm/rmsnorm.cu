@@ -210,18 +210,23 @@ void rmsnorm_forward(RmsNormForward const& args, cudaStream_t stream) {
     if (args.tokens == 0 || args.width == 0) return;
     bool const eights = in_runs_of_eight(args.width, {args.y, args.x, args.w, args.residual, args.sum});
     with_row_in_registers(args.width, eights, [&]<class H>(H, unsigned threads) {
-        auto const launch = [&]<int kStages>(int64_t blocks) {
+        auto const launch = [&]<int kStages>(auto const& with) {
             auto* const kernel = forward<H::kRun, H::kRuns, kStages>;
             size_t const shared = Rows<H::kRun, H::kRuns, 2, kStages>::Ring::bytes(threads);
             allow_shared(kernel, shared);
-            follow(kernel, dim3(static_cast<unsigned>(std::min(args.tokens, blocks))), dim3(threads), shared, stream,
-                   args);
+            with(kernel, shared);
         };
-        // Measured: with two tensors to read, a block for each row keeps more of memory busy than fetching ahead.
+        // Measured: with two tensors to read, a block for each row keeps more of memory busy than fetching ahead. The
+        // few blocks that do fetch ahead would crowd on the multiprocessors that are free first if they began early.
         if (args.residual != nullptr)
-            launch.template operator()<1>(args.tokens);
+            launch.template operator()<1>([&](auto* kernel, size_t shared) {
+                follow(kernel, dim3(static_cast<unsigned>(args.tokens)), dim3(threads), shared, stream, args);
+            });
         else
-            launch.template operator()<H::stages(2)>(multiprocessors() * ceil_div(kForwardThreads, threads));
+            launch.template operator()<H::stages(2)>([&](auto* kernel, size_t shared) {
+                int64_t const blocks = std::min(args.tokens, multiprocessors() * ceil_div(kForwardThreads, threads));
+                kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(args);
+            });
     });
     check_launch("rmsnorm_forward");
 }

@@ -353,6 +353,7 @@ struct Plan {
     int lanes;
     unsigned threads;
     int64_t across;  ///< blocks that hold a row
+    bool even;       ///< all of them as much, so that each may have a multiprocessor of its own
 };
 
 Plan plan(QkvShape const& shape, bool aligned) {
@@ -361,7 +362,8 @@ Plan plan(QkvShape const& shape, bool aligned) {
     int lanes = 1;
     while (lanes < runs && lanes < 32) lanes *= 2;
     int64_t const work = int64_t{shape.heads + 2 * shape.kv_heads} * lanes, across = ceil_div(work, kMaxThreads);
-    return {eights, lanes, static_cast<unsigned>(round_up(ceil_div(work, across), 32)), across};
+    int64_t const threads = round_up(ceil_div(work, across), 32);
+    return {eights, lanes, static_cast<unsigned>(threads), across, across == 1 || threads * across == work};
 }
 
 /// Groups of tokens, each of which leaves partial sums: enough to fill the GPU.
@@ -453,8 +455,8 @@ void qkv_backward(QkvBackward const& args, cudaStream_t stream) {
     int64_t groups = 0;
     with_options(p.eights, bias, norm, [&]<int N, int V, bool kBias, bool kNorm>() {
         using Ring = typename HeadsAhead<N, V, kNorm ? 2 : 1, kBackwardStages<kBias, kNorm>>::Ring;
-        unsigned const threads = std::max(1u, kBackwardThreads<kBias, kNorm> / p.threads) * p.threads;
-        groups = launch<Ring>(backward<N, V, kBias, kNorm>, shape, p, threads, kMostBlocks, stream, args,
+        unsigned const sides = p.even ? std::max(1u, kBackwardThreads<kBias, kNorm> / p.threads) : 1;
+        groups = launch<Ring>(backward<N, V, kBias, kNorm>, shape, p, sides * p.threads, kMostBlocks, stream, args,
                               Partials{args.scratch, q_sums, k_sums}, p.lanes, static_cast<int>(p.threads));
     });
     check_launch("qkv_backward");

@@ -22,18 +22,24 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+/// The attribute of a launch that does not wait for the kernel before it.
+inline cudaLaunchAttribute early_launch() {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return attribute;
+}
+
 /// Launches a kernel that calls wait_for_previous(). Its blocks take room as it becomes free: all that there is, or
 /// they are spread unevenly.
 template <class... Args>
 void follow(void (*kernel)(Args...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
             std::type_identity_t<Args>... args) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute early = early_launch();
     cudaLaunchConfig_t config{};
     config.gridDim = blocks, config.blockDim = threads;
     config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &overlap, config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+    config.attrs = &early, config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
     check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "kernels/common/launch.h"
+#include "kernels/common/follow.cuh"
 #include "kernels/moba/cuda/stages.h"
 
 namespace perigee::moba {
@@ -26,9 +26,8 @@ struct Launch {
 /// The first act of a kernel that is launched `early`, in every thread: until the kernels before it are done. The next
 /// one's thread blocks may come meanwhile.
 __device__ __forceinline__ void start_early() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
-#endif
+    kernels::let_next_begin();
+    kernels::wait_for_previous();
 }
 
 template <class Args>
@@ -40,9 +39,7 @@ void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
                    how.name);
     // What no grid can have is refused by the launch.
     auto const extent = [](int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, UINT_MAX)); };
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute early = kernels::early_launch();
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(extent(how.x), extent(how.y), extent(how.z));
     config.blockDim = dim3(static_cast<unsigned>(how.threads));

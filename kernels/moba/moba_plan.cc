@@ -187,6 +187,7 @@ void fit_sums(MobaPlan& plan, size_t bytes) {
     MobaPlan carrying = plan;
     carrying.carries = true;
     fit(carrying, bytes);
+    carrying.carries = carrying.wave_chunks < carrying.chunks;  // other waves: none, perhaps, that share keys
     int64_t const waves = ceil_div(plan.chunks, plan.wave_chunks);
     bool const cheap = 8 * carrying.waves() <= 9 * plan.waves() || waves > kFewRoundedWaves;
     if (waves > kMostRoundedWaves || (cheap && carrying.scratch_bytes <= bytes)) plan = carrying;

@@ -196,6 +196,24 @@ TEST(MobaPlan, FusedBackwardCarriesSumsWhereThatIsCheapOrWavesAreMany) {
     EXPECT_LE(plan(128, 32, kMobaPartialBytes / 2 * 3).scratch_bytes, kMobaPartialBytes / 2 * 3);
 }
 
+TEST(MobaPlan, SumsAreCarriedOnlyWhereThereIsRoomForThem) {
+    // With room for sums, the second of these plans needs other waves, among them such that carry nothing.
+    struct Case {
+        int64_t tokens, queries, heads, kv_heads, B, k, documents;
+        size_t bytes;
+    };
+    for (Case const& c : {Case{131'072, 131'072, 1, 1, 128, 3, 8, size_t{64} << 20},
+                          Case{1'000'000, 1'000'000, 128, 32, 128, 2, 1024, kMobaPartialBytes},
+                          Case{3'000'000, 1'500'000, 32, 32, 128, 2, 1, kMobaPartialBytes}}) {
+        MobaShape s = on_hopper(shape(c.tokens, c.B, c.k, c.documents));
+        s.queries = c.queries, s.heads = c.heads, s.kv_heads = c.kv_heads, s.head_dim = 64;
+        MobaPlan const plan = plan_moba(s, MobaTask::backward, c.bytes);
+        EXPECT_EQ(plan.carries, plan.carried.bytes > 0) << to_string(s) << "\n" << to_string(plan);
+        EXPECT_LE(plan.carried.offset + plan.carried.bytes, plan.scratch_bytes);
+        EXPECT_TRUE(plan.wave_chunks == plan.chunks || plan.wave_kv_heads == 1) << to_string(plan);
+    }
+}
+
 TEST(MobaPlan, VeryLongBlocksKeepWithinTheBudgetToo) {
     for (int64_t const B : {4096, 16384, 1 << 20}) {
         MobaShape s = on_hopper(shape(1 << 20, B, 16));

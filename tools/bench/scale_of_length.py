@@ -25,7 +25,7 @@ def arguments():
     parser.add_argument("--config", default=pathlib.Path(__file__).parents[2] / "configs/bench/llama_1b.yaml")
     parser.add_argument("--lengths", default=",".join(str(4096 << i) for i in range(8)))
     parser.add_argument("--tokens", type=int, default=1 << 18, help="timed at each length, at least one step")
-    return parser.parse_args()
+    return parser.parse_intermixed_args()  # overrides may follow the options
 
 
 def measure(options, length, policy):

@@ -79,7 +79,7 @@ struct MobaPlan {
 inline constexpr int kMobaShortBlock = 128;
 
 /// What scratch memory may take, by default.
-inline constexpr size_t kMobaPartialBytes = size_t{2} << 30;
+inline constexpr size_t kMobaScratchBytes = size_t{2} << 30;
 
 char const* name_of(MobaKernels kernels);  ///< "mma", "hopper"
 
@@ -88,7 +88,7 @@ std::string moba_refusal(MobaShape const& shape);
 
 /// The largest waves whose scratch memory fits into `bytes`, all of it. Where not even a wave of one key/value head and
 /// one chunk does, partial results take a quarter of them. Throws Category::internal with the refusal, if there is one.
-MobaPlan plan_moba(MobaShape const& shape, MobaTask task, size_t bytes = kMobaPartialBytes);
+MobaPlan plan_moba(MobaShape const& shape, MobaTask task, size_t bytes = kMobaScratchBytes);
 
 /// "T 32768 q 32768 H 32/8 x 128, B 512 k 3, 1 documents"
 std::string to_string(MobaShape const& shape);

@@ -94,9 +94,9 @@ inline ReferenceProblem make_gpu_problem(GpuMobaCase const& c) {
 class GpuMoba {
   public:
     GpuMoba(ReferenceProblem const& p, MobaOptions const& options, MobaKernels kernels = moba_cuda_kernels())
-        : GpuMoba(p, options, 0, p.tokens(), kMobaPartialBytes, kernels) {}
+        : GpuMoba(p, options, 0, p.tokens(), kMobaScratchBytes, kernels) {}
     GpuMoba(ReferenceProblem const& p, MobaOptions const& options, int64_t begin, int64_t end,
-            size_t partial_bytes = kMobaPartialBytes, MobaKernels kernels = moba_cuda_kernels())
+            size_t scratch_limit = kMobaScratchBytes, MobaKernels kernels = moba_cuda_kernels())
         : device_(make_cuda_device(0)),
           shape_{.tokens = p.tokens(),
                  .queries = end - begin,
@@ -119,7 +119,7 @@ class GpuMoba {
                     .q = q_.data(),
                     .k = k_.data(),
                     .v = v_.data(),
-                    .partial_bytes = partial_bytes,
+                    .scratch_limit = scratch_limit,
                     .stream = dynamic_cast<CudaDevice&>(*device_).stream()};
     }
 
@@ -130,7 +130,7 @@ class GpuMoba {
 
     /// A stage list with fresh scratch memory.
     moba::Stage stage(MobaTask task) {
-        MobaPlan const plan = plan_moba(shape_, task, problem_.partial_bytes);
+        MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
         scratch_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(plan.scratch_bytes));
         problem_.scratch = scratch_->data();
         return moba::make_stage(problem_, task);

@@ -393,7 +393,7 @@ TEST_F(GpuMobaAttention, RangesOfQueriesAddUp) {
         GpuMoba::Backward sum;
         std::vector<double> o, dq;
         for (auto const& [begin, end] : {std::pair{0, 77}, {77, 320}, {320, 500}}) {
-            GpuMoba part(p, c.options, begin, end, kMobaPartialBytes);
+            GpuMoba part(p, c.options, begin, end, kMobaScratchBytes);
             part.choose(chosen);
             auto const forward = part.forward();
             sum = part.backward(forward.o, forward.lse, sum);

@@ -168,7 +168,7 @@ TEST_F(GpuMobaFused, SmallForSanitizers) {
     for (int64_t const dim : {64, 128}) {
         GpuMobaCase const c{.cu_seqlens = {0, 150, 450}, .head_dim = dim, .options = {.block_size = 128, .top_k = 2}};
         Truth const truth = truth_of(c, route(c, [](int64_t, int64_t, int64_t, int64_t) { return 0; }));
-        for (size_t const bytes : {kMobaPartialBytes, size_t{1}}) {
+        for (size_t const bytes : {kMobaScratchBytes, size_t{1}}) {
             GpuMoba gpu(truth.problem, c.options, 0, 450, bytes);
             gpu.choose(truth.chosen);
             expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, "small");
@@ -253,7 +253,7 @@ TEST_F(GpuMobaFused, WavesGiveTheSame) {
 }
 
 TEST_F(GpuMobaFused, RangesOfQueriesAddUp) {
-    for (size_t const bytes : {kMobaPartialBytes, size_t{1}})
+    for (size_t const bytes : {kMobaScratchBytes, size_t{1}})
         for (int64_t const top_k : {1, 3}) {
             GpuMobaCase const c{.cu_seqlens = {0, 100, 900}, .options = {.block_size = 128, .top_k = top_k}};
             Truth const truth = truth_of(c, random_route(c));

@@ -157,7 +157,7 @@ TEST_F(GpuMobaSelection, ARangeOfQueries) {
     auto const p = make_gpu_problem(c);
     for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
         for (MobaKernels const kernels : kernels_here()) {
-            GpuMoba gpu(p, c.options, begin, end, kMobaPartialBytes, kernels);
+            GpuMoba gpu(p, c.options, begin, end, kMobaScratchBytes, kernels);
             EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), begin), 0);
         }
 }

@@ -82,7 +82,7 @@ TEST(MobaPlan, ScratchKeepsWithinTheBudget) {
     for (MobaKernels const gpu : {MobaKernels::mma, MobaKernels::hopper})
         for (int64_t const tokens : {8192, 32768, 131072, 1 << 20})
             for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}, {700, 4}})
-                for (size_t const bytes : {kMobaPartialBytes, kMobaPartialBytes / 4, size_t{100} << 20})
+                for (size_t const bytes : {kMobaScratchBytes, kMobaScratchBytes / 4, size_t{100} << 20})
                     for (MobaTask const task : {MobaTask::forward, MobaTask::backward}) {
                         MobaShape s = shape(tokens, B, k);
                         s.gpu = gpu;
@@ -186,14 +186,14 @@ TEST(MobaPlan, FusedBackwardCarriesSumsWhereThatIsCheapOrWavesAreMany) {
         s.heads = 4, s.kv_heads = 1;
         return plan_moba(s, MobaTask::backward, bytes);
     };
-    EXPECT_EQ(plan(512, 3, kMobaPartialBytes).waves(), 2);
-    EXPECT_EQ(plan(512, 3, kMobaPartialBytes).carried.bytes, 0u);
-    EXPECT_EQ(plan(128, 8, kMobaPartialBytes).waves(), 4);
-    EXPECT_EQ(plan(128, 8, kMobaPartialBytes).carried.bytes, 0u);
+    EXPECT_EQ(plan(512, 3, kMobaScratchBytes).waves(), 2);
+    EXPECT_EQ(plan(512, 3, kMobaScratchBytes).carried.bytes, 0u);
+    EXPECT_EQ(plan(128, 8, kMobaScratchBytes).waves(), 4);
+    EXPECT_EQ(plan(128, 8, kMobaScratchBytes).carried.bytes, 0u);
     // 8192 runs of 128 keys and one more, of the document's end.
-    EXPECT_EQ(plan(128, 32, kMobaPartialBytes / 2 * 3).carried.bytes, size_t{8193} * 2 * 128 * 128 * 4);
-    EXPECT_GT(plan(128, 32, kMobaPartialBytes / 2 * 3).waves(), 12);
-    EXPECT_LE(plan(128, 32, kMobaPartialBytes / 2 * 3).scratch_bytes, kMobaPartialBytes / 2 * 3);
+    EXPECT_EQ(plan(128, 32, kMobaScratchBytes / 2 * 3).carried.bytes, size_t{8193} * 2 * 128 * 128 * 4);
+    EXPECT_GT(plan(128, 32, kMobaScratchBytes / 2 * 3).waves(), 12);
+    EXPECT_LE(plan(128, 32, kMobaScratchBytes / 2 * 3).scratch_bytes, kMobaScratchBytes / 2 * 3);
 }
 
 TEST(MobaPlan, SumsAreCarriedOnlyWhereThereIsRoomForThem) {
@@ -203,8 +203,8 @@ TEST(MobaPlan, SumsAreCarriedOnlyWhereThereIsRoomForThem) {
         size_t bytes;
     };
     for (Case const& c : {Case{131'072, 131'072, 1, 1, 128, 3, 8, size_t{64} << 20},
-                          Case{1'000'000, 1'000'000, 128, 32, 128, 2, 1024, kMobaPartialBytes},
-                          Case{3'000'000, 1'500'000, 32, 32, 128, 2, 1, kMobaPartialBytes}}) {
+                          Case{1'000'000, 1'000'000, 128, 32, 128, 2, 1024, kMobaScratchBytes},
+                          Case{3'000'000, 1'500'000, 32, 32, 128, 2, 1, kMobaScratchBytes}}) {
         MobaShape s = on_hopper(shape(c.tokens, c.B, c.k, c.documents));
         s.queries = c.queries, s.heads = c.heads, s.kv_heads = c.kv_heads, s.head_dim = 64;
         MobaPlan const plan = plan_moba(s, MobaTask::backward, c.bytes);
@@ -219,7 +219,7 @@ TEST(MobaPlan, VeryLongBlocksKeepWithinTheBudgetToo) {
         MobaShape s = on_hopper(shape(1 << 20, B, 16));
         s.kv_heads = 1;
         MobaPlan const plan = plan_moba(s, MobaTask::backward);
-        EXPECT_LE(plan.partial.bytes, kMobaPartialBytes) << to_string(plan);
+        EXPECT_LE(plan.partial.bytes, kMobaScratchBytes) << to_string(plan);
         EXPECT_EQ(plan.kernels, MobaKernels::mma) << to_string(plan);
         EXPECT_EQ(plan.row_slots, 15);
     }

@@ -22,7 +22,7 @@ struct Settings {
     std::vector<std::string> routings = {"uniform", "recency", "sink"};
     std::vector<std::string> parts = {"choice", "lists", "forward", "backward", "whole"};
     double seconds = 0.2;
-    size_t partial_mib = kMobaPartialBytes >> 20;
+    size_t scratch_mib = kMobaScratchBytes >> 20;
     bool dense = false, mma = false, table = false;
     std::string json;
 };
@@ -60,7 +60,7 @@ class Bench {
                     .k = k_.as<bf16>(),
                     .v = v_.as<bf16>(),
                     .chosen = chosen_.as<int32_t>(),
-                    .partial_bytes = s.partial_mib << 20,
+                    .scratch_limit = s.scratch_mib << 20,
                     .stream = stream_};
         gradients_ = {.d_o = d_o_.as<bf16>(),
                       .o = o_.as<bf16>(),
@@ -155,7 +155,7 @@ class Bench {
                 .chosen_THS = moba != nullptr ? chosen_ : ConstView{}};
     }
     moba::Stage stage(MobaTask task) {
-        MobaPlan const plan = plan_moba(shape_, task, problem_.partial_bytes);
+        MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
         fmt::print("  {}\n", to_string(plan));
         scratch_ = {};
         scratch_ = Buffer(*device_, plan.scratch_bytes + 256);
@@ -298,7 +298,7 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("--parts", s.parts, "What to time: choice, lists, forward, backward, whole")->capture_default_str();
     app.add_option("--seconds", s.seconds, "Of every measurement")->capture_default_str();
-    app.add_option("--partial-mib", s.partial_mib, "Room for scratch memory, of the stages")->capture_default_str();
+    app.add_option("--scratch-mib", s.scratch_mib, "Room for scratch memory, of the stages")->capture_default_str();
     app.add_option("--json", s.json, "File for the results");
     app.add_flag("--group", group, "One choice per group of heads");
     app.add_flag("--force-previous", s.moba.force_previous);

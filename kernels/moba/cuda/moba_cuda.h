@@ -24,7 +24,7 @@ struct MobaProblem {
     /// query's past are ignored.
     int32_t const* chosen = nullptr;
     void* scratch = nullptr;                   ///< of plan_moba(...).scratch_bytes, at a multiple of 256 bytes
-    size_t partial_bytes = kMobaPartialBytes;  ///< what scratch memory may take: the option of plan_moba
+    size_t scratch_limit = kMobaScratchBytes;  ///< what scratch memory may take: the option of plan_moba
     cudaStream_t stream = nullptr;
 };
 

@@ -37,7 +37,7 @@ Scratch scratch_of(MobaPlan const& plan, void* memory) {
 }
 
 Stage make_stage(MobaProblem const& problem, MobaTask task) {
-    MobaPlan const plan = plan_moba(problem.shape, task, problem.partial_bytes);
+    MobaPlan const plan = plan_moba(problem.shape, task, problem.scratch_limit);
     PERIGEE_CHECK(problem.query_begin >= 0 && problem.query_begin + problem.shape.queries <= problem.shape.tokens,
                   "queries from {} on of {}", problem.query_begin, to_string(problem.shape));
     return {plan, problem, scratch_of(plan, problem.scratch)};

@@ -1,9 +1,11 @@
-// A kernel that begins while the one before it in its stream ends (programmatic dependent launch, from Hopper on): its
-// launch costs nothing, and wait_for_previous() holds it until all that came before is done and visible.
+// A kernel that begins while the one before it in its stream ends (programmatic dependent launch, in kernels built for
+// Hopper or later): its launch costs nothing, and wait_for_previous() holds it until all that came before is done and
+// visible.
 #pragma once
 
 #include <type_traits>
 
+#include "kernels/common/built_for.h"
 #include "kernels/common/launch.h"
 
 namespace perigee::kernels {
@@ -39,7 +41,7 @@ void follow(void (*kernel)(Args...), dim3 blocks, dim3 threads, size_t shared, c
     cudaLaunchConfig_t config{};
     config.gridDim = blocks, config.blockDim = threads;
     config.dynamicSmemBytes = shared, config.stream = stream;
-    config.attrs = &early, config.numAttrs = attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+    config.attrs = &early, config.numAttrs = built_for() >= BuiltFor::early ? 1 : 0;
     check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
 }
 

@@ -21,7 +21,7 @@ struct MobaShape {
     int64_t kv_heads = 0;   ///< G, a divisor of H
     int64_t head_dim = 0;   ///< K: 32, 64, 96 or 128
     MobaOptions options = {};
-    MobaKernels gpu = MobaKernels::mma;  ///< the best that the GPU runs
+    MobaKernels gpu = MobaKernels::mma;  ///< the best that the GPU runs, as the program was built
 
     int64_t group() const { return heads / kv_heads; }
     int64_t slots() const { return options.top_k - 1; }  ///< S: blocks a query chooses

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/philox.h"
+#include "kernels/common/built_for.h"
 #include "kernels/gpu_moba.h"
 #include "kernels/hopper_probe.h"
 
@@ -27,7 +28,8 @@ struct Expected {
 class GpuHopper : public ::testing::TestWithParam<int64_t> {
   protected:
     void SetUp() override {
-        if (!testing::hopper_here()) GTEST_SKIP() << "no Hopper GPU";
+        if (cuda_device_count() == 0 || kernels::built_for() != kernels::BuiltFor::hopper)
+            GTEST_SKIP() << "no Hopper GPU, or not built for it";
     }
 };
 

@@ -106,12 +106,4 @@ void run_hopper_probe(HopperProbe const& probe, cudaStream_t stream) {
         run<128>(probe, stream);
 }
 
-bool hopper_here() {
-    int device = 0, major = 0;
-    if (cuda_device_count() == 0) return false;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    return major == 9;
-}
-
 }  // namespace perigee::testing

@@ -23,9 +23,7 @@ struct HopperProbe {
     float* outputs = nullptr;     ///< [128, head_dim] = bf16(scores) V
     float* transposed = nullptr;  ///< [head_dim, head_dim] = A^T V
 };
+/// Where kernels are BuiltFor::hopper.
 void run_hopper_probe(HopperProbe const& probe, cudaStream_t stream);
-
-/// Whether the current GPU and this build can run it.
-bool hopper_here();
 
 }  // namespace perigee::testing

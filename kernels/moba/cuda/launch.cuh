@@ -51,7 +51,7 @@ void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
     kernels::check_launch(how.name);
 }
 
-/// Whether the GPU can launch kernels early.
+/// Whether kernels can be launched early.
 inline bool starts_early(Stage const& stage) { return stage.plan.shape.gpu == MobaKernels::hopper; }
 
 /// Calls f.operator()<D>() for the head size; plan_moba has refused all others.

@@ -2,17 +2,13 @@
 
 #include <algorithm>
 
-#include "device/cuda/cuda_device.h"
+#include "kernels/common/built_for.h"
 #include "kernels/moba/cuda/stages.h"
 
 namespace perigee {
 
 MobaKernels moba_cuda_kernels() {
-    int device = 0, major = 0, minor = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    check_cuda(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-    return major == 9 && minor == 0 ? MobaKernels::hopper : MobaKernels::mma;
+    return kernels::built_for() == kernels::BuiltFor::hopper ? MobaKernels::hopper : MobaKernels::mma;
 }
 
 void moba_cuda_select(MobaProblem const& problem, int32_t* chosen) {

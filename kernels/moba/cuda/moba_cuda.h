@@ -38,7 +38,7 @@ struct MobaGradients {
     bool add_to_dkv = false;  ///< += instead of =
 };
 
-/// What MobaShape::gpu is for the current GPU.
+/// What MobaShape::gpu is for the current GPU, as this program was built.
 MobaKernels moba_cuda_kernels();
 
 /// Writes all of chosen [queries, H, S]. Rules: kernels/moba/README.md.

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ops/gpu_case.h"
 
 namespace perigee::testing {
@@ -30,19 +32,23 @@ class GpuDenseAttention : public GpuTest {
                 },
                 std::move(check)};
     }
-    TensorView heads(int64_t tokens, int64_t heads) {
+    static constexpr unsigned char kValue = 0x3f;  ///< twice, the bf16 0.746
+    TensorView heads(int64_t tokens, int64_t heads, unsigned char value = kValue) {
         auto const bytes = static_cast<size_t>(tokens * heads * 64 * size_of(DType::bf16));
         Buffer const& buffer = buffers_.emplace_back(*device_, bytes);
-        std::vector<unsigned char> const ones(bytes, 0x3f);
-        device_->copy(buffer.data(), ones.data(), bytes);
+        std::vector<unsigned char> const values(bytes, value);
+        device_->copy(buffer.data(), values.data(), bytes);
         return {static_cast<std::byte*>(buffer.data()), DType::bf16, {tokens, heads, 64}};
     }
     /// One document of so many tokens.
-    void attend(DenseAttention& attention, int32_t tokens) { attend(attention, std::vector<int32_t>{0, tokens}); }
-    void attend(DenseAttention& attention, std::vector<int32_t> const& borders) {
+    TensorView attend(DenseAttention& attention, int32_t tokens) {
+        return attend(attention, std::vector<int32_t>{0, tokens});
+    }
+    TensorView attend(DenseAttention& attention, std::vector<int32_t> const& borders) {
         int64_t const tokens = borders.back();
         Buffer const lse(*device_, static_cast<size_t>(tokens * 4) * sizeof(float));
-        attention.forward({.o_THK = heads(tokens, 4),
+        TensorView const o = heads(tokens, 4, 0xff);
+        attention.forward({.o_THK = o,
                            .lse_TH = {static_cast<std::byte*>(lse.data()), DType::f32, {tokens, 4}},
                            .q_THK = heads(tokens, 4),
                            .k_TGK = heads(tokens, 2),
@@ -50,6 +56,13 @@ class GpuDenseAttention : public GpuTest {
                            .cu_seqlens = borders,
                            .scale = 0.125});
         device_->synchronize();
+        return o;
+    }
+    /// Whether every element is the one value of v.
+    bool is_mean_of_v(TensorView o) {
+        std::vector<unsigned char> found(static_cast<size_t>(o.bytes()));
+        device_->copy(found.data(), o.data, found.size());
+        return std::ranges::all_of(found, [](unsigned char byte) { return byte == kValue; });
     }
 
     std::unique_ptr<CudaDevice> device_;
@@ -111,6 +124,17 @@ TEST_F(GpuDenseAttention, WrongResultsStopTheRunBeforeTheFirstUseAndEveryLaterOn
             EXPECT_THAT(e.what(), HasSubstr(DenseAttention::version()));
             EXPECT_THAT(e.what(), HasSubstr("o is off"));
         }
+}
+
+TEST_F(GpuDenseAttention, WhereOnlyEqualDocumentsFailTheRaggedPlanTakesThem) {
+    std::vector<size_t> checked;  // documents
+    auto attention = make([&](Device& device, AttentionShape const& shape, auto&&... args) {
+        checked.push_back(shape.documents.size() - 1);
+        if (checked.back() == kEqualDocuments.size() - 1) fail(Category::internal, "refused");
+        return check_attention(device, shape, args...);
+    });
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(is_mean_of_v(attend(attention, {0, 512, 1024})));
+    EXPECT_EQ(checked, (std::vector<size_t>{kEqualDocuments.size() - 1, kRaggedDocuments.size() - 1}));
 }
 
 }  // namespace

@@ -7,10 +7,12 @@
 #include <compare>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
 #include "kernels/flat/flat.h"
+#include "ops/cuda/dense_documents.h"
 
 namespace perigee {
 
@@ -158,17 +160,6 @@ int64_t capacity(int64_t wanted, int64_t least) {
 constexpr int64_t kLeastDocuments = 64;
 constexpr int64_t kLeastTokens = 1024;
 
-/// The length of all documents of a pack, where they are equal and worth a plan of their own; else 0. cuDNN masks
-/// lengths that are no multiple of a tile as ragged ones.
-int64_t equal_length(std::span<int32_t const> cu_seqlens) {
-    constexpr int64_t kShortest = 512, kTile = 128;
-    int64_t const documents = std::ssize(cu_seqlens) - 1, length = documents > 0 ? cu_seqlens[1] - cu_seqlens[0] : 0;
-    if (length < kShortest || length % kTile != 0) return 0;
-    for (int64_t d = 0; d <= documents; ++d)
-        if (cu_seqlens[static_cast<size_t>(d)] != d * length) return 0;
-    return length;
-}
-
 void* memory(ConstView view) { return const_cast<std::byte*>(view.data); }
 
 }  // namespace
@@ -179,8 +170,9 @@ struct DenseAttention::Impl {
     std::function<void*(size_t)> scratch;
     Check check;
     cudnnHandle_t handle = nullptr;
-    std::map<Key, std::unique_ptr<Plan>> plans = {};
-    std::set<std::pair<Key, Kernel>> checked = {};  ///< for equal documents
+    std::map<Key, std::unique_ptr<Plan>> plans = {};  ///< null: none for equal documents, who take the ragged one
+    std::set<std::pair<Key, Kernel>> checked = {};    ///< for equal documents
+    bool warned = false;                              ///< of a plan that is null
     int64_t documents =
         kLeastDocuments;  ///< capacity of plans: grows, so that a packing with fewer needs no other plan
 
@@ -189,27 +181,6 @@ struct DenseAttention::Impl {
     Buffer tables = {};
     std::vector<int64_t> known = {};
     int64_t tables_of = 0;  ///< documents
-
-    template <class Args>
-    Key key_of(Args const& args, bool backward) {
-        Key key{.backward = backward,
-                .equal = false,
-                .documents = std::ssize(args.cu_seqlens) - 1,
-                .tokens = args.q_THK[0],
-                .heads = args.q_THK[1],
-                .kv_heads = args.k_TGK[1],
-                .head_dim = args.q_THK[2],
-                .scale = static_cast<float>(args.scale)};
-        if (int64_t const length = equal_length(args.cu_seqlens); length > 0) {
-            key.equal = true;
-            key.tokens = length;
-        } else {
-            documents = std::max(documents, capacity(key.documents, kLeastDocuments));
-            key.documents = documents;
-            key.tokens = capacity(key.tokens, kLeastTokens);
-        }
-        return key;
-    }
 
     /// By the given kernel, or by the first of cuDNN's candidates that can be built.
     std::unique_ptr<Plan> build(Key const& key, Kernel const* kernel = nullptr) {
@@ -243,15 +214,31 @@ struct DenseAttention::Impl {
         return kernel;
     }
 
-    Plan& plan(Key const& key) {
+    Plan& ragged_plan(Key const& key) {
         auto const found = plans.find(key);
         if (found != plans.end()) return *found->second;
         auto made = build(key);
-        if (key.equal)
-            check_kernel(key, kernel_of(*made));
-        else
-            check_plan(key, *made, kRaggedDocuments);
+        check_plan(key, *made, kRaggedDocuments);
         return *(plans[key] = std::move(made));
+    }
+
+    /// Null where cuDNN refuses the plan, or its kernel fails the check.
+    Plan* equal_plan(Key const& key) {
+        auto const found = plans.find(key);
+        if (found != plans.end()) return found->second.get();
+        std::unique_ptr<Plan> made;
+        try {
+            made = build(key);
+            check_kernel(key, kernel_of(*made));
+        } catch (OutOfMemory const&) {
+            throw;
+        } catch (Error const& refusal) {
+            made = nullptr;
+            if (!std::exchange(warned, true))
+                log::warn("documents of {} tokens each go to cuDNN as documents of any lengths, which is slower: {}",
+                          key.tokens, refusal.what());
+        }
+        return (plans[key] = std::move(made)).get();
     }
 
     /// A plan for equal documents takes no shorter ones: what is checked is its kernel, in a small plan.
@@ -359,8 +346,22 @@ struct DenseAttention::Impl {
 
     template <class Args>
     void execute(Args const& args, bool backward) {
-        Key const key = key_of(args, backward);
-        execute(plan(key), key, args.cu_seqlens, tensors(args));
+        Key key{.backward = backward,
+                .equal = false,
+                .documents = std::ssize(args.cu_seqlens) - 1,
+                .tokens = args.q_THK[0],
+                .heads = args.q_THK[1],
+                .kv_heads = args.k_TGK[1],
+                .head_dim = args.q_THK[2],
+                .scale = static_cast<float>(args.scale)};
+        if (int64_t const length = planned_length(args.cu_seqlens); length > 0) {
+            Key equal = key;
+            equal.equal = true, equal.tokens = length;
+            if (Plan* const plan = equal_plan(equal)) return execute(*plan, equal, args.cu_seqlens, tensors(args));
+        }
+        documents = std::max(documents, capacity(key.documents, kLeastDocuments));
+        key.documents = documents, key.tokens = capacity(key.tokens, kLeastTokens);
+        execute(ragged_plan(key), key, args.cu_seqlens, tensors(args));
     }
 };
 

@@ -1,7 +1,8 @@
 // Full causal attention by cuDNN over packed documents, of which none ever sees another. Documents of one length are a
-// batch, with a plan of its own; where others begin, ragged offsets tell cuDNN, and one plan serves every packing of up
-// to a number of documents and tokens. Which of the two is a function of the lengths alone, so that a run that resumes
-// computes the same bits. The only translation unit that includes cudnn_frontend.h is dense_attention.cc.
+// batch, with a plan of its own for the lengths in dense_documents.h; where others begin, ragged offsets tell cuDNN,
+// and one plan serves every packing of up to a number of documents and tokens. Which of the two is a function of the
+// lengths alone, so that a run that resumes computes the same bits. The only translation unit that includes
+// cudnn_frontend.h is dense_attention.cc.
 #pragma once
 
 #include <functional>
@@ -22,7 +23,8 @@ class DenseAttention {
     /// As check_attention.
     using Check = std::function<double(Device&, AttentionShape const&, AttentionPasses const&, std::string const&)>;
     /// `scratch(bytes)` gives device memory for the operation that runs. Each plan of cuDNN's passes `check` before its
-    /// first use; that of a batch, whose shape is fixed, with its kernel in a small batch.
+    /// first use; that of a batch, whose shape is fixed, with its kernel in a small batch. A batch that cuDNN refuses
+    /// or that fails the check is computed by the plan with offsets, and a warning says so.
     DenseAttention(CudaDevice& device, Staging& staging, std::function<void*(size_t)> scratch,
                    Check check = check_attention);
     ~DenseAttention();
@@ -31,7 +33,7 @@ class DenseAttention {
     static bool takes(ConstView q_THK, ConstView k_TGK);
 
     /// As Ops::attention_forward and attention_backward without `moba`. Throws Category::internal with cuDNN's message,
-    /// or where the check finds its results wrong.
+    /// or where the check finds the results of the plan with offsets wrong.
     void forward(AttentionForward const& args);
     void backward(AttentionBackward const& args);
 

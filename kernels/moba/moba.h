@@ -2,6 +2,7 @@
 // Source: Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs", arXiv 2502.13189.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace perigee {
@@ -16,6 +17,9 @@ struct MobaOptions {
     bool force_previous = false;  ///< the block before the query's own is always among the k - 1
     MobaSelection selection = MobaSelection::per_head;
 };
+
+/// What scratch memory on a GPU may take, by default.
+inline constexpr size_t kMobaScratchBytes = size_t{2} << 30;
 
 /// Blocks of a document of `length` tokens: ceil(length / block_size).
 constexpr int64_t moba_blocks(int64_t length, int64_t block_size) { return (length + block_size - 1) / block_size; }

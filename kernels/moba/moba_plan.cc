@@ -197,6 +197,11 @@ void fit_sums(MobaPlan& plan, size_t bytes) {
 
 char const* name_of(MobaKernels kernels) { return kernels == MobaKernels::hopper ? "hopper" : "mma"; }
 
+MobaShape as_full_attention(MobaShape shape, int64_t longest_document) {
+    shape.options = {.block_size = std::max<int64_t>(longest_document, 1), .top_k = 1};
+    return shape;
+}
+
 std::string moba_refusal(MobaShape const& s) {
     if (s.head_dim != 32 && s.head_dim != 64 && s.head_dim != 96 && s.head_dim != 128)
         return fmt::format("head_dim {} is not 32, 64, 96 or 128", s.head_dim);

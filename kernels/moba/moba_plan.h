@@ -29,6 +29,9 @@ struct MobaShape {
     int64_t places() const { return queries * group() * slots(); }
 };
 
+/// Full causal attention by the same kernels: every document is one block, at least as long as the longest document.
+MobaShape as_full_attention(MobaShape shape, int64_t longest_document);
+
 enum class MobaTask { select, forward, backward };
 
 /// A part of the scratch memory.
@@ -77,9 +80,6 @@ struct MobaPlan {
 
 /// Keys of the blocks that Hopper's forward takes in one step.
 inline constexpr int kMobaShortBlock = 128;
-
-/// What scratch memory may take, by default.
-inline constexpr size_t kMobaScratchBytes = size_t{2} << 30;
 
 char const* name_of(MobaKernels kernels);  ///< "mma", "hopper"
 

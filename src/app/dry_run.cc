@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/gpu_attention.h"
 #include "train/learner.h"
 
 namespace perigee {
@@ -38,13 +39,14 @@ class AddressSpace : public Device {
     uintptr_t next_ = kBegin;
 };
 
-/// Computes nothing.
+/// Computes nothing; notes the scratch memory that MoBA's kernels would take on a GPU.
 class DryOps : public Ops {
   public:
-    DryOps(Device& device, DType compute) : device_(&device), compute_(compute) {}
+    DryOps(Device& device, CudaOptions const& options) : device_(&device), options_(options) {}
+    int64_t scratch_bytes() const { return static_cast<int64_t>(scratch_); }
 
     Device& device() override { return *device_; }
-    DType compute_dtype() const override { return compute_; }
+    DType compute_dtype() const override { return device_->is_host() ? DType::f32 : DType::bf16; }
     void upload(TensorView, void const*) override {}
     void download(void*, ConstView) override {}
     void copy(TensorView, ConstView) override {}
@@ -62,9 +64,15 @@ class DryOps : public Ops {
     void rope_table(TensorView, TensorView, ConstView, std::span<double const>, double) override {}
     void qkv_forward(QkvForward const&) override {}
     void qkv_backward(QkvBackward const&) override {}
-    void attention_forward(AttentionForward const&) override {}
-    void attention_backward(AttentionBackward const&) override {}
-    void moba_select(MobaSelect const&) override {}
+    void attention_forward(AttentionForward const& args) override {
+        if (!attends_all(args.moba, args.cu_seqlens)) note(args, MobaTask::forward);
+    }
+    void attention_backward(AttentionBackward const& args) override {
+        if (!attends_all(args.moba, args.cu_seqlens) || options_.deterministic) note(args, MobaTask::backward);
+    }
+    void moba_select(MobaSelect const& args) override {
+        if (args.chosen_THS.size() > 0) note(args, MobaTask::select);
+    }
     void swiglu_forward(TensorView, ConstView) override {}
     void swiglu_backward(TensorView, ConstView, ConstView) override {}
     void softmax_stats(SoftmaxStats const&) override {}
@@ -75,8 +83,16 @@ class DryOps : public Ops {
     void adamw(AdamW const&) override {}
 
   private:
+    template <class Args>
+    void note(Args const& args, MobaTask task) {
+        if (device_->is_host()) return;
+        MobaShape const shape = moba_shape(args.q_THK, args.k_TGK, args.cu_seqlens, args.moba, MobaKernels::hopper);
+        scratch_ = std::max(scratch_, plan_moba(shape, task, options_.moba_scratch).scratch_bytes);
+    }
+
     Device* device_;
-    DType compute_;
+    CudaOptions options_;
+    size_t scratch_ = 0;
 };
 
 double bytes_sent(Collective collective, int64_t brought, int ranks) {
@@ -146,12 +162,6 @@ class PlayedComm : public Comm {
     Ledger* ledger_;
 };
 
-Machine dry_machine(bool gpu) {
-    auto device = std::make_unique<AddressSpace>(!gpu);
-    auto ops = std::make_unique<DryOps>(*device, gpu ? DType::bf16 : DType::f32);
-    return {std::move(device), std::move(ops)};
-}
-
 Batch full_documents(int64_t samples, int64_t length) {
     auto const tokens = static_cast<size_t>(samples * length);
     Batch batch;
@@ -182,8 +192,10 @@ StepCost step_cost(RunOptions const& options, int world_size) {
     PlayedComm world("all", world_size, ledger);
     auto const group = [&](char const* axis, int size) { return std::make_unique<PlayedComm>(axis, size, ledger); };
     auto const files = make_file_system();
-    Session session(options, Mesh(options.parallel, world, group), dry_machine(takes_gpu(options.device, world_size)),
-                    *files);
+    auto device = std::make_unique<AddressSpace>(!takes_gpu(options.device, world_size));
+    auto owned = std::make_unique<DryOps>(*device, cuda_options(options));
+    DryOps const& ops = *owned;
+    Session session(options, Mesh(options.parallel, world, group), {std::move(device), std::move(owned)}, *files);
     Learner learner(session);
     ledger.name(session.weights(), "weights");
     ledger.name(learner.gradients(), "gradients");
@@ -207,6 +219,7 @@ StepCost step_cost(RunOptions const& options, int world_size) {
                        .gradients = learner.gradients().bytes(),
                        .optimizer = learner.optimizer_bytes(),
                        .buckets = learner.staging_bytes(),
+                       .scratch = ops.scratch_bytes(),
                        .step = arena.peak_bytes(),
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),

@@ -19,11 +19,12 @@ struct StepMemory {
     int64_t gradients = 0;
     int64_t optimizer = 0;  ///< moments, and fp32 weights where the model has bf16
     int64_t buckets = 0;    ///< in which ZeRO sends, for as long as the run lasts
+    int64_t scratch = 0;    ///< of MoBA's kernels, on a Hopper GPU; other GPUs take about as much
     int64_t step = 0;
     int64_t activations = 0;
     int64_t logits = 0;
     int64_t messages = 0;  ///< sent from and received into by tensor and context parallelism
-    int64_t sum() const { return weights + gradients + optimizer + buckets + step; }
+    int64_t sum() const { return weights + gradients + optimizer + buckets + scratch + step; }
 };
 
 /// Who exchanges what, and how.

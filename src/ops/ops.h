@@ -279,7 +279,8 @@ struct CudaOptions {
     /// Every operation gives the same bits every time: full attention's backward, which cuDNN adds up in any order,
     /// then runs on the own, slower kernels, and matrix products by the algorithm that cuBLASLt names first.
     bool deterministic = false;
-    bool graphs = true;  ///< repeat() replays CUDA graphs
+    bool graphs = true;                       ///< repeat() replays CUDA graphs
+    size_t moba_scratch = kMobaScratchBytes;  ///< bytes that MoBA's kernels may take: the option of plan_moba
 };
 /// bf16 on an NVIDIA GPU, fp32 where numbers accumulate: what `device: cuda` runs. `cuda` is from make_cuda_device.
 /// Throws Category::config where the build has no CUDA.

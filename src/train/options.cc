@@ -22,6 +22,11 @@ void describe(Schema& schema, TrainOptions& options) {
         .add("cuda_graphs", options.cuda_graphs,
              "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as one CUDA graph; "
              "the same bits, less work for the host")
+        .add("moba_scratch_mib", options.moba_scratch_mib, between(1, 1 << 20),
+             "on a GPU: MiB that MoBA's kernels may take as scratch memory; with less they go through heads and tokens "
+             "in more turns, which is slower and rounds gradients of keys and values differently. The lists of chosen "
+             "blocks, 4 bytes for each choice of each token and query head, stay whole: where they take more than "
+             "this, so does the scratch memory")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")

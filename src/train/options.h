@@ -11,6 +11,7 @@
 #include "data/options.h"
 #include "eval/sampling.h"
 #include "model/options.h"
+#include "ops/ops.h"
 #include "optim/optimizer.h"
 #include "parallel/mesh.h"
 #include "train/watchdog.h"
@@ -26,6 +27,7 @@ struct TrainOptions {
     int64_t micro_batch_size = 1;   ///< samples per rank and forward pass
     Recompute recompute = Recompute::none;
     bool cuda_graphs = true;  ///< on a GPU: repeated micro-batches are replayed
+    int64_t moba_scratch_mib = static_cast<int64_t>(CudaOptions{}.moba_scratch >> 20);  ///< on a GPU
     NonFinite non_finite = NonFinite::skip;
     int64_t max_skipped_in_a_row = 3;
 };

@@ -35,13 +35,18 @@ bool takes_gpu(DeviceChoice choice, int ranks) {
     return choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && ranks == 1 && cuda_device_count() > 0);
 }
 
+CudaOptions cuda_options(RunOptions const& options) {
+    return {.deterministic = options.deterministic,
+            .graphs = options.train.cuda_graphs,
+            .moba_scratch = static_cast<size_t>(options.train.moba_scratch_mib) << 20};
+}
+
 Machine make_machine(RunOptions const& options, int ranks) {
     if (takes_gpu(options.device, ranks)) {
         if (ranks > 1)
             fail(Category::config, "device: cuda computes on one GPU with one rank, and this job has {} ranks", ranks);
         auto device = make_cuda_device(0);
-        auto ops =
-            make_cuda_ops(*device, {.deterministic = options.deterministic, .graphs = options.train.cuda_graphs});
+        auto ops = make_cuda_ops(*device, cuda_options(options));
         return {std::move(device), std::move(ops)};
     }
     auto device = make_host_device();

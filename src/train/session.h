@@ -37,8 +37,9 @@ struct Machine {
     std::unique_ptr<Ops> ops;
 };
 
-/// Whether this choice means a GPU on this machine.
+/// Whether this choice means a GPU on this machine, and what is asked of it.
 bool takes_gpu(DeviceChoice choice, int ranks);
+CudaOptions cuda_options(RunOptions const& options);
 
 /// As `device` and `threads` say, for one of `ranks`: a GPU serves one rank alone. Throws Category::config.
 Machine make_machine(RunOptions const& options, int ranks);

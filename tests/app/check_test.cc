@@ -59,6 +59,7 @@ TEST(StepCost, OfAModelThatFitsNoMachineIsKnownAtOnce) {
 
 TEST(StepCost, OnAGpuHasWeightsInHalfAndTheOptimizersInFull) {
     RunOptions options = tiny();
+    options.model.head_dim = 32;  // which the GPU's kernels take
     StepMemory const cpu = step_cost(options, 1).memory;
     options.device = DeviceChoice::cuda;
     StepMemory const gpu = step_cost(options, 1).memory;

@@ -21,7 +21,8 @@ class GpuMobaFused : public testing::GpuMobaTest {
   protected:
     void SetUp() override {
         GpuMobaTest::SetUp();
-        if (!IsSkipped() && moba_cuda_kernels() != MobaKernels::hopper) GTEST_SKIP() << "no Hopper GPU, or not built for it";
+        if (!IsSkipped() && moba_cuda_kernels() != MobaKernels::hopper)
+            GTEST_SKIP() << "no Hopper GPU, or not built for it";
     }
 };
 

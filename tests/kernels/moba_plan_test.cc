@@ -100,6 +100,19 @@ TEST(MobaPlan, ScratchKeepsWithinTheBudget) {
     EXPECT_EQ(plan_moba(shape(8192, 512, 3), MobaTask::forward).waves(), 1);
 }
 
+TEST(MobaPlan, LessScratchMemoryMakesMoreWaves) {
+    for (MobaTask const task : {MobaTask::forward, MobaTask::backward}) {
+        int64_t before = 0;
+        for (size_t const mib : {4096, 2048, 1024, 512, 256}) {
+            MobaPlan const plan = plan_moba(on_hopper(shape(131072, 512, 3)), task, mib << 20);
+            EXPECT_LE(plan.scratch_bytes, mib << 20) << to_string(plan);
+            EXPECT_GE(plan.waves(), before) << to_string(plan);
+            before = plan.waves();
+        }
+        EXPECT_GT(before, 8);
+    }
+}
+
 /// Of blocks short of bandwidth, where a head's q is larger than the cache, but not if lists became short.
 TEST(MobaPlan, WavesKeepQInTheCache) {
     auto const queries = [](int64_t tokens, int64_t B, int64_t k) {

@@ -98,6 +98,25 @@ TEST_F(GpuAttention, MobaThatCoversEveryDocumentIsFullAttention) {
     expect_close(attend(lab, p, &moba), reference_attention(p));
 }
 
+TEST_F(GpuAttention, MobaTakesLittleScratchMemoryWhereItMust) {
+    MobaOptions const moba{.block_size = 128, .top_k = 8};
+    ReferenceProblem const p = problem({0, 4096}, {.heads = 16, .kv_heads = 4, .head_dim = 128});
+    auto const device = make_cuda_device(0);
+    auto const ample = make_cuda_ops(*device), small = make_cuda_ops(*device, {.moba_scratch = 8 << 20});
+    auto const run = [&](Ops& ops) {
+        Lab lab(ops);
+        int64_t const before = device->used_bytes();
+        Attended const y = attend(lab, p, &moba);
+        return std::pair{y, device->used_bytes() - before};
+    };
+    auto const [expected, most] = run(*ample);
+    auto const [found, least] = run(*small);
+    EXPECT_EQ(found.chosen, expected.chosen);
+    for (auto part : {&Attended::o, &Attended::lse, &Attended::dq, &Attended::dk, &Attended::dv})
+        EXPECT_LT(relative_error(found.*part, expected.*part), 5e-3);
+    EXPECT_LT(least, most - (64 << 20)) << "partial results alone take 112 MiB";
+}
+
 TEST_F(GpuAttention, FullAttentionOfPackedDocuments) {
     for (int64_t const head_dim : {32, 64, 128}) {
         ReferenceProblem const p = problem({0, 1, 100, 100, 500}, {.head_dim = head_dim});

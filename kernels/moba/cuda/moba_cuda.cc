@@ -1,7 +1,5 @@
 #include "kernels/moba/cuda/moba_cuda.h"
 
-#include <algorithm>
-
 #include "kernels/common/built_for.h"
 #include "kernels/moba/cuda/stages.h"
 
@@ -58,11 +56,6 @@ void moba_cuda_backward(MobaProblem const& problem, MobaGradients const& gradien
         }
         moba::query_gradients_own(stage, wave, gradients);
     }
-}
-
-MobaShape as_full_attention(MobaShape shape, int64_t longest_document) {
-    shape.options = {.block_size = std::max<int64_t>(longest_document, 1), .top_k = 1};
-    return shape;
 }
 
 }  // namespace perigee

@@ -49,7 +49,4 @@ void moba_cuda_forward(MobaProblem const& problem, bf16* o, float* lse);
 
 void moba_cuda_backward(MobaProblem const& problem, MobaGradients const& gradients);
 
-/// Full causal attention by the same kernels: every document is one block, at least as long as the longest document.
-MobaShape as_full_attention(MobaShape shape, int64_t longest_document);
-
 }  // namespace perigee

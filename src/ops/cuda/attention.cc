@@ -3,18 +3,9 @@
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/cuda/dense_attention.h"
+#include "ops/gpu_attention.h"
 
 namespace perigee {
-namespace {
-
-/// With so few blocks in every document, MoBA is full attention.
-bool attends_all(MobaOptions const* moba, std::span<int32_t const> cu_seqlens) {
-    for (size_t d = 0; moba != nullptr && d + 1 < cu_seqlens.size(); ++d)
-        if (!moba_covers_all(cu_seqlens[d + 1] - cu_seqlens[d], *moba)) return false;
-    return true;
-}
-
-}  // namespace
 
 void CudaOps::attention_forward(AttentionForward const& args) {
     check(args);

@@ -19,6 +19,8 @@
 namespace perigee {
 
 class DenseAttention;
+struct MobaProblem;
+enum class MobaTask;
 
 class CudaOps final : public Ops {
   public:
@@ -90,6 +92,7 @@ class CudaOps final : public Ops {
     // MoBA's kernels; without `moba`, full attention by the same ones.
     void block_attention_forward(AttentionForward const& args);
     void block_attention_backward(AttentionBackward const& args);
+    void give_scratch(MobaProblem& problem, MobaTask task);
 
     cudaStream_t stream() const { return device_.stream(); }
     /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.

@@ -5,7 +5,8 @@
     tools/bench/scale_of_length.py build/cuda/bin/bench_train --lengths 4096,8192 attention.top_k=4
 
 One document a step, MoBA but for the last two layers, which are full. Each length takes the first recompute policy that
-fits. Ratios are to the row above: what is linear doubles, what is quadratic quadruples.
+fits, or the one that train.recompute=... names. Ratios are to the row above: what is linear doubles, what is quadratic
+quadruples.
 """
 
 import argparse
@@ -28,6 +29,11 @@ def arguments():
     return parser.parse_intermixed_args()  # overrides may follow the options
 
 
+def policies(overrides):
+    forced = [value for key, _, value in (item.partition("=") for item in overrides) if key == "train.recompute"]
+    return tuple(forced[-1:]) or POLICIES
+
+
 def measure(options, length, policy):
     """bench_train's JSON object, or None where memory does not suffice."""
     steps = max(1, min(20, options.tokens // length))
@@ -47,17 +53,17 @@ def main():
     options = arguments()
     print("| tokens | recompute | memory | ratio | of it activations | step | ratio | tokens/s | TFLOP/s |")
     print("|---|---|---|---|---|---|---|---|---|")
-    before, first = None, 0
+    before, first, tried = None, 0, policies(options.overrides)
     for length in map(int, options.lengths.split(",")):
         found = None
         while found is None:
-            if first == len(POLICIES):
+            if first == len(tried):
                 sys.exit(f"scale_of_length: {length} tokens do not fit")
-            found = measure(options, length, POLICIES[first])
+            found = measure(options, length, tried[first])
             first += found is None  # longer ones will not fit either
         memory, seconds = found["device_bytes"], found["seconds"]
         ratios = ("", "") if before is None else (f"{memory / before[0]:.2f}", f"{seconds / before[1]:.2f}")
-        print(f"| {length:,} | {POLICIES[first]} | {memory / GIB:.1f} GiB | {ratios[0]} | "
+        print(f"| {length:,} | {tried[first]} | {memory / GIB:.1f} GiB | {ratios[0]} | "
               f"{found['activation_bytes'] / GIB:.1f} GiB | {seconds:.3f} s | {ratios[1]} | "
               f"{found['tokens_per_s']:,.0f} | {found['tflops']:.0f} |", flush=True)
         before = (memory, seconds)

@@ -12,7 +12,7 @@ namespace perigee {
 class Device {
   public:
     virtual ~Device() = default;
-    /// At least 256-byte aligned and never null; throws Category::internal when memory is exhausted.
+    /// At least 256-byte aligned and never null; throws OutOfMemory when memory is exhausted.
     virtual void* allocate(size_t bytes) = 0;
     virtual void release(void* memory) noexcept = 0;
     /// Copies between memory of this device and of the host, whichever way the pointers say: after all work queued

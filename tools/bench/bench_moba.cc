@@ -32,7 +32,7 @@ class Bench {
     Bench(Settings const& s, int64_t tokens)
         : s_(s),
           device_(make_cuda_device(0)),
-          ops_(make_cuda_ops(*device_)),
+          ops_(make_cuda_ops(*device_, {.moba_scratch = s.scratch_mib << 20})),
           stream_(dynamic_cast<CudaDevice&>(*device_).stream()),
           timer_(stream_, s.seconds),
           rows_{tokens, s.heads, s.head_dim},
@@ -298,7 +298,7 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("--parts", s.parts, "What to time: choice, lists, forward, backward, whole")->capture_default_str();
     app.add_option("--seconds", s.seconds, "Of every measurement")->capture_default_str();
-    app.add_option("--scratch-mib", s.scratch_mib, "Room for scratch memory, of the stages")->capture_default_str();
+    app.add_option("--scratch-mib", s.scratch_mib, "Room for scratch memory")->capture_default_str();
     app.add_option("--json", s.json, "File for the results");
     app.add_flag("--group", group, "One choice per group of heads");
     app.add_flag("--force-previous", s.moba.force_previous);

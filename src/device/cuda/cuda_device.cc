@@ -15,7 +15,9 @@ void check_cuda(cudaError_t code, char const* call) {
 
 CudaDevice::CudaDevice(int index) : index_(index) {
     use();
-    check_cuda(cudaGetDeviceProperties(&properties_, index), "cudaGetDeviceProperties");
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+    name_ = properties.name;
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 }
 

@@ -25,18 +25,17 @@ class CudaDevice final : public Device {
     void release_host(void* memory) noexcept override;
     void synchronize() override;
     int64_t used_bytes() const override;
-    std::string name() const override { return properties_.name; }
+    std::string name() const override { return name_; }
     bool is_host() const override { return false; }
 
     cudaStream_t stream() const { return stream_; }
-    cudaDeviceProp const& properties() const { return properties_; }
 
   private:
     /// The current GPU is a property of the calling thread.
     void use() const { check_cuda(cudaSetDevice(index_), "cudaSetDevice"); }
 
     int index_;
-    cudaDeviceProp properties_{};
+    std::string name_;
     cudaStream_t stream_ = nullptr;
 };
 

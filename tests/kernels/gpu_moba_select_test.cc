@@ -235,6 +235,28 @@ TEST_F(GpuMobaSelection, TheLaterOfEqualScoresWins) {
     }
 }
 
+/// Whole numbers in three columns: scores are exact, and few of them differ.
+TEST_F(GpuMobaSelection, OfFewScoresThatDifferTheLaterBlocksWin) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 37, 900},
+                                .heads = 3,
+                                .kv_heads = 1,
+                                .head_dim = dim,
+                                .options = {.block_size = 4, .top_k = top_k},
+                                .seed = static_cast<uint64_t>(top_k)};
+            auto p = make_gpu_problem(c);
+            auto const coarsen = [&](std::vector<double>& x) {
+                for (size_t i = 0; i < x.size(); ++i)
+                    x[i] = i % static_cast<size_t>(dim) < 3 ? std::clamp(std::round(x[i]), -2.0, 2.0) : 0;
+            };
+            coarsen(p.q);
+            coarsen(p.k);
+            for (MobaKernels const kernels : kernels_here())
+                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, kernels).select()), 0) << dim << " " << top_k;
+        }
+}
+
 /// Every step of candidates is better, or worse, than those before it.
 TEST_F(GpuMobaSelection, RisingAndFallingScores) {
     for (int const sign : {1, -1}) {

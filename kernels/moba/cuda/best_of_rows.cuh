@@ -15,18 +15,43 @@
 
 namespace perigee::moba {
 
-/// Scores as whole numbers in the same order; NaN is not ordered.
+/// Scores as whole numbers in the same order, both zeros 0. NaN is not ordered, but for the least of all numbers that
+/// come of scores: kNoScore.
 __device__ __forceinline__ int32_t ordered(float score) {
-    int32_t const bits = __float_as_int(score + 0.0f);  // -0 equals 0
-    return bits ^ (bits >> 31 & INT_MAX);
+    int32_t const bits = __float_as_int(score), negative = bits >> 31;
+    return ((bits & INT_MAX) ^ negative) - negative;
 }
 __device__ __forceinline__ float score_of(int32_t ordered) {
-    return __int_as_float(ordered ^ (ordered >> 31 & INT_MAX));
+    return ordered < 0 ? -__int_as_float(-ordered) : __int_as_float(ordered);
 }
-inline constexpr int32_t kLeastScore = static_cast<int32_t>(0x807fffff);  // minus infinity
-inline constexpr int32_t kMostScore = 0x7f800000;                         // infinity
-inline constexpr int32_t kEmpty = INT_MIN;                                // less than any score
-inline constexpr int32_t kTaken = INT_MAX;  // more than any score: fills places that a row must not use
+inline constexpr uint32_t kNoScore = UINT32_MAX;   // the bits of a NaN that is less than any score
+inline constexpr int32_t kEmpty = -INT_MAX;        // what becomes of it
+inline constexpr int32_t kMostScore = 0x7f800000;  // infinity
+inline constexpr int32_t kTaken = INT_MAX;         // more than any score: fills places that a row must not use
+
+/// The worse of two scores; NaN is worse than all others, as it is to fmaxf.
+__device__ __forceinline__ float worse(float a, float b) {
+    float x;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
+    return x;
+}
+
+/// Best first: Batcher's odd-even mergesort of a power of two, from the rounds that merge runs of kRun on.
+template <int kRun = 1, int kDistance = kRun, int kCount>
+__device__ __forceinline__ void sort_scores(float (&x)[kCount]) {
+    constexpr int kFirst = kDistance % kRun;
+#pragma unroll
+    for (int i = kFirst; i + kDistance < kCount; ++i)
+        if ((i - kFirst) / kDistance % 2 == 0 && i / (2 * kRun) == (i + kDistance) / (2 * kRun)) {
+            float const better = fmaxf(x[i], x[i + kDistance]);
+            x[i + kDistance] = worse(x[i], x[i + kDistance]);
+            x[i] = better;
+        }
+    if constexpr (kDistance > 1)
+        sort_scores<kRun, kDistance / 2>(x);
+    else if constexpr (2 * kRun < kCount)
+        sort_scores<2 * kRun, 2 * kRun>(x);
+}
 
 /// The scores of both rows that belong to the lane's blocks below `limit`, counted from its first.
 __device__ __forceinline__ uint32_t scores_below(int32_t limit) {
@@ -40,20 +65,24 @@ __device__ __forceinline__ uint32_t scores_below(int32_t limit) {
 template <int kPlaces>
 class BestOfRows {
   public:
+    /// A row's scores in the order of the bits of its two lanes: 4 j + i % 4 of half i / 4 is that of block 8 j + i.
+    /// Before each half, kNoScore; the room for it spreads the rows over the banks.
     struct Laid {
-        static constexpr int kStride = 72;  // of a row: 8 more than its scores spread the rows over the banks
-        float scores[16][kStride];
+        float scores[16][2][36];
     };
 
     /// `used` places, at most kPlaces; none where the lane's row is not `there`.
-    __device__ void begin(int used, bool there) {
+    __device__ void begin(int used, bool there, Laid& laid) {
         int const lane = threadIdx.x % 32;
+        own_scores(laid)[-1] = __uint_as_float(kNoScore);
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
             score_[i] = !there || (lane % 2 == 0 && i < kPlaces - used) ? kTaken : kEmpty;
             block_[i] = -1;
         }
-        threshold_[0] = threshold_[1] = -INFINITY;
+        used_ = used;
+        below_[0] = below_[1] = -INFINITY;
+        must_exceed(there ? -INFINITY : INFINITY);
         insertions_ = 0;
         unfilled_ = true;
     }
@@ -64,19 +93,17 @@ class BestOfRows {
     /// A tile whose blocks begin at `from`. Only the scores in `valid` are candidates; NaN never is.
     __device__ __forceinline__ void offer(float const (&s)[32], uint32_t valid, int32_t from, Laid& laid) {
         int const lane = threadIdx.x % 32;
+        bool all = false;
         if (unfilled_) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) threshold_[half] = fmaxf(threshold_[half], reached_by_all(s, half));
+            must_exceed(score_of(ordered(reached_by_all(s)) - 1));  // NaN of NaN and of minus infinity
+            all = __any_sync(kAllLanes, below_[0] == -INFINITY || below_[1] == -INFINITY);
         }
-        uint32_t below[4] = {};  // in turns, as each waits for itself
-#pragma unroll
-        for (int n = 31; n >= 0; --n)
-            below[n / 8] = __funnelshift_l(__float_as_uint(s[n] - threshold_[n / 2 % 2]), below[n / 8], 1);
-        uint32_t const candidates = ~(below[0] | below[1] << 8 | below[2] << 16 | below[3] << 24) & valid;
+        uint32_t const candidates = (all ? exceeding_or_all(s) : exceeding(s)) & valid;
         if (!__any_sync(kAllLanes, candidates != 0)) return;
 #pragma unroll
         for (int n = 0; n < 32; n += 2)
-            *reinterpret_cast<float2*>(&laid.scores[lane / 4 + n / 2 % 2 * 8][n / 4 * 8 + lane % 4 * 2]) =
+            *reinterpret_cast<float2*>(
+                &laid.scores[lane / 4 + n / 2 % 2 * 8][lane % 4 / 2][4 + n / 4 * 4 + lane % 2 * 2]) =
                 make_float2(s[n], s[n + 1]);
         __syncwarp();
         compete(candidates, from, laid);
@@ -105,40 +132,77 @@ class BestOfRows {
     }
 
   private:
-    /// A score that at least kPlaces of the row's new scores reach: half of them in either pair of the row's four
-    /// lanes.
-    __device__ __forceinline__ static float reached_by_all(float const (&s)[32], int half) {
-        constexpr int kHalf = (kPlaces + 1) / 2;
-        float best[kHalf];  // of the lane's pairs, best first
+    __device__ __forceinline__ static float* own_scores(Laid& laid) {
+        int const lane = threadIdx.x % 32;
+        return &laid.scores[lane / 4 + lane / 2 % 2 * 8][lane % 2][4];
+    }
+
+    /// A score that at least as many of the row's new scores reach as it has places: of the best of each of 2 kBest
+    /// groups of them, which the row's lanes share, the last that has a place; NaN where there are fewer.
+    __device__ __forceinline__ float reached_by_all(float const (&s)[32]) const {
+        constexpr int kBest = kPlaces <= 2 ? 2 : kPlaces <= 8 ? 8 : 16, kGroups = kBest / 2;
+        bool const second = threadIdx.x / 2 % 2 != 0, even = threadIdx.x % 2 == 0;
+        float best[kBest];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            float x = fmaxf(fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]), -INFINITY);  // not NaN
+        for (int group = 0; group < kGroups; ++group) {
+            float of[2];
 #pragma unroll
-            for (int i = 0; i < kHalf && i < j; ++i) {
-                float const better = fmaxf(best[i], x);
-                x = fminf(best[i], x);
-                best[i] = better;
+            for (int half = 0; half < 2; ++half) {
+                of[half] = fmaxf(s[4 * group + 2 * half], s[4 * group + 2 * half + 1]);
+#pragma unroll
+                for (int j = group + kGroups; j < 8; j += kGroups)
+                    of[half] = fmaxf(of[half], fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
             }
-            if (j < kHalf) best[j] = x;
+            best[group] = second ? of[1] : of[0];
+            best[kGroups + group] = __shfl_xor_sync(kAllLanes, second ? of[0] : of[1], 2);
         }
-        float least = INFINITY;
+        sort_scores(best);
+#pragma unroll 1
+        for (int i = used_; i < kBest; ++i)  // places that the row must not use are taken
 #pragma unroll
-        for (int i = 0; i < kHalf; ++i)
-            least = fminf(least, fmaxf(best[i], __shfl_xor_sync(kAllLanes, best[kHalf - 1 - i], 1)));
-        return fminf(least, __shfl_xor_sync(kAllLanes, least, 2));
+            for (int at = kBest - 1; at >= 0; --at)
+                if (even) best[at] = at > 0 ? best[at > 0 ? at - 1 : 0] : INFINITY;
+        float last = INFINITY;
+#pragma unroll
+        for (int i = 0; i < kBest; ++i)
+            last = worse(last, fmaxf(best[i], __shfl_xor_sync(kAllLanes, best[kBest - 1 - i], 1)));
+        return last;
+    }
+
+    /// The scores that exceed their row's; never NaN, whose sign is none.
+    __device__ __forceinline__ uint32_t exceeding(float const (&s)[32]) const {
+        uint32_t above[4] = {};  // in turns, as each waits for itself
+#pragma unroll
+        for (int n = 31; n >= 0; --n)
+            above[n / 8] = __funnelshift_l(__float_as_uint(below_[n / 2 % 2] - s[n]), above[n / 8], 1);
+        return above[0] | above[1] << 8 | above[2] << 16 | above[3] << 24;
+    }
+    /// The same, and minus infinity where all scores will do.
+    __device__ __forceinline__ uint32_t exceeding_or_all(float const (&s)[32]) const {
+        uint32_t above = 0;
+#pragma unroll
+        for (int n = 0; n < 32; ++n) {
+            float const below = below_[n / 2 % 2];
+            if (s[n] > below || (s[n] == below && below == -INFINITY)) above |= 1u << n;
+        }
+        return above;
     }
 
     __device__ __forceinline__ void insert(int32_t score, int32_t block) {
-        bool better = score > score_[kPlaces - 1];
 #pragma unroll
         for (int i = kPlaces - 1; i > 0; --i) {
-            bool const better_still = score > score_[i - 1];
-            block_[i] = better_still ? block_[i - 1] : better ? block : block_[i];
+            replace(block_[i], score > score_[i], block);
+            replace(block_[i], score > score_[i - 1], block_[i - 1]);
             score_[i] = max(score_[i], min(score_[i - 1], score));
-            better = better_still;
         }
-        block_[0] = better ? block : block_[0];
+        replace(block_[0], score > score_[0], block);
         score_[0] = max(score_[0], score);
+    }
+    /// By a multiplication with one, which the compiler cannot know: the unit for comparisons has enough to do.
+    __device__ __forceinline__ static void replace(int32_t& x, bool wanted, int32_t by) {
+        asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mad.lo.s32 %0, %2, %3, 0;\n}"
+            : "+r"(x)
+            : "r"(int{wanted}), "r"(by), "r"(gridDim.y));
     }
 
     /// Those of two lanes of a row, whose blocks alternate by twos: higher bits for later blocks.
@@ -149,52 +213,62 @@ class BestOfRows {
         return of_first | of_second << 2;
     }
 
-    /// The candidates that lanes found take their places.
-    __device__ __forceinline__ void compete(uint32_t found, int32_t from, Laid const& laid) {
-        int const lane = threadIdx.x % 32, column = lane % 2 * 4;
-        uint32_t left = of_row(found);
-        float const* const scores = &laid.scores[lane / 4 + lane / 2 % 2 * 8][column];
-        int const rounds = __reduce_max_sync(kAllLanes, __popc(left));
-        int32_t score, block;
-        auto const fetch = [&] {
-            int const bit = 31 - __clz(static_cast<int>(left)), at = bit + (bit & 28);
-            float const x = scores[at];  // any where none is left
-            score = left != 0 && x == x ? ordered(x) : kEmpty;
-            block = from + column + at;
-            left &= ~(1u << (bit & 31));
-        };
-        fetch();
-#pragma unroll 1
-        for (int i = 0; i < rounds; ++i) {
-            int32_t const its_score = score, its_block = block;
-            fetch();  // ahead, as memory is slow
-            insert(its_score, its_block);
-        }
-        insertions_ += rounds;
-        if (unfilled_ || insertions_ >= kInsertions) raise_thresholds();
+    /// The highest bit; -1 where there is none.
+    __device__ __forceinline__ static int highest(uint32_t word) {
+        int bit;
+        asm("bfind.u32 %0, %1;" : "=r"(bit) : "r"(word));
+        return bit;
     }
 
-    /// To what exceeds the last place of both lanes' best.
-    __device__ __forceinline__ void raise_thresholds() {
-        int const lane = threadIdx.x % 32;
+    /// The candidates that lanes found take their places.
+    __device__ __forceinline__ void compete(uint32_t found, int32_t from, Laid& laid) {
+        int32_t const column = from + static_cast<int32_t>(threadIdx.x) % 2 * 4;
+        float const* const scores = own_scores(laid);
+        uint32_t left = of_row(found);
+        int const rounds = __reduce_max_sync(kAllLanes, __popc(left));
+        int bit = highest(left);
+        float score = scores[bit];  // kNoScore where none is left
+#pragma unroll 1
+        for (int i = 0; i < rounds; i += 2)
+#pragma unroll
+            for (int turn = 0; turn < 2; ++turn) {
+                int32_t const its_score = ordered(score), its_block = column + bit + (bit & 28);
+                left &= ~__funnelshift_lc(0, 1, static_cast<uint32_t>(bit));
+                bit = highest(left);
+                score = scores[bit];  // ahead, as memory is slow
+                insert(its_score, its_block);
+            }
+        insertions_ += rounds;
+        if (unfilled_ || insertions_ >= kInsertions) raise();
+    }
+
+    /// From now on scores must exceed the last place of both lanes' best.
+    __device__ __forceinline__ void raise() {
         int32_t last = INT_MAX;
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i)
             last = min(last, max(score_[i], __shfl_xor_sync(kAllLanes, score_[kPlaces - 1 - i], 1)));
-        float const exceeds = score_of(min(max(last, kLeastScore - 1), kMostScore - 1) + 1);
-        threshold_[0] = __shfl_sync(kAllLanes, exceeds, lane / 4 * 4);
-        threshold_[1] = __shfl_sync(kAllLanes, exceeds, lane / 4 * 4 + 2);
-        unfilled_ = __any_sync(kAllLanes, exceeds == -INFINITY);
+        bool const unfilled = last == kEmpty;
+        must_exceed(unfilled ? -INFINITY : score_of(min(last, kMostScore)));
+        unfilled_ = __any_sync(kAllLanes, unfilled);
         insertions_ = 0;
+    }
+
+    /// What the lanes found for their own rows; NaN says nothing.
+    __device__ __forceinline__ void must_exceed(float own) {
+        int const lane = threadIdx.x % 32;
+        below_[0] = fmaxf(below_[0], __shfl_sync(kAllLanes, own, lane / 4 * 4));
+        below_[1] = fmaxf(below_[1], __shfl_sync(kAllLanes, own, lane / 4 * 4 + 2));
     }
 
     static constexpr int kInsertions = 4;  // after which it pays to raise the thresholds
 
     int32_t score_[kPlaces];  ///< best first
     int32_t block_[kPlaces];
-    float threshold_[2];  ///< of the lane's two rows: no score below it will do
-    int insertions_;      ///< since thresholds were raised
-    bool unfilled_;       ///< some row has empty places
+    float below_[2];  ///< of the lane's two rows: scores must exceed it, but for empty places
+    int used_;        ///< places of a row
+    int insertions_;  ///< since thresholds were raised
+    bool unfilled_;   ///< some row has empty places
 };
 
 }  // namespace perigee::moba

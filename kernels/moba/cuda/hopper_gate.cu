@@ -37,6 +37,15 @@ struct Range {
     int32_t high;
 };
 
+/// What a warp that chooses must know of a tile.
+struct alignas(16) Walk {
+    int32_t query, count, g;
+    int32_t steps;        ///< from the candidates of the last query to those of the first
+    int32_t end;          ///< candidates of the last query end here
+    int32_t always_from;  ///< blocks that are candidates of all queries: [always_from, always_to)
+    int32_t always_to;
+};
+
 template <int D, int kPlaces, int kTeams>
 struct GateShared {
     static constexpr int kRows = 64 * kTeams;
@@ -44,8 +53,16 @@ struct GateShared {
     unsigned char means[kStages][hopper::tile_bytes<kStepBlocks, D>()];
     typename BestOfRows<kPlaces>::Laid laid[4 * kTeams];
     Range range[kRows];  ///< of the tile's queries
+    uint8_t query_of[kRows];
+    Walk walk;
     Barrier q_full, q_free, full[kStages], free[kStages];
 };
+
+[[maybe_unused]] __device__ __forceinline__ Walk uniform(Walk const& w) {
+    return {hopper::uniform(w.query),    hopper::uniform(w.count), hopper::uniform(w.g),
+            hopper::uniform(w.steps),    hopper::uniform(w.end),   hopper::uniform(w.always_from),
+            hopper::uniform(w.always_to)};
+}
 
 /// A tile of rows: queries [query, query + count) of all heads of key/value head g.
 struct Tile {
@@ -56,9 +73,6 @@ struct Tile {
 [[maybe_unused]] __device__ __forceinline__ Tile tile_at(GateArgs const& a, int32_t item) {
     int32_t const query = (a.tiles - 1 - item / a.kv_heads) * a.tile_queries;
     return {query, min(a.tile_queries, a.queries - query), item % a.kv_heads};
-}
-[[maybe_unused]] __device__ __forceinline__ int32_t steps_of(Range const* range, int32_t count) {
-    return (range[count - 1].high - range[0].low + kStepBlocks - 1) / kStepBlocks;
 }
 
 /// The warp that has everything brought.
@@ -88,7 +102,9 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
         for (int i = 0; i < kPerLane; ++i)
             if (i * 32 + lane < tile.count) shared.range[i * 32 + lane] = range[i];
         __syncwarp();
-        int32_t const end = shared.range[tile.count - 1].high, steps = steps_of(shared.range, tile.count);
+        Range const first = shared.range[0], last = shared.range[tile.count - 1];
+        int32_t const end = last.high, steps = (end - first.low + kStepBlocks - 1) / kStepBlocks;
+        if (lane == 0) shared.walk = {tile.query, tile.count, tile.g, steps, end, last.low, first.high};
         if (lane != 0) {
             shared.q_full.arrive();
         } else {
@@ -168,43 +184,39 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
     auto& laid = shared.laid[thread / 32];
     uint32_t const q_tile = hopper::shared_address(shared.q), means = hopper::shared_address(shared.means);
-    // Queries of the tile: of the lane's two rows of scores, and of the row whose list this lane has.
-    int const query_of[2] = {(warp_row + lane / 4) / a.group, (warp_row + lane / 4 + 8) / a.group};
-    int const query = lane / 2 % 2 == 0 ? query_of[0] : query_of[1], row = warp_row + lane / 4 + lane / 2 % 2 * 8;
-    int const output = query * (a.heads - a.group) + row;  // row of `chosen`, from the tile's first on
+    // Of the lane's two rows of scores it has the list of one.
+    int const first_row = warp_row + lane / 4, row = first_row + lane / 2 % 2 * 8;
+    auto const range_of = [&](int its_row, int32_t queries) {
+        int const query = shared.query_of[its_row];
+        return query < queries ? shared.range[query] : Range{0, -1};  // no row there
+    };
     RingPosition<1> rows;
     RingPosition<kStages> ring;
     for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
-        Tile const tile = tile_at(a, item);
         shared.q_full.wait(rows.parity());
         rows.advance();
+        Walk const tile = uniform(shared.walk);
         uint32_t q[D / 16][4];
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
             hopper::load_matrices(
                 q[step], q_tile + hopper::piece_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
-        Range range[2];  // of no candidates where there is no row
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            range[half] = query_of[half] < tile.count ? shared.range[query_of[half]] : Range{0, 0};
-        Range const first = shared.range[0], last = shared.range[tile.count - 1];
-        Range const every{last.low, first.high};  // candidates of all queries
-        int32_t const steps = steps_of(shared.range, tile.count);
+        Range const range[2] = {range_of(first_row, tile.count), range_of(first_row + 8, tile.count)};
+        auto const own_range = [&] { return row == first_row ? range[0] : range[1]; };
         shared.q_free.arrive();
 
-        bool const there = query < tile.count;
         uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
         BestOfRows<kPlaces> best;
-        best.begin(a.slots, there);
+        best.begin(a.slots, own_range().high >= 0, laid);
 
-        for (int32_t step = 0; step < steps; ++step, ring.advance()) {
+        for (int32_t step = 0; step < tile.steps; ++step, ring.advance()) {
             float s[32];
             shared.full[ring.stage].wait(ring.parity());
             multiply_means<D>(s, q, means + ring.stage * hopper::tile_bytes<kStepBlocks, D>());
             if (lane == 0) shared.free[ring.stage].arrive();
-            int32_t const from = last.high - (step + 1) * kStepBlocks;
+            int32_t const from = tile.end - (step + 1) * kStepBlocks;
             uint32_t valid = rows_there;
-            if (from < every.low || from + kStepBlocks + a.force_previous > every.high) {
+            if (from < tile.always_from || from + kStepBlocks + a.force_previous > tile.always_to) {
                 valid = candidates_of(range, from);
                 if (best.unfilled()) erase_others(s, valid);
                 if (a.force_previous) force_previous(s, range, from);
@@ -214,9 +226,10 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
 
         int32_t blocks[kPlaces];
         best.finish(blocks);
-        if (there) {
-            int64_t const at = int64_t{tile.query} * a.heads + tile.g * a.group + output;
-            write_choice(blocks, lane / 2 % 2 == 0 ? range[0].low : range[1].low, a.slots, a.chosen + at * a.slots);
+        if (own_range().high >= 0) {
+            int64_t const at =
+                int64_t{tile.query} * a.heads + tile.g * a.group + shared.query_of[row] * (a.heads - a.group) + row;
+            write_choice(blocks, own_range().low, a.slots, a.chosen + at * a.slots);
         }
     }
 }
@@ -242,6 +255,7 @@ __global__ void __launch_bounds__(128 * (kTeams + 1), 1) gate_kernel(__grid_cons
         }
         hopper::publish_barriers();
     }
+    if (threadIdx.x < Shared::kRows) shared.query_of[threadIdx.x] = static_cast<uint8_t>(threadIdx.x / a.group);
     __syncthreads();
     if (threadIdx.x < 128 * kTeams) {
         hopper::take_registers<kRegisters<kTeams>>();

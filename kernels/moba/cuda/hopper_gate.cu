@@ -40,10 +40,10 @@ struct Range {
 /// What a warp that chooses must know of a tile.
 struct alignas(16) Walk {
     int32_t query, count, g;
-    int32_t steps;        ///< from the candidates of the last query to those of the first
-    int32_t end;          ///< candidates of the last query end here
-    int32_t always_from;  ///< blocks that are candidates of all queries: [always_from, always_to)
-    int32_t always_to;
+    int32_t steps;  ///< from the candidates of the last query to those of the first
+    int32_t end;    ///< candidates of the last query end here
+    Range always;   ///< candidates of all queries
+    int32_t alike;  ///< whether all queries have the same
 };
 
 template <int D, int kPlaces, int kTeams>
@@ -59,9 +59,10 @@ struct GateShared {
 };
 
 [[maybe_unused]] __device__ __forceinline__ Walk uniform(Walk const& w) {
-    return {hopper::uniform(w.query),    hopper::uniform(w.count), hopper::uniform(w.g),
-            hopper::uniform(w.steps),    hopper::uniform(w.end),   hopper::uniform(w.always_from),
-            hopper::uniform(w.always_to)};
+    using hopper::uniform;
+    return {uniform(w.query), uniform(w.count), uniform(w.g),
+            uniform(w.steps), uniform(w.end),   {uniform(w.always.low), uniform(w.always.high)},
+            uniform(w.alike)};
 }
 
 /// A tile of rows: queries [query, query + count) of all heads of key/value head g.
@@ -104,7 +105,14 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
         __syncwarp();
         Range const first = shared.range[0], last = shared.range[tile.count - 1];
         int32_t const end = last.high, steps = (end - first.low + kStepBlocks - 1) / kStepBlocks;
-        if (lane == 0) shared.walk = {tile.query, tile.count, tile.g, steps, end, last.low, first.high};
+        if (lane == 0)
+            shared.walk = {tile.query,
+                           tile.count,
+                           tile.g,
+                           steps,
+                           end,
+                           {last.low, first.high},
+                           first.low == last.low && first.high == last.high};
         if (lane != 0) {
             shared.q_full.arrive();
         } else {
@@ -127,14 +135,10 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
     }
 }
 
-/// Of two rows' candidates, the scores that belong to the tile of blocks from `from` on.
-[[maybe_unused]] __device__ __forceinline__ uint32_t candidates_of(Range const (&range)[2], int32_t from) {
+/// Of a row's candidates, the lane's first row, the scores that belong to the tile of blocks from `from` on.
+[[maybe_unused]] __device__ __forceinline__ uint32_t candidates_of(Range const& range, int32_t from) {
     int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
-    uint32_t valid = 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-        valid |= (scores_below(range[half].high - block) & ~scores_below(range[half].low - block)) << 2 * half;
-    return valid;
+    return scores_below(range.high - block) & ~scores_below(range.low - block);
 }
 
 /// Makes NaN of the scores that are not valid.
@@ -216,8 +220,9 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
             if (lane == 0) shared.free[ring.stage].arrive();
             int32_t const from = tile.end - (step + 1) * kStepBlocks;
             uint32_t valid = rows_there;
-            if (from < tile.always_from || from + kStepBlocks + a.force_previous > tile.always_to) {
-                valid = candidates_of(range, from);
+            if (from < tile.always.low || from + kStepBlocks + a.force_previous > tile.always.high) {
+                uint32_t const first = candidates_of(tile.alike ? tile.always : range[0], from);
+                valid &= first | (tile.alike ? first : candidates_of(range[1], from)) << 2;
                 if (best.unfilled()) erase_others(s, valid);
                 if (a.force_previous) force_previous(s, range, from);
             }

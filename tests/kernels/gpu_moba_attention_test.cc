@@ -117,6 +117,7 @@ TEST_F(GpuMobaAttention, ManyTilesPerMultiprocessor) {
             GpuMoba gpu(p, c.options);
             gpu.choose(random_choice(c));
             auto const best = gpu.forward();
+            ASSERT_EQ(gpu.forward(), best) << to_string(gpu.shape());
             gpu.use(MobaKernels::mma);
             auto const other = gpu.forward();
             EXPECT_LT(relative_error(best.o, other.o), kTolerance) << to_string(gpu.shape());

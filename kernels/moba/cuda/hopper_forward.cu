@@ -24,14 +24,14 @@ __global__ void __launch_bounds__(threads<T>(), 1) hopper_forward_kernel(__grid_
     __syncthreads();
     int const warpgroup = hopper::uniform(static_cast<int>(threadIdx.x / 128));
     if (warpgroup == 0) {
-        hopper::give_registers_up<56>();
+        hopper::give_registers_up<T::kShort ? 80 : 56>();
         int const warp = threadIdx.x / 32;
         if (warp < T::kTeams)
             RowGatherer<T>(args, shared, warp).run();
         else if (warp == 3)
             bring_keys(args, shared);
     } else if constexpr (T::kShort) {
-        hopper::take_registers<152>();
+        hopper::take_registers<144>();
         ShortTeam<T>(args, shared, warpgroup - 1).run();
     } else {
         hopper::take_registers<224>();

@@ -1,7 +1,7 @@
 // Rows of an embedding table, and the gradient of the table, as Ops::embedding_forward and Ops::embedding_backward
-// define them. The backward groups the tokens by id and gives each row of the table to one block for each piece of its
-// columns, which adds the row's tokens in their order; the tokens of a frequent id are cut into parts, whose sums are
-// added in order at the end. No two threads add to the same place.
+// define them. The backward sorts the tokens by their rows and cuts them into units of equal size, whichever rows are
+// frequent. A unit adds the tokens of a row in their order; of a row in several units, the last to finish adds up what
+// they leave, in their order. No two threads add to the same place.
 #pragma once
 
 #include <cuda_runtime_api.h>

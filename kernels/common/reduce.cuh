@@ -6,13 +6,6 @@ namespace perigee::kernels {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// Over aligned groups of `lanes` (a power of two <= 32) lanes.
-template <class T>
-__device__ __forceinline__ T group_sum(T x, int lanes) {
-    for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
-    return x;
-}
-
 template <class T>
 __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll

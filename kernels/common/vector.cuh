@@ -44,6 +44,17 @@ __device__ __forceinline__ void unpack(float (&to)[N], Run<T, N> const& from) {
 #pragma unroll
     for (int j = 0; j < N; ++j) to[j] = widen(from.values[j]);
 }
+/// One instruction for each value.
+template <>
+__device__ __forceinline__ void unpack<bf16, 8>(float (&to)[8], Run<bf16, 8> const& from) {
+    uint4 const words = reinterpret_cast<uint4 const&>(from);
+    uint32_t const pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        to[2 * j] = __uint_as_float(pairs[j] << 16);
+        to[2 * j + 1] = __uint_as_float(pairs[j] & 0xffff0000);
+    }
+}
 template <class T, int N>
 __device__ __forceinline__ Run<T, N> pack(float const (&from)[N]) {
     Run<T, N> run;

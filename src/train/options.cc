@@ -24,9 +24,11 @@ void describe(Schema& schema, TrainOptions& options) {
              "the same bits, less work for the host")
         .add("moba_scratch_mib", options.moba_scratch_mib, between(1, 1 << 20),
              "on a GPU: MiB that MoBA's kernels may take as scratch memory; with less they go through heads and tokens "
-             "in more turns, which is slower and rounds gradients of keys and values differently. The lists of chosen "
-             "blocks, 4 bytes for each choice of each token and query head, stay whole: where they take more than "
-             "this, so does the scratch memory")
+             "in more turns, which is slower and rounds gradients of keys and values more often: where a small number "
+             "leaves no room to keep their sums in fp32 from turn to turn, they are rounded to bf16 in each, which "
+             "costs precision. The lists of chosen blocks, 4 bytes for each choice of each token and query head, and "
+             "in the backward 8 bytes for each token and query head are there whatever this says: where they leave no "
+             "room for the rest, the scratch memory is more")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")

@@ -44,7 +44,7 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     line("communication", memory.buckets + memory.messages, "  what is sent from and received into");
     if (gpu)
         line("scratch", memory.scratch,
-             "  of MoBA's kernels; more than train.moba_scratch_mib only where lists fill it");
+             "  of MoBA's kernels; more than train.moba_scratch_mib only where lists and numbers of rows fill it");
     line("peak", memory.sum(), "  of all: not every class is at its largest at once");
 }
 

@@ -18,7 +18,7 @@ constexpr size_t kAlignment = 256;
 constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024, kFewestPiecesOfWave = 256;
 constexpr int64_t kLeastPieceRows = 512;
 // Of a head's queries, whose sums of dk and dv are rounded to bf16 in between. Of sums without a direction W waves add
-// sqrt(W / 2) times the error of one rounding. There are more where memory suffices for these only, up to kMaxChunks.
+// sqrt(W / 2) times the error of one rounding.
 constexpr int64_t kFewRoundedWaves = 6, kMostRoundedWaves = 12;
 constexpr int64_t kCacheBytes = 40 << 20;  ///< of the L2 cache, that rows of q may count on
 constexpr int64_t kLongBlock = 200;        ///< keys from which on products take longer than memory
@@ -173,20 +173,14 @@ bool fit(MobaPlan& plan, size_t bytes, int64_t fewest) {
         room = partial - 1;  // the next smaller waves; as they are even, there are few sizes
     }
 }
-
-/// Where that is nowhere enough, the fused backward has the smallest waves, as the last try left them, and as many
-/// pieces as then fit, down to one. Elsewhere only lists and numbers of rows, which no wave makes smaller, can be too
-/// many: partial results take a quarter of `bytes`.
+/// Where that is nowhere enough, partial results take a quarter of `bytes`.
 void fit(MobaPlan& plan, size_t bytes) {
     if (fit(plan, bytes, kPiecesOfWave) || fit(plan, bytes, kFewestPiecesOfWave)) return;
-    size_t const smallest = plan.partial.bytes;
-    if (!is_fused(plan)) return lay_out(plan, bytes / 4, kFewestPiecesOfWave);
-    for (int64_t pieces = kFewestPiecesOfWave / 2; pieces > 0 && plan.scratch_bytes > bytes; pieces /= 2)
-        lay_out(plan, smallest > 0 ? smallest : bytes, pieces);
+    lay_out(plan, bytes / 4, kFewestPiecesOfWave);
 }
 
-/// Sums that go from wave to wave keep their precision where memory suffices for that and it costs few waves more or
-/// there are several, and where there are many and memory does not suffice either way.
+/// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are several and
+/// memory suffices, or where there are many.
 void fit_sums(MobaPlan& plan, size_t bytes) {
     fit(plan, bytes);
     if (!is_fused(plan) || plan.wave_chunks >= plan.chunks) return;
@@ -196,8 +190,7 @@ void fit_sums(MobaPlan& plan, size_t bytes) {
     carrying.carries = carrying.wave_chunks < carrying.chunks;  // other waves: none, perhaps, that share keys
     int64_t const waves = ceil_div(plan.chunks, plan.wave_chunks);
     bool const cheap = 8 * carrying.waves() <= 9 * plan.waves() || waves > kFewRoundedWaves;
-    bool const lost = waves > kMostRoundedWaves && plan.scratch_bytes > bytes;
-    if (lost || (cheap && carrying.scratch_bytes <= bytes)) plan = carrying;
+    if (waves > kMostRoundedWaves || (cheap && carrying.scratch_bytes <= bytes)) plan = carrying;
 }
 
 }  // namespace

@@ -86,10 +86,9 @@ char const* name_of(MobaKernels kernels);  ///< "mma", "hopper"
 /// Empty, or why the kernels do not take this shape.
 std::string moba_refusal(MobaShape const& shape);
 
-/// The largest waves whose scratch memory fits into `bytes`, all of it. Lists and the rows' base and delta, which no
-/// wave makes smaller, may leave no room for a wave of one key/value head and one chunk: then the fused backward has
-/// such waves and as few pieces as can be, and carries sums where their rounding would be the alternative; elsewhere
-/// partial results take a quarter of `bytes`. Throws Category::internal with the refusal, if there is one.
+/// The largest waves whose scratch memory fits into `bytes`, all of it. Where not even a wave of one key/value head and
+/// one chunk does, or waves would round sums of dk and dv too often and fp32 sums do not fit, partial results take a
+/// quarter of them, and the rest comes on top. Throws Category::internal with the refusal, if there is one.
 MobaPlan plan_moba(MobaShape const& shape, MobaTask task, size_t bytes = kMobaScratchBytes);
 
 /// "T 32768 q 32768 H 32/8 x 128, B 512 k 3, 1 documents"

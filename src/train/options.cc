@@ -23,12 +23,12 @@ void describe(Schema& schema, TrainOptions& options) {
              "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as one CUDA graph; "
              "the same bits, less work for the host")
         .add("moba_scratch_mib", options.moba_scratch_mib, between(1, 1 << 20),
-             "on a GPU: MiB that MoBA's kernels may take as scratch memory; with less they go through heads and tokens "
-             "in more turns, which is slower and rounds gradients of keys and values more often: where a small number "
-             "leaves no room to keep their sums in fp32 from turn to turn, they are rounded to bf16 in each, which "
-             "costs precision. The lists of chosen blocks, 4 bytes for each choice of each token and query head, and "
-             "in the backward 8 bytes for each token and query head are there whatever this says: where they leave no "
-             "room for the rest, the scratch memory is more")
+             "on a GPU: MiB that MoBA's kernels may take as scratch memory; with less they go through heads and "
+             "tokens in more turns, which is slower and rounds gradients of keys and values differently. There "
+             "whatever this says are the lists of chosen blocks, 4 bytes for each choice of each token and query "
+             "head, in the backward 8 bytes for each token and query head, and, where a head's tokens would take "
+             "more than 12 turns, sums of those gradients in fp32, as rounding so often would cost precision: there "
+             "a small number may take more memory than a larger one")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")

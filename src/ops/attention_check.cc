@@ -160,12 +160,12 @@ double check_attention(Device& device, AttentionShape const& shape, AttentionPas
         if (values->empty()) continue;
         auto const [error, document] = worst_document(shape.documents, *values, *exact_values);
         if (!(error <= kTolerance))
-            fail(Category::internal,
-                 "{} computes full attention wrongly here: {} is off by {:.3g} of its size (at most {} is expected) in "
-                 "document {} (tokens {} to {} of a pack of {}), {} query heads and {} key/value heads of {}. Try "
-                 "another version, or a build without cuDNN",
-                 name, result, error, kTolerance, document, shape.documents[document], shape.documents[document + 1],
-                 shape.tokens(), shape.heads, shape.kv_heads, shape.head_dim);
+            throw UnusableAttention(fmt::format(
+                "{} computes full attention wrongly here: {} is off by {:.3g} of its size (at most {} is expected) in "
+                "document {} (tokens {} to {} of a pack of {}), {} query heads and {} key/value heads of {}. Try "
+                "another version, or a build without cuDNN",
+                name, result, error, kTolerance, document, shape.documents[document], shape.documents[document + 1],
+                shape.tokens(), shape.heads, shape.kv_heads, shape.head_dim));
         worst = std::max(worst, error);
     }
     return worst;

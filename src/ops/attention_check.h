@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "base/error.h"
 #include "ops/ops.h"
 
 namespace perigee {
@@ -24,6 +25,12 @@ struct AttentionShape {
     int64_t tokens() const { return documents.back(); }
 };
 
+/// An implementation that cannot be used for a problem: it refuses it, or its results are wrong.
+class UnusableAttention : public Error {
+  public:
+    explicit UnusableAttention(std::string const& message) : Error(Category::internal, message) {}
+};
+
 /// The implementation: either pass, or both. Tensors are on its device, inputs and outputs of `compute` but for lse.
 struct AttentionPasses {
     DType compute;
@@ -32,8 +39,9 @@ struct AttentionPasses {
 };
 
 /// Largest error of any result in any document, relative to the root mean square of that result over all documents. The
-/// backward is given the oracle's o and lse. Throws Category::internal, naming `name`, the result, the document and the
-/// shape, where the error is above 2%, which is several times what bf16 makes of it, or not a number.
+/// backward is given the oracle's o and lse. Throws UnusableAttention, naming `name`, the result, the document and the
+/// shape, where the error is above 2%, which is several times what bf16 makes of it, or not a number. Whatever the
+/// passes and the device throw goes through.
 double check_attention(Device& device, AttentionShape const& shape, AttentionPasses const& passes,
                        std::string const& name);
 

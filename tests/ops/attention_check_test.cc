@@ -38,7 +38,7 @@ class AttentionCheck : public ::testing::TestWithParam<bool> {
         try {
             check(passes);
             FAIL() << "passed";
-        } catch (Error const& e) {
+        } catch (UnusableAttention const& e) {
             EXPECT_EQ(e.category(), Category::internal);
             EXPECT_THAT(e.what(), AllOf(HasSubstr("library 1.2"), HasSubstr(fmt::format(": {} is off", result))));
         }
@@ -104,6 +104,19 @@ TEST_P(AttentionCheck, FindsAnErrorInOneShortDocument) {
                               if (i < kKvHeads * 64) args.dv_TGK.as<float>()[i] *= 1.1f;
                       }},
                  "dv");
+}
+
+TEST_P(AttentionCheck, AnErrorOfTheDeviceIsNotTakenForWrongResults) {
+    AttentionPasses passes = right_;
+    passes.backward = [](AttentionBackward const&) { fail(Category::internal, "the device failed"); };
+    try {
+        check(passes);
+        FAIL() << "passed";
+    } catch (UnusableAttention const& e) {
+        FAIL() << "taken for wrong results: " << e.what();
+    } catch (Error const& e) {
+        EXPECT_STREQ(e.what(), "the device failed");
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Packs, AttentionCheck, ::testing::Bool(),

@@ -130,11 +130,50 @@ TEST_F(GpuDenseAttention, WhereOnlyEqualDocumentsFailTheRaggedPlanTakesThem) {
     std::vector<size_t> checked;  // documents
     auto attention = make([&](Device& device, AttentionShape const& shape, auto&&... args) {
         checked.push_back(shape.documents.size() - 1);
-        if (checked.back() == kEqualDocuments.size() - 1) fail(Category::internal, "refused");
+        if (checked.back() == kEqualDocuments.size() - 1) throw UnusableAttention("wrong");
         return check_attention(device, shape, args...);
     });
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(is_mean_of_v(attend(attention, {0, 512, 1024})));
     EXPECT_EQ(checked, (std::vector<size_t>{kEqualDocuments.size() - 1, kRaggedDocuments.size() - 1}));
+}
+
+TEST_F(GpuDenseAttention, RefusalsOfEitherPlanAreToldFromErrors) {
+    auto attention = make([](auto&&...) {
+        ADD_FAILURE() << "there is nothing to check";
+        return 0.0;
+    });
+    auto const of_four = [](TensorView x) { return TensorView{x.data, x.dtype, {x[0], x[1] * 16, 4}}; };
+    std::vector<int32_t> const borders = {0, 512};
+    Buffer const lse(*device_, 512 * 64 * sizeof(float));
+    for (int i = 0; i < 2; ++i) try {
+            attention.forward({.o_THK = of_four(heads(512, 4)),
+                               .lse_TH = {static_cast<std::byte*>(lse.data()), DType::f32, {512, 64}},
+                               .q_THK = of_four(heads(512, 4)),
+                               .k_TGK = of_four(heads(512, 2)),
+                               .v_TGK = of_four(heads(512, 2)),
+                               .cu_seqlens = borders,
+                               .scale = 0.5});
+            FAIL() << "a head size of 4 was taken";
+        } catch (UnusableAttention const& e) {
+            EXPECT_THAT(e.what(), HasSubstr("cuDNN refuses attention"));
+        }
+}
+
+TEST_F(GpuDenseAttention, AnErrorInTheCheckOfEqualDocumentsIsNoRefusal) {
+    int checks = 0;
+    auto attention = make([&](Device& device, AttentionShape const& shape, auto&&... args) {
+        EXPECT_EQ(shape.documents.size(), kEqualDocuments.size()) << "the ragged plan";
+        if (++checks < 3) check_cuda(cudaErrorLaunchFailure, "a kernel");
+        return check_attention(device, shape, args...);
+    });
+    for (int i = 0; i < 2; ++i) try {
+            attend(attention, 512);
+            FAIL() << "went on";
+        } catch (Error const& e) {
+            EXPECT_THAT(e.what(), HasSubstr("a kernel failed"));
+        }
+    EXPECT_TRUE(is_mean_of_v(attend(attention, 512)));  // nothing was concluded from them
+    EXPECT_EQ(checks, 3);
 }
 
 }  // namespace

@@ -37,10 +37,6 @@ enum Uid : int64_t {
     kStatsOffsets
 };
 
-void check_cudnn(fe::error_t error, char const* what) {
-    if (error.is_bad()) fail(Category::internal, "cuDNN refused {}: {}", what, error.get_message());
-}
-
 /// What a plan is made for: so many documents of so many tokens each if they are `equal`, else up to so many documents
 /// of up to so many tokens in all.
 struct Key {
@@ -182,6 +178,14 @@ struct DenseAttention::Impl {
     std::vector<int64_t> known = {};
     int64_t tables_of = 0;  ///< documents
 
+    /// For the steps of making a plan: what fails them is cuDNN's refusal, unless it is CUDA that failed.
+    void check_making(fe::error_t error, char const* what) {
+        if (error.is_good()) return;
+        if (error.get_code() == fe::error_code_t::CUDA_API_FAILED) fail(Category::internal, "{}", error.get_message());
+        device.synchronize();  // throws the error of a kernel that ran before
+        throw UnusableAttention(fmt::format("cuDNN refuses {}: {}", what, error.get_message()));
+    }
+
     /// By the given kernel, or by the first of cuDNN's candidates that can be built.
     std::unique_ptr<Plan> build(Key const& key, Kernel const* kernel = nullptr) {
         char const* const what = key.backward ? "attention backward" : "attention";
@@ -192,24 +196,24 @@ struct DenseAttention::Impl {
             .set_compute_data_type(fe::DataType_t::FLOAT);
         PlanBuilder builder(graph, key);
         key.backward ? builder.backward() : builder.forward();
-        check_cudnn(graph.validate(), what);
-        check_cudnn(graph.build_operation_graph(handle), what);
-        check_cudnn(kernel == nullptr
-                        ? graph.create_execution_plans({fe::HeurMode_t::A})
-                        : graph.create_execution_plan(kernel->first, {kernel->second.begin(), kernel->second.end()}),
-                    what);
+        check_making(graph.validate(), what);
+        check_making(graph.build_operation_graph(handle), what);
+        check_making(kernel == nullptr
+                         ? graph.create_execution_plans({fe::HeurMode_t::A})
+                         : graph.create_execution_plan(kernel->first, {kernel->second.begin(), kernel->second.end()}),
+                     what);
         fe::error_t built = graph.build_plan_at_index(made->index);
         while (built.is_bad() && made->index + 1 < graph.get_execution_plan_count())
             built = graph.build_plan_at_index(++made->index);
-        check_cudnn(built, what);
-        check_cudnn(graph.get_workspace_size_plan_at_index(made->index, made->workspace), "its workspace");
+        check_making(built, what);
+        check_making(graph.get_workspace_size_plan_at_index(made->index, made->workspace), "a plan's workspace");
         return made;
     }
 
-    static Kernel kernel_of(Plan const& plan) {
+    Kernel kernel_of(Plan const& plan) {
         Kernel kernel;
         std::unordered_map<fe::KnobType_t, int64_t> knobs;
-        check_cudnn(plan.graph.get_engine_and_knobs_at_index(plan.index, kernel.first, knobs), "its kernel");
+        check_making(plan.graph.get_engine_and_knobs_at_index(plan.index, kernel.first, knobs), "a plan's kernel");
         kernel.second = {knobs.begin(), knobs.end()};
         return kernel;
     }
@@ -222,7 +226,7 @@ struct DenseAttention::Impl {
         return *(plans[key] = std::move(made));
     }
 
-    /// Null where cuDNN refuses the plan, or its kernel fails the check.
+    /// Null where cuDNN refuses the plan, or its kernel's results are wrong.
     Plan* equal_plan(Key const& key) {
         auto const found = plans.find(key);
         if (found != plans.end()) return found->second.get();
@@ -230,13 +234,11 @@ struct DenseAttention::Impl {
         try {
             made = build(key);
             check_kernel(key, kernel_of(*made));
-        } catch (OutOfMemory const&) {
-            throw;
-        } catch (Error const& refusal) {
+        } catch (UnusableAttention const& why) {
             made = nullptr;
             if (!std::exchange(warned, true))
                 log::warn("documents of {} tokens each go to cuDNN as documents of any lengths, which is slower: {}",
-                          key.tokens, refusal.what());
+                          key.tokens, why.what());
         }
         return (plans[key] = std::move(made)).get();
     }
@@ -341,7 +343,8 @@ struct DenseAttention::Impl {
             tensors.emplace(kKeyOffsets, table + offsets_at(1));
             tensors.emplace(kStatsOffsets, table + offsets_at(2));
         }
-        check_cudnn(plan.graph.execute_plan_at_index(handle, tensors, memory, plan.index), "to run attention");
+        fe::error_t error = plan.graph.execute_plan_at_index(handle, tensors, memory, plan.index);
+        if (error.is_bad()) fail(Category::internal, "cuDNN fails to run attention: {}", error.get_message());
     }
 
     template <class Args>

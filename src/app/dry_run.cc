@@ -39,7 +39,8 @@ class AddressSpace : public Device {
     uintptr_t next_ = kBegin;
 };
 
-/// Computes nothing; notes the scratch memory that MoBA's kernels would take on a GPU.
+/// Computes nothing; notes the scratch memory that MoBA's kernels would take on a GPU, and throws what they would
+/// refuse.
 class DryOps : public Ops {
   public:
     DryOps(Device& device, CudaOptions const& options) : device_(&device), options_(options) {}
@@ -65,10 +66,10 @@ class DryOps : public Ops {
     void qkv_forward(QkvForward const&) override {}
     void qkv_backward(QkvBackward const&) override {}
     void attention_forward(AttentionForward const& args) override {
-        if (!attends_all(args.moba, args.cu_seqlens)) note(args, MobaTask::forward);
+        if (!goes_to_cudnn(args)) note(args, MobaTask::forward);
     }
     void attention_backward(AttentionBackward const& args) override {
-        if (!attends_all(args.moba, args.cu_seqlens) || options_.deterministic) note(args, MobaTask::backward);
+        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward);
     }
     void moba_select(MobaSelect const& args) override {
         if (args.chosen_THS.size() > 0) note(args, MobaTask::select);

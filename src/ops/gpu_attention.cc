@@ -6,10 +6,27 @@
 
 namespace perigee {
 
+namespace {
+
+/// With so few blocks in every document, MoBA is full attention; so is no `moba`.
 bool attends_all(MobaOptions const* moba, std::span<int32_t const> cu_seqlens) {
     for (size_t d = 0; moba != nullptr && d + 1 < cu_seqlens.size(); ++d)
         if (!moba_covers_all(cu_seqlens[d + 1] - cu_seqlens[d], *moba)) return false;
     return true;
+}
+
+bool suits_cudnn(auto const& args) {
+    int64_t const head_dim = args.q_THK[2];
+    return build_uses_cudnn() && attends_all(args.moba, args.cu_seqlens) && args.q_THK[0] == args.k_TGK[0] &&
+           head_dim % 8 == 0 && head_dim <= 256;
+}
+
+}  // namespace
+
+bool goes_to_cudnn(AttentionForward const& args) { return suits_cudnn(args); }
+
+bool goes_to_cudnn(AttentionBackward const& args, bool deterministic) {
+    return suits_cudnn(args) && !args.add_to_dkv && !deterministic;
 }
 
 MobaShape moba_shape(ConstView q_THK, ConstView k_TGK, std::span<int32_t const> cu_seqlens, MobaOptions const* moba,

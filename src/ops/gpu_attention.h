@@ -5,15 +5,20 @@
 #include <span>
 
 #include "kernels/moba/moba_plan.h"
-#include "tensor/tensor.h"
+#include "ops/ops.h"
 
 namespace perigee {
 
-/// With so few blocks in every document, MoBA is full attention; so is no `moba`.
-bool attends_all(MobaOptions const* moba, std::span<int32_t const> cu_seqlens);
+/// Whether this build leaves to cuDNN what it takes. A build without CUDA plans for one with cuDNN.
+bool build_uses_cudnn();
 
-/// The problem for MoBA's kernels; without `moba`, one block per document. Throws Category::config where they do not
-/// take it.
+/// Whether cuDNN computes it, and not the own kernels: all queries of the pack attend every key of their past, with a
+/// head size that is a multiple of 8 up to 256; and cuDNN's backward neither adds to dk and dv nor is deterministic.
+bool goes_to_cudnn(AttentionForward const& args);
+bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
+
+/// The problem for the own kernels, which are MoBA's; without `moba`, one block per document. Throws Category::config
+/// where they do not take it.
 MobaShape moba_shape(ConstView q_THK, ConstView k_TGK, std::span<int32_t const> cu_seqlens, MobaOptions const* moba,
                      MobaKernels gpu);
 

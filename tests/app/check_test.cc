@@ -8,6 +8,7 @@
 #include "app/dry_run.h"
 #include "config/config.h"
 #include "model/llama.h"
+#include "ops/gpu_attention.h"
 #include "train/progress.h"
 
 namespace perigee {
@@ -67,6 +68,42 @@ TEST(StepCost, OnAGpuHasWeightsInHalfAndTheOptimizersInFull) {
     EXPECT_EQ(gpu.gradients, cpu.gradients);
     EXPECT_EQ(2 * gpu.optimizer, 3 * cpu.optimizer);
     EXPECT_LT(gpu.activations, 0.7 * static_cast<double>(cpu.activations));
+}
+
+/// What the check says against these options, or nothing.
+std::string refusal_of(RunOptions const& options) {
+    try {
+        step_cost(options, 1);
+        return "";
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::config);
+        return e.what();
+    }
+}
+
+TEST(Check, RefusesHeadSizesThatAGpuCannotAttend) {
+    RunOptions options = tiny();
+    options.device = DeviceChoice::cuda;
+    options.attention.kind = AttentionKind::full;
+    auto const refused = [&](int64_t head_dim) {
+        options.model.head_dim = head_dim;
+        std::string const refusal = refusal_of(options);
+        if (refusal.empty()) return false;
+        EXPECT_EQ(refusal, fmt::format("attention on the GPU: head_dim {} is not 32, 64, 96 or 128", head_dim));
+        return true;
+    };
+    for (int64_t const own : {32, 64, 96, 128}) EXPECT_FALSE(refused(own)) << own;
+    for (int64_t const cudnn : {8, 80, 256}) EXPECT_EQ(refused(cudnn), !build_uses_cudnn()) << cudnn;
+    for (int64_t const none : {20, 60, 264}) EXPECT_TRUE(refused(none)) << none;
+    // Where only the own kernels serve: MoBA, full attention's deterministic backward.
+    options.deterministic = true;
+    for (int64_t const none : {20, 80}) EXPECT_TRUE(refused(none)) << none;
+    EXPECT_FALSE(refused(64));
+    options.deterministic = false;
+    options.attention.kind = AttentionKind::moba;
+    for (int64_t const none : {20, 80}) EXPECT_TRUE(refused(none)) << none;
+    options.device = DeviceChoice::cpu;
+    for (int64_t const any : {20, 80}) EXPECT_FALSE(refused(any)) << any;
 }
 
 std::string report(RunOptions const& options, int world_size) {

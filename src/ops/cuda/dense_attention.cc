@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "kernels/flat/flat.h"
 #include "ops/cuda/dense_documents.h"
+#include "ops/gpu_attention.h"
 
 namespace perigee {
 
@@ -159,6 +160,8 @@ constexpr int64_t kLeastTokens = 1024;
 void* memory(ConstView view) { return const_cast<std::byte*>(view.data); }
 
 }  // namespace
+
+bool build_uses_cudnn() { return true; }
 
 struct DenseAttention::Impl {
     CudaDevice& device;
@@ -378,10 +381,6 @@ DenseAttention::DenseAttention(CudaDevice& device, Staging& staging, std::functi
 DenseAttention::~DenseAttention() {
     impl_->plans.clear();
     cudnnDestroy(impl_->handle);
-}
-
-bool DenseAttention::takes(ConstView q_THK, ConstView k_TGK) {
-    return q_THK[0] == k_TGK[0] && q_THK[2] % 8 == 0 && q_THK[2] <= 256;
 }
 
 void DenseAttention::forward(AttentionForward const& args) { impl_->execute(args, false); }

@@ -29,11 +29,9 @@ class DenseAttention {
                    Check check = check_attention);
     ~DenseAttention();
 
-    /// Whether cuDNN takes such a problem: all queries of the pack, a head size that is a multiple of 8 up to 256.
-    static bool takes(ConstView q_THK, ConstView k_TGK);
-
-    /// As Ops::attention_forward and attention_backward without `moba`. Throws Category::internal with cuDNN's message,
-    /// or where the check finds the results of the plan with offsets wrong.
+    /// As Ops::attention_forward and attention_backward without `moba`, where goes_to_cudnn. Throws UnusableAttention
+    /// where cuDNN refuses the plan with offsets, or the check finds its results wrong. Where CUDA or a run of cuDNN's
+    /// kernels fails, in a check as elsewhere, that is the error.
     void forward(AttentionForward const& args);
     void backward(AttentionBackward const& args);
 

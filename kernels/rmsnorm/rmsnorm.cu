@@ -18,7 +18,7 @@ constexpr int kBackwardThreads = 768;  // of a multiprocessor, in one block: few
 
 // Some threads hold a row: thread i of them has the runs i, i + threads, ... of N values, V at most. A block works on
 // one row or on several side by side; rows that it comes to later are fetched meanwhile.
-template <int N, int V, int kTensors, int kStages, bool kSideBySide = false>
+template <int N, int V, int kTensors, int kStages>
 class Rows {
   public:
     using Ring = Ahead<N, V * kTensors, kStages>;
@@ -61,17 +61,14 @@ class Rows {
             if (i < width_) f(v, i);
         }
     }
-    /// Over the threads of the row, all of which receive it.
+    /// Over the threads of the row, all of which receive it. All threads of the block call.
     __device__ __forceinline__ float sum(float x) {
         __shared__ float of_warps[2][32];
         x = warp_sum(x);
         if (threads_ == 32) return x;
         int const lane = static_cast<int>(threadIdx.x % 32), warps = threads_ / 32;
         if (lane == 0) of_warps[turn_][threadIdx.x / 32] = x;
-        if constexpr (kSideBySide)  // a barrier for each row: so many that few blocks have room on a multiprocessor
-            asm volatile("bar.sync %0, %1;" ::"r"(row_ + 1), "r"(threads_) : "memory");
-        else
-            __syncthreads();
+        __syncthreads();
         x = lane < warps ? of_warps[turn_][row_ * warps + lane] : 0;
         turn_ ^= 1;  // what was read here is written again after another barrier
         return warp_sum(x);
@@ -138,15 +135,17 @@ template <int N, int V, int kStages>
 __global__ void __launch_bounds__(kThreadsOfBackward<N, V>) backward(RmsNormBackward const a, int threads) {
     wait_for_previous();
     let_next_begin();
-    Rows<N, V, 3, kStages, true> rows({a.x, a.dy, a.dresidual}, a.tokens, a.width, threads);
+    Rows<N, V, 3, kStages> rows({a.x, a.dy, a.dresidual}, a.tokens, a.width, threads);
     Run<bf16, N> packed_weights[V];
     rows.runs([&](int v, int i) { packed_weights[v] = load_run<N>(a.w + i); });
     float dw[V][N] = {};
-    for (int64_t t = rows.first(); t < a.tokens; t += rows.step()) {
-        float const rstd = a.rstd[t];
+    for (int64_t t = rows.first(); t - rows.row() < a.tokens; t += rows.step()) {
+        bool const there = t < a.tokens;  // else only other rows side by side are
+        float const rstd = there ? a.rstd[t] : 0;
         rows.advance();
         float dot = 0;
         rows.runs([&](int v, int) {
+            if (!there) return;
             float x[N], dy[N], weights[N];
             rows.values(x, 0, v);
             rows.values(dy, 1, v);
@@ -160,6 +159,7 @@ __global__ void __launch_bounds__(kThreadsOfBackward<N, V>) backward(RmsNormBack
         });
         float const along_x = rstd * rstd * rows.sum(dot) / static_cast<float>(a.width);
         rows.runs([&](int v, int i) {
+            if (!there) return;
             float x[N], dy[N], weights[N], dx[N] = {};
             rows.values(x, 0, v);
             rows.values(dy, 1, v);

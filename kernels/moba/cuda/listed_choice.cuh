@@ -20,7 +20,7 @@ struct ListArgs {
     int32_t* list_begin;
     uint32_t* list;
     int32_t* tiles;
-    int32_t* arrived;
+    unsigned* arrived;
     int64_t list_stride;
     int32_t queries, query_begin, heads, kv_heads, slots, capacity, chunks, chunk_queries;
     int32_t batches, batch_slots;              ///< of a row; slots of a batch but the last

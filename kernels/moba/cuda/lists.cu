@@ -3,6 +3,7 @@
 // timing.
 #include <algorithm>
 
+#include "kernels/common/arrivals.cuh"
 #include "kernels/moba/cuda/block_scan.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 #include "kernels/moba/cuda/listed_choice.cuh"
@@ -78,7 +79,6 @@ __global__ void __launch_bounds__(kScanThreads, 2) sum_lists(ListArgs const a) {
     start_early();
     constexpr int kWarps = kScanThreads / 32;
     __shared__ int32_t of_warp[kWarps][kSumLists + 1], ends[kSumLists][kWarps * kSumChunks + 1];
-    __shared__ bool last;
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     int32_t const first = static_cast<int32_t>(blockIdx.x) * kSumLists;
     int64_t const g = blockIdx.y;
@@ -110,13 +110,7 @@ __global__ void __launch_bounds__(kScanThreads, 2) sum_lists(ListArgs const a) {
     __syncthreads();
     for (int chunk = lane; first + warp < a.capacity && chunk < a.chunks; chunk += 32)
         a.places[(g * a.capacity + first + warp) * a.chunks + chunk] = ends[warp][chunk];
-    if (thread == 0) {
-        __threadfence();
-        last = atomicAdd(a.arrived + g, 1) == static_cast<int32_t>(gridDim.x) - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (last)
+    if (kernels::last_to_arrive(a.arrived + g, gridDim.x))
         exclusive_scan(
             a.capacity, [&](int b) { return __ldcg(a.totals + g * a.capacity + b); },
             a.list_begin + g * (a.capacity + 1));

@@ -24,7 +24,7 @@ struct Scratch {
     int32_t* places;      ///< [G, blocks, chunks]: entries of a list up to and with a chunk, once lists are built
     int32_t* starts;      ///< [G, chunks, blocks]: entries of a list before a chunk, once lists are built
     int32_t* totals;      ///< [G, blocks]
-    int32_t* arrived;     ///< [G]: thread blocks whose sums are done
+    unsigned* arrived;    ///< [G]: thread blocks whose sums are done
     int32_t* list_begin;  ///< [G, blocks + 1]: in the part of `list` of that head
     uint32_t* list;       ///< [G, queries * R * S]
     int32_t* tiles;       ///< [wave_kv_heads, blocks + 1]: tiles of rows before each block's first, in a wave

@@ -29,12 +29,12 @@ foreach(folder IN LISTS test_folders)
         add_executable(${folder}_tests ${sources})
         target_link_libraries(${folder}_tests PRIVATE test_support GTest::gtest_main nlohmann_json::nlohmann_json
             hdf5::hdf5 yaml-cpp::yaml-cpp)
-        # Tests that need a GPU have Gpu in their names and skip themselves without one: `ctest -L gpu` runs them alone,
-        # one at a time, as some look at how much of its memory is taken.
+        # Tests that need a GPU have Gpu in their suites' names and skip themselves without one: `ctest -L gpu` runs them
+        # alone, one at a time, as some look at how much of its memory is taken.
         set(discovery TEST_PREFIX ${folder}/ DISCOVERY_TIMEOUT 60)
-        gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER -*Gpu* TEST_LIST ${folder}_cpu
+        gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER -*Gpu*.* TEST_LIST ${folder}_cpu
             PROPERTIES TIMEOUT 300 ${test_environment})
-        gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER *Gpu* TEST_LIST ${folder}_gpu
+        gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER *Gpu*.* TEST_LIST ${folder}_gpu
             PROPERTIES TIMEOUT 300 LABELS gpu RESOURCE_LOCK gpu ${test_environment})
     endif()
     # Test helpers that are programs of their own: tests/<layer>/<name>_main.cc becomes bin/<name>.

@@ -255,43 +255,49 @@ TEST_F(GpuMobaAttention, InfiniteValuesBeyondABlockAreNotSeen) {
         }
 }
 
-/// Nor do gradients see it, be it values or keys.
-TEST_F(GpuMobaAttention, InfiniteKeysBeyondABlockHaveNoGradients) {
-    for (int64_t const dim : {64, 128})
-        for (int64_t const B : {100, 128, 600}) {
-            auto const end = static_cast<int32_t>(B / 2 * 5);
-            GpuMobaCase const c{.cu_seqlens = {0, end, end + 200},
-                                .heads = 2,
-                                .kv_heads = 1,
-                                .head_dim = dim,
-                                .options = {.block_size = B, .top_k = 2}};
-            auto const p = make_gpu_problem(c);
-            std::vector<int32_t> chosen(static_cast<size_t>(p.tokens() * c.heads), -1);
-            std::fill(chosen.begin() + 2 * B * c.heads, chosen.begin() + end * c.heads, 0);
-            auto const truth = reference_moba(p, B, chosen);
-            for (auto const member : {&ReferenceProblem::k, &ReferenceProblem::v}) {
-                auto infinite = p;  // in the document's second block, and in all of the next document
-                for (int64_t t = B; t < p.tokens(); ++t)
-                    if (t < 2 * B || t >= end) std::fill_n((infinite.*member).begin() + t * dim, dim, INFINITY);
-                GpuMoba gpu(infinite, c.options);
-                gpu.choose(chosen);
-                for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
-                    gpu.use(kernels);
-                    auto const got = gpu.backward(truth.o, {truth.lse.begin(), truth.lse.end()});
-                    using Numbers = std::vector<double>;
-                    auto const expect_same = [&](Numbers const& x, Numbers const& want, int64_t width) {
-                        for (auto const& [first, last] : {std::pair{int64_t{0}, B}, {2 * B, int64_t{end}}}) {
-                            Numbers const part(x.begin() + first * width, x.begin() + last * width);
-                            Numbers const of(want.begin() + first * width, want.begin() + last * width);
-                            EXPECT_LT(relative_error(part, of), kTolerance) << name_of(kernels) << B << " " << first;
-                        }
-                    };
-                    expect_same(got.dq, truth.dq, c.heads * dim);
-                    expect_same(got.dk, truth.dk, dim);
-                    expect_same(got.dv, truth.dv, dim);
-                }
+/// Nor do gradients see it, be it values or keys. Documents of two blocks of B and `rest` more tokens, and of `next`.
+void infinite_keys_have_no_gradients(int64_t B, int64_t rest, int64_t next) {
+    for (int64_t const dim : {64, 128}) {
+        auto const end = static_cast<int32_t>(2 * B + rest);
+        GpuMobaCase const c{.cu_seqlens = {0, end, end + static_cast<int32_t>(next)},
+                            .heads = 2,
+                            .kv_heads = 1,
+                            .head_dim = dim,
+                            .options = {.block_size = B, .top_k = 2}};
+        auto const p = make_gpu_problem(c);
+        std::vector<int32_t> chosen(static_cast<size_t>(p.tokens() * c.heads), -1);
+        std::fill(chosen.begin() + 2 * B * c.heads, chosen.begin() + end * c.heads, 0);
+        auto const truth = reference_moba(p, B, chosen);
+        for (auto const member : {&ReferenceProblem::k, &ReferenceProblem::v}) {
+            auto infinite = p;  // in the document's second block, and in all of the next document
+            for (int64_t t = B; t < p.tokens(); ++t)
+                if (t < 2 * B || t >= end) std::fill_n((infinite.*member).begin() + t * dim, dim, INFINITY);
+            GpuMoba gpu(infinite, c.options);
+            gpu.choose(chosen);
+            for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+                gpu.use(kernels);
+                auto const got = gpu.backward(truth.o, {truth.lse.begin(), truth.lse.end()});
+                using Numbers = std::vector<double>;
+                auto const expect_same = [&](Numbers const& x, Numbers const& want, int64_t width) {
+                    for (auto const& [first, last] : {std::pair{int64_t{0}, B}, {2 * B, int64_t{end}}}) {
+                        Numbers const part(x.begin() + first * width, x.begin() + last * width);
+                        Numbers const of(want.begin() + first * width, want.begin() + last * width);
+                        EXPECT_LT(relative_error(part, of), kTolerance) << name_of(kernels) << B << " " << first;
+                    }
+                };
+                expect_same(got.dq, truth.dq, c.heads * dim);
+                expect_same(got.dk, truth.dk, dim);
+                expect_same(got.dv, truth.dv, dim);
             }
         }
+    }
+}
+
+TEST_F(GpuMobaAttention, InfiniteKeysBeyondABlockHaveNoGradients) {
+    for (int64_t const B : {100, 128, 520}) infinite_keys_have_no_gradients(B, 40, 20);
+}
+TEST_F(GpuMobaAttention, InfiniteKeysBeyondABlockHaveNoGradientsAtLength) {
+    for (int64_t const B : {100, 128, 600}) infinite_keys_have_no_gradients(B, B / 2, 200);
 }
 
 /// Rows that see nothing but scores of -infinity have zeros as their result and gradients; to others a block of such

@@ -17,6 +17,9 @@ constexpr size_t kAlignment = 256;
 // has runs that follow each other, every piece leaves more sums to add.
 constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024, kFewestPiecesOfWave = 256;
 constexpr int64_t kLeastPieceRows = 512;
+// Visits of a row that may add to its dq in fp16, in any order: every one rounds. Of sums without a direction n of them
+// add sqrt(n / 2) times the error of one rounding, 0.0002: 0.003 of dq, as much as the rounding of weights does.
+constexpr int64_t kMostAddedVisits = 512;
 // Of a head's queries, whose sums of dk and dv are rounded to bf16 in between. Of sums without a direction W waves add
 // sqrt(W / 2) times the error of one rounding.
 constexpr int64_t kFewRoundedWaves = 6, kMostRoundedWaves = 12;
@@ -124,6 +127,7 @@ void lay_out_items(MobaPlan& plan, Layout& layout, int64_t pieces) {
     plan.counters = layout.take(2, sizeof(int32_t));
     plan.pieces = layout.take(cuts + cuts / 3 + 2, sums);  // where a run has several, each has 3 / 4 of piece_rows
     plan.carried = layout.take(plan.carries && plan.wave_chunks < plan.chunks ? runs : 0, sums);
+    plan.largest = layout.take(plan.adds_to_dq ? 2 : 0, sizeof(uint32_t));
 }
 
 /// Waves whose partial results find room, and where everything is.
@@ -150,8 +154,7 @@ void lay_out(MobaPlan& plan, size_t room_for_partial, int64_t pieces) {
     plan.tiles = layout.take(lists ? plan.wave_kv_heads * (plan.blocks + 1) : 0, sizeof(int32_t));
     plan.partial = layout.take(wave_slots * s.head_dim, 2);
     plan.partial_lse = layout.take(task == MobaTask::forward ? wave_slots : 0, sizeof(float));
-    plan.base = layout.take(backward_rows, sizeof(float));
-    plan.delta = layout.take(backward_rows, sizeof(float));
+    plan.row_numbers = layout.take(backward_rows, 4 * sizeof(float));
     if (is_fused(plan)) lay_out_items(plan, layout, pieces);
     plan.scratch_bytes = layout.end();
 }
@@ -177,6 +180,17 @@ bool fit(MobaPlan& plan, size_t bytes, int64_t fewest) {
 void fit(MobaPlan& plan, size_t bytes) {
     if (fit(plan, bytes, kPiecesOfWave) || fit(plan, bytes, kFewestPiecesOfWave)) return;
     lay_out(plan, bytes / 4, kFewestPiecesOfWave);
+}
+
+/// One wave whose visits add to dq. False where that takes more than `bytes`.
+bool fit_without_partial(MobaPlan& plan, size_t bytes) {
+    MobaPlan adding = plan;
+    adding.adds_to_dq = true;
+    adding.row_slots = 0;
+    fit(adding, bytes);
+    bool const fits = adding.scratch_bytes <= bytes && adding.waves() == 1;
+    if (fits) plan = adding;
+    return fits;
 }
 
 /// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are several and
@@ -240,6 +254,8 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
     if (is_fused(plan)) {
         plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
         plan.chain = chain_of(plan.runs);
+        bool const few_visits = s.options.top_k * plan.runs <= kMostAddedVisits;
+        if (!s.deterministic && few_visits && fit_without_partial(plan, bytes)) return plan;
         plan.row_slots = s.options.top_k * (plan.runs / plan.chain) - 1;
         // Blocks so long that one chunk's rows have too many places leave one place per block instead.
         if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > bytes) {
@@ -263,9 +279,10 @@ std::string to_string(MobaPlan const& p) {
                              : p.task == MobaTask::forward ? "forward"
                                                            : "backward";
     return fmt::format(
-        "{}: {} blocks, {} chunks of {}, {} wave{} of {} kv heads x {} chunks, {}-row tiles, {:.3f} GiB, {}", task,
+        "{}: {} blocks, {} chunks of {}, {} wave{} of {} kv heads x {} chunks, {}-row tiles, {:.3f} GiB, {}{}", task,
         p.blocks, p.chunks, p.chunk_queries, p.waves(), p.waves() == 1 ? "" : "s", p.wave_kv_heads, p.wave_chunks,
-        p.row_tile, static_cast<double>(p.scratch_bytes) / static_cast<double>(size_t{1} << 30), name_of(p.kernels));
+        p.row_tile, static_cast<double>(p.scratch_bytes) / static_cast<double>(size_t{1} << 30), name_of(p.kernels),
+        p.adds_to_dq ? ", adds to dq" : "");
 }
 
 }  // namespace perigee

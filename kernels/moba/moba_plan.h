@@ -22,6 +22,8 @@ struct MobaShape {
     int64_t head_dim = 0;   ///< K: 32, 64, 96 or 128
     MobaOptions options = {};
     MobaKernels gpu = MobaKernels::mma;  ///< the best that the GPU runs, as the program was built
+    /// The backward's bits are the same every time; else only its precision is, where that is faster.
+    bool deterministic = true;
 
     int64_t group() const { return heads / kv_heads; }
     int64_t slots() const { return options.top_k - 1; }  ///< S: blocks a query chooses
@@ -57,7 +59,7 @@ struct MobaPlan {
     MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
     MobaRegion places, starts, totals, arrived, list_begin, list, tiles;  ///< the choice turned around
     MobaRegion partial, partial_lse;                                      ///< row_slots per row
-    MobaRegion base, delta;  ///< of the rows in the backward: of exponents; rowsum(do * o)
+    MobaRegion row_numbers;                                               ///< of each row in the backward
 
     // The fused backward on Hopper, whose items are (run of kMobaItemKeys keys, piece of the rows that see it).
     int64_t runs = 1;   ///< of keys in a whole block
@@ -67,8 +69,11 @@ struct MobaPlan {
     int64_t row_slots = 0;
     int64_t piece_rows = 0;  ///< of a piece, about: half as many more at most
     bool carries = false;    ///< sums of dk and dv from wave to wave in fp32, else in dk and dv
+    /// Visits add to dq itself, in any order: no partial results, one wave. Where the shape is not `deterministic`.
+    bool adds_to_dq = false;
     MobaRegion items, item_begin, piece_begin, counters;
     MobaRegion pieces, carried;  ///< sums of dk and dv: of pieces of the same keys, of earlier waves
+    MobaRegion largest;          ///< of k and v, where visits add to dq
 
     size_t scratch_bytes = 0;
 

@@ -87,7 +87,8 @@ class DryOps : public Ops {
     template <class Args>
     void note(Args const& args, MobaTask task) {
         if (device_->is_host()) return;
-        MobaShape const shape = moba_shape(args.q_THK, args.k_TGK, args.cu_seqlens, args.moba, MobaKernels::hopper);
+        MobaShape shape = moba_shape(args.q_THK, args.k_TGK, args.cu_seqlens, args.moba, MobaKernels::hopper);
+        shape.deterministic = options_.deterministic;
         scratch_ = std::max(scratch_, plan_moba(shape, task, options_.moba_scratch).scratch_bytes);
     }
 

@@ -277,7 +277,8 @@ std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
 
 struct CudaOptions {
     /// Every operation gives the same bits every time: full attention's backward, which cuDNN adds up in any order,
-    /// then runs on the own, slower kernels, and matrix products by the algorithm that cuBLASLt names first.
+    /// then runs on the own, slower kernels, MoBA's adds up in a fixed order, and matrix products run by the algorithm
+    /// that cuBLASLt names first.
     bool deterministic = false;
     bool graphs = true;                       ///< repeat() replays CUDA graphs
     size_t moba_scratch = kMobaScratchBytes;  ///< bytes that MoBA's kernels may take: the option of plan_moba

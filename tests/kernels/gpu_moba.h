@@ -125,6 +125,8 @@ class GpuMoba {
 
     /// Of those the GPU has; by default the best.
     void use(MobaKernels kernels) { shape_.gpu = problem_.shape.gpu = kernels; }
+    /// By default the backward is deterministic.
+    void add_in_any_order() { shape_.deterministic = problem_.shape.deterministic = false; }
     MobaShape const& shape() const { return shape_; }
     Device& device() { return *device_; }
 

@@ -77,6 +77,8 @@ void expect_right(GpuMobaCase const& c, std::vector<int32_t> chosen, std::string
     auto const first = gpu.backward(truth.result.o, truth.lse());
     expect_close(first, truth.result, what + ": " + to_string(gpu.shape()));
     EXPECT_EQ(gpu.backward(truth.result.o, truth.lse()), first) << what;
+    gpu.add_in_any_order();
+    expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, what + ", any order");
 }
 
 TEST_F(GpuMobaFused, OwnBlocksOnly) {
@@ -177,6 +179,8 @@ TEST_F(GpuMobaFused, SmallForSanitizers) {
             GpuMoba gpu(truth.problem, c.options, 0, 450, bytes);
             gpu.choose(truth.chosen);
             expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, "small");
+            gpu.add_in_any_order();
+            expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, "small, any order");
         }
     }
 }
@@ -198,11 +202,13 @@ void agrees_on_many_items(GpuMobaCase const& c) {
     auto const forward = gpu.forward();
     auto const fused = gpu.backward(forward.o, forward.lse);
     EXPECT_EQ(gpu.backward(forward.o, forward.lse), fused);
+    gpu.add_in_any_order();
+    auto const any_order = gpu.backward(forward.o, forward.lse);
     gpu.use(MobaKernels::mma);
     auto const parts = gpu.backward(forward.o, forward.lse);
-    EXPECT_LT(relative_error(fused.dq, parts.dq), kTolerance) << to_string(gpu.shape());
-    EXPECT_LT(relative_error(fused.dk, parts.dk), kTolerance) << to_string(gpu.shape());
-    EXPECT_LT(relative_error(fused.dv, parts.dv), kTolerance) << to_string(gpu.shape());
+    for (GpuMoba::Backward const& x : {fused, any_order})
+        for (auto part : {&GpuMoba::Backward::dq, &GpuMoba::Backward::dk, &GpuMoba::Backward::dv})
+            EXPECT_LT(relative_error(x.*part, parts.*part), kTolerance) << to_string(gpu.shape());
 }
 
 /// Most of them documents of a few tokens.
@@ -276,26 +282,105 @@ TEST_F(GpuMobaFused, WavesGiveTheSameAtLength) {
     waves_give_the_same(433, 1300, 8, {{64, 256}, {128, 256}, {128, 384}, {64, 512}});
 }
 
+/// The backward of ranges of queries one after the other, the sums of keys passed on.
+GpuMoba::Backward backward_of_ranges(GpuMobaCase const& c, Truth const& truth, std::vector<int64_t> const& borders,
+                                     size_t bytes, bool deterministic) {
+    GpuMoba::Backward sum;
+    std::vector<double> dq;
+    for (size_t i = 0; i + 1 < borders.size(); ++i) {
+        GpuMoba part(truth.problem, c.options, borders[i], borders[i + 1], bytes);
+        if (!deterministic) part.add_in_any_order();
+        part.choose(truth.chosen);
+        auto const of = [&](std::vector<double> const& x, int64_t width) {
+            return std::vector<double>(x.begin() + borders[i] * width, x.begin() + borders[i + 1] * width);
+        };
+        auto const lse = of(truth.result.lse, c.heads);
+        sum = part.backward(of(truth.result.o, c.heads * c.head_dim), {lse.begin(), lse.end()}, sum);
+        dq.insert(dq.end(), sum.dq.begin(), sum.dq.end());
+    }
+    sum.dq = dq;
+    return sum;
+}
+
 TEST_F(GpuMobaFused, RangesOfQueriesAddUp) {
-    for (size_t const bytes : {kMobaScratchBytes, size_t{1}})
-        for (int64_t const top_k : {1, 3}) {
-            GpuMobaCase const c{.cu_seqlens = {0, 100, 900}, .options = {.block_size = 128, .top_k = top_k}};
-            Truth const truth = truth_of(c, random_route(c));
-            GpuMoba::Backward sum;
-            std::vector<double> dq;
-            for (auto const& [begin, end] : {std::pair{0, 77}, {77, 520}, {520, 900}}) {
-                GpuMoba part(truth.problem, c.options, begin, end, bytes);
-                part.choose(truth.chosen);
-                auto const of = [&](std::vector<double> const& x, int64_t width) {
-                    return std::vector<double>(x.begin() + begin * width, x.begin() + end * width);
-                };
-                auto const lse = of(truth.result.lse, c.heads);
-                sum = part.backward(of(truth.result.o, c.heads * c.head_dim), {lse.begin(), lse.end()}, sum);
-                dq.insert(dq.end(), sum.dq.begin(), sum.dq.end());
+    for (bool const deterministic : {true, false})
+        for (size_t const bytes : {kMobaScratchBytes, size_t{1}})
+            for (int64_t const top_k : {1, 3}) {
+                GpuMobaCase const c{.cu_seqlens = {0, 100, 900}, .options = {.block_size = 128, .top_k = top_k}};
+                Truth const truth = truth_of(c, random_route(c));
+                expect_close(backward_of_ranges(c, truth, {0, 77, 520, 900}, bytes, deterministic), truth.result,
+                             deterministic ? "ranges" : "ranges, any order");
             }
-            sum.dq = dq;
-            expect_close(sum, truth.result, "ranges");
+}
+
+/// Of queries from `first` on.
+double error_of_rows(std::vector<double> const& x, std::vector<double> const& truth, int64_t first) {
+    return relative_error(std::vector<double>(x.begin() + first, x.end()),
+                          std::vector<double>(truth.begin() + first, truth.end()));
+}
+
+/// Rows that visit as many runs of keys as they can, each of which adds to their dq: their errors are no larger.
+TEST_F(GpuMobaFused, ManyVisitsAddToDqItself) {
+    for (auto const& [dim, B, k] :
+         {std::tuple{64, 128, 8}, {128, 128, 8}, {128, 128, 16}, {128, 512, 3}, {64, 1024, 3}, {128, 1024, 2}}) {
+        auto const T = static_cast<int32_t>(B * k + 200);
+        GpuMobaCase const c{.cu_seqlens = {0, T},
+                            .heads = 2,
+                            .kv_heads = 1,
+                            .head_dim = dim,
+                            .options = {.block_size = B, .top_k = k},
+                            .seed = static_cast<uint64_t>(dim + B)};
+        Truth const truth =
+            truth_of(c, route(c, [&](int64_t, int64_t block, int64_t, int64_t s) { return block - 1 - s; }));
+        GpuMoba gpu(truth.problem, c.options);
+        gpu.choose(truth.chosen);
+        int64_t const full = (T - 200 - B) * c.heads * dim;  // rows that see k blocks
+        auto const places = gpu.backward(truth.result.o, truth.lse());
+        gpu.add_in_any_order();
+        MobaPlan const plan = plan_moba(gpu.shape(), MobaTask::backward);
+        ASSERT_TRUE(plan.adds_to_dq && plan.partial.bytes == 0) << to_string(plan);
+        auto const sums = gpu.backward(truth.result.o, truth.lse());
+        expect_close(sums, truth.result, to_string(plan));
+        EXPECT_LT(error_of_rows(sums.dq, truth.result.dq, full), 1.1 * error_of_rows(places.dq, truth.result.dq, full))
+            << to_string(plan);
+    }
+}
+
+/// Sums are kept in fp16, whose range is small: of gradients of any size, some tokens' much smaller than others', with
+/// outliers among keys and values. Of each size of gradient on its own.
+TEST_F(GpuMobaFused, SumsInDqHaveTheRangeOfTheGradients) {
+    GpuMobaCase const c{.cu_seqlens = {0, 100, 900}, .head_dim = 128, .options = {.block_size = 128, .top_k = 3}};
+    int64_t const row = c.heads * c.head_dim;
+    auto const size_of = [&](int64_t i) { return i / row % 3; };
+    for (int const exponent : {-50, -20, 0, 60}) {
+        ReferenceProblem p = make_gpu_problem(c);
+        for (int64_t i = 0; i < std::ssize(p.d_o); ++i)
+            p.d_o[i] = std::ldexp(p.d_o[i], exponent - 20 * static_cast<int>(size_of(i)));
+        for (int64_t i = 0; i < c.kv_heads * c.head_dim; ++i) {
+            p.v[300 * c.kv_heads * c.head_dim + i] *= 256;
+            p.k[500 * c.kv_heads * c.head_dim + i] *= 16;
         }
+        auto const chosen = random_route(c);
+        ReferenceResult const truth = reference_moba(p, c.options.block_size, chosen);
+        std::vector<float> const lse(truth.lse.begin(), truth.lse.end());
+        GpuMoba gpu(p, c.options);
+        gpu.choose(chosen);
+        auto const places = gpu.backward(truth.o, lse).dq;
+        gpu.add_in_any_order();
+        auto const sums = gpu.backward(truth.o, lse).dq;
+        for (int64_t size = 0; size < 3; ++size) {
+            auto const of_size = [&](std::vector<double> const& x) {
+                std::vector<double> some;
+                for (int64_t i = 0; i < std::ssize(x); ++i)
+                    if (size_of(i) == size) some.push_back(std::ldexp(x[i], 20 * static_cast<int>(size) - exponent));
+                return some;
+            };
+            double const with_places = relative_error(of_size(places), of_size(truth.dq));
+            EXPECT_LT(with_places, 2 * kTolerance);  // outliers leave little of small differences
+            EXPECT_LT(relative_error(of_size(sums), of_size(truth.dq)), 1.1 * with_places)
+                << "2^" << exponent << ", size " << size;
+        }
+    }
 }
 
 TEST_F(GpuMobaFused, RepeatsBitwise) {

@@ -30,8 +30,8 @@ MobaShape on_hopper(MobaShape s) {
 
 std::vector<MobaRegion> regions(MobaPlan const& p) {
     return {p.first,   p.block_table, p.block_of,   p.centroids,   p.places,   p.starts,      p.totals,
-            p.arrived, p.list_begin,  p.list,       p.tiles,       p.partial,  p.partial_lse, p.base,
-            p.delta,   p.items,       p.item_begin, p.piece_begin, p.counters, p.pieces,      p.carried};
+            p.arrived, p.list_begin,  p.list,       p.tiles,       p.partial,  p.partial_lse, p.row_numbers,
+            p.largest, p.items,       p.item_begin, p.piece_begin, p.counters, p.pieces,      p.carried};
 }
 
 TEST(MobaPlan, RegionsAreAlignedAndDoNotOverlap) {
@@ -83,9 +83,12 @@ TEST(MobaPlan, ScratchKeepsWithinTheBudget) {
         for (int64_t const tokens : {8192, 32768, 131072, 1 << 20})
             for (auto const& [B, k] : {std::pair{512, 3}, {128, 8}, {4096, 12}, {700, 4}})
                 for (size_t const bytes : {kMobaScratchBytes, kMobaScratchBytes / 4, size_t{100} << 20})
-                    for (MobaTask const task : {MobaTask::forward, MobaTask::backward}) {
+                    for (auto const& [task, deterministic] : {std::pair{MobaTask::forward, true},
+                                                              {MobaTask::backward, true},
+                                                              {MobaTask::backward, false}}) {
                         MobaShape s = shape(tokens, B, k);
                         s.gpu = gpu;
+                        s.deterministic = deterministic;
                         MobaPlan const plan = plan_moba(s, task, bytes);
                         EXPECT_GE(plan.waves() * plan.wave_kv_heads * plan.wave_queries(), tokens * 8);
                         // What one wave of one chunk takes is more where the lists alone are.
@@ -224,6 +227,28 @@ TEST(MobaPlan, SumsAreCarriedOnlyWhereThereIsRoomForThem) {
         EXPECT_EQ(plan.carries, plan.carried.bytes > 0) << to_string(s) << "\n" << to_string(plan);
         EXPECT_LE(plan.carried.offset + plan.carried.bytes, plan.scratch_bytes);
         EXPECT_TRUE(plan.wave_chunks == plan.chunks || plan.wave_kv_heads == 1) << to_string(plan);
+    }
+}
+
+TEST(MobaPlan, FusedBackwardInAnyOrderAddsToDqUnlessThatRoundsTooOften) {
+    for (auto const& [tokens, B, k, adds] : {std::tuple{131072, 512, 3, true},
+                                             {131072, 128, 8, true},
+                                             {131072, 4096, 12, true},
+                                             {131072, 4096, 16, true},
+                                             {131072, 4096, 17, false},
+                                             {1 << 20, 128, 8, true}}) {
+        MobaShape s = on_hopper(shape(tokens, B, k));
+        MobaPlan const places = plan_moba(s, MobaTask::backward);
+        EXPECT_FALSE(places.adds_to_dq);
+        s.deterministic = false;
+        MobaPlan const plan = plan_moba(s, MobaTask::backward);
+        EXPECT_EQ(plan.adds_to_dq, adds) << to_string(plan);
+        EXPECT_EQ(plan.partial.bytes == 0, adds) << to_string(plan);
+        EXPECT_EQ(plan.waves(), adds ? 1 : places.waves()) << to_string(plan);
+        EXPECT_FALSE(plan_moba(s, MobaTask::forward).adds_to_dq);
+        EXPECT_EQ(plan_moba(s, MobaTask::backward, 1).adds_to_dq, false);
+        s.gpu = MobaKernels::mma;
+        EXPECT_FALSE(plan_moba(s, MobaTask::backward).adds_to_dq);
     }
 }
 

@@ -23,7 +23,7 @@ struct Settings {
     std::vector<std::string> parts = {"choice", "lists", "forward", "backward", "whole"};
     double seconds = 0.2;
     size_t scratch_mib = kMobaScratchBytes >> 20;
-    bool dense = false, mma = false, table = false;
+    bool dense = false, mma = false, table = false, deterministic = false;
     std::string json;
 };
 
@@ -32,7 +32,7 @@ class Bench {
     Bench(Settings const& s, int64_t tokens)
         : s_(s),
           device_(make_cuda_device(0)),
-          ops_(make_cuda_ops(*device_, {.moba_scratch = s.scratch_mib << 20})),
+          ops_(make_cuda_ops(*device_, {.deterministic = s.deterministic, .moba_scratch = s.scratch_mib << 20})),
           stream_(dynamic_cast<CudaDevice&>(*device_).stream()),
           timer_(stream_, s.seconds),
           rows_{tokens, s.heads, s.head_dim},
@@ -44,7 +44,8 @@ class Bench {
                  .kv_heads = s.kv_heads,
                  .head_dim = s.head_dim,
                  .options = s.moba,
-                 .gpu = s.mma ? MobaKernels::mma : moba_cuda_kernels()},
+                 .gpu = s.mma ? MobaKernels::mma : moba_cuda_kernels(),
+                 .deterministic = s.deterministic},
           borders_(equal_documents(tokens, s.documents)),
           costs_(shape_, borders_) {
         q_ = random(rows_, 1), d_o_ = random(rows_, 2), k_ = random(keys_, 3), v_ = random(keys_, 4);
@@ -304,6 +305,7 @@ int run(int argc, char** argv) {
     app.add_flag("--force-previous", s.moba.force_previous);
     app.add_flag("--dense", s.dense, "Also full attention");
     app.add_flag("--table", s.table, "The problems of docs/benchmarks.md, whole");
+    app.add_flag("--deterministic", s.deterministic, "A backward of the same bits every time");
     app.add_flag("--mma", s.mma, "Stages by the kernels that need no Hopper GPU");
     CLI11_PARSE(app, argc, argv);
     if (group) s.moba.selection = MobaSelection::per_group;

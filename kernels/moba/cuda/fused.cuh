@@ -8,6 +8,9 @@
 // / 4 + c % 4 * 4. sum_query_gradients adds the chains' partial dq in order; the first chain of a row's own block has
 // its place in dq. A piece that has its keys to itself writes dk and dv; else the pieces' sums are added by
 // sum_key_gradients.
+//
+// Where the order may be any, all runs of all blocks add to dq itself, as fp16; each row is multiplied by a power of
+// two such that no sum overflows. lay_query_gradients_out makes bf16 in its layout of that.
 #pragma once
 
 #include <cstddef>
@@ -61,6 +64,7 @@ struct FusedArgs {
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
     bool carry;              ///< sums go from wave to wave in `carried`; else in dk and dv
     bool carry_out;          ///< there is a later wave
+    bool adds_to_dq;         ///< dq is zero before, and has no partial results
 
     /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
     __device__ int32_t query_of(int32_t row) const {
@@ -97,6 +101,33 @@ __device__ __forceinline__ void add_where(bf16* to, bool there, uint32_t const (
         "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(int{there})
         : "memory");
 }
+/// The same with fp16.
+__device__ __forceinline__ void add_halves_where(bf16* to, bool there, uint32_t const (&x)[4]) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+        "@p red.relaxed.gpu.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(int{there})
+        : "memory");
+}
+__device__ __forceinline__ uint32_t pack_halves(float first, float second) {
+    uint32_t x;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
+    return x;
+}
+
+/// The power of two by which a row of dq is multiplied where visits add to it in fp16. Any sum of weights times (dP -
+/// delta) times a number of k, weights of a row being at most one together, is below 2 D |do| |v| |k| of the largest of
+/// the row of do, of v and of k, which are given as the bits of a bf16: the row's numbers stay below 2^15. One where a
+/// largest is not finite.
+__device__ __forceinline__ float factor_of_row(uint32_t d_o, uint32_t k, uint32_t v, int head_dim) {
+    constexpr int kBias = 127;
+    auto const exponent = [](uint32_t bits) { return max(static_cast<int>(bits >> 7), 1) - (kBias - 1); };  // below 2^
+    if (max(d_o, max(k, v)) >= 0x7f80) return 1;
+    int const bound = 1 + (31 - __clz(head_dim)) + exponent(d_o) + exponent(k) + exponent(v);
+    return __int_as_float((min(max(15 - bound, -120), 120) + kBias) << 23);
+}
+/// Of a power of two, exactly.
+__device__ __forceinline__ float inverse_of_power(float x) { return __int_as_float((254 << 23) - __float_as_int(x)); }
 
 /// Rounds and writes, or adds, the 64 keys' gradient that a warpgroup holds as a product's result [64, D].
 struct KeyRange {

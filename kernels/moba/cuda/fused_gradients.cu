@@ -16,8 +16,8 @@ namespace {
 
 using hopper::Inner;
 
-/// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq.
-template <int D>
+/// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq, which is added to dq itself or has places.
+template <int D, bool kAddsToDq>
 class Consumer {
     using T = Tiling<D>;
     static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
@@ -50,11 +50,15 @@ class Consumer {
         bf16* to[2] = {};
         uint32_t word[2][2][4];
 
-        __device__ __forceinline__ void round(float const (&dq)[32]) {
+        __device__ __forceinline__ void round(float const (&dq)[32], float const (&factor)[2]) {
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
                 float const* const x = &dq[16 * (i / 4 % 2) + 4 * (i % 4) + 2 * (i / 8)];
-                word[i / 8][i / 4 % 2][i % 4] = pack(x[0], x[1]);
+                uint32_t& to = word[i / 8][i / 4 % 2][i % 4];
+                if constexpr (kAddsToDq)
+                    to = pack_halves(x[0] * factor[i / 8], x[1] * factor[i / 8]);
+                else
+                    to = pack(x[0], x[1]);
             }
         }
         __device__ __forceinline__ void write(bool add) const {
@@ -64,6 +68,10 @@ class Consumer {
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
                     bf16* const place = to[half] + column + 32 * part;
+                    if constexpr (kAddsToDq) {
+                        add_halves_where(place, to[half] != nullptr, word[half][part]);
+                        continue;
+                    }
                     store_where(place, to[half] != nullptr && !add, word[half][part]);
                     add_where(place, to[half] != nullptr && add, word[half][part]);
                 }
@@ -109,7 +117,8 @@ class Consumer {
             if (first + T::kRows < end) await_rows();
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            last_dq.round(dq);
+            float const factor[2] = {shared_.factor[last][row_of_dq(0)], shared_.factor[last][row_of_dq(1)]};
+            last_dq.round(dq, factor);
         }
         last_dq.write(add);
         hopper::products_wait<0>();
@@ -221,11 +230,12 @@ class Consumer {
         for (int step = 0; step < kSteps; ++step)
             hopper::store_matrices(tile + hopper::piece_offset<kItemKeys>(key, 2 * step + piece), ds[step]);
     }
-    /// Where the thread's part of its first or second row of dq goes; null where there is no row.
-    __device__ bf16* place_of_row(int stage, int half) const {
+    /// The thread's first or second row of a tile's dq; where its part goes, null where there is no row.
+    static __device__ uint32_t row_of_dq(int half) {
         uint32_t const thread = thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
-        return shared_.to[stage][row + (D == 128 ? 0 : thread / 128 * 64)];
+        return row + (D == 128 ? 0 : thread / 128 * 64);
     }
+    __device__ bf16* place_of_row(int stage, int half) const { return shared_.to[stage][row_of_dq(half)]; }
     __device__ void finish(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
         int const consumer = thread_anew();
         if (item.piece >= 0) {
@@ -257,7 +267,7 @@ struct ProductArgs {
     KeyMaps keys;
 };
 
-template <int D>
+template <int D, bool kAddsToDq>
 __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__grid_constant__ ProductArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     FusedArgs const& f = args.f;
@@ -279,7 +289,7 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
     __syncthreads();
     if (threadIdx.x < kConsumers) {
         hopper::take_registers<240>();
-        Consumer<D>(f, shared).run();
+        Consumer<D, kAddsToDq>(f, shared).run();
     } else {
         hopper::give_registers_up<24>();
         switch (threadIdx.x / 32 - kConsumers / 32) {
@@ -287,10 +297,15 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
                 Clerk<D>(f, shared).run();
                 break;
             case 1:
-                copy_rows<D>(shared, f.a.q, f.a.base, shared.q, shared.base);
+                copy_rows(shared, f.a.q, shared.q, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.base[stage][i], &f.a.rows[at].base, there);
+                });
                 break;
             case 2:
-                copy_rows<D>(shared, f.a.d_o, f.a.delta, shared.d_o, shared.delta);
+                copy_rows(shared, f.a.d_o, shared.d_o, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.delta[stage][i], &f.a.rows[at].delta, there);
+                    if constexpr (kAddsToDq) copy_4(&shared.factor[stage][i], &f.a.rows[at].factor, there);
+                });
                 break;
             default:
                 copy_keys<D>(args.keys, shared);
@@ -299,7 +314,7 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1) fused_kernel(__gri
 #endif
 }
 
-template <int D>
+template <int D, bool kAddsToDq>
 void launch_fused(Stage const& stage, FusedArgs const& args) {
     MobaShape const& shape = stage.plan.shape;
     auto const map = [&](bf16 const* x) {
@@ -307,17 +322,23 @@ void launch_fused(Stage const& stage, FusedArgs const& args) {
     };
     launch({"fused_gradients", kernels::multiprocessors(), 1, kProducers + kConsumers, sizeof(FusedShared<D>),
             stage.problem.stream},
-           fused_kernel<D>, ProductArgs{args, {map(stage.problem.k), map(stage.problem.v)}});
+           fused_kernel<D, kAddsToDq>, ProductArgs{args, {map(stage.problem.k), map(stage.problem.v)}});
 }
 
 }  // namespace
 
 void fused_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients) {
     FusedArgs const args = fused_args(stage, wave, gradients);
+    auto const run = [&]<int D>() {
+        if (args.adds_to_dq)
+            launch_fused<D, true>(stage, args);
+        else
+            launch_fused<D, false>(stage, args);
+    };
     if (stage.plan.shape.head_dim == 64)
-        launch_fused<64>(stage, args);
+        run.operator()<64>();
     else
-        launch_fused<128>(stage, args);
+        run.operator()<128>();
 }
 
 }  // namespace perigee::moba

@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(256) fill_items(FusedArgs const f) {
         item.first_slot =
             static_cast<int32_t>((int64_t{head} * a.wave_rows - int64_t{a.wave_begin} * a.group) * f.row_slots +
                                  run / f.chain);  // modulo 2^32
-        item.flags = (run % f.chain != 0 ? kAddToPartial : 0) | (x.block.begin < f.earlier ? kAddToSums : 0) |
-                     (run < f.chain ? kFirstChain : 0);
+        item.flags = (run % f.chain != 0 || f.adds_to_dq ? kAddToPartial : 0) |
+                     (x.block.begin < f.earlier ? kAddToSums : 0) | (run < f.chain ? kFirstChain : 0);
         if (run < x.runs)
             cut_piece(a, x, piece, item);
         else
@@ -165,6 +165,7 @@ FusedArgs fused_args(Stage const& stage, Wave const& wave, MobaGradients const& 
     f.carry = plan.carries;
     f.carry_out = wave.chunk + wave.chunks < plan.chunks;
     f.earlier = wave.chunk > 0 ? f.a.query_begin + f.a.wave_begin : INT_MIN;
+    f.adds_to_dq = plan.adds_to_dq;
     f.later = f.carry_out ? f.a.query_begin + f.a.wave_end : INT_MAX;
     return f;
 }

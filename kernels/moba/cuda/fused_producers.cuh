@@ -78,7 +78,7 @@ class Clerk {
         shared_.at[stage][place] = there ? at : -1;
         // Of the block's own rows the first chain's place is in dq; the others' follow those of the slots.
         int32_t const slot = own ? a_.slots * f_.chains - 1 : static_cast<int32_t>(entry & 63) * f_.chains;
-        bool const in_dq = own && (item.flags & kFirstChain) != 0;
+        bool const in_dq = f_.adds_to_dq || (own && (item.flags & kFirstChain) != 0);
         int32_t const index = in_dq ? at
                                     : static_cast<int32_t>(static_cast<uint32_t>(item.first_slot) +
                                                            static_cast<uint32_t>(row) * f_.row_slots + slot);
@@ -99,11 +99,12 @@ struct Pieces {
     static constexpr int kAtOnce = 32 / kOfRow;  // rows that one instruction of a warp copies
 };
 
-/// The second and third producer warps: rows of q with their base, rows of do with their delta.
-template <int D>
-__device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows, float const* numbers,
+/// The second and third producer warps: rows of q with their base, rows of do with their delta and factor. Numbers of a
+/// tile's i-th row, number `at` of all, are copied by `copy_numbers(stage, i, at, whether it is there)`.
+template <int D, class CopyNumbers>
+__device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows,
                           unsigned char (&tiles)[Tiling<D>::kStages][Tiling<D>::kTileBytes],
-                          float (&to)[Tiling<D>::kStages][Tiling<D>::kRows]) {
+                          CopyNumbers const& copy_numbers) {
     using T = Tiling<D>;
     for (RingPosition<T::kStages> ring;; ring.advance()) {
         int const stage = ring.stage;
@@ -113,7 +114,7 @@ __device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows, float const*
 #pragma unroll 1
         for (int i = lane; i < T::kRows; i += 32) {
             int32_t const at = shared.at[stage][i];
-            copy_4(&to[stage][i], numbers + max(at, 0), at >= 0);
+            copy_numbers(stage, i, max(at, 0), at >= 0);
         }
         // Every group of kOfRow lanes copies consecutive rows.
         constexpr int kRowsOfGroup = T::kRows / Pieces<D>::kAtOnce;

@@ -30,7 +30,7 @@ struct FusedShared {
     unsigned char k[T::kKeyBytes], v[T::kKeyBytes];
     unsigned char q[T::kStages][T::kTileBytes], d_o[T::kStages][T::kTileBytes];
     unsigned char ds[2][T::kScoreBytes];  ///< transposed: [keys, rows]
-    float base[T::kStages][T::kRows], delta[T::kStages][T::kRows];
+    float base[T::kStages][T::kRows], delta[T::kStages][T::kRows], factor[T::kStages][T::kRows];
     uint32_t entries[2][T::kRows];                 ///< of lists, on their way to the clerk
     alignas(16) int32_t at[T::kStages][T::kRows];  ///< which row of [queries, H]; -1 for none
     bf16* to[T::kStages][T::kRows];                ///< where its dq goes: in `partial` or dq; null for none

@@ -1,5 +1,7 @@
-// What the fused backward left in parts: dq from the visits of a row, and dk and dv of keys whose rows were shared out.
-// Both in a fixed order.
+// What the fused backward left in parts, in a fixed order: dq from the visits of a row, unless those have added it up,
+// and dk and dv of keys whose rows were shared out.
+#include <cuda_fp16.h>
+
 #include "kernels/moba/cuda/fused.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 
@@ -83,6 +85,41 @@ __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs cons
     if (there) *dq = {word[0], word[1], word[2], word[3]};
 }
 
+struct LayoutArgs {
+    uint4* dq;
+    int64_t count;
+    float scale;
+    int row_bits;  ///< a row is 2 to this eights
+    RowNumbers const* rows;
+};
+constexpr int kLayoutThreads = 256, kLayoutsAtOnce = 4;
+
+/// What visits have added up, from fp16 to bf16, scaled and its columns in their order. A thread has kLayoutsAtOnce
+/// times eight numbers.
+__global__ void __launch_bounds__(kLayoutThreads) query_layout_kernel(LayoutArgs const x) {
+    int64_t const first = int64_t{blockIdx.x} * (kLayoutsAtOnce * kLayoutThreads) + threadIdx.x;
+    uint4 part[kLayoutsAtOnce];
+    float scale[kLayoutsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kLayoutsAtOnce; ++i) {
+        int64_t const at = first + i * kLayoutThreads;
+        part[i] = at < x.count ? __ldcs(x.dq + at) : uint4{};
+        scale[i] = at < x.count ? x.scale * inverse_of_power(x.rows[at >> x.row_bits].factor) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kLayoutsAtOnce; ++i) {
+        uint32_t word[4] = {part[i].x, part[i].y, part[i].z, part[i].w};
+#pragma unroll
+        for (uint32_t& pair : word) {
+            float2 const sums = __half22float2(reinterpret_cast<__half2 const&>(pair));
+            pair = pack(sums.x * scale[i], sums.y * scale[i]);
+        }
+        transpose_quad(word);
+        int64_t const at = first + i * kLayoutThreads;
+        if (at < x.count) x.dq[at] = {word[0], word[1], word[2], word[3]};
+    }
+}
+
 /// One thread block per (run of keys, head); those with one piece are done, but for sums that were carried.
 template <int D>
 __global__ void __launch_bounds__(kConsumers) key_sums_kernel(FusedArgs const f) {
@@ -124,6 +161,16 @@ void sum_query_gradients(Stage const& stage, Wave const& wave, FusedArgs const& 
            query_sums_kernel<D>, SumArgs{f, stage.scratch.block_of});
 }
 
+/// Of all rows: visits add to dq only where there is one wave.
+void lay_query_gradients_out(Stage const& stage, FusedArgs const& f) {
+    MobaShape const& s = stage.plan.shape;
+    int64_t const count = s.queries * s.heads * s.head_dim / 8;
+    launch({"lay_query_gradients_out", ceil_div(count, kLayoutsAtOnce * kLayoutThreads), 1, kLayoutThreads, 0,
+            stage.problem.stream},
+           query_layout_kernel,
+           LayoutArgs{reinterpret_cast<uint4*>(f.a.dq), count, f.a.scale, s.head_dim == 64 ? 3 : 4, f.a.rows});
+}
+
 template <int D>
 void sum_key_gradients(Stage const& stage, Wave const& wave, FusedArgs const& f) {
     launch({"sum_key_gradients", stage.plan.blocks * f.runs, wave.heads, kConsumers, 0, stage.problem.stream},
@@ -135,7 +182,10 @@ void sum_key_gradients(Stage const& stage, Wave const& wave, FusedArgs const& f)
 void sum_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients) {
     FusedArgs const f = fused_args(stage, wave, gradients);
     auto const run = [&]<int D>() {
-        sum_query_gradients<D>(stage, wave, f);
+        if (f.adds_to_dq)
+            lay_query_gradients_out(stage, f);
+        else
+            sum_query_gradients<D>(stage, wave, f);
         sum_key_gradients<D>(stage, wave, f);
     };
     if (stage.plan.shape.head_dim == 64)

@@ -76,9 +76,9 @@ __device__ void load_visitors(AttentionArgs const& a, KeyShared<D>& shared, int 
     int const row = threadIdx.x % kRows;
     int32_t const at = shared.at[ring][row];
     if (threadIdx.x < kRows)
-        copy_4(&shared.base[stage][row], a.base + (at >= 0 ? at : 0), at >= 0);
+        copy_4(&shared.base[stage][row], &a.rows[at >= 0 ? at : 0].base, at >= 0);
     else
-        copy_4(&shared.delta[stage][row], a.delta + (at >= 0 ? at : 0), at >= 0);
+        copy_4(&shared.delta[stage][row], &a.rows[at >= 0 ? at : 0].delta, at >= 0);
     commit_copies();
 }
 

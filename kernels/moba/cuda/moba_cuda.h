@@ -1,6 +1,7 @@
 // MoBA on an NVIDIA GPU, bf16: choice of blocks, attention over the chosen blocks, and its backward. Nothing waits for
 // the GPU, nothing is allocated, and launches depend on the shape alone, so a CUDA graph can replay them.
-// Results are bitwise repeatable: every sum is made in an order that the inputs decide.
+// Every sum is made in an order that the inputs decide, so results are bitwise repeatable, but for those of a backward
+// that need not be (MobaShape::deterministic).
 #pragma once
 
 #include <driver_types.h>

@@ -33,8 +33,7 @@ AttentionArgs attention_args(Stage const& stage, Wave const& wave) {
     args.tiles = s.tiles;
     args.partial = s.partial;
     args.partial_lse = s.partial_lse;
-    args.base = s.base;
-    args.delta = s.delta;
+    args.rows = s.rows;
     args.list_stride = shape.places();
     args.scale = static_cast<float>(p.scale);
     args.heads = narrow(shape.heads);

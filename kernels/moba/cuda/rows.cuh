@@ -25,8 +25,7 @@ struct AttentionArgs {
     int32_t const* tiles;
     bf16* partial;
     float* partial_lse;
-    float* base;
-    float* delta;
+    RowNumbers* rows;
     int64_t list_stride;
     float scale;
     int32_t heads, kv_heads, group, slots, capacity, chunks;
@@ -47,6 +46,7 @@ struct AttentionArgs {
     bf16* dk;
     bf16* dv;
     bool add_to_dkv;
+    uint32_t* largest;  ///< of k and v, where visits add to dq; else null
 };
 AttentionArgs attention_args(Stage const& stage, Wave const& wave);
 /// No fewer tiles of listed rows than a key/value head has in a wave.

@@ -25,8 +25,8 @@ Scratch scratch_of(MobaPlan const& plan, void* memory) {
     at(s.tiles, plan.tiles);
     at(s.partial, plan.partial);
     at(s.partial_lse, plan.partial_lse);
-    at(s.base, plan.base);
-    at(s.delta, plan.delta);
+    at(s.rows, plan.row_numbers);
+    at(s.largest, plan.largest);
     at(s.items, plan.items);
     at(s.pieces, plan.pieces);
     at(s.carried, plan.carried);

@@ -14,6 +14,13 @@ struct alignas(16) Block {
     int32_t document;
 };
 
+/// What the backward knows of a row of q beforehand, gathered with it: in one sector of memory.
+struct alignas(16) RowNumbers {
+    float base;    ///< of its exponents, base_of_weights
+    float delta;   ///< rowsum(do * o)
+    float factor;  ///< of dq, while visits add to it
+};
+
 /// The scratch memory of a plan. Lists are per (key/value head, block): entry = row << 6 | slot with row = query * R +
 /// r counted in the group's R heads, in ascending order.
 struct Scratch {
@@ -30,8 +37,8 @@ struct Scratch {
     int32_t* tiles;       ///< [wave_kv_heads, blocks + 1]: tiles of rows before each block's first, in a wave
     bf16* partial;        ///< [wave_kv_heads, wave_queries, R, row_slots, K]
     float* partial_lse;   ///< [wave_kv_heads, wave_queries, R, S]
-    float* base;          ///< [queries, H]: of a row's exponents, base_of_weights
-    float* delta;         ///< [queries, H]: rowsum(do * o)
+    RowNumbers* rows;     ///< [queries, H]
+    uint32_t* largest;    ///< [2]: bits of the largest bf16 of k and v
     void *items, *pieces, *carried;  ///< of the fused backward: cuda/fused.cuh
     int32_t *item_begin, *piece_begin, *counters;
 };
@@ -64,15 +71,17 @@ void attend_chosen(Stage const& stage, Wave const& wave);  ///< partial, partial
 /// The own block, merged with the partial results: final o and lse of the wave.
 void attend_own(Stage const& stage, Wave const& wave, bf16* o, float* lse);
 
-void row_products(Stage const& stage, MobaGradients const& gradients);                              ///< base, delta
+/// rows; where visits add to dq, zeros there, and largest
+void row_products(Stage const& stage, MobaGradients const& gradients);
 void key_gradients(Stage const& stage, MobaGradients const& gradients);                             ///< dk and dv
 void query_gradients_chosen(Stage const& stage, Wave const& wave, MobaGradients const& gradients);  ///< partial
 /// Of the own block, plus the partial gradients: final dq of the wave.
 void query_gradients_own(Stage const& stage, Wave const& wave, MobaGradients const& gradients);
 
 // The backward on Hopper, after row_products.
-void plan_items(Stage const& stage, Wave const& wave);                                       ///< items
-void fused_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients);  ///< partial; dk and dv
+void plan_items(Stage const& stage, Wave const& wave);  ///< items
+/// partial, or sums in dq; dk and dv
+void fused_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients);
 /// Final dq of the wave, and dk and dv of the keys that several items shared.
 void sum_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gradients);
 

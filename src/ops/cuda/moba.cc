@@ -29,6 +29,7 @@ MobaProblem attention_of(Args const& args, int32_t const* borders, cudaStream_t 
 }  // namespace
 
 void CudaOps::give_scratch(MobaProblem& problem, MobaTask task) {
+    problem.shape.deterministic = options_.deterministic;
     problem.scratch_limit = options_.moba_scratch;
     problem.scratch = scratch(plan_moba(problem.shape, task, problem.scratch_limit).scratch_bytes);
 }

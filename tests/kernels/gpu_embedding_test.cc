@@ -135,11 +135,19 @@ constexpr int64_t kWidths[] = {37, 64, 1288};
 
 TEST_F(GpuEmbeddingOrder, IsThatOfTheTokensAndTheirUnits) {
     for (int64_t const width : kWidths) {
-        // One id in a unit, in two, in many; then among others, which shift where its units end.
-        for (int64_t const count : {1, 31, 32, 33, 64, 65, 3000})
+        // One id in a unit, in two, in three; then among others, which shift where its units end.
+        for (int64_t const count : {1, 31, 32, 33, 64, 65})
             expect_bits_of_host(
                 {.ids = std::vector<int32_t>(static_cast<size_t>(count), 3), .vocab = 7, .width = width},
                 static_cast<uint64_t>(count));
+        expect_bits_of_host({.ids = uneven_ids(300, 60, 1), .vocab = 60, .width = width}, 11);
+        expect_bits_of_host({.ids = uneven_ids(300, 60, 2), .vocab = 20, .width = width, .vocab_begin = 2}, 12);
+    }
+}
+
+TEST_F(GpuEmbeddingOrder, IsThatOfTheTokensAndTheirUnitsAtLength) {
+    for (int64_t const width : kWidths) {
+        expect_bits_of_host({.ids = std::vector<int32_t>(3000, 3), .vocab = 7, .width = width}, 3000);
         expect_bits_of_host({.ids = uneven_ids(2000, 60, 1), .vocab = 60, .width = width}, 11);
         expect_bits_of_host({.ids = uneven_ids(2000, 60, 2), .vocab = 20, .width = width, .vocab_begin = 2}, 12);
         expect_bits_of_host({.ids = uneven_ids(3000, 1000, 3), .vocab = 1000, .width = width}, 13);

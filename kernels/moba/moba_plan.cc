@@ -17,9 +17,9 @@ constexpr size_t kAlignment = 256;
 // has runs that follow each other, every piece leaves more sums to add.
 constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024, kFewestPiecesOfWave = 256;
 constexpr int64_t kLeastPieceRows = 512;
-// Visits of a row that may add to its dq in fp16, in any order: every one rounds. Of sums without a direction n of them
-// add sqrt(n / 2) times the error of one rounding, 0.0002: 0.003 of dq, as much as the rounding of weights does.
-constexpr int64_t kMostAddedVisits = 512;
+// Visits of a row that may add to its dq in fp16, in any order: every one rounds. Where many add about the same, all of
+// those roundings go one way: even then the error of so many is about that of places.
+constexpr int64_t kMostAddedVisits = 32;
 // Of a head's queries, whose sums of dk and dv are rounded to bf16 in between. Of sums without a direction W waves add
 // sqrt(W / 2) times the error of one rounding.
 constexpr int64_t kFewRoundedWaves = 6, kMostRoundedWaves = 12;
@@ -182,15 +182,12 @@ void fit(MobaPlan& plan, size_t bytes) {
     lay_out(plan, bytes / 4, kFewestPiecesOfWave);
 }
 
-/// One wave whose visits add to dq. False where that takes more than `bytes`.
-bool fit_without_partial(MobaPlan& plan, size_t bytes) {
-    MobaPlan adding = plan;
-    adding.adds_to_dq = true;
-    adding.row_slots = 0;
-    fit(adding, bytes);
-    bool const fits = adding.scratch_bytes <= bytes && adding.waves() == 1;
-    if (fits) plan = adding;
-    return fits;
+/// One wave whose visits add to dq.
+MobaPlan without_partial(MobaPlan plan, size_t bytes) {
+    plan.adds_to_dq = true;
+    plan.row_slots = 0;
+    fit(plan, bytes);
+    return plan;
 }
 
 /// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are several and
@@ -251,21 +248,24 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);
     plan.row_tile = row_tile(plan);
     plan.row_slots = s.slots();
-    if (is_fused(plan)) {
-        plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
-        plan.chain = chain_of(plan.runs);
-        bool const few_visits = s.options.top_k * plan.runs <= kMostAddedVisits;
-        if (!s.deterministic && few_visits && fit_without_partial(plan, bytes)) return plan;
-        plan.row_slots = s.options.top_k * (plan.runs / plan.chain) - 1;
-        // Blocks so long that one chunk's rows have too many places leave one place per block instead.
-        if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > bytes) {
-            plan.kernels = MobaKernels::mma;
-            plan.runs = plan.chain = 1;
-            plan.row_slots = s.slots();
-        }
+    if (!is_fused(plan)) {
+        fit_sums(plan, bytes);
+        return plan;
+    }
+    plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
+    plan.chain = chain_of(plan.runs);
+    MobaPlan const adding = without_partial(plan, bytes);
+    bool const may_add = !s.deterministic && s.options.top_k * plan.runs <= kMostAddedVisits && adding.waves() == 1;
+    if (may_add && adding.scratch_bytes <= bytes) return adding;
+    plan.row_slots = s.options.top_k * (plan.runs / plan.chain) - 1;
+    // Blocks so long that one chunk's rows have too many places leave one place per block instead.
+    if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > bytes) {
+        plan.kernels = MobaKernels::mma;
+        plan.runs = plan.chain = 1;
+        plan.row_slots = s.slots();
     }
     fit_sums(plan, bytes);
-    return plan;
+    return may_add && adding.scratch_bytes <= plan.scratch_bytes ? adding : plan;
 }
 
 std::string to_string(MobaShape const& s) {

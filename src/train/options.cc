@@ -26,7 +26,7 @@ void describe(Schema& schema, TrainOptions& options) {
              "on a GPU: MiB that MoBA's kernels may take as scratch memory; with less they go through heads and "
              "tokens in more turns, which is slower and rounds gradients of keys and values differently. There "
              "whatever this says are the lists of chosen blocks, 4 bytes for each choice of each token and query "
-             "head, in the backward 8 bytes for each token and query head, and, where a head's tokens would take "
+             "head, in the backward 16 bytes for each token and query head, and, where a head's tokens would take "
              "more than 12 turns, sums of those gradients in fp32, as rounding so often would cost precision: there "
              "a small number may take more memory than a larger one")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},

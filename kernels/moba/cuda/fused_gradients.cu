@@ -5,7 +5,8 @@
 //     S' = K q'    dP' = V do'    dv += P' do    dk += dS' q    dq = dS K (dS by shared memory; half each)
 //
 // A tile's dq is written out while its dk is still under way. After FlashAttention-3's backward (Shah et al., arXiv
-// 2407.08608), with gathered rows; the dq of a row has a place for each chain of runs (fused.cuh).
+// 2407.08608), with gathered rows; the dq of a row is added up in dq itself, or has a place for each chain
+// of runs (fused.cuh).
 #include "kernels/hopper/product.cuh"
 #include "kernels/hopper/tensor_map.h"
 #include "kernels/moba/cuda/fused_producers.cuh"

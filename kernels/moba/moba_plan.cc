@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 
@@ -182,7 +183,7 @@ void fit(MobaPlan& plan, size_t bytes) {
     lay_out(plan, bytes / 4, kFewestPiecesOfWave);
 }
 
-/// One wave whose visits add to dq.
+/// With visits that add to dq: one wave, unless memory is very short.
 MobaPlan without_partial(MobaPlan plan, size_t bytes) {
     plan.adds_to_dq = true;
     plan.row_slots = 0;
@@ -254,9 +255,10 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
     }
     plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
     plan.chain = chain_of(plan.runs);
-    MobaPlan const adding = without_partial(plan, bytes);
-    bool const may_add = !s.deterministic && s.options.top_k * plan.runs <= kMostAddedVisits && adding.waves() == 1;
-    if (may_add && adding.scratch_bytes <= bytes) return adding;
+    std::optional<MobaPlan> adding;
+    if (!s.deterministic && s.options.top_k * plan.runs <= kMostAddedVisits) adding = without_partial(plan, bytes);
+    if (adding && adding->waves() > 1) adding.reset();  // it would clear dq once only
+    if (adding && adding->scratch_bytes <= bytes) return *adding;
     plan.row_slots = s.options.top_k * (plan.runs / plan.chain) - 1;
     // Blocks so long that one chunk's rows have too many places leave one place per block instead.
     if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > bytes) {
@@ -265,7 +267,7 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
         plan.row_slots = s.slots();
     }
     fit_sums(plan, bytes);
-    return may_add && adding.scratch_bytes <= plan.scratch_bytes ? adding : plan;
+    return adding && adding->scratch_bytes <= plan.scratch_bytes ? *adding : plan;
 }
 
 std::string to_string(MobaShape const& s) {

@@ -5,8 +5,8 @@
 //     S' = K q'    dP' = V do'    dv += P' do    dk += dS' q    dq = dS K (dS by shared memory; half each)
 //
 // A tile's dq is written out while its dk is still under way. After FlashAttention-3's backward (Shah et al., arXiv
-// 2407.08608), with gathered rows; the dq of a row is added up in dq itself, or has a place for each chain
-// of runs (fused.cuh).
+// 2407.08608), with gathered rows; a row's dq is added up in dq itself, or has a place for each chain of runs
+// (fused.cuh).
 #include "kernels/hopper/product.cuh"
 #include "kernels/hopper/tensor_map.h"
 #include "kernels/moba/cuda/fused_producers.cuh"
@@ -118,7 +118,9 @@ class Consumer {
             if (first + T::kRows < end) await_rows();
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            float const factor[2] = {shared_.factor[last][row_of_dq(0)], shared_.factor[last][row_of_dq(1)]};
+            float factor[2] = {};
+            if constexpr (kAddsToDq)
+                for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[last][row_of_dq(half)];
             last_dq.round(dq, factor);
         }
         last_dq.write(add);

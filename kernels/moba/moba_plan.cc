@@ -15,8 +15,9 @@ constexpr int64_t kLeastChunkQueries = 128;
 constexpr int64_t kLeastRowTile = 64;  ///< of any kernel
 constexpr size_t kAlignment = 256;
 // Of the fused backward, about: several for each multiprocessor, and where memory is short at least two. Where a chain
-// has runs that follow each other, every piece leaves more sums to add.
-constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024, kFewestPiecesOfWave = 256;
+// has runs that follow each other, every piece leaves more sums to add; where pieces share sums, they take no memory.
+constexpr int64_t kPiecesOfWave = 1536, kChainedPiecesOfWave = 1024, kSharingPiecesOfWave = 4096;
+constexpr int64_t kFewestPiecesOfWave = 256;
 constexpr int64_t kLeastPieceRows = 512;
 // Visits of a row that may add to its dq in fp16, in any order: every one rounds. Where many add about the same, all of
 // those roundings go one way: even then the error of so many is about that of places.
@@ -126,8 +127,10 @@ void lay_out_items(MobaPlan& plan, Layout& layout, int64_t pieces) {
     plan.item_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.piece_begin = layout.take(plan.wave_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.counters = layout.take(2, sizeof(int32_t));
-    plan.pieces = layout.take(cuts + cuts / 3 + 2, sums);  // where a run has several, each has 3 / 4 of piece_rows
-    plan.carried = layout.take(plan.carries && plan.wave_chunks < plan.chunks ? runs : 0, sums);
+    bool const carries = plan.carries && plan.wave_chunks < plan.chunks;
+    // Where a run has several, each has 3 / 4 of piece_rows.
+    plan.pieces = layout.take(carries && plan.shares_sums ? 0 : cuts + cuts / 3 + 2, sums);
+    plan.carried = layout.take(carries ? runs : 0, sums);
     plan.largest = layout.take(plan.adds_to_dq ? 2 : 0, sizeof(uint32_t));
 }
 
@@ -164,12 +167,14 @@ void lay_out(MobaPlan& plan, size_t room_for_partial, int64_t pieces) {
 /// fewer pieces, down to `fewest`, where a wave has as many items without: then only lists much longer than others have
 /// several.
 bool fit(MobaPlan& plan, size_t bytes, int64_t fewest) {
-    int64_t const all = plan.chain == 1 ? kPiecesOfWave : kChainedPiecesOfWave;
+    int64_t const all = plan.shares_sums  ? kSharingPiecesOfWave
+                        : plan.chain == 1 ? kPiecesOfWave
+                                          : kChainedPiecesOfWave;
     for (size_t room = bytes;;) {
         int64_t pieces = all;
         lay_out(plan, room, pieces);
         bool const many = plan.wave_kv_heads * plan.blocks * (plan.runs / plan.chain) >= all;
-        int64_t const least = many ? kFewestPiecesOfWave : fewest;
+        int64_t const least = plan.shares_sums ? all : many ? kFewestPiecesOfWave : fewest;
         while (is_fused(plan) && plan.scratch_bytes > bytes && pieces > least) lay_out(plan, room, pieces -= 128);
         size_t const partial = plan.partial.bytes + plan.partial_lse.bytes;
         if (plan.scratch_bytes <= bytes) return true;
@@ -192,17 +197,20 @@ MobaPlan without_partial(MobaPlan plan, size_t bytes) {
 }
 
 /// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are several and
-/// memory suffices, or where there are many.
+/// memory suffices, or where there are many. Where the order may be any, they are those of all pieces, too.
 void fit_sums(MobaPlan& plan, size_t bytes) {
     fit(plan, bytes);
     if (!is_fused(plan) || plan.wave_chunks >= plan.chunks) return;
     MobaPlan carrying = plan;
     carrying.carries = true;
+    carrying.shares_sums = !plan.shape.deterministic;
     fit(carrying, bytes);
     carrying.carries = carrying.wave_chunks < carrying.chunks;  // other waves: none, perhaps, that share keys
+    carrying.shares_sums = carrying.shares_sums && carrying.carries;
     int64_t const waves = ceil_div(plan.chunks, plan.wave_chunks);
     bool const cheap = 8 * carrying.waves() <= 9 * plan.waves() || waves > kFewRoundedWaves;
-    if (waves > kMostRoundedWaves || (cheap && carrying.scratch_bytes <= bytes)) plan = carrying;
+    if (waves > kMostRoundedWaves || (cheap && carrying.scratch_bytes <= std::max(bytes, plan.scratch_bytes)))
+        plan = carrying;
 }
 
 }  // namespace
@@ -280,11 +288,12 @@ std::string to_string(MobaPlan const& p) {
     char const* const task = p.task == MobaTask::select    ? "select"
                              : p.task == MobaTask::forward ? "forward"
                                                            : "backward";
+    char const* const any_order = p.adds_to_dq ? ", adds to dq" : p.shares_sums ? ", shares sums" : "";
     return fmt::format(
         "{}: {} blocks, {} chunks of {}, {} wave{} of {} kv heads x {} chunks, {}-row tiles, {:.3f} GiB, {}{}", task,
         p.blocks, p.chunks, p.chunk_queries, p.waves(), p.waves() == 1 ? "" : "s", p.wave_kv_heads, p.wave_chunks,
         p.row_tile, static_cast<double>(p.scratch_bytes) / static_cast<double>(size_t{1} << 30), name_of(p.kernels),
-        p.adds_to_dq ? ", adds to dq" : "");
+        any_order);
 }
 
 }  // namespace perigee

@@ -69,6 +69,9 @@ struct MobaPlan {
     int64_t row_slots = 0;
     int64_t piece_rows = 0;  ///< of a piece, about: half as many more at most
     bool carries = false;    ///< sums of dk and dv from wave to wave in fp32, else in dk and dv
+    /// All pieces, of all waves of a head, add to the one carried sum of their keys, in any order: no sums of pieces.
+    /// Where the shape is not `deterministic`.
+    bool shares_sums = false;
     /// Visits add to dq itself, in any order: no partial results, one wave. Where the shape is not `deterministic`.
     bool adds_to_dq = false;
     MobaRegion items, item_begin, piece_begin, counters;

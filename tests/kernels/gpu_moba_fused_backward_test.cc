@@ -302,6 +302,35 @@ GpuMoba::Backward backward_of_ranges(GpuMobaCase const& c, Truth const& truth, s
     return sum;
 }
 
+/// Pieces of all waves of a head add to one sum of their keys, where rows visit too many runs to add to dq.
+TEST_F(GpuMobaFused, PiecesOfAllWavesShareSums) {
+    for (auto const& [dim, B, k] : {std::tuple{64, 128, 33}, {128, 512, 9}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 133, 1500},
+                            .heads = 16,
+                            .kv_heads = 2,
+                            .head_dim = dim,
+                            .options = {.block_size = B, .top_k = k}};
+        // Some rows of every block choose it, and nearly all the first, whose list is cut into pieces in every wave.
+        Truth const truth = truth_of(c, route(c, [](int64_t t, int64_t block, int64_t row, int64_t s) -> int64_t {
+                                         if (s == 0) return row % 5 == 0 ? -1 : 0;
+                                         return s == 1 ? t % block : -1;
+                                     }));
+        MobaPlan plan;
+        GpuMoba gpu(truth.problem, c.options);
+        gpu.add_in_any_order();
+        size_t bytes = kMobaScratchBytes;
+        while ((plan = plan_moba(gpu.shape(), MobaTask::backward, bytes)).waves() < 4) bytes = plan.scratch_bytes - 1;
+        ASSERT_TRUE(plan.shares_sums) << to_string(plan);
+        ASSERT_GE(plan.wave_queries() * 8, 6 * plan.piece_rows) << to_string(plan);  // pieces of up to four times that
+        GpuMoba waves(truth.problem, c.options, 0, 1500, bytes);
+        waves.add_in_any_order();
+        waves.choose(truth.chosen);
+        expect_close(waves.backward(truth.result.o, truth.lse()), truth.result, to_string(plan));
+        // And where ranges of queries follow each other, whose sums are in dk and dv.
+        expect_close(backward_of_ranges(c, truth, {0, 700, 1500}, bytes / 2, false), truth.result, to_string(plan));
+    }
+}
+
 TEST_F(GpuMobaFused, RangesOfQueriesAddUp) {
     for (bool const deterministic : {true, false})
         for (size_t const bytes : {kMobaScratchBytes, size_t{1}})

@@ -10,7 +10,9 @@
 // sum_key_gradients.
 //
 // Where the order may be any, all runs of all blocks add to dq itself, as fp16; each row is multiplied by a power of
-// two such that no sum overflows. lay_query_gradients_out makes bf16 in its layout of that.
+// two such that no sum overflows. lay_query_gradients_out makes bf16 in its layout of that. Rows that would round too
+// often so have places; there all pieces of all waves of a head add to one fp32 sum of their keys, where sums are
+// carried at all, and sum_key_gradients writes it after the last wave.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +44,7 @@ struct alignas(16) Item {
     int32_t masked;      ///< visitors [masked, masked_end) do not see all keys
     int32_t masked_end;  ///
     int32_t first_slot;  ///< in `partial`, of this chain and row 0, slot 0
-    int32_t piece;       ///< where the sums go, or -1: to dk and dv
+    int32_t piece;       ///< where the sums go, or -1: to `carried`, or to dk and dv
     int32_t place;       ///< in `carried`
     int32_t first;       ///< of the piece's visitors; those from `begin` on only keep rows in their places of a tile
     int32_t flags;       ///< kAddToPartial, kAddToSums, kFirstChain
@@ -53,7 +55,7 @@ struct FusedArgs {
     AttentionArgs a;
     Item* items;
     int32_t* item_begin;   ///< [wave heads, blocks + 1], counted from each head's first
-    int32_t* piece_begin;  ///< the same, of pieces that share their keys
+    int32_t* piece_begin;  ///< the same, of pieces that share their keys and have sums of their own
     int32_t* counters;     ///< items of the wave, and how many of them are taken
     float4* pieces;        ///< [pieces, 2, K / 8, kConsumers]
     float4* carried;       ///< [runs of all blocks, 2, K / 8, kConsumers]: sums of earlier waves of the same head
@@ -64,6 +66,7 @@ struct FusedArgs {
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
     bool carry;              ///< sums go from wave to wave in `carried`; else in dk and dv
     bool carry_out;          ///< there is a later wave
+    bool shares_sums;        ///< `carried` is zero before the first; all pieces add to it, and none has its own sums
     bool adds_to_dq;         ///< dq is zero before, and has no partial results
 
     /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
@@ -168,7 +171,8 @@ __device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float
 }
 
 /// A warpgroup's [64, D] result, whole and in fp32, to or from where its thread finds it again. Added to what is there
-/// by the L2 cache, as nobody waits for it; one thread does so once in a launch.
+/// by the L2 cache, as nobody waits for it; one thread does so once in a launch, unless pieces
+/// share sums.
 template <int D>
 __device__ __forceinline__ void dump(float4* to, float const (&x)[D / 2], bool add = false) {
 #pragma unroll

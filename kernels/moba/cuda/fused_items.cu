@@ -47,7 +47,7 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
     }
     int32_t const visitors = own_rows(a, x.block) + x.count;
     // A run that nobody visits needs work only where its sums are begun.
-    bool const summed = x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
+    bool const summed = f.shares_sums || x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
     int64_t const rows = rows_of_piece(f, head, x.block.begin);
     x.pieces = visitors == 0 && summed ? 0 : max(static_cast<int32_t>((visitors + rows / 2) / rows), 1);
     x.items = (x.runs + f.chain - 1) / f.chain * f.chain * x.pieces;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kScanThreads) count_items(FusedArgs const f) {
         f.a.capacity,
         [&](int b) {
             BlockVisits const x = visits_of(f, head, b);
-            return x.pieces > 1 ? x.runs * x.pieces : 0;
+            return x.pieces > 1 && !f.shares_sums ? x.runs * x.pieces : 0;
         },
         f.piece_begin + at);
 }
@@ -123,13 +123,13 @@ __global__ void __launch_bounds__(256) fill_items(FusedArgs const f) {
         item.first_slot =
             static_cast<int32_t>((int64_t{head} * a.wave_rows - int64_t{a.wave_begin} * a.group) * f.row_slots +
                                  run / f.chain);  // modulo 2^32
-        item.flags = (run % f.chain != 0 || f.adds_to_dq ? kAddToPartial : 0) |
-                     (x.block.begin < f.earlier ? kAddToSums : 0) | (run < f.chain ? kFirstChain : 0);
+        item.flags = (run % f.chain != 0 ? kAddToPartial : 0) |
+                     (f.shares_sums || x.block.begin < f.earlier ? kAddToSums : 0) | (run < f.chain ? kFirstChain : 0);
         if (run < x.runs)
             cut_piece(a, x, piece, item);
         else
             item.end = kFiller;
-        item.piece = x.pieces > 1 ? pieces + run * x.pieces + piece : -1;
+        item.piece = x.pieces > 1 && !f.shares_sums ? pieces + run * x.pieces + piece : -1;
         item.place = place_of_run(f, index, item.key);
         f.items[items + i] = item;
     }
@@ -163,6 +163,7 @@ FusedArgs fused_args(Stage const& stage, Wave const& wave, MobaGradients const& 
     f.inverse_group = f.a.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.a.group + 1);
     f.whole_runs = plan.whole_runs();
     f.carry = plan.carries;
+    f.shares_sums = plan.shares_sums;
     f.carry_out = wave.chunk + wave.chunks < plan.chunks;
     f.earlier = wave.chunk > 0 ? f.a.query_begin + f.a.wave_begin : INT_MIN;
     f.adds_to_dq = plan.adds_to_dq;
@@ -172,6 +173,8 @@ FusedArgs fused_args(Stage const& stage, Wave const& wave, MobaGradients const& 
 
 void plan_items(Stage const& stage, Wave const& wave) {
     FusedArgs const args = fused_args(stage, wave, {});
+    if (args.shares_sums && wave.chunk == 0)
+        check_cuda(cudaMemsetAsync(args.carried, 0, stage.plan.carried.bytes, stage.problem.stream), "carried sums");
     launch({"count_items", wave.heads, 1, kScanThreads, 0, stage.problem.stream}, count_items, args);
     launch({"fill_items", ceil_div(stage.plan.blocks, 8), wave.heads, 256, 0, stage.problem.stream}, fill_items, args);
 }

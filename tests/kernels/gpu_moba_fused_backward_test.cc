@@ -170,18 +170,39 @@ TEST_F(GpuMobaFused, OneRowOfEveryList) {
                  "one row");
 }
 
-/// A list in pieces, a carried sum and a partial run of keys, small enough for compute-sanitizer.
+/// The largest budget with which the backward takes that many waves, or more.
+size_t budget_of_waves(MobaShape const& shape, int64_t waves) {
+    for (size_t bytes = kMobaScratchBytes;;) {
+        MobaPlan const plan = plan_moba(shape, MobaTask::backward, bytes);
+        if (plan.waves() >= waves) return bytes;
+        bytes = plan.scratch_bytes - 1;
+    }
+}
+
+/// A list in pieces, carried and shared sums, visits that add to dq and a partial run of keys, small enough for
+/// compute-sanitizer.
 TEST_F(GpuMobaFused, SmallForSanitizers) {
-    for (int64_t const dim : {64, 128}) {
-        GpuMobaCase const c{.cu_seqlens = {0, 150, 450}, .head_dim = dim, .options = {.block_size = 128, .top_k = 2}};
-        Truth const truth = truth_of(c, route(c, [](int64_t, int64_t, int64_t, int64_t) { return 0; }));
-        for (size_t const bytes : {kMobaScratchBytes, size_t{1}}) {
-            GpuMoba gpu(truth.problem, c.options, 0, 450, bytes);
-            gpu.choose(truth.chosen);
-            expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, "small");
-            gpu.add_in_any_order();
-            expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, "small, any order");
-        }
+    for (auto const& [dim, k] : {std::pair{64, 2}, {128, 2}, {128, 33}}) {
+        GpuMobaCase const c{.cu_seqlens = {0, 150, 450},
+                            .heads = 8,
+                            .kv_heads = 1,
+                            .head_dim = dim,
+                            .options = {.block_size = 128, .top_k = k}};
+        Truth const truth = truth_of(c, route(c, [](int64_t, int64_t, int64_t, int64_t s) { return s == 0 ? 0 : -1; }));
+        for (bool const deterministic : {true, false})
+            for (int64_t const waves : {1, 2}) {
+                MobaShape shape = GpuMoba(truth.problem, c.options).shape();
+                shape.deterministic = deterministic;
+                size_t const bytes = budget_of_waves(shape, waves);
+                MobaPlan const plan = plan_moba(shape, MobaTask::backward, bytes);
+                EXPECT_EQ(plan.kernels, MobaKernels::hopper) << to_string(plan);
+                EXPECT_EQ(plan.shares_sums, !deterministic && waves == 2) << to_string(plan);
+                EXPECT_EQ(plan.adds_to_dq, !deterministic && waves == 1 && k == 2) << to_string(plan);
+                GpuMoba gpu(truth.problem, c.options, 0, 450, bytes);
+                if (!deterministic) gpu.add_in_any_order();
+                gpu.choose(truth.chosen);
+                expect_close(gpu.backward(truth.result.o, truth.lse()), truth.result, to_string(plan));
+            }
     }
 }
 
@@ -303,7 +324,7 @@ GpuMoba::Backward backward_of_ranges(GpuMobaCase const& c, Truth const& truth, s
 }
 
 /// Pieces of all waves of a head add to one sum of their keys, where rows visit too many runs to add to dq.
-TEST_F(GpuMobaFused, PiecesOfAllWavesShareSums) {
+TEST_F(GpuMobaFused, PiecesOfAllWavesShareSumsAtLength) {
     for (auto const& [dim, B, k] : {std::tuple{64, 128, 33}, {128, 512, 9}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 133, 1500},
                             .heads = 16,
@@ -315,11 +336,10 @@ TEST_F(GpuMobaFused, PiecesOfAllWavesShareSums) {
                                          if (s == 0) return row % 5 == 0 ? -1 : 0;
                                          return s == 1 ? t % block : -1;
                                      }));
-        MobaPlan plan;
-        GpuMoba gpu(truth.problem, c.options);
-        gpu.add_in_any_order();
-        size_t bytes = kMobaScratchBytes;
-        while ((plan = plan_moba(gpu.shape(), MobaTask::backward, bytes)).waves() < 4) bytes = plan.scratch_bytes - 1;
+        MobaShape shape = GpuMoba(truth.problem, c.options).shape();
+        shape.deterministic = false;
+        size_t const bytes = budget_of_waves(shape, 4);
+        MobaPlan const plan = plan_moba(shape, MobaTask::backward, bytes);
         ASSERT_TRUE(plan.shares_sums) << to_string(plan);
         ASSERT_GE(plan.wave_queries() * 8, 6 * plan.piece_rows) << to_string(plan);  // pieces of up to four times that
         GpuMoba waves(truth.problem, c.options, 0, 1500, bytes);

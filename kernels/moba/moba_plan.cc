@@ -165,7 +165,7 @@ void lay_out(MobaPlan& plan, size_t room_for_partial, int64_t pieces) {
 
 /// The largest waves with which all scratch memory takes `bytes`; false where the smallest take more. There may be
 /// fewer pieces, down to `fewest`, where a wave has as many items without: then only lists much longer than others have
-/// several.
+/// several. Pieces that share sums take no memory to speak of.
 bool fit(MobaPlan& plan, size_t bytes, int64_t fewest) {
     int64_t const all = plan.shares_sums  ? kSharingPiecesOfWave
                         : plan.chain == 1 ? kPiecesOfWave
@@ -185,7 +185,7 @@ bool fit(MobaPlan& plan, size_t bytes, int64_t fewest) {
 /// Where that is nowhere enough, partial results take a quarter of `bytes`.
 void fit(MobaPlan& plan, size_t bytes) {
     if (fit(plan, bytes, kPiecesOfWave) || fit(plan, bytes, kFewestPiecesOfWave)) return;
-    lay_out(plan, bytes / 4, kFewestPiecesOfWave);
+    lay_out(plan, bytes / 4, plan.shares_sums ? kSharingPiecesOfWave : kFewestPiecesOfWave);
 }
 
 /// With visits that add to dq: one wave, unless memory is very short.
@@ -197,20 +197,28 @@ MobaPlan without_partial(MobaPlan plan, size_t bytes) {
 }
 
 /// Sums that go from wave to wave keep their precision where that costs few waves more, or where there are several and
-/// memory suffices, or where there are many. Where the order may be any, they are those of all pieces, too.
+/// memory suffices, or where there are many.
 void fit_sums(MobaPlan& plan, size_t bytes) {
     fit(plan, bytes);
     if (!is_fused(plan) || plan.wave_chunks >= plan.chunks) return;
     MobaPlan carrying = plan;
     carrying.carries = true;
-    carrying.shares_sums = !plan.shape.deterministic;
     fit(carrying, bytes);
     carrying.carries = carrying.wave_chunks < carrying.chunks;  // other waves: none, perhaps, that share keys
-    carrying.shares_sums = carrying.shares_sums && carrying.carries;
     int64_t const waves = ceil_div(plan.chunks, plan.wave_chunks);
     bool const cheap = 8 * carrying.waves() <= 9 * plan.waves() || waves > kFewRoundedWaves;
-    if (waves > kMostRoundedWaves || (cheap && carrying.scratch_bytes <= std::max(bytes, plan.scratch_bytes)))
-        plan = carrying;
+    if (waves > kMostRoundedWaves || (cheap && carrying.scratch_bytes <= bytes)) plan = carrying;
+}
+
+/// In any order: one sum of a run's keys for all pieces and waves of a head, unless that makes more waves.
+void share_sums(MobaPlan& plan, size_t bytes) {
+    if (!is_fused(plan) || plan.shape.deterministic || plan.wave_chunks >= plan.chunks) return;
+    MobaPlan sharing = plan;
+    sharing.carries = sharing.shares_sums = true;
+    fit(sharing, bytes);
+    bool const in_waves = sharing.wave_chunks < sharing.chunks;
+    if (in_waves && sharing.waves() <= plan.waves() && sharing.scratch_bytes <= std::max(bytes, plan.scratch_bytes))
+        plan = sharing;
 }
 
 }  // namespace
@@ -275,7 +283,9 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
         plan.row_slots = s.slots();
     }
     fit_sums(plan, bytes);
-    return adding && adding->scratch_bytes <= plan.scratch_bytes ? *adding : plan;
+    if (adding && adding->scratch_bytes <= plan.scratch_bytes) return *adding;
+    share_sums(plan, bytes);
+    return plan;
 }
 
 std::string to_string(MobaShape const& s) {

@@ -184,7 +184,7 @@ size_t budget_of_waves(MobaShape const& shape, int64_t waves) {
 TEST_F(GpuMobaFused, SmallForSanitizers) {
     for (auto const& [dim, k] : {std::pair{64, 2}, {128, 2}, {128, 33}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 150, 450},
-                            .heads = 8,
+                            .heads = 16,
                             .kv_heads = 1,
                             .head_dim = dim,
                             .options = {.block_size = 128, .top_k = k}};
@@ -198,6 +198,9 @@ TEST_F(GpuMobaFused, SmallForSanitizers) {
                 EXPECT_EQ(plan.kernels, MobaKernels::hopper) << to_string(plan);
                 EXPECT_EQ(plan.shares_sums, !deterministic && waves == 2) << to_string(plan);
                 EXPECT_EQ(plan.adds_to_dq, !deterministic && waves == 1 && k == 2) << to_string(plan);
+                if (plan.shares_sums) {  // 194 queries of the second wave choose the long document's first block
+                    EXPECT_GE(194 * 16, 6 * plan.piece_rows) << to_string(plan);  // of up to four times as many
+                }
                 GpuMoba gpu(truth.problem, c.options, 0, 450, bytes);
                 if (!deterministic) gpu.add_in_any_order();
                 gpu.choose(truth.chosen);
@@ -325,7 +328,7 @@ GpuMoba::Backward backward_of_ranges(GpuMobaCase const& c, Truth const& truth, s
 
 /// Pieces of all waves of a head add to one sum of their keys, where rows visit too many runs to add to dq.
 TEST_F(GpuMobaFused, PiecesOfAllWavesShareSumsAtLength) {
-    for (auto const& [dim, B, k] : {std::tuple{64, 128, 33}, {128, 512, 9}}) {
+    for (auto const& [dim, B, k] : {std::tuple{64, 128, 33}, {128, 512, 9}, {128, 700, 7}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 133, 1500},
                             .heads = 16,
                             .kv_heads = 2,

@@ -186,7 +186,7 @@ void sum_gradients(Stage const& stage, Wave const& wave, MobaGradients const& gr
             lay_query_gradients_out(stage, f);
         else
             sum_query_gradients<D>(stage, wave, f);
-        sum_key_gradients<D>(stage, wave, f);
+        if (!(f.shares_sums && f.carry_out)) sum_key_gradients<D>(stage, wave, f);
     };
     if (stage.plan.shape.head_dim == 64)
         run.operator()<64>();

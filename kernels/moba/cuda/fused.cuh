@@ -171,8 +171,7 @@ __device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float
 }
 
 /// A warpgroup's [64, D] result, whole and in fp32, to or from where its thread finds it again. Added to what is there
-/// by the L2 cache, as nobody waits for it; one thread does so once in a launch, unless pieces
-/// share sums.
+/// by the L2 cache, as nobody waits for it; one thread does so once in a launch, unless pieces share sums.
 template <int D>
 __device__ __forceinline__ void dump(float4* to, float const (&x)[D / 2], bool add = false) {
 #pragma unroll

@@ -211,7 +211,9 @@ void expect_same(Outcome const& got, Outcome const& expected) {
     EXPECT_EQ(got.routing, expected.routing);
     EXPECT_EQ(got.far_choices, expected.far_choices);
     ASSERT_EQ(got.grads.size(), expected.grads.size());
-    for (auto const& [name, grad] : expected.grads) EXPECT_LT(relative_error(got.grads.at(name), grad), 1e-5) << name;
+    // Rounding of fp32: up to 1.1e-5 on some processors, of the norms of q and k, whose terms nearly cancel. One wrong
+    // token with loss makes 0.09 and more of every gradient.
+    for (auto const& [name, grad] : expected.grads) EXPECT_LT(relative_error(got.grads.at(name), grad), 3e-5) << name;
 }
 
 /// Every (dp, cp, tp) of this many ranks, in both context modes where they differ.

@@ -170,7 +170,7 @@ TEST_F(GpuMobaFused, OneRowOfEveryList) {
                  "one row");
 }
 
-/// The largest budget with which the backward takes that many waves, or more.
+/// A budget with which the backward takes that many waves, or more; there must be one.
 size_t budget_of_waves(MobaShape const& shape, int64_t waves) {
     for (size_t bytes = kMobaScratchBytes;;) {
         MobaPlan const plan = plan_moba(shape, MobaTask::backward, bytes);

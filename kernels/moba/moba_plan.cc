@@ -134,32 +134,56 @@ void lay_out_items(MobaPlan& plan, Layout& layout, int64_t pieces) {
     plan.largest = layout.take(plan.adds_to_dq ? 2 : 0, sizeof(uint32_t));
 }
 
+bool has_lists(MobaPlan const& plan) { return plan.task != MobaTask::select && plan.shape.slots() > 0; }
+
+void lay_out_lists(MobaPlan& plan, Layout& layout) {
+    MobaShape const& s = plan.shape;
+    int64_t const heads = has_lists(plan) ? s.kv_heads : 0, blocks = plan.blocks;
+    plan.lists.offset = layout.end();
+    plan.first = layout.take(s.documents + 1, sizeof(int32_t));
+    plan.block_table = layout.take(blocks, 4 * sizeof(int32_t));
+    plan.block_of = layout.take(s.tokens, sizeof(int32_t));
+    plan.places = layout.take(heads * blocks * plan.chunks, sizeof(int32_t));
+    plan.starts = layout.take(heads * blocks * plan.chunks, sizeof(int32_t));
+    plan.totals = layout.take(heads * blocks, sizeof(int32_t));
+    plan.arrived = layout.take(heads, sizeof(int32_t));
+    plan.list_begin = layout.take(heads * (blocks + 1), sizeof(int32_t));
+    plan.list = layout.take(heads * s.places(), sizeof(uint32_t));
+    plan.lists.bytes = layout.end() - plan.lists.offset;
+}
+
+/// What the shape alone decides.
+MobaPlan begin_plan(MobaShape const& s, MobaTask task) {
+    std::string const refusal = moba_refusal(s);
+    PERIGEE_CHECK(refusal.empty(), "{}", refusal);
+    MobaPlan plan;
+    plan.shape = s;
+    plan.task = task;
+    plan.kernels = choose_kernels(s, task);
+    plan.blocks = most_blocks(s);
+    plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
+    plan.chunks = ceil_div(s.queries, plan.chunk_queries);
+    plan.row_tile = row_tile(plan);
+    plan.row_slots = s.slots();
+    return plan;
+}
+
 /// Waves whose partial results find room, and where everything is.
 void lay_out(MobaPlan& plan, size_t room_for_partial, int64_t pieces) {
     MobaShape const& s = plan.shape;
     MobaTask const task = plan.task;
     cut_into_waves(plan, room_for_partial);
-    bool const lists = task != MobaTask::select && s.slots() > 0;
-    int64_t const lists_of = lists ? s.kv_heads : 0;
     int64_t const wave_slots =
         task != MobaTask::select ? plan.wave_kv_heads * plan.wave_queries() * s.group() * plan.row_slots : 0;
     int64_t const backward_rows = task == MobaTask::backward ? s.queries * s.heads : 0;
     Layout layout;
-    plan.first = layout.take(s.documents + 1, sizeof(int32_t));
-    plan.block_table = layout.take(plan.blocks, 4 * sizeof(int32_t));
-    plan.block_of = layout.take(s.tokens, sizeof(int32_t));
     plan.centroids = layout.take(task == MobaTask::select ? plan.blocks * s.kv_heads * s.head_dim : 0, 2);
-    plan.places = layout.take(lists_of * plan.blocks * plan.chunks, sizeof(int32_t));
-    plan.starts = layout.take(lists_of * plan.blocks * plan.chunks, sizeof(int32_t));
-    plan.totals = layout.take(lists_of * plan.blocks, sizeof(int32_t));
-    plan.arrived = layout.take(lists_of, sizeof(int32_t));
-    plan.list_begin = layout.take(lists_of * (plan.blocks + 1), sizeof(int32_t));
-    plan.list = layout.take(lists_of * s.places(), sizeof(uint32_t));
-    plan.tiles = layout.take(lists ? plan.wave_kv_heads * (plan.blocks + 1) : 0, sizeof(int32_t));
+    plan.tiles = layout.take(has_lists(plan) ? plan.wave_kv_heads * (plan.blocks + 1) : 0, sizeof(int32_t));
     plan.partial = layout.take(wave_slots * s.head_dim, 2);
     plan.partial_lse = layout.take(task == MobaTask::forward ? wave_slots : 0, sizeof(float));
     plan.row_numbers = layout.take(backward_rows, 4 * sizeof(float));
     if (is_fused(plan)) lay_out_items(plan, layout, pieces);
+    lay_out_lists(plan, layout);
     plan.scratch_bytes = layout.end();
 }
 
@@ -253,18 +277,15 @@ int64_t MobaPlan::waves() const {
     return wave_chunks == 0 ? 0 : ceil_div(shape.kv_heads, wave_kv_heads) * ceil_div(chunks, wave_chunks);
 }
 
+size_t moba_lists_bytes(MobaShape const& shape) {
+    MobaPlan plan = begin_plan(shape, MobaTask::forward);
+    Layout layout;
+    lay_out_lists(plan, layout);
+    return plan.lists.bytes;
+}
+
 MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
-    std::string const refusal = moba_refusal(s);
-    PERIGEE_CHECK(refusal.empty(), "{}", refusal);
-    MobaPlan plan;
-    plan.shape = s;
-    plan.task = task;
-    plan.kernels = choose_kernels(s, task);
-    plan.blocks = most_blocks(s);
-    plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kLeastChunkQueries);
-    plan.chunks = ceil_div(s.queries, plan.chunk_queries);
-    plan.row_tile = row_tile(plan);
-    plan.row_slots = s.slots();
+    MobaPlan plan = begin_plan(s, task);
     if (!is_fused(plan)) {
         fit_sums(plan, bytes);
         return plan;

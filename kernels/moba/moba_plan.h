@@ -56,10 +56,10 @@ struct MobaPlan {
     int64_t wave_chunks = 0;                 ///< chunks whose partial results are in memory at a time
     int64_t row_tile = 0;                    ///< rows of q in a tile of the list kernels
 
-    MobaRegion first, block_table, block_of, centroids;  ///< blocks: of documents, their ranges, of tokens; mean keys
-    MobaRegion places, starts, totals, arrived, list_begin, list, tiles;  ///< the choice turned around
-    MobaRegion partial, partial_lse;                                      ///< row_slots per row
-    MobaRegion row_numbers;                                               ///< of each row in the backward
+    MobaRegion centroids;             ///< mean keys of blocks
+    MobaRegion tiles;                 ///< of the lists, in a wave
+    MobaRegion partial, partial_lse;  ///< row_slots per row
+    MobaRegion row_numbers;           ///< of each row in the backward
 
     // The fused backward on Hopper, whose items are (run of kMobaItemKeys keys, piece of the rows that see it).
     int64_t runs = 1;   ///< of keys in a whole block
@@ -78,7 +78,13 @@ struct MobaPlan {
     MobaRegion pieces, carried;  ///< sums of dk and dv: of pieces of the same keys, of earlier waves
     MobaRegion largest;          ///< of k and v, where visits add to dq
 
-    size_t scratch_bytes = 0;
+    /// The end of the scratch memory: where blocks begin and end, and the choice turned around. The backward can take
+    /// them over from the forward, for which they are the same, in memory of their own.
+    MobaRegion lists;
+    MobaRegion first, block_table, block_of;                       ///< blocks: of documents, their ranges, of tokens
+    MobaRegion places, starts, totals, arrived, list_begin, list;  ///< none where nothing is chosen
+
+    size_t scratch_bytes = 0;  ///< with the lists
 
     /// Whether runs of keys end inside of a block only where the document ends.
     bool whole_runs() const { return shape.options.block_size % kMobaItemKeys == 0; }
@@ -93,6 +99,9 @@ char const* name_of(MobaKernels kernels);  ///< "mma", "hopper"
 
 /// Empty, or why the kernels do not take this shape.
 std::string moba_refusal(MobaShape const& shape);
+
+/// Of MobaPlan::lists of the forward and the backward: the shape alone decides it.
+size_t moba_lists_bytes(MobaShape const& shape);
 
 /// The largest waves whose scratch memory fits into `bytes`, all of it. Where not even a wave of one key/value head and
 /// one chunk does, or waves would round sums of dk and dv too often and fp32 sums do not fit, partial results take a

@@ -66,13 +66,17 @@ class DryOps : public Ops {
     void qkv_forward(QkvForward const&) override {}
     void qkv_backward(QkvBackward const&) override {}
     void attention_forward(AttentionForward const& args) override {
-        if (!goes_to_cudnn(args)) note(args, MobaTask::forward);
+        if (!goes_to_cudnn(args)) note(args, MobaTask::forward, !args.lists_L.empty());
     }
     void attention_backward(AttentionBackward const& args) override {
-        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward);
+        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, has_lists(args));
     }
     void moba_select(MobaSelect const& args) override {
-        if (args.chosen_THS.size() > 0) note(args, MobaTask::select);
+        if (args.chosen_THS.size() > 0) note(args, MobaTask::select, false);
+    }
+    int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                            MobaOptions const& moba) const override {
+        return device_->is_host() ? 0 : gpu_moba_lists_size(q_THK, k_TGK, cu_seqlens, moba);
     }
     void swiglu_forward(TensorView, ConstView) override {}
     void swiglu_backward(TensorView, ConstView, ConstView) override {}
@@ -85,11 +89,13 @@ class DryOps : public Ops {
 
   private:
     template <class Args>
-    void note(Args const& args, MobaTask task) {
+    void note(Args const& args, MobaTask task, bool lists_elsewhere) {
         if (device_->is_host()) return;
-        MobaShape shape = moba_shape(args.q_THK, args.k_TGK, args.cu_seqlens, args.moba, MobaKernels::hopper);
+        MobaShape shape =
+            moba_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, args.moba, MobaKernels::hopper);
         shape.deterministic = options_.deterministic;
-        scratch_ = std::max(scratch_, plan_moba(shape, task, options_.moba_scratch).scratch_bytes);
+        MobaPlan const plan = plan_moba(shape, task, options_.moba_scratch);
+        scratch_ = std::max(scratch_, lists_elsewhere ? plan.lists.offset : plan.scratch_bytes);
     }
 
     Device* device_;

@@ -1,12 +1,15 @@
 #include "ops/gpu_attention.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/error.h"
 
 namespace perigee {
 
 namespace {
+
+constexpr uint64_t kFewDocuments = 16;
 
 /// With so few blocks in every document, MoBA is full attention; so is no `moba`.
 bool attends_all(MobaOptions const* moba, std::span<int32_t const> cu_seqlens) {
@@ -29,8 +32,8 @@ bool goes_to_cudnn(AttentionBackward const& args, bool deterministic) {
     return suits_cudnn(args) && !args.add_to_dkv && !deterministic;
 }
 
-MobaShape moba_shape(ConstView q_THK, ConstView k_TGK, std::span<int32_t const> cu_seqlens, MobaOptions const* moba,
-                     MobaKernels gpu) {
+MobaShape moba_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                     MobaOptions const* moba, MobaKernels gpu) {
     MobaShape shape{.tokens = k_TGK[0],
                     .queries = q_THK[0],
                     .documents = std::ssize(cu_seqlens) - 1,
@@ -49,5 +52,16 @@ MobaShape moba_shape(ConstView q_THK, ConstView k_TGK, std::span<int32_t const> 
         fail(Category::config, "attention on the GPU: {}", refusal);
     return shape;
 }
+
+int64_t gpu_moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                            MobaOptions const& moba) {
+    MobaShape shape = moba_shape(q_THK, k_TGK, cu_seqlens, &moba, MobaKernels::mma);
+    // A pack of a few documents more takes no other memory.
+    auto const documents = static_cast<uint64_t>(shape.documents);
+    shape.documents = static_cast<int64_t>(std::bit_ceil(std::max(documents, kFewDocuments)));
+    return static_cast<int64_t>(moba_lists_bytes(shape) / sizeof(int32_t));
+}
+
+bool has_lists(AttentionBackward const& args) { return !args.lists_L.empty() && !suits_cudnn(args); }
 
 }  // namespace perigee

@@ -19,7 +19,14 @@ bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
 
 /// The problem for the own kernels, which are MoBA's; without `moba`, one block per document. Throws Category::config
 /// where they do not take it.
-MobaShape moba_shape(ConstView q_THK, ConstView k_TGK, std::span<int32_t const> cu_seqlens, MobaOptions const* moba,
-                     MobaKernels gpu);
+MobaShape moba_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                     MobaOptions const* moba, MobaKernels gpu);
+
+/// Ops::moba_lists_size on a GPU.
+int64_t gpu_moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                            MobaOptions const& moba);
+
+/// Whether the forward of the same tensors was given lists and has written them.
+bool has_lists(AttentionBackward const& args);
 
 }  // namespace perigee

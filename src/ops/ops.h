@@ -129,6 +129,7 @@ struct AttentionForward {
     double scale = 0;
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
+    TensorView lists_L = {};  ///< int32, moba_lists_size() of them, overwritten for the backward; or none
     int64_t query_begin = 0;
 };
 /// dk and dv are what these queries contribute, for all T tokens.
@@ -146,6 +147,7 @@ struct AttentionBackward {
     double scale = 0;
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
+    ConstView lists_L = {};  ///< as the forward left them; none: they are made again
     int64_t query_begin = 0;
     bool add_to_dkv = false;  ///< dk and dv += instead of =
 };
@@ -251,6 +253,10 @@ class Ops {
     virtual void attention_forward(AttentionForward const& args) = 0;
     virtual void attention_backward(AttentionBackward const& args) = 0;
     virtual void moba_select(MobaSelect const& args) = 0;
+    /// Numbers that attention_forward with these options may leave to attention_backward: which queries chose a block,
+    /// for every block. 0 where they are of no use. Few different ones for packs of as many tokens.
+    virtual int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                                    MobaOptions const& moba) const = 0;
 
     /// y = silu(gate) * up; the fused projection holds gate in columns [0, F), up in [F, 2F).
     virtual void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) = 0;

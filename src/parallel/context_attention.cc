@@ -184,9 +184,11 @@ AttentionActivations ContextAttention::allocate(MobaOptions const* moba) const {
     }
     int64_t const tokens = acts.attended.q_THK[0], heads = acts.attended.q_THK[1];
     acts.lse_TH = arena_->allocate("lse", ops_->main_dtype(), {tokens, heads});
-    if (moba != nullptr)
-        acts.chosen_THS =
-            arena_->allocate("chosen", DType::i32, {tokens, heads, std::max<int64_t>(moba->top_k - 1, 0)});
+    if (moba == nullptr) return acts;
+    acts.chosen_THS = arena_->allocate("chosen", DType::i32, {tokens, heads, std::max<int64_t>(moba->top_k - 1, 0)});
+    Shape const keys{shard_.pack_tokens(), acts.attended.k_TGK[1], problem_.head_dim};
+    int64_t const numbers = ops_->moba_lists_size(acts.attended.q_THK.shape, keys, problem_.cu_seqlens, *moba);
+    if (numbers > 0) acts.lists_L = arena_->allocate("lists", DType::i32, {numbers});
     return acts;
 }
 
@@ -226,6 +228,7 @@ void ContextAttention::forward(AttentionActivations const& acts, MobaOptions con
                                  .scale = problem_.scale,
                                  .moba = moba,
                                  .chosen_THS = chosen_THS,
+                                 .lists_L = moba != nullptr ? acts.lists_L : TensorView(),
                                  .query_begin = range.begin});
         row = end;
     }
@@ -267,6 +270,7 @@ void ContextAttention::backward(Gradients const& grads, AttentionActivations con
                                   .scale = problem_.scale,
                                   .moba = moba,
                                   .chosen_THS = moba != nullptr ? acts.chosen_THS.rows(row, end) : TensorView(),
+                                  .lists_L = moba != nullptr ? acts.lists_L : TensorView(),
                                   .query_begin = range.begin,
                                   .add_to_dkv = row > 0});
         row = end;

@@ -127,13 +127,20 @@ class GpuMoba {
     void use(MobaKernels kernels) { shape_.gpu = problem_.shape.gpu = kernels; }
     /// By default the backward is deterministic.
     void add_in_any_order() { shape_.deterministic = problem_.shape.deterministic = false; }
+    /// The backward takes the lists that the forward made.
+    void keep_lists() {
+        lists_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(moba_lists_bytes(shape_)));
+        problem_.lists = lists_->data();
+    }
+    std::vector<unsigned char> lists() const { return lists_->get(); }
     MobaShape const& shape() const { return shape_; }
     Device& device() { return *device_; }
 
     /// A stage list with fresh scratch memory.
     moba::Stage stage(MobaTask task) {
         MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
-        scratch_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(plan.scratch_bytes));
+        size_t const bytes = lists_ ? plan.lists.offset : plan.scratch_bytes;
+        scratch_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(bytes));
         problem_.scratch = scratch_->data();
         return moba::make_stage(problem_, task);
     }
@@ -205,7 +212,7 @@ class GpuMoba {
     GpuArray<int32_t> borders_;
     GpuArray<bf16> q_, k_, v_, d_o_;
     std::unique_ptr<GpuArray<int32_t>> chosen_;
-    std::unique_ptr<GpuArray<unsigned char>> scratch_;
+    std::unique_ptr<GpuArray<unsigned char>> lists_, scratch_;
     MobaProblem problem_;
 };
 

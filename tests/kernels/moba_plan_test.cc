@@ -30,9 +30,9 @@ MobaShape on_hopper(MobaShape s) {
 }
 
 std::vector<MobaRegion> regions(MobaPlan const& p) {
-    return {p.first,   p.block_table, p.block_of,    p.centroids, p.places,  p.starts,      p.totals,
-            p.arrived, p.list_begin,  p.list,        p.tiles,     p.partial, p.partial_lse, p.row_numbers,
-            p.items,   p.item_begin,  p.piece_begin, p.counters,  p.pieces,  p.carried,     p.largest};
+    return {p.centroids,   p.tiles,    p.partial, p.partial_lse, p.row_numbers, p.items,      p.item_begin,
+            p.piece_begin, p.counters, p.pieces,  p.carried,     p.largest,     p.first,      p.block_table,
+            p.block_of,    p.places,   p.starts,  p.totals,      p.arrived,     p.list_begin, p.list};
 }
 
 TEST(MobaPlan, RegionsAreAlignedAndDoNotOverlap) {
@@ -104,6 +104,28 @@ TEST(MobaPlan, ScratchKeepsWithinTheBudget) {
                         }
                     }
     EXPECT_EQ(plan_moba(shape(8192, 512, 3), MobaTask::forward).waves(), 1);
+}
+
+/// The backward takes the lists that the forward made, in memory of their own.
+TEST(MobaPlan, ForwardAndBackwardHaveTheSameLists) {
+    for (int64_t const k : {1, 3, 8})
+        for (int64_t const documents : {1, 5}) {
+            MobaShape s = on_hopper(shape(32768, 512, k, documents));
+            MobaPlan const forward = plan_moba(s, MobaTask::forward);
+            s.deterministic = false;
+            MobaPlan const backward = plan_moba(s, MobaTask::backward, kMobaScratchBytes / 8);
+            for (MobaPlan const& plan : {forward, backward}) {
+                EXPECT_EQ(plan.lists.bytes, moba_lists_bytes(s)) << to_string(plan);
+                EXPECT_EQ(plan.lists.offset + plan.lists.bytes, plan.scratch_bytes) << to_string(plan);
+            }
+            for (auto const part : {&MobaPlan::first, &MobaPlan::block_table, &MobaPlan::block_of, &MobaPlan::places,
+                                    &MobaPlan::starts, &MobaPlan::totals, &MobaPlan::list_begin, &MobaPlan::list}) {
+                EXPECT_EQ((forward.*part).offset - forward.lists.offset,
+                          (backward.*part).offset - backward.lists.offset);
+                EXPECT_EQ((forward.*part).bytes, (backward.*part).bytes);
+            }
+            EXPECT_EQ(forward.chunk_queries, backward.chunk_queries);
+        }
 }
 
 TEST(MobaPlan, LessScratchMemoryMakesMoreWaves) {

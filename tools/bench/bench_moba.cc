@@ -52,6 +52,7 @@ class Bench {
         o_ = random(rows_, 5), dq_ = random(rows_, 6), dk_ = random(keys_, 7), dv_ = random(keys_, 8);
         lse_ = make(DType::f32, {tokens, s.heads});
         chosen_ = make(DType::i32, {tokens, s.heads, s.moba.top_k - 1});
+        lists_ = make(DType::i32, {ops_->moba_lists_size(rows_, keys_, borders_, s.moba)});
         TensorView const borders = make(DType::i32, {s.documents + 1});
         ops_->upload(borders, borders_.data());
         problem_ = {.shape = shape_,
@@ -61,6 +62,7 @@ class Bench {
                     .k = k_.as<bf16>(),
                     .v = v_.as<bf16>(),
                     .chosen = chosen_.as<int32_t>(),
+                    .lists = lists_.as<int32_t>(),
                     .scratch_limit = s.scratch_mib << 20,
                     .stream = stream_};
         gradients_ = {.d_o = d_o_.as<bf16>(),
@@ -138,7 +140,8 @@ class Bench {
                 .cu_seqlens = borders_,
                 .scale = problem_.scale,
                 .moba = moba,
-                .chosen_THS = moba != nullptr ? chosen_ : ConstView{}};
+                .chosen_THS = moba != nullptr ? chosen_ : ConstView{},
+                .lists_L = moba != nullptr ? lists_ : TensorView{}};
     }
     AttentionBackward backward_args(MobaOptions const* moba) {
         return {.dq_THK = dq_,
@@ -153,13 +156,14 @@ class Bench {
                 .cu_seqlens = borders_,
                 .scale = problem_.scale,
                 .moba = moba,
-                .chosen_THS = moba != nullptr ? chosen_ : ConstView{}};
+                .chosen_THS = moba != nullptr ? chosen_ : ConstView{},
+                .lists_L = moba != nullptr ? lists_ : TensorView{}};
     }
     moba::Stage stage(MobaTask task) {
         MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
         fmt::print("  {}\n", to_string(plan));
         scratch_ = {};
-        scratch_ = Buffer(*device_, plan.scratch_bytes + 256);
+        scratch_ = Buffer(*device_, plan.lists.offset + 256);
         problem_.scratch = scratch_.data();
         return moba::make_stage(problem_, task);
     }
@@ -215,8 +219,6 @@ class Bench {
     }
     void backward(std::string const& routing) {
         moba::Stage const st = stage(MobaTask::backward);
-        moba::build_block_table(st);
-        if (routed()) moba::build_lists(st);
         time("row products", routing, {}, [&] { moba::row_products(st, gradients_); });
         if (st.plan.kernels == MobaKernels::hopper)
             fused_backward(st, routing);
@@ -259,7 +261,7 @@ class Bench {
     MobaCosts costs_;
     std::vector<Buffer> buffers_;
     Buffer scratch_;
-    TensorView q_, k_, v_, d_o_, o_, dq_, dk_, dv_, lse_, chosen_;
+    TensorView q_, k_, v_, d_o_, o_, dq_, dk_, dv_, lse_, chosen_, lists_;
     MobaProblem problem_;
     MobaGradients gradients_;
     nlohmann::json results_ = nlohmann::json::array();

@@ -94,6 +94,10 @@ class TimedOps : public Ops {
     void attention_backward(AttentionBackward const& args) override {
         timed("attention_backward", [&] { inner_.attention_backward(args); });
     }
+    int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                            MobaOptions const& moba) const override {
+        return inner_.moba_lists_size(q_THK, k_TGK, cu_seqlens, moba);
+    }
     void moba_select(MobaSelect const& args) override {
         timed("moba_select", [&] { inner_.moba_select(args); });
     }

@@ -37,9 +37,11 @@ void moba_cuda_backward(MobaProblem const& problem, MobaGradients const& gradien
     if (problem.shape.tokens == 0) return;
     moba::Stage const stage = moba::make_stage(problem, MobaTask::backward);
     bool const routed = problem.shape.slots() > 0 && problem.shape.queries > 0;
-    moba::build_block_table(stage);
+    // Of no queries there has been no forward.
+    bool const listed = problem.lists != nullptr && problem.shape.queries > 0;
+    if (!listed) moba::build_block_table(stage);
     moba::row_products(stage, gradients);
-    if (routed) moba::build_lists(stage);
+    if (routed && !listed) moba::build_lists(stage);
     bool const fused = stage.plan.kernels == MobaKernels::hopper;
     if (!fused) moba::key_gradients(stage, gradients);
     for (int64_t i = 0; i < stage.plan.waves(); ++i) {

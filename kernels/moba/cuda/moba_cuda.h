@@ -24,8 +24,12 @@ struct MobaProblem {
     /// [queries, H, S]: blocks counted from the document's first, strictly ascending, -1 at the end. Entries outside a
     /// query's past are ignored.
     int32_t const* chosen = nullptr;
-    void* scratch = nullptr;                   ///< of plan_moba(...).scratch_bytes, at a multiple of 256 bytes
-    size_t scratch_limit = kMobaScratchBytes;  ///< what scratch memory may take: the option of plan_moba
+    /// Where the lists of the choice are instead of in `scratch`: of moba_lists_bytes, at a multiple of 256 bytes. The
+    /// forward leaves them there, and the backward of the same problem takes them as they are.
+    void* lists = nullptr;
+    /// Of plan_moba(...).scratch_bytes, or .lists.offset where the lists are elsewhere, at a multiple of 256 bytes.
+    void* scratch = nullptr;
+    size_t scratch_limit = kMobaScratchBytes;  ///< what both may take: the option of plan_moba
     cudaStream_t stream = nullptr;
 };
 

@@ -6,10 +6,13 @@
 
 namespace perigee::moba {
 
-Scratch scratch_of(MobaPlan const& plan, void* memory) {
+Scratch scratch_of(MobaPlan const& plan, void* memory, void* lists) {
     auto* const base = static_cast<unsigned char*>(memory);
     auto const at = [&]<class T>(T*& pointer, MobaRegion const& region) {
-        pointer = static_cast<T*>(static_cast<void*>(base + region.offset));
+        bool const elsewhere = lists != nullptr && region.offset >= plan.lists.offset;
+        unsigned char* const place =
+            elsewhere ? static_cast<unsigned char*>(lists) + (region.offset - plan.lists.offset) : base + region.offset;
+        pointer = static_cast<T*>(static_cast<void*>(place));
     };
     Scratch s{};
     at(s.first, plan.first);
@@ -40,7 +43,7 @@ Stage make_stage(MobaProblem const& problem, MobaTask task) {
     MobaPlan const plan = plan_moba(problem.shape, task, problem.scratch_limit);
     PERIGEE_CHECK(problem.query_begin >= 0 && problem.query_begin + problem.shape.queries <= problem.shape.tokens,
                   "queries from {} on of {}", problem.query_begin, to_string(problem.shape));
-    return {plan, problem, scratch_of(plan, problem.scratch)};
+    return {plan, problem, scratch_of(plan, problem.scratch, problem.lists)};
 }
 
 Wave wave_of(MobaPlan const& plan, int64_t index) {

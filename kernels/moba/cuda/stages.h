@@ -24,25 +24,28 @@ struct alignas(16) RowNumbers {
 /// The scratch memory of a plan. Lists are per (key/value head, block): entry = row << 6 | slot with row = query * R +
 /// r counted in the group's R heads, in ascending order.
 struct Scratch {
+    // In the plan's `lists`, which may be in memory of their own
     int32_t* first;       ///< [documents + 1]: first block of each document; the last is the number of blocks
     Block* blocks;        ///< [blocks]
     int32_t* block_of;    ///< [T]: of each token
-    bf16* centroids;      ///< [blocks, G, K]
     int32_t* places;      ///< [G, blocks, chunks]: entries of a list up to and with a chunk, once lists are built
     int32_t* starts;      ///< [G, chunks, blocks]: entries of a list before a chunk, once lists are built
     int32_t* totals;      ///< [G, blocks]
     unsigned* arrived;    ///< [G]: thread blocks whose sums are done
     int32_t* list_begin;  ///< [G, blocks + 1]: in the part of `list` of that head
     uint32_t* list;       ///< [G, queries * R * S]
-    int32_t* tiles;       ///< [wave_kv_heads, blocks + 1]: tiles of rows before each block's first, in a wave
-    bf16* partial;        ///< [wave_kv_heads, wave_queries, R, row_slots, K]
-    float* partial_lse;   ///< [wave_kv_heads, wave_queries, R, S]
-    RowNumbers* rows;     ///< [queries, H]
-    uint32_t* largest;    ///< [2]: bits of the largest bf16 of k and v
+
+    bf16* centroids;     ///< [blocks, G, K]
+    int32_t* tiles;      ///< [wave_kv_heads, blocks + 1]: tiles of rows before each block's first, in a wave
+    bf16* partial;       ///< [wave_kv_heads, wave_queries, R, row_slots, K]
+    float* partial_lse;  ///< [wave_kv_heads, wave_queries, R, S]
+    RowNumbers* rows;    ///< [queries, H]
+    uint32_t* largest;   ///< [2]: bits of the largest bf16 of k and v
     void *items, *pieces, *carried;  ///< of the fused backward: cuda/fused.cuh
     int32_t *item_begin, *piece_begin, *counters;
 };
-Scratch scratch_of(MobaPlan const& plan, void* memory);
+/// `lists` null: they are in `memory` too.
+Scratch scratch_of(MobaPlan const& plan, void* memory, void* lists);
 
 /// What every stage is given. `unsigned` kernels arguments stay small: it is passed by value.
 struct Stage {

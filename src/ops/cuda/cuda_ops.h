@@ -60,6 +60,8 @@ class CudaOps final : public Ops {
     void attention_forward(AttentionForward const& args) override;
     void attention_backward(AttentionBackward const& args) override;
     void moba_select(MobaSelect const& args) override;
+    int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                            MobaOptions const& moba) const override;
 
     void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) override;
     void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) override;

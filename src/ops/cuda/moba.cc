@@ -9,7 +9,7 @@ namespace {
 
 template <class Args>
 MobaProblem problem_of(Args const& args, int32_t const* borders, cudaStream_t stream) {
-    return {.shape = moba_shape(args.q_THK, args.k_TGK, args.cu_seqlens, args.moba, moba_cuda_kernels()),
+    return {.shape = moba_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, args.moba, moba_cuda_kernels()),
             .query_begin = args.query_begin,
             .cu_seqlens = borders,
             .q = args.q_THK.template as<bf16>(),
@@ -26,12 +26,25 @@ MobaProblem attention_of(Args const& args, int32_t const* borders, cudaStream_t 
     return problem;
 }
 
+/// The backward only reads them.
+void give_lists(MobaProblem& problem, ConstView lists_L) {
+    PERIGEE_CHECK(static_cast<size_t>(lists_L.bytes()) >= moba_lists_bytes(problem.shape), "{} of lists for {}",
+                  lists_L.shape.str(), to_string(problem.shape));
+    problem.lists = const_cast<int32_t*>(lists_L.as<int32_t>());
+}
+
 }  // namespace
 
 void CudaOps::give_scratch(MobaProblem& problem, MobaTask task) {
     problem.shape.deterministic = options_.deterministic;
     problem.scratch_limit = options_.moba_scratch;
-    problem.scratch = scratch(plan_moba(problem.shape, task, problem.scratch_limit).scratch_bytes);
+    MobaPlan const plan = plan_moba(problem.shape, task, problem.scratch_limit);
+    problem.scratch = scratch(problem.lists != nullptr ? plan.lists.offset : plan.scratch_bytes);
+}
+
+int64_t CudaOps::moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                                 MobaOptions const& moba) const {
+    return gpu_moba_lists_size(q_THK, k_TGK, cu_seqlens, moba);
 }
 
 void CudaOps::moba_select(MobaSelect const& args) {
@@ -44,12 +57,14 @@ void CudaOps::moba_select(MobaSelect const& args) {
 
 void CudaOps::block_attention_forward(AttentionForward const& args) {
     MobaProblem problem = attention_of(args, borders(args.cu_seqlens), stream());
+    if (!args.lists_L.empty()) give_lists(problem, args.lists_L);
     give_scratch(problem, MobaTask::forward);
     moba_cuda_forward(problem, args.o_THK.as<bf16>(), args.lse_TH.as<float>());
 }
 
 void CudaOps::block_attention_backward(AttentionBackward const& args) {
     MobaProblem problem = attention_of(args, borders(args.cu_seqlens), stream());
+    if (has_lists(args)) give_lists(problem, args.lists_L);
     give_scratch(problem, MobaTask::backward);
     moba_cuda_backward(problem, {.d_o = args.do_THK.as<bf16>(),
                                  .o = args.o_THK.as<bf16>(),

@@ -43,6 +43,9 @@ class HostOps : public Ops {
     void attention_forward(AttentionForward const& args) override;
     void attention_backward(AttentionBackward const& args) override;
     void moba_select(MobaSelect const& args) override;
+    int64_t moba_lists_size(Shape const&, Shape const&, std::span<int32_t const>, MobaOptions const&) const override {
+        return 0;
+    }
 
     void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) override;
     void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) override;

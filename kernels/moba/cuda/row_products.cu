@@ -1,6 +1,8 @@
 // What a backward begins with: of every row the numbers that are gathered with it, rowsum(do * o) among them. Where
 // visits add to dq, it is cleared here, and each row's factor needs the largest numbers of do, k and v: the bits of
 // bf16 without a sign are in the order of the numbers, infinity and then NaN above all.
+#include <bit>
+
 #include "kernels/moba/cuda/fused.cuh"
 #include "kernels/moba/cuda/launch.cuh"
 #include "kernels/moba/cuda/tile.cuh"
@@ -8,7 +10,7 @@
 namespace perigee::moba {
 namespace {
 
-constexpr int kProductThreads = 256, kLanesOfRow = 4;
+constexpr int kProductThreads = 256, kRowsAtOnce = 4;
 
 __device__ __forceinline__ float dot(uint32_t x, uint32_t y) { return low(x) * low(y) + high(x) * high(y); }
 
@@ -32,40 +34,59 @@ __device__ __forceinline__ void note_largest(uint32_t* to, uint32_t found) {
     if (threadIdx.x == 0 && found > *to) atomicMax(to, found);  // few do: a block that reads an old number asks in vain
 }
 
-/// A quad of lanes per row; all of its loads are under way at once. Where visits add to dq, also clears its row and
-/// says by what it is multiplied meanwhile.
+/// Lanes that share a row, each with 16 bytes of it at a time: as many as read all of it at once, if that is a power of
+/// two.
+template <int D>
+constexpr int kLanesOfRow = std::has_single_bit(unsigned{D / 8}) ? D / 8 : 4;
+
+/// What kLanesOfRow neighbours found; all of them learn it.
+template <int kLanes, class T, class F>
+__device__ __forceinline__ T of_row(T x, F combine) {
+#pragma unroll
+    for (int other = 1; other < kLanes; other *= 2) x = combine(x, __shfl_xor_sync(kAllLanes, x, other));
+    return x;
+}
+
+/// All loads of a thread's rows are under way at once. Where visits add to dq, also clears the rows there and says by
+/// what each is multiplied meanwhile.
 template <int D>
 __global__ void __launch_bounds__(kProductThreads) row_products_kernel(AttentionArgs const a) {
-    constexpr int kPieces = D / 8 / kLanesOfRow;  // 16 bytes each
-    int64_t const index = (int64_t{blockIdx.x} * kProductThreads + threadIdx.x) / kLanesOfRow;
-    int64_t const rows = int64_t{a.queries} * a.heads, row = min(index, rows - 1);
-    int const lane = threadIdx.x % kLanesOfRow;
-    auto const* const from = reinterpret_cast<uint4 const*>(a.d_o + row * D) + lane;
-    auto const* const with = reinterpret_cast<uint4 const*>(a.o + row * D) + lane;
-    uint4 x[kPieces], y[kPieces];
+    constexpr int kLanes = kLanesOfRow<D>, kPieces = D / 8 / kLanes, kGroups = kProductThreads / kLanes;
+    int const lane = threadIdx.x % kLanes;
+    int64_t const first = int64_t{blockIdx.x} * (kRowsAtOnce * kGroups) + threadIdx.x / kLanes;
+    int64_t const rows = int64_t{a.queries} * a.heads;
+    uint4 x[kRowsAtOnce][kPieces], y[kRowsAtOnce][kPieces];
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) x[i] = from[i * kLanesOfRow], y[i] = with[i * kLanesOfRow];
-    float const lse = a.lse[row];
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i)
-        sum += dot(x[i].x, y[i].x) + dot(x[i].y, y[i].y) + dot(x[i].z, y[i].z) + dot(x[i].w, y[i].w);
-    sum = quad_sum(sum);
-    uint32_t largest = 0;
-    if (a.largest != nullptr) {
-        auto* const dq = reinterpret_cast<uint4*>(a.dq + row * D) + lane;
+    for (int r = 0; r < kRowsAtOnce; ++r)
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-            if (index < rows) dq[i * kLanesOfRow] = uint4{};
-            largest = larger(largest, x[i]);
+            int64_t const at = min(first + r * kGroups, rows - 1) * D + (i * kLanes + lane) * 8;
+            x[r][i] = *reinterpret_cast<uint4 const*>(a.d_o + at);
+            y[r][i] = *reinterpret_cast<uint4 const*>(a.o + at);
         }
-        largest = max(largest & 0xffff, largest >> 16);
-        for (int other = 1; other < kLanesOfRow; other *= 2)
-            largest = max(largest, __shfl_xor_sync(kAllLanes, largest, other));
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+        int64_t const row = first + r * kGroups;
+        float sum = 0;
+        uint32_t largest = 0;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            uint4 const p = x[r][i], q = y[r][i];
+            sum += dot(p.x, q.x) + dot(p.y, q.y) + dot(p.z, q.z) + dot(p.w, q.w);
+            largest = larger(largest, p);
+        }
+        sum = of_row<kLanes>(sum, [](float m, float n) { return m + n; });
+        largest =
+            of_row<kLanes>(max(largest & 0xffff, largest >> 16), [](uint32_t m, uint32_t n) { return max(m, n); });
+        if (row >= rows) continue;
+        if (a.largest != nullptr)
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i)
+                *reinterpret_cast<uint4*>(a.dq + row * D + (i * kLanes + lane) * 8) = uint4{};
+        if (lane != 0) continue;
+        float const factor = a.largest != nullptr ? factor_of_row(largest, a.largest[0], a.largest[1], D) : 1;
+        a.rows[row] = {base_of_weights(a.lse[row]), sum, factor};
     }
-    if (lane != 0 || index >= rows) return;
-    float const factor = a.largest != nullptr ? factor_of_row(largest, a.largest[0], a.largest[1], D) : 1;
-    a.rows[row] = {base_of_weights(lse), sum, factor};
 }
 
 struct KeyTensors {
@@ -108,7 +129,7 @@ void row_products(Stage const& stage, MobaGradients const& gradients) {
     }
     with_head_dim(s.head_dim, [&]<int D>() {
         int64_t const rows = s.queries * s.heads;
-        launch({"row_products", ceil_div(rows, kProductThreads / kLanesOfRow), 1, kProductThreads, 0,
+        launch({"row_products", ceil_div(rows, kRowsAtOnce * (kProductThreads / kLanesOfRow<D>)), 1, kProductThreads, 0,
                 stage.problem.stream},
                row_products_kernel<D>, args);
     });

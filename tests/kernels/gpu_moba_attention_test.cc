@@ -395,22 +395,21 @@ TEST_F(GpuMobaAttention, WavesOfSomeQueriesOfSomeHeadsDoNotChangeABit) {
 
 TEST_F(GpuMobaAttention, KeptListsDoNotChangeABit) {
     for (auto const& [B, top_k] : {std::pair{32, 4}, {128, 3}, {128, 1}, {300, 2}})
-        for (auto const& [begin, end] : {std::pair{0, 700}, {200, 650}})
-            for (size_t const bytes : {kMobaScratchBytes, size_t{1}})
-                for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
-                    GpuMobaCase const c{.cu_seqlens = {0, 133, 700}, .options = {.block_size = B, .top_k = top_k}};
-                    auto const p = make_gpu_problem(c);
-                    GpuMoba kept(p, c.options, begin, end, bytes, kernels);
-                    GpuMoba again(p, c.options, begin, end, bytes, kernels);
-                    SCOPED_TRACE(to_string(kept.shape()));
-                    for (GpuMoba* const gpu : {&kept, &again}) gpu->choose(random_choice(c));
-                    kept.keep_lists();
-                    auto const y = kept.forward();
-                    EXPECT_EQ(y, again.forward());
-                    auto const lists = kept.lists();
-                    EXPECT_EQ(kept.backward(y.o, y.lse), again.backward(y.o, y.lse));
-                    EXPECT_EQ(kept.lists(), lists);
-                }
+        for (auto const& [begin, end, bytes] : {std::tuple{0, 700, kMobaScratchBytes}, {200, 650, size_t{1}}})
+            for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+                GpuMobaCase const c{.cu_seqlens = {0, 133, 700}, .options = {.block_size = B, .top_k = top_k}};
+                auto const p = make_gpu_problem(c);
+                GpuMoba kept(p, c.options, begin, end, bytes, kernels);
+                GpuMoba again(p, c.options, begin, end, bytes, kernels);
+                SCOPED_TRACE(to_string(kept.shape()));
+                for (GpuMoba* const gpu : {&kept, &again}) gpu->choose(random_choice(c));
+                kept.keep_lists();
+                auto const y = kept.forward();
+                EXPECT_EQ(y, again.forward());
+                auto const lists = kept.lists();
+                EXPECT_EQ(kept.backward(y.o, y.lse), again.backward(y.o, y.lse));
+                EXPECT_EQ(kept.lists(), lists);
+            }
 }
 
 TEST_F(GpuMobaAttention, RangesOfQueriesAddUp) {

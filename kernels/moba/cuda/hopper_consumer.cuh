@@ -9,48 +9,75 @@ namespace perigee::moba {
 
 using hopper::Inner;
 
-/// Running maxima and sums of the lane's two rows; scaled scores are s * scale, exponentials of base 2.
+/// What earlier weights and sums of the lane's two rows are worth after another tile of keys.
+struct Kept {
+    float factor[2];
+    bool less;  ///< of some row of the warp: else the factors are ones
+};
+
+/// Running sums of the lane's two rows, relative to about their maxima; scaled scores are s * scale, exponentials of
+/// base 2. A maximum that has grown little is left as it was, as weights up to 2^kSlack are no less precise: so a warp
+/// seldom has anything to rescale. Each row decides for itself, whatever rows are beside it.
 template <int kKeys>
 struct Softmax {
+    static constexpr float kSlack = 8;
     float top[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0, 0};  ///< of this lane's columns
 
-    /// Turns scores into weights relative to the new maximum; `kept` is what the old ones are worth.
-    __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, float (&kept)[2]) {
-        float shift[2], added[2] = {0, 0};
+    /// Turns scores into weights relative to the maxima from here on.
+    __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, Kept& kept) {
+        float shift[2], added[2] = {0, 0}, most[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float most = top[half];
+            most[half] = top[half];
 #pragma unroll
-            for (int n = 0; n < kKeys / 8; ++n) most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-            most = quad_max(most);
-            float const base = finite_base(most);
-            kept[half] = exp2_approx((top[half] - base) * scale_log2);
-            shift[half] = base * scale_log2;
-            top[half] = most;
+            for (int n = 0; n < kKeys / 8; ++n)
+                most[half] = fmaxf(most[half], fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+            most[half] = quad_max(most[half]);
         }
+        auto const grown = [&](int half) { return (most[half] - top[half]) * scale_log2 > kSlack; };
+        kept.less = __any_sync(kAllLanes, grown(0) || grown(1));
+        if (kept.less) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (!grown(half)) most[half] = top[half];
+                kept.factor[half] = exp2_approx((top[half] - finite_base(most[half])) * scale_log2);
+                sum[half] *= kept.factor[half];
+                top[half] = most[half];
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) shift[half] = finite_base(top[half]) * scale_log2;
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) {
             s[i] = exp2_approx(s[i] * scale_log2 - shift[i % 4 / 2]);
             added[i % 4 / 2] += s[i];
         }
 #pragma unroll
-        for (int half = 0; half < 2; ++half) sum[half] = sum[half] * kept[half] + added[half];
+        for (int half = 0; half < 2; ++half) sum[half] += added[half];
     }
 };
 
-/// Where a team is: a tile of rows, and which of its tiles of keys.
-struct Place {
+/// Where a team is: a tile of rows, and which of its tiles of keys, in a ring of kKeyStages.
+template <int kKeyStages>
+struct PlaceOfTeam {
     int32_t key_begin, key_tiles, seen_by_all, past, first_slot;
     bool keys_go_on;
     int32_t at[2];
     int32_t key_tile = 0;
-    uint32_t keys = 0;  ///< tiles of keys before this tile's first, in the ring's count
+    RingPosition<kKeyStages> first_keys = {}, keys = {};  ///< where the first, and this tile of keys is
 
     __device__ bool last() const { return key_tile + 1 == key_tiles; }
-    __device__ uint32_t in_ring() const { return keys + static_cast<uint32_t>(key_tile); }
-    /// The ring's count for the next tile of rows.
-    __device__ uint32_t next_keys() const { return keys_go_on ? keys : keys + static_cast<uint32_t>(key_tiles); }
+    __device__ void step() {
+        ++key_tile;
+        keys.advance();
+    }
+    /// From the last tile of keys: where the next tile of rows has its first.
+    __device__ RingPosition<kKeyStages> next_keys() const {
+        RingPosition<kKeyStages> next = keys;
+        next.advance();
+        return keys_go_on ? first_keys : next;
+    }
 };
 
 /// A team's dealings with the rings and its products: scores of a tile of keys, and results.
@@ -65,37 +92,40 @@ class TeamOfForward {
           scale_log2_(a_.scale * kLog2e) {}
 
   protected:
-    static constexpr int D = T::D, kKeys = T::kKeys, kKeyStages = T::kKeyStages;
+    static constexpr int D = T::D, kKeys = T::kKeys;
     static constexpr bool kOwn = T::kOwn;
+    using Keys = RingPosition<T::kKeyStages>;
+    using Place = PlaceOfTeam<T::kKeyStages>;
 
-    /// The next tile that has rows for this team; `keys` is its place in the ring.
-    __device__ Place next_tile(uint32_t keys) {
+    /// The next tile that has rows for this team, whose first keys are at `keys`.
+    __device__ Place next_tile(Keys keys) {
         for (;;) {
             shared_.q_full[stage_].wait(parity_);
             TeamRows const& rows = shared_.rows[stage_];
-            Place const place{rows.key_begin,
-                              rows.key_tiles,
-                              rows.seen_by_all,
-                              rows.past,
-                              rows.first_slot + row_ * a_.slots,
-                              !kOwn && rows.keys_go_on,
-                              {rows.at[row_], rows.at[row_ + 8]},
-                              0,
-                              keys};
+            Place place{rows.key_begin,
+                        rows.key_tiles,
+                        rows.seen_by_all,
+                        rows.past,
+                        rows.first_slot + row_ * a_.slots,
+                        !kOwn && rows.keys_go_on,
+                        {rows.at[row_], rows.at[row_ + 8]},
+                        0,
+                        keys,
+                        keys};
             if (!T::kShort || place.key_tiles == 0 || rows.there) return place;
             release_rows();
-            if (!place.keys_go_on) pass_keys(place);
-            keys = place.next_keys();
+            if (!place.keys_go_on) keys = pass_keys(place);
         }
     }
-    /// A tile's keys that this team has no rows for.
-    __device__ void pass_keys(Place at) {
-        for (; at.key_tile < at.key_tiles; ++at.key_tile) {
+    /// Past a tile's keys that this team has no rows for.
+    __device__ Keys pass_keys(Place at) {
+        for (; at.key_tile < at.key_tiles; at.step()) {
             await_keys(at);
-            release(shared_.k_free[at.in_ring() % kKeyStages]);
+            release(shared_.k_free[at.keys.stage]);
             await_values(at);
-            release(shared_.v_free[at.in_ring() % kKeyStages]);
+            release(shared_.v_free[at.keys.stage]);
         }
+        return at.keys;
     }
     /// This warp no longer reads what `barrier` guards.
     __device__ static void release(Barrier& barrier) {
@@ -119,9 +149,8 @@ class TeamOfForward {
     }
 
     __device__ uint32_t await_keys(Place const& at) {
-        uint32_t const index = at.in_ring(), stage = index % kKeyStages;
-        shared_.k_full[stage].wait(index / kKeyStages & 1);
-        return hopper::uniform(hopper::shared_address(shared_.k[stage]));
+        shared_.k_full[at.keys.stage].wait(at.keys.parity());
+        return hopper::uniform(hopper::shared_address(shared_.k[at.keys.stage]));
     }
     __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Place const& at) {
         uint32_t const k = await_keys(at);
@@ -145,16 +174,17 @@ class TeamOfForward {
     }
     __device__ void finish_scores(float (&s)[kKeys / 2], Place const& at) {
         hopper::pin(s);
-        if (!at.keys_go_on) release(shared_.k_free[at.in_ring() % kKeyStages]);
-        if (at.last()) release_rows();
+        if (!at.keys_go_on) release(shared_.k_free[at.keys.stage]);
         int32_t const key = at.key_begin + at.key_tile * kKeys;
-        if (key + kKeys - 1 <= at.seen_by_all) return;
+        bool const some_unseen = key + kKeys - 1 > at.seen_by_all;
+        int32_t sees[2] = {at.seen_by_all, at.seen_by_all};
+        if constexpr (kOwn)
+            if (some_unseen) sees[0] = shared_.sees[stage_][row_], sees[1] = shared_.sees[stage_][row_ + 8];
+        if (at.last()) release_rows();
+        if (!some_unseen) return;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            // A row that is not there may see anything.
-            int32_t limit = at.seen_by_all;
-            if constexpr (kOwn) limit = at.at[half] < 0 ? INT_MAX : a_.query_begin + at.at[half] / a_.heads;
-            int32_t const first = key + static_cast<int32_t>(threadIdx.x % 4) * 2;
+            int32_t const limit = sees[half], first = key + static_cast<int32_t>(threadIdx.x % 4) * 2;
 #pragma unroll
             for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -167,9 +197,8 @@ class TeamOfForward {
         for (int step = 0; step < kKeys / 16; ++step) hopper::to_left(weights[step], s, step);
     }
     __device__ uint32_t await_values(Place const& at) {
-        uint32_t const index = at.in_ring(), stage = index % kKeyStages;
-        shared_.v_full[stage].wait(index / kKeyStages & 1);
-        return hopper::uniform(hopper::shared_address(shared_.v[stage]));
+        shared_.v_full[at.keys.stage].wait(at.keys.parity());
+        return hopper::uniform(hopper::shared_address(shared_.v[at.keys.stage]));
     }
     __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Place const& at) {
         uint32_t const v = await_values(at);
@@ -193,12 +222,13 @@ class TeamOfForward {
     }
     __device__ void finish_outputs(float (&o)[D / 2], Place const& at) {
         hopper::pin(o);
-        if (!at.keys_go_on) release(shared_.v_free[at.in_ring() % kKeyStages]);
+        if (!at.keys_go_on) release(shared_.v_free[at.keys.stage]);
     }
     /// What was summed up to a tile of keys, for the next.
-    __device__ static void rescale(float (&o)[D / 2], float const (&kept)[2]) {
+    __device__ static void rescale(float (&o)[D / 2], Kept const& kept) {
+        if (!kept.less) return;
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) o[i] *= kept[i % 4 / 2];
+        for (int i = 0; i < D / 2; ++i) o[i] *= kept.factor[i % 4 / 2];
     }
 
     AttentionArgs const& a_;

@@ -14,11 +14,12 @@ class OverlappedTeam : TeamOfForward<T> {
         : TeamOfForward<T>(args, shared, team), ring_(shared.visits) {}
 
     __device__ void run() {
-        Place now = next_tile(0);
+        Place now = next_tile({});
         if (now.key_tiles == 0) return;
         if constexpr (kOwn)
             for (int s = 0; s < T::kVisitStages; ++s) ring_.start(a_, own_rows(now), s);
-        float s[kKeys / 2], o[D / 2], kept[2];
+        float s[kKeys / 2], o[D / 2];
+        Kept kept;
         uint32_t weights[kKeys / 16][4], q[D / 16][4];
         Softmax<kKeys> softmax, done;
         VisitsOf visits;
@@ -32,7 +33,7 @@ class OverlappedTeam : TeamOfForward<T> {
         for (;;) {
             bool const ends = now.last();
             Place then = now;
-            ++then.key_tile;
+            then.step();
             if (ends) then = next_tile(now.next_keys());
             if (then.key_tiles == 0) break;
             if (ends) load_rows(q);
@@ -53,7 +54,6 @@ class OverlappedTeam : TeamOfForward<T> {
             finish_outputs(o, now);
             to_weights(weights, s);
             if constexpr (!kLate) finish_step(o, now, then, done, kept, visits);
-            if (ends && !then.last()) load_rows(q);  // again: merging takes the registers
             if constexpr (kLate) before = now;
             now = then;
         }
@@ -74,8 +74,9 @@ class OverlappedTeam : TeamOfForward<T> {
     using Team::a_, Team::scale_log2_, Team::D, Team::kKeys, Team::kOwn;
     using Team::finish_outputs, Team::finish_scores, Team::next_tile, Team::start_outputs, Team::start_scores,
         Team::to_weights;
+    using typename Team::Place;
 
-    /// A step is finished while the next scores are made; merging lacks the registers for that.
+    /// A step is finished while the next scores are made; where it may be a merge, that gains nothing.
     static constexpr bool kLate = !kOwn;
     struct NoWeights {
         NoWeights() = default;
@@ -98,7 +99,7 @@ class OverlappedTeam : TeamOfForward<T> {
 
     /// What was summed up to a tile of keys is written where it is a row tile's last, else rescaled for the next.
     __device__ void finish_step(float (&o)[D / 2], Place const& at, Place const& next, Softmax<kKeys> const& done,
-                                float const (&kept)[2], VisitsOf const& visits) {
+                                Kept const& kept, VisitsOf const& visits) {
         if (at.last())
             write(o, done, at, next, visits);
         else
@@ -106,7 +107,7 @@ class OverlappedTeam : TeamOfForward<T> {
     }
 
     /// The tile's results, normalised.
-    __device__ void write(float const (&o)[D / 2], Softmax<kKeys> const& softmax, Place const& tile, Place const& next,
+    __device__ void write(float (&o)[D / 2], Softmax<kKeys> const& softmax, Place const& tile, Place const& next,
                           VisitsOf const& visits) {
         float sum[2], lse[2];  // of base 2
 #pragma unroll
@@ -116,11 +117,10 @@ class OverlappedTeam : TeamOfForward<T> {
         }
         float* const lse_to = kOwn ? a_.lse_out : a_.partial_lse;
         if constexpr (kOwn) {
-            float merged[D / 2];  // o itself may not change while products that wait for it are under way
-            merge_visits<D>(a_, ring_, own_rows(tile), own_rows(next), visits, o, merged, sum, lse);
+            merge_visits<D>(a_, ring_, own_rows(tile), own_rows(next), visits, o, sum, lse);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, merged, half, inverse_of_sum(sum[half]),
+                write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, o, half, inverse_of_sum(sum[half]),
                              tile.at[half] >= 0);
         } else {
 #pragma unroll

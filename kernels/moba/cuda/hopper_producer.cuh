@@ -64,6 +64,7 @@ struct ForwardShared {
     unsigned char v[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
     unsigned char visits[T::kVisitStages * T::Ring::kBytes + 16];
     TeamRows rows[T::kTeams * T::kRowStages];
+    int32_t sees[T::kOwn ? T::kTeams * T::kRowStages : 1][kTeamRows];  ///< of own rows: the last token each sees
     Barrier q_full[T::kTeams * T::kRowStages], q_free[T::kTeams * T::kRowStages];
     Barrier k_full[T::kKeyStages], k_free[T::kKeyStages];
     Barrier v_full[T::kKeyStages], v_free[T::kKeyStages];
@@ -159,6 +160,7 @@ class RowGatherer {
     /// Starts the copies of 32 rows, of which each lane knows one, as a group.
     __device__ void copy_rows(Row const& row, int first) {
         shared_.rows[first_stage_ + ring_.stage].at[first + lane()] = T::kOwn ? row.at : row.slot;
+        if constexpr (T::kOwn) shared_.sees[first_stage_ + ring_.stage][first + lane()] = row.limit;
         // For a row that is not there any other will do, as its result is not written.
         int32_t const at = max(row.at, 0);
         uint32_t const to = ring_.stage * hopper::tile_bytes<kTeamRows, T::D>() + first * hopper::kPanelRowBytes;

@@ -178,11 +178,11 @@ class VisitRing {
 };
 
 /// Joins o, normalised but for `sum`, and its lse of base 2, with those of the rows' visits: lse' = log sum exp(lse_j),
-/// o' = sum exp(lse_j - lse') o_j. Afterwards merged / sum is the result, and the ring holds the first slots of `next`.
+/// o' = sum exp(lse_j - lse') o_j. Afterwards o / sum is the result, and the ring holds the first slots of `next`.
 template <int D, int kStages>
 __device__ void merge_visits(AttentionArgs const& a, VisitRing<D, kStages>& ring, OwnRows const& rows,
-                             OwnRows const& next, VisitWeights const& weights, float const (&o)[D / 2],
-                             float (&merged)[D / 2], float (&sum)[2], float (&lse)[2]) {
+                             OwnRows const& next, VisitWeights const& weights, float (&o)[D / 2], float (&sum)[2],
+                             float (&lse)[2]) {
     float mine[2] = {0, 0}, base[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -194,7 +194,7 @@ __device__ void merge_visits(AttentionArgs const& a, VisitRing<D, kStages>& ring
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-            for (int i = n * 4 + half * 2; i < n * 4 + half * 2 + 2; ++i) merged[i] = o[i] * factor;
+            for (int i = n * 4 + half * 2; i < n * 4 + half * 2 + 2; ++i) o[i] *= factor;
         sum[half] = weight;
     }
     int const steps = max(a.slots, kStages);
@@ -213,7 +213,7 @@ __device__ void merge_visits(AttentionArgs const& a, VisitRing<D, kStages>& ring
                     part[i] = make_uint4(0, 0, 0, 0);  // what an unused slot holds may be no number
                     if (weight != 0) part[i] = ring.read(half, i);
                 }
-                add_partial<D>(merged, half, part, weight);
+                add_partial<D>(o, half, part, weight);
             }
         }
         if (s + kStages < steps)

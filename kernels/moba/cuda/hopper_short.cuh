@@ -12,13 +12,13 @@ class ShortTeam : TeamOfForward<T> {
     using TeamOfForward<T>::TeamOfForward;
 
     __device__ void run() {
-        Place tile = next_tile(0);
+        Place tile = next_tile({});
         if (tile.key_tiles == 0) return;
         float s[kKeys / 2], o[D / 2];
         start_scores(s, tile);
         for (;;) {
             uint32_t weights[kKeys / 16][4];
-            float kept[2];
+            Kept kept;
             Softmax<kKeys> softmax;
             hopper::products_wait<0>();
             finish_scores(s, tile);
@@ -44,6 +44,7 @@ class ShortTeam : TeamOfForward<T> {
     using Team::a_, Team::scale_log2_, Team::D, Team::kKeys;
     using Team::finish_outputs, Team::finish_scores, Team::next_tile, Team::start_first_outputs, Team::start_scores,
         Team::to_weights;
+    using typename Team::Place;
 
     /// Of the lane's rows: what their results are divided by, and their log-sum-exps.
     struct Total {

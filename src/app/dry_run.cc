@@ -69,7 +69,7 @@ class DryOps : public Ops {
         if (!goes_to_cudnn(args)) note(args, MobaTask::forward, !args.lists_L.empty());
     }
     void attention_backward(AttentionBackward const& args) override {
-        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, has_lists(args));
+        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, forward_left_lists(args));
     }
     void moba_select(MobaSelect const& args) override {
         if (args.chosen_THS.size() > 0) note(args, MobaTask::select, false);

@@ -26,7 +26,7 @@ MobaShape moba_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t c
 int64_t gpu_moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                             MobaOptions const& moba);
 
-/// Whether the forward of the same tensors was given lists and has written them.
-bool has_lists(AttentionBackward const& args);
+/// Whether the forward of the same tensors has left lists: given memory for them, and not computed by cuDNN.
+bool forward_left_lists(AttentionBackward const& args);
 
 }  // namespace perigee

@@ -254,7 +254,8 @@ class Ops {
     virtual void attention_backward(AttentionBackward const& args) = 0;
     virtual void moba_select(MobaSelect const& args) = 0;
     /// Numbers that attention_forward with these options may leave to attention_backward: which queries chose a block,
-    /// for every block. 0 where they are of no use. Few different ones for packs of as many tokens.
+    /// for every block. 0 where that is of no use, or documents are so many and short that it takes much memory; else
+    /// the same for all packs of as many tokens.
     virtual int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                                     MobaOptions const& moba) const = 0;
 

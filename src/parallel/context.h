@@ -81,7 +81,7 @@ struct AttentionActivations {
     AttentionTensors attended;  ///< what the attention works on; with ulysses all tokens and H / cp heads, else `local`
     TensorView lse_TH;          ///< of the attended queries
     TensorView chosen_THS;      ///< of the attended queries, MoBA layers only
-    TensorView lists_L;         ///< likewise, where Ops has use for them
+    TensorView lists_L;         ///< likewise, where Ops has use for them and the queries are one range
 };
 
 /// Attention over the pack of one pass, for queries, keys and values of the rank's own tokens. On one rank these are

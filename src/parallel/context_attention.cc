@@ -186,6 +186,7 @@ AttentionActivations ContextAttention::allocate(MobaOptions const* moba) const {
     acts.lse_TH = arena_->allocate("lse", ops_->main_dtype(), {tokens, heads});
     if (moba == nullptr) return acts;
     acts.chosen_THS = arena_->allocate("chosen", DType::i32, {tokens, heads, std::max<int64_t>(moba->top_k - 1, 0)});
+    if (queries().size() > 1) return acts;  // every range has lists of its own
     Shape const keys{shard_.pack_tokens(), acts.attended.k_TGK[1], problem_.head_dim};
     int64_t const numbers = ops_->moba_lists_size(acts.attended.q_THK.shape, keys, problem_.cu_seqlens, *moba);
     if (numbers > 0) acts.lists_L = arena_->allocate("lists", DType::i32, {numbers});

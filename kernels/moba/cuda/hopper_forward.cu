@@ -42,6 +42,7 @@ __global__ void __launch_bounds__(threads<T>(), 1) hopper_forward_kernel(__grid_
 
 template <class T>
 void launch_tiling(Stage const& stage, Wave const& wave, AttentionArgs const& attention, int64_t tiles) {
+    static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
     MobaShape const& shape = stage.plan.shape;
     auto const map = [&](bf16 const* x) {
         return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, T::kKeys);

@@ -24,8 +24,9 @@ struct MobaProblem {
     /// [queries, H, S]: blocks counted from the document's first, strictly ascending, -1 at the end. Entries outside a
     /// query's past are ignored.
     int32_t const* chosen = nullptr;
-    /// Where the lists of the choice are instead of in `scratch`: of moba_lists_bytes, at a multiple of 256 bytes. The
-    /// forward leaves them there, and the backward of the same problem takes them as they are.
+    /// Where the block table and the lists of the choice are instead of in `scratch`: of moba_lists_bytes, at a
+    /// multiple of 256 bytes. The forward leaves them there, and the backward of the same problem takes them as they
+    /// are.
     void* lists = nullptr;
     /// Of plan_moba(...).scratch_bytes, or .lists.offset where the lists are elsewhere, at a multiple of 256 bytes.
     void* scratch = nullptr;

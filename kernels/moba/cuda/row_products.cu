@@ -47,8 +47,8 @@ __device__ __forceinline__ T of_row(T x, F combine) {
     return x;
 }
 
-/// All loads of a thread's rows are under way at once. Where visits add to dq, also clears the rows there and says by
-/// what each is multiplied meanwhile.
+/// All loads of do and o that a thread makes are under way at once. Where visits add to dq, also clears the rows there
+/// and says by what each is multiplied meanwhile.
 template <int D>
 __global__ void __launch_bounds__(kProductThreads) row_products_kernel(AttentionArgs const a) {
     constexpr int kLanes = kLanesOfRow<D>, kPieces = D / 8 / kLanes, kGroups = kProductThreads / kLanes;

@@ -26,7 +26,7 @@ MobaProblem attention_of(Args const& args, int32_t const* borders, cudaStream_t 
     return problem;
 }
 
-/// The backward only reads them.
+/// The backward of any queries only reads them.
 void give_lists(MobaProblem& problem, ConstView lists_L) {
     PERIGEE_CHECK(static_cast<size_t>(lists_L.bytes()) >= moba_lists_bytes(problem.shape), "{} of lists for {}",
                   lists_L.shape.str(), to_string(problem.shape));
@@ -64,7 +64,7 @@ void CudaOps::block_attention_forward(AttentionForward const& args) {
 
 void CudaOps::block_attention_backward(AttentionBackward const& args) {
     MobaProblem problem = attention_of(args, borders(args.cu_seqlens), stream());
-    if (has_lists(args)) give_lists(problem, args.lists_L);
+    if (forward_left_lists(args)) give_lists(problem, args.lists_L);
     give_scratch(problem, MobaTask::backward);
     moba_cuda_backward(problem, {.d_o = args.do_THK.as<bf16>(),
                                  .o = args.o_THK.as<bf16>(),

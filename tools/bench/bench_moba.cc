@@ -52,7 +52,8 @@ class Bench {
         o_ = random(rows_, 5), dq_ = random(rows_, 6), dk_ = random(keys_, 7), dv_ = random(keys_, 8);
         lse_ = make(DType::f32, {tokens, s.heads});
         chosen_ = make(DType::i32, {tokens, s.heads, s.moba.top_k - 1});
-        lists_ = make(DType::i32, {ops_->moba_lists_size(rows_, keys_, borders_, s.moba)});
+        int64_t const numbers = ops_->moba_lists_size(rows_, keys_, borders_, s.moba);
+        if (numbers > 0) lists_ = make(DType::i32, {numbers});
         TensorView const borders = make(DType::i32, {s.documents + 1});
         ops_->upload(borders, borders_.data());
         problem_ = {.shape = shape_,
@@ -62,7 +63,7 @@ class Bench {
                     .k = k_.as<bf16>(),
                     .v = v_.as<bf16>(),
                     .chosen = chosen_.as<int32_t>(),
-                    .lists = lists_.as<int32_t>(),
+                    .lists = lists_.data,
                     .scratch_limit = s.scratch_mib << 20,
                     .stream = stream_};
         gradients_ = {.d_o = d_o_.as<bf16>(),
@@ -163,7 +164,7 @@ class Bench {
         MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
         fmt::print("  {}\n", to_string(plan));
         scratch_ = {};
-        scratch_ = Buffer(*device_, plan.lists.offset + 256);
+        scratch_ = Buffer(*device_, (lists_.empty() ? plan.scratch_bytes : plan.lists.offset) + 256);
         problem_.scratch = scratch_.data();
         return moba::make_stage(problem_, task);
     }
@@ -219,6 +220,10 @@ class Bench {
     }
     void backward(std::string const& routing) {
         moba::Stage const st = stage(MobaTask::backward);
+        if (lists_.empty()) {  // else they are the forward's
+            moba::build_block_table(st);
+            if (routed()) moba::build_lists(st);
+        }
         time("row products", routing, {}, [&] { moba::row_products(st, gradients_); });
         if (st.plan.kernels == MobaKernels::hopper)
             fused_backward(st, routing);

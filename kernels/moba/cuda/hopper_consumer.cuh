@@ -12,7 +12,7 @@ using hopper::Inner;
 /// What earlier weights and sums of the lane's two rows are worth after another tile of keys.
 struct Kept {
     float factor[2];
-    bool less;  ///< of some row of the warp: else the factors are ones
+    bool less;  ///< of some row of the warp; else all is worth what it was, and the factors are not set
 };
 
 /// Running sums of the lane's two rows, relative to about their maxima; scaled scores are s * scale, exponentials of

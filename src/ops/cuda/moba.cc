@@ -26,7 +26,7 @@ MobaProblem attention_of(Args const& args, int32_t const* borders, cudaStream_t 
     return problem;
 }
 
-/// The backward of any queries only reads them.
+/// The backward reads them, but for one of no queries, which had no forward to write them.
 void give_lists(MobaProblem& problem, ConstView lists_L) {
     PERIGEE_CHECK(static_cast<size_t>(lists_L.bytes()) >= moba_lists_bytes(problem.shape), "{} of lists for {}",
                   lists_L.shape.str(), to_string(problem.shape));

@@ -212,10 +212,12 @@ void fit(MobaPlan& plan, size_t bytes) {
     lay_out(plan, bytes / 4, plan.shares_sums ? kSharingPiecesOfWave : kFewestPiecesOfWave);
 }
 
-/// With visits that add to dq: one wave, unless memory is very short.
+/// With visits that add to dq: one wave, unless memory is very short. No run waits for another, so those of a block go
+/// to as many thread blocks, which read its rows, and add to theirs of dq, at about the same time.
 MobaPlan without_partial(MobaPlan plan, size_t bytes) {
     plan.adds_to_dq = true;
     plan.row_slots = 0;
+    plan.chain = 1;
     fit(plan, bytes);
     return plan;
 }

@@ -63,7 +63,7 @@ struct MobaPlan {
 
     // The fused backward on Hopper, whose items are (run of kMobaItemKeys keys, piece of the rows that see it).
     int64_t runs = 1;   ///< of keys in a whole block
-    int64_t chain = 1;  ///< runs that follow each other in one thread block and share a row's partial result
+    int64_t chain = 1;  ///< runs that follow each other in one thread block and share a row's partial result, if any
     /// Partial results of a row: one per choice, and chain; in the fused backward also for the own block's chains but
     /// the first, which has its place in dq.
     int64_t row_slots = 0;

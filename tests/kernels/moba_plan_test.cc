@@ -271,6 +271,7 @@ TEST(MobaPlan, FusedBackwardInAnyOrderAddsToDqUnlessThatRoundsTooOften) {
         MobaPlan const plan = plan_moba(s, MobaTask::backward);
         EXPECT_EQ(plan.adds_to_dq, adds) << to_string(plan);
         EXPECT_EQ(plan.partial.bytes == 0, adds) << to_string(plan);
+        EXPECT_EQ(plan.chain, adds ? 1 : places.chain) << to_string(plan);
         EXPECT_LE(plan.waves(), adds ? 1 : places.waves()) << to_string(plan);
         EXPECT_FALSE(plan_moba(s, MobaTask::forward).adds_to_dq);
         // Where nothing fits, the plan that takes less.

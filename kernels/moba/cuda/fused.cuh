@@ -9,10 +9,10 @@
 // its place in dq. A piece that has its keys to itself writes dk and dv; else the pieces' sums are added by
 // sum_key_gradients.
 //
-// Where the order may be any, all runs of all blocks add to dq itself, as fp16; each row is multiplied by a power of
-// two such that no sum overflows. lay_query_gradients_out makes bf16 in its layout of that. Or, where rows have places
-// and a head's queries several waves, all pieces of all of these add to one fp32 sum of their keys, which
-// sum_key_gradients writes after the last.
+// Where the order may be any, all runs of all blocks add to dq itself, as fp16, each a chain of its own; each row is
+// multiplied by a power of two such that no sum overflows. lay_query_gradients_out makes bf16 in its layout of that.
+// Or, where rows have places and a head's queries several waves, all pieces of all of these add to one fp32 sum of
+// their keys, which sum_key_gradients writes after the last.
 #pragma once
 
 #include <cstddef>

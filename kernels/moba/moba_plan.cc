@@ -212,12 +212,11 @@ void fit(MobaPlan& plan, size_t bytes) {
     lay_out(plan, bytes / 4, plan.shares_sums ? kSharingPiecesOfWave : kFewestPiecesOfWave);
 }
 
-/// With visits that add to dq: one wave, unless memory is very short. No run waits for another, so those of a block go
-/// to as many thread blocks, which read its rows, and add to theirs of dq, at about the same time.
+/// With visits that add to dq: one wave, unless memory is very short. Runs are no chains, as none waits for another:
+/// those of a block go to as many thread blocks, which read its rows, and add to theirs of dq, at about the same time.
 MobaPlan without_partial(MobaPlan plan, size_t bytes) {
     plan.adds_to_dq = true;
     plan.row_slots = 0;
-    plan.chain = 1;
     fit(plan, bytes);
     return plan;
 }
@@ -293,11 +292,11 @@ MobaPlan plan_moba(MobaShape const& s, MobaTask task, size_t bytes) {
         return plan;
     }
     plan.runs = ceil_div(std::min(s.options.block_size, s.tokens), kMobaItemKeys);
-    plan.chain = chain_of(plan.runs);
     std::optional<MobaPlan> adding;
     if (!s.deterministic && s.options.top_k * plan.runs <= kMostAddedVisits) adding = without_partial(plan, bytes);
     if (adding && adding->waves() > 1) adding.reset();  // it would clear dq once only
     if (adding && adding->scratch_bytes <= bytes) return *adding;
+    plan.chain = chain_of(plan.runs);
     plan.row_slots = s.options.top_k * (plan.runs / plan.chain) - 1;
     // Blocks so long that one chunk's rows have too many places leave one place per block instead.
     if (partial_bytes_of_query(plan) * static_cast<size_t>(plan.chunk_queries) > bytes) {

@@ -1,13 +1,13 @@
 // The fused backward on Hopper: what its kernels share. Work is cut into items: a run of kItemKeys keys of a block, and
-// a piece of the rows that see it ("visitors": those of the block's list, then rows of the block itself). All runs of a
-// block walk the same list from its beginning, at about the same time: one of them brings the rows into the cache.
+// a piece of the rows that see it ("visitors": those of the block's list, then rows of the block itself). Items of
+// different chains and the same piece are neighbours: taken at about the same time, one brings the rows into the cache.
 //
-// Runs of a block form chains. Items of a chain follow each other in one thread block, where a row always meets the
-// same threads: the first run leaves a row's partial dq, the others add to it, in bf16, in the L2 cache. The layout
-// suits the registers it comes from, and is not scaled yet: of every 32 columns, the pair (2 c, 2 c + 1) lies at pair c
-// / 4 + c % 4 * 4. sum_query_gradients adds the chains' partial dq in order; the first chain of a row's own block has
-// its place in dq. A piece that has its keys to itself writes dk and dv; else the pieces' sums are added by
-// sum_key_gradients.
+// Runs of a block form chains. Items of a chain follow each other in one thread block, each with the rows to bring
+// anew, as there a row always meets the same threads: the first run leaves a row's partial dq, the others add to it, in
+// bf16, in the L2 cache. The layout suits the registers it comes from, and is not scaled yet: of every 32 columns, the
+// pair (2 c, 2 c + 1) lies at pair c / 4 + c % 4 * 4. sum_query_gradients adds the chains' partial dq in order; the
+// first chain of a row's own block has its place in dq. A piece that has its keys to itself writes dk and dv; else the
+// pieces' sums are added by sum_key_gradients.
 //
 // Where the order may be any, all runs of all blocks add to dq itself, as fp16, each a chain of its own; each row is
 // multiplied by a power of two such that no sum overflows. lay_query_gradients_out makes bf16 in its layout of that.

@@ -60,9 +60,10 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
 }
 
 /// What x, never negative, is made of is computed before whatever follows. The assembler, which no fence holds back,
-/// otherwise moves products_wait ahead of arithmetic that was to overlap with the products.
+/// otherwise moves products_wait ahead of arithmetic that was to overlap with the products. By a store that does not
+/// happen: around a branch it finds fewer registers.
 __device__ __forceinline__ void settle(float x) {
-    if (x < 0) asm volatile("trap;");
+    asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(x), "r"(0));
 }
 
 /// The instruction: `issue` adds to d where `accumulate`; `first` makes d = a b and leaves the compiler free to use d's

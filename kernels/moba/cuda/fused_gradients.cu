@@ -46,9 +46,9 @@ class Consumer {
     }
 
   private:
-    /// A thread's part of a tile's dq, written while the products of the next tile are under way.
+    /// A thread's part of a tile's dq.
     struct QueryPart {
-        bf16* to[2] = {};
+        bf16* to[2];
         uint32_t word[2][2][4];
 
         __device__ __forceinline__ void round(float const (&dq)[32], float const (&factor)[2]) {
@@ -84,13 +84,11 @@ class Consumer {
         int32_t first = item.begin;
         if (first >= end) return;
         await_rows();
-        QueryPart last_dq;
         bool const add = (item.flags & kAddToPartial) != 0;
         for (int last = -1; first < end; first += T::kRows) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
             start_scores(s, shared_.k, shared_.q[stage]);
-            last_dq.write(add);
             hopper::products_wait<1>();  // dk of the last tile
             if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
             start_scores(dp, shared_.v, shared_.d_o[stage]);
@@ -109,7 +107,8 @@ class Consumer {
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
-            last_dq.to[0] = place_of_row(stage, 0), last_dq.to[1] = place_of_row(stage, 1);
+            QueryPart part;
+            part.to[0] = place_of_row(stage, 0), part.to[1] = place_of_row(stage, 1);
             hopper::products_wait<1>();  // dv, whose factors' registers are needed
             add_products(dk, ds, shared_.q[stage]);
             last = stage;
@@ -121,9 +120,9 @@ class Consumer {
             float factor[2] = {};
             if constexpr (kAddsToDq)
                 for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[last][row_of_dq(half)];
-            last_dq.round(dq, factor);
+            part.round(dq, factor);
+            part.write(add);  // while dk is made: what is read from shared memory after this waits for it
         }
-        last_dq.write(add);
         hopper::products_wait<0>();
         hopper::pin(dk);
         hopper::pin(dv);

@@ -17,7 +17,8 @@ struct Kept {
 
 /// Running sums of the lane's two rows, relative to about their maxima; scaled scores are s * scale, exponentials of
 /// base 2. A maximum that has grown little is left as it was, as weights up to 2^kSlack are no less precise: so a warp
-/// seldom has anything to rescale. Each row decides for itself, whatever rows are beside it.
+/// seldom has anything to rescale, and lanes seldom need each other's maxima. Each row decides for itself, whatever
+/// rows are beside it.
 template <int kKeys>
 struct Softmax {
     static constexpr float kSlack = 8;
@@ -33,13 +34,13 @@ struct Softmax {
 #pragma unroll
             for (int n = 0; n < kKeys / 8; ++n)
                 most[half] = fmaxf(most[half], fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-            most[half] = quad_max(most[half]);
         }
         auto const grown = [&](int half) { return (most[half] - top[half]) * scale_log2 > kSlack; };
         kept.less = __any_sync(kAllLanes, grown(0) || grown(1));
         if (kept.less) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                most[half] = quad_max(most[half]);
                 if (!grown(half)) most[half] = top[half];
                 kept.factor[half] = exp2_approx((top[half] - finite_base(most[half])) * scale_log2);
                 sum[half] *= kept.factor[half];
@@ -89,7 +90,10 @@ class TeamOfForward {
           shared_(shared),
           stage_(team * T::kRowStages),
           row_(static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4)),
-          scale_log2_(a_.scale * kLog2e) {}
+          scale_log2_(a_.scale * kLog2e),
+          lane_(threadIdx.x % 32) {
+        asm volatile("" : "+r"(lane_));  // kept in a register: to read it anew takes long
+    }
 
   protected:
     static constexpr int D = T::D, kKeys = T::kKeys;
@@ -128,9 +132,9 @@ class TeamOfForward {
         return at.keys;
     }
     /// This warp no longer reads what `barrier` guards.
-    __device__ static void release(Barrier& barrier) {
+    __device__ void release(Barrier& barrier) const {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier.arrive();
+        if (lane_ == 0) barrier.arrive();
     }
     __device__ void release_rows() {
         shared_.q_free[stage_].arrive();
@@ -148,9 +152,11 @@ class TeamOfForward {
             hopper::load_matrices(q[step], tile + hopper::piece_offset<kTeamRows>(row, step * 2 + lane / 16));
     }
 
+    /// Where they are is looked up while they may still be on their way.
     __device__ uint32_t await_keys(Place const& at) {
+        uint32_t const keys = hopper::uniform(hopper::shared_address(shared_.k[at.keys.stage]));
         shared_.k_full[at.keys.stage].wait(at.keys.parity());
-        return hopper::uniform(hopper::shared_address(shared_.k[at.keys.stage]));
+        return keys;
     }
     __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Place const& at) {
         uint32_t const k = await_keys(at);
@@ -197,8 +203,9 @@ class TeamOfForward {
         for (int step = 0; step < kKeys / 16; ++step) hopper::to_left(weights[step], s, step);
     }
     __device__ uint32_t await_values(Place const& at) {
+        uint32_t const values = hopper::uniform(hopper::shared_address(shared_.v[at.keys.stage]));
         shared_.v_full[at.keys.stage].wait(at.keys.parity());
-        return hopper::uniform(hopper::shared_address(shared_.v[at.keys.stage]));
+        return values;
     }
     __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Place const& at) {
         uint32_t const v = await_values(at);
@@ -237,6 +244,7 @@ class TeamOfForward {
     int row_;
     uint32_t parity_ = 0;
     float scale_log2_;
+    uint32_t lane_;
 };
 
 }  // namespace perigee::moba

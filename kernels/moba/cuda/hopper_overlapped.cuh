@@ -38,8 +38,7 @@ class OverlappedTeam : TeamOfForward<T> {
             if (then.key_tiles == 0) break;
             if (ends) load_rows(q);
             start_scores(s, q, then);
-            if constexpr (kLate)
-                if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
+            if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
             start_outputs(o, weights, now);
             if (ends) visits = VisitsOf(a_, own_rows(now));
             hopper::products_wait<1>();
@@ -53,12 +52,10 @@ class OverlappedTeam : TeamOfForward<T> {
             hopper::products_wait<0>();
             finish_outputs(o, now);
             to_weights(weights, s);
-            if constexpr (!kLate) finish_step(o, now, then, done, kept, visits);
-            if constexpr (kLate) before = now;
+            before = now;
             now = then;
         }
-        if constexpr (kLate)
-            if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
+        if (before.key_tiles > 0) finish_step(o, before, now, done, kept, visits);
         start_outputs(o, weights, now);
         visits = VisitsOf(a_, own_rows(now));
         hopper::products_wait<0>();
@@ -76,8 +73,6 @@ class OverlappedTeam : TeamOfForward<T> {
         Team::to_weights;
     using typename Team::Place;
 
-    /// A step is finished while the next scores are made; where it may be a merge, that gains nothing.
-    static constexpr bool kLate = !kOwn;
     struct NoWeights {
         NoWeights() = default;
         __device__ NoWeights(AttentionArgs const&, OwnRows const&) {}
@@ -97,7 +92,8 @@ class OverlappedTeam : TeamOfForward<T> {
             Team::start_scores(s, at);
     }
 
-    /// What was summed up to a tile of keys is written where it is a row tile's last, else rescaled for the next.
+    /// While the next scores are made: what was summed up to a tile of keys is written where it is a row tile's last,
+    /// else rescaled for the next.
     __device__ void finish_step(float (&o)[D / 2], Place const& at, Place const& next, Softmax<kKeys> const& done,
                                 Kept const& kept, VisitsOf const& visits) {
         if (at.last())
@@ -128,7 +124,7 @@ class OverlappedTeam : TeamOfForward<T> {
                 if (tile.at[half] >= 0) {
                     PackedRow<D> packed;
                     pack_partial<D>(packed, o, half, inverse_of_sum(sum[half]));
-                    write_partial<D>(a_.partial, tile.at[half], packed);
+                    write_partial<D>(a_.partial + piece_of_partial<D>(tile.at[half], 0), packed);
                 }
         }
 #pragma unroll

@@ -38,12 +38,12 @@ __device__ __forceinline__ void pack_partial(PackedRow<D>& packed, float const (
     }
 }
 
-/// What is written will not be read before it has left the cache; rows of q are to stay there.
+/// To the lane's first piece of a slot. What is written will not be read before it has left the cache; rows of q are to
+/// stay there.
 template <int D>
-__device__ __forceinline__ void write_partial(bf16* partial, int32_t slot, PackedRow<D> const& packed) {
+__device__ __forceinline__ void write_partial(bf16* to, PackedRow<D> const& packed) {
 #pragma unroll
-    for (int piece = 0; piece < D / 32; ++piece)
-        __stcs(reinterpret_cast<uint4*>(partial + piece_of_partial<D>(slot, piece)), packed[piece]);
+    for (int piece = 0; piece < D / 32; ++piece) __stcs(reinterpret_cast<uint4*>(to + piece * 32), packed[piece]);
 }
 
 template <int D>

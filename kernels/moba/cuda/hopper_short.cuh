@@ -62,14 +62,18 @@ class ShortTeam : TeamOfForward<T> {
     /// Rounds before it asks which rows are there: registers are too few for o beside the next scores in branches.
     __device__ void write(float const (&o)[D / 2], Total const& total, Place const& tile) {
         PackedRow<D> packed[2];
+        bf16* to[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) pack_partial<D>(packed[half], o, half, total.inverse[half]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (tile.at[half] < 0) continue;
-            write_partial<D>(a_.partial, tile.at[half], packed[half]);
-            if (threadIdx.x % 4 == 0) a_.partial_lse[tile.at[half]] = total.lse[half];
+            to[half] = a_.partial + piece_of_partial<D>(max(tile.at[half], 0), 0);
+            asm volatile("" : "+l"(to[half]));  // before the stores, whose registers are in use for long
+            if (tile.at[half] >= 0 && threadIdx.x % 4 == 0) a_.partial_lse[tile.at[half]] = total.lse[half];
         }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if (tile.at[half] >= 0) write_partial<D>(to[half], packed[half]);
     }
 };
 

@@ -85,6 +85,8 @@ struct MobaPlan {
     MobaRegion places, starts, totals, arrived, list_begin, list;  ///< none where nothing is chosen
 
     size_t scratch_bytes = 0;  ///< with the lists
+    /// What the task needs where the lists have, or have not, memory of their own.
+    size_t bytes_beside(bool lists_elsewhere) const { return lists_elsewhere ? lists.offset : scratch_bytes; }
 
     /// Whether runs of keys end inside of a block only where the document ends.
     bool whole_runs() const { return shape.options.block_size % kMobaItemKeys == 0; }

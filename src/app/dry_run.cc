@@ -95,7 +95,7 @@ class DryOps : public Ops {
             moba_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, args.moba, MobaKernels::hopper);
         shape.deterministic = options_.deterministic;
         MobaPlan const plan = plan_moba(shape, task, options_.moba_scratch);
-        scratch_ = std::max(scratch_, lists_elsewhere ? plan.lists.offset : plan.scratch_bytes);
+        scratch_ = std::max(scratch_, plan.bytes_beside(lists_elsewhere));
     }
 
     Device* device_;

@@ -126,7 +126,7 @@ struct AttentionForward {
     ConstView k_TGK;
     ConstView v_TGK;
     std::span<int32_t const> cu_seqlens;
-    double scale = 0;
+    double scale = 0;  ///< of the scores: positive, or refused
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
     TensorView lists_L = {};  ///< int32, moba_lists_size() of them, overwritten for the backward; or none
@@ -144,7 +144,7 @@ struct AttentionBackward {
     ConstView o_THK;
     ConstView lse_TH;
     std::span<int32_t const> cu_seqlens;
-    double scale = 0;
+    double scale = 0;  ///< of the scores: positive, or refused
     MobaOptions const* moba = nullptr;
     ConstView chosen_THS = {};
     ConstView lists_L = {};  ///< as the forward left them; none: they are made again

@@ -139,7 +139,7 @@ class GpuMoba {
     /// A stage list with fresh scratch memory.
     moba::Stage stage(MobaTask task) {
         MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
-        size_t const bytes = lists_ ? plan.lists.offset : plan.scratch_bytes;
+        size_t const bytes = plan.bytes_beside(lists_ != nullptr);
         scratch_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(bytes));
         problem_.scratch = scratch_->data();
         return moba::make_stage(problem_, task);

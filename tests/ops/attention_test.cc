@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "ops/attention_case.h"
 
 namespace perigee {
@@ -77,23 +80,24 @@ TEST(FullAttentionEdges, ResultsAreBitwiseRepeatableOnAnyNumberOfThreads) {
     EXPECT_EQ(HostAttention<float>(5).attend(problem), once);
 }
 
-TEST(FullAttentionEdges, WrongShapesAndBordersAreRefused) {
-    auto problem = make_problem({.cu_seqlens = {0, 10}});
-    for (auto const& borders : {std::vector<int32_t>{}, {1, 10}, {0, 9}, {0, 7, 5, 10}}) {
-        std::vector<float> o(problem.q.size()), k(problem.k.size()), lse(10 * 4);
+TEST(FullAttentionEdges, WrongShapesBordersAndScalesAreRefused) {
+    auto const forward = [](std::vector<int32_t> const& borders, int64_t lse_rows, double scale) {
+        std::vector<float> o(10 * 4 * 32), q(o.size(), 0.5f), k(10 * 2 * 32, 0.5f), lse(10 * 4);
         HostAttention<float> host;
-        auto const forward = [&](int64_t lse_rows) {
-            host.ops().attention_forward({.o_THK = {o.data(), {10, 4, 32}},
-                                          .lse_TH = {lse.data(), {lse_rows, 4}},
-                                          .q_THK = {o.data(), {10, 4, 32}},
-                                          .k_TGK = {k.data(), {10, 2, 32}},
-                                          .v_TGK = {k.data(), {10, 2, 32}},
-                                          .cu_seqlens = borders,
-                                          .scale = 1});
-        };
-        EXPECT_THROW(forward(10), Error);
-        EXPECT_THROW(forward(9), Error);
-    }
+        host.ops().attention_forward({.o_THK = {o.data(), {10, 4, 32}},
+                                      .lse_TH = {lse.data(), {lse_rows, 4}},
+                                      .q_THK = {q.data(), {10, 4, 32}},
+                                      .k_TGK = {k.data(), {10, 2, 32}},
+                                      .v_TGK = {k.data(), {10, 2, 32}},
+                                      .cu_seqlens = borders,
+                                      .scale = scale});
+    };
+    EXPECT_NO_THROW(forward({0, 10}, 10, 1));
+    for (auto const& borders : {std::vector<int32_t>{}, {1, 10}, {0, 9}, {0, 7, 5, 10}})
+        EXPECT_THROW(forward(borders, 10, 1), Error);
+    EXPECT_THROW(forward({0, 10}, 9, 1), Error);
+    for (double const scale : {0.0, -0.125, std::nan(""), std::numeric_limits<double>::infinity()})
+        EXPECT_THROW(forward({0, 10}, 10, scale), Error) << scale;
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ class Bench {
         MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
         fmt::print("  {}\n", to_string(plan));
         scratch_ = {};
-        scratch_ = Buffer(*device_, (lists_.empty() ? plan.scratch_bytes : plan.lists.offset) + 256);
+        scratch_ = Buffer(*device_, plan.bytes_beside(!lists_.empty()) + 256);
         problem_.scratch = scratch_.data();
         return moba::make_stage(problem_, task);
     }

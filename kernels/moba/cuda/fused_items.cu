@@ -15,6 +15,7 @@ struct BlockVisits {
     int32_t count;  ///< of listed rows
     int32_t runs;
     int32_t pieces;  ///< of every run
+    int32_t dumps;   ///< of them, those that leave sums of their own
     int32_t items;   ///< in whole chains
 };
 
@@ -50,6 +51,7 @@ __device__ BlockVisits visits_of(FusedArgs const& f, int32_t head, int32_t index
     bool const summed = f.shares_sums || x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
     int64_t const rows = rows_of_piece(f, head, x.block.begin);
     x.pieces = visitors == 0 && summed ? 0 : max(static_cast<int32_t>((visitors + rows / 2) / rows), 1);
+    x.dumps = x.pieces > 1 && !f.shares_sums ? x.pieces : 0;
     x.items = (x.runs + f.chain - 1) / f.chain * f.chain * x.pieces;
     return x;
 }
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kScanThreads) count_items(FusedArgs const f) {
         f.a.capacity,
         [&](int b) {
             BlockVisits const x = visits_of(f, head, b);
-            return x.pieces > 1 && !f.shares_sums ? x.runs * x.pieces : 0;
+            return x.runs * x.dumps;
         },
         f.piece_begin + at);
 }
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(256) fill_items(FusedArgs const f) {
             cut_piece(a, x, piece, item);
         else
             item.end = kFiller;
-        item.piece = x.pieces > 1 && !f.shares_sums ? pieces + run * x.pieces + piece : -1;
+        item.piece = x.dumps > 0 ? pieces + run * x.dumps + piece : -1;
         item.place = place_of_run(f, index, item.key);
         f.items[items + i] = item;
     }

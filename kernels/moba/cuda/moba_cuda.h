@@ -17,9 +17,9 @@ struct MobaProblem {
     MobaShape shape;
     int64_t query_begin = 0;
     int32_t const* cu_seqlens = nullptr;  ///< documents + 1 borders, from 0 to tokens
-    double scale = 0;
-    bf16 const* q = nullptr;  ///< [queries, H, K], after RoPE
-    bf16 const* k = nullptr;  ///< [T, G, K]
+    double scale = 0;                     ///< positive
+    bf16 const* q = nullptr;              ///< [queries, H, K], after RoPE
+    bf16 const* k = nullptr;              ///< [T, G, K]
     bf16 const* v = nullptr;
     /// [queries, H, S]: blocks counted from the document's first, strictly ascending, -1 at the end. Entries outside a
     /// query's past are ignored.
@@ -28,7 +28,7 @@ struct MobaProblem {
     /// multiple of 256 bytes. The forward leaves them there, and the backward of the same problem takes them as they
     /// are.
     void* lists = nullptr;
-    /// Of plan_moba(...).scratch_bytes, or .lists.offset where the lists are elsewhere, at a multiple of 256 bytes.
+    /// plan_moba(...).bytes_beside(lists != nullptr), at a multiple of 256 bytes.
     void* scratch = nullptr;
     size_t scratch_limit = kMobaScratchBytes;  ///< what both may take: the option of plan_moba
     cudaStream_t stream = nullptr;

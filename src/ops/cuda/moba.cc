@@ -39,7 +39,7 @@ void CudaOps::give_scratch(MobaProblem& problem, MobaTask task) {
     problem.shape.deterministic = options_.deterministic;
     problem.scratch_limit = options_.moba_scratch;
     MobaPlan const plan = plan_moba(problem.shape, task, problem.scratch_limit);
-    problem.scratch = scratch(problem.lists != nullptr ? plan.lists.offset : plan.scratch_bytes);
+    problem.scratch = scratch(plan.bytes_beside(problem.lists != nullptr));
 }
 
 int64_t CudaOps::moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,

@@ -48,7 +48,8 @@ void check_attention(Args const& args) {
         args.v_TGK.shape == args.k_TGK.shape && args.o_THK.shape == q && args.lse_TH.shape == Shape({q[0], q[1]}),
         "v {}, o {} or lse {} do not fit q {} and k {}", args.v_TGK.shape.str(), args.o_THK.shape.str(),
         args.lse_TH.shape.str(), q.str(), args.k_TGK.shape.str());
-    PERIGEE_CHECK(args.scale > 0 && std::isfinite(args.scale), "attention with a scale of {}", args.scale);
+    PERIGEE_CHECK(args.scale > 0 && std::isfinite(args.scale),
+                  "attention with a scale of {}, which is not positive and finite", args.scale);
     if (args.moba != nullptr && args.moba->top_k - 1 > 0)
         PERIGEE_CHECK(args.chosen_THS.shape == Shape({q[0], q[1], args.moba->top_k - 1}),
                       "choice {} for q {} and top_k {}", args.chosen_THS.shape.str(), q.str(), args.moba->top_k);

@@ -229,15 +229,13 @@ class BestOfRows {
         int bit = highest(left);
         float score = scores[bit];  // kNoScore where none is left
 #pragma unroll 1
-        for (int i = 0; i < rounds; i += 2)
-#pragma unroll
-            for (int turn = 0; turn < 2; ++turn) {
-                int32_t const its_score = ordered(score), its_block = column + bit + (bit & 28);
-                left &= ~__funnelshift_lc(0, 1, static_cast<uint32_t>(bit));
-                bit = highest(left);
-                score = scores[bit];  // ahead, as memory is slow
-                insert(its_score, its_block);
-            }
+        for (int i = 0; i < rounds; ++i) {
+            int32_t const its_score = ordered(score), its_block = column + bit + (bit & 28);
+            left &= ~__funnelshift_lc(0, 1, static_cast<uint32_t>(bit));
+            bit = highest(left);
+            score = scores[bit];  // ahead, as memory is slow
+            insert(its_score, its_block);
+        }
         insertions_ += rounds;
         if (unfilled_ || insertions_ >= kInsertions) raise();
     }

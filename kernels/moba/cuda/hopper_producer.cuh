@@ -210,17 +210,6 @@ class RowGatherer {
     uint32_t entry_[kTeamRows / 32];
 };
 
-/// Rows [from, kRows) of a tile become zeros. A warp's business.
-template <int kRows, int D>
-__device__ void clear_rows(unsigned char* tile, int from) {
-    constexpr int kPieces = hopper::kPanelRowBytes / 16;
-    for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel)
-        for (int i = from * kPieces + static_cast<int>(threadIdx.x % 32); i < kRows * kPieces; i += 32)
-            reinterpret_cast<uint4*>(tile + panel * hopper::panel_bytes<kRows>())[i] = make_uint4(0, 0, 0, 0);
-    hopper::fence_shared_for_async();
-    __syncwarp();
-}
-
 /// One warp, of which one lane talks to the copy engine. It looks for the next tile while the keys of the last are on
 /// their way. Values beyond a block's end become zeros, since those weigh nothing: zero times infinity would.
 template <class T>
@@ -252,7 +241,7 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
             if (ends) {
                 shared.v_here.wait(parity);
                 parity ^= 1;
-                clear_rows<T::kKeys, T::D>(shared.v[at.stage], block_end - key);
+                hopper::clear_rows<T::kKeys, T::D>(shared.v[at.stage], block_end - key);
                 if (threadIdx.x % 32 == 0) shared.v_full[at.stage].arrive();
             }
             if (!looked) more = walk.next(1);

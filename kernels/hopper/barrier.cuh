@@ -89,4 +89,11 @@ __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+/// threadIdx.x, read anew where registers are too few to keep it.
+__device__ __forceinline__ uint32_t thread_anew() {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 }  // namespace perigee::hopper

@@ -71,30 +71,34 @@ class BestOfRows {
         float scores[16][2][36];
     };
 
+    /// `laid` is the warp's.
+    __device__ explicit BestOfRows(Laid& laid) : laid_(laid), lane_(threadIdx.x % 32) {
+        asm volatile("" : "+r"(lane_));  // kept in a register: to read it anew takes long
+        own_scores()[-1] = __uint_as_float(kNoScore);
+    }
+
     /// `used` places, at most kPlaces; none where the lane's row is not `there`.
-    __device__ void begin(int used, bool there, Laid& laid) {
-        int const lane = threadIdx.x % 32;
-        own_scores(laid)[-1] = __uint_as_float(kNoScore);
+    __device__ void begin(int used, bool there) {
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
-            score_[i] = !there || (lane % 2 == 0 && i < kPlaces - used) ? kTaken : kEmpty;
+            score_[i] = !there || (lane_ % 2 == 0 && i < kPlaces - used) ? kTaken : kEmpty;
             block_[i] = -1;
         }
         used_ = used;
         below_[0] = below_[1] = -INFINITY;
         must_exceed(there ? -INFINITY : INFINITY);
-        insertions_ = 0;
-        unfilled_ = true;
+        insertions_ = kUnfilled;
     }
 
+    /// Whether the lane's row is there.
+    __device__ bool there() const { return score_[kPlaces - 1] != kTaken; }
     /// Whether scores that are no candidates must be NaN besides not being in `valid`.
-    __device__ bool unfilled() const { return unfilled_; }
+    __device__ bool unfilled() const { return insertions_ >= kUnfilled; }
 
     /// A tile whose blocks begin at `from`. Only the scores in `valid` are candidates; NaN never is.
-    __device__ __forceinline__ void offer(float const (&s)[32], uint32_t valid, int32_t from, Laid& laid) {
-        int const lane = threadIdx.x % 32;
+    __device__ __forceinline__ void offer(float const (&s)[32], uint32_t valid, int32_t from) {
         bool all = false;
-        if (unfilled_) {
+        if (unfilled()) {
             must_exceed(score_of(ordered(reached_by_all(s)) - 1));  // NaN of NaN and of minus infinity
             all = __any_sync(kAllLanes, below_[0] == -INFINITY || below_[1] == -INFINITY);
         }
@@ -103,10 +107,10 @@ class BestOfRows {
 #pragma unroll
         for (int n = 0; n < 32; n += 2)
             *reinterpret_cast<float2*>(
-                &laid.scores[lane / 4 + n / 2 % 2 * 8][lane % 4 / 2][4 + n / 4 * 4 + lane % 2 * 2]) =
+                &laid_.scores[lane_ / 4 + n / 2 % 2 * 8][lane_ % 4 / 2][4 + n / 4 * 4 + lane_ % 2 * 2]) =
                 make_float2(s[n], s[n + 1]);
         __syncwarp();
-        compete(candidates, from, laid);
+        compete(candidates, from);
         __syncwarp();  // all candidates have been read
     }
 
@@ -132,16 +136,15 @@ class BestOfRows {
     }
 
   private:
-    __device__ __forceinline__ static float* own_scores(Laid& laid) {
-        int const lane = threadIdx.x % 32;
-        return &laid.scores[lane / 4 + lane / 2 % 2 * 8][lane % 2][4];
+    __device__ __forceinline__ float* own_scores() const {
+        return &laid_.scores[lane_ / 4 + lane_ / 2 % 2 * 8][lane_ % 2][4];
     }
 
     /// A score that at least as many of the row's new scores reach as it has places: of the best of each of 2 kBest
     /// groups of them, which the row's lanes share, the last that has a place; NaN where there are fewer.
     __device__ __forceinline__ float reached_by_all(float const (&s)[32]) const {
         constexpr int kBest = kPlaces <= 2 ? 2 : kPlaces <= 8 ? 8 : 16, kGroups = kBest / 2;
-        bool const second = threadIdx.x / 2 % 2 != 0, even = threadIdx.x % 2 == 0;
+        bool const second = lane_ / 2 % 2 != 0, even = lane_ % 2 == 0;
         float best[kBest];
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
@@ -175,7 +178,7 @@ class BestOfRows {
 #pragma unroll
         for (int n = 31; n >= 0; --n)
             above[n / 8] = __funnelshift_l(__float_as_uint(below_[n / 2 % 2] - s[n]), above[n / 8], 1);
-        return above[0] | above[1] << 8 | above[2] << 16 | above[3] << 24;
+        return __byte_perm(__byte_perm(above[0], above[1], 0x40), __byte_perm(above[2], above[3], 0x40), 0x5410);
     }
     /// The same, and minus infinity where all scores will do.
     __device__ __forceinline__ uint32_t exceeding_or_all(float const (&s)[32]) const {
@@ -191,23 +194,16 @@ class BestOfRows {
     __device__ __forceinline__ void insert(int32_t score, int32_t block) {
 #pragma unroll
         for (int i = kPlaces - 1; i > 0; --i) {
-            replace(block_[i], score > score_[i], block);
-            replace(block_[i], score > score_[i - 1], block_[i - 1]);
+            if (score > score_[i]) block_[i] = score > score_[i - 1] ? block_[i - 1] : block;
             score_[i] = max(score_[i], min(score_[i - 1], score));
         }
-        replace(block_[0], score > score_[0], block);
+        if (score > score_[0]) block_[0] = block;
         score_[0] = max(score_[0], score);
-    }
-    /// By a multiplication with one, which the compiler cannot know: the unit for comparisons has enough to do.
-    __device__ __forceinline__ static void replace(int32_t& x, bool wanted, int32_t by) {
-        asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mad.lo.s32 %0, %2, %3, 0;\n}"
-            : "+r"(x)
-            : "r"(int{wanted}), "r"(by), "r"(gridDim.y));
     }
 
     /// Those of two lanes of a row, whose blocks alternate by twos: higher bits for later blocks.
-    __device__ __forceinline__ static uint32_t of_row(uint32_t candidates) {
-        int const lane = threadIdx.x % 32, row = lane / 2 % 2, first = lane / 4 * 4 + lane % 2 * 2;
+    __device__ __forceinline__ uint32_t of_row(uint32_t candidates) const {
+        uint32_t const row = lane_ / 2 % 2, first = lane_ / 4 * 4 + lane_ % 2 * 2;
         uint32_t const of_first = __shfl_sync(kAllLanes, candidates, first) >> row * 2 & 0x33333333u;
         uint32_t const of_second = __shfl_sync(kAllLanes, candidates, first + 1) >> row * 2 & 0x33333333u;
         return of_first | of_second << 2;
@@ -221,23 +217,21 @@ class BestOfRows {
     }
 
     /// The candidates that lanes found take their places.
-    __device__ __forceinline__ void compete(uint32_t found, int32_t from, Laid& laid) {
-        int32_t const column = from + static_cast<int32_t>(threadIdx.x) % 2 * 4;
-        float const* const scores = own_scores(laid);
+    __device__ __forceinline__ void compete(uint32_t found, int32_t from) {
+        int32_t const column = from + static_cast<int32_t>(lane_ % 2 * 4);
+        float const volatile* const scores = own_scores();  // read where it is said, ahead, as memory is slow
         uint32_t left = of_row(found);
-        int const rounds = __reduce_max_sync(kAllLanes, __popc(left));
         int bit = highest(left);
         float score = scores[bit];  // kNoScore where none is left
-#pragma unroll 1
-        for (int i = 0; i < rounds; ++i) {
+        do {
             int32_t const its_score = ordered(score), its_block = column + bit + (bit & 28);
             left &= ~__funnelshift_lc(0, 1, static_cast<uint32_t>(bit));
             bit = highest(left);
-            score = scores[bit];  // ahead, as memory is slow
+            score = scores[bit];
             insert(its_score, its_block);
-        }
-        insertions_ += rounds;
-        if (unfilled_ || insertions_ >= kInsertions) raise();
+            ++insertions_;
+        } while (__any_sync(kAllLanes, left != 0));
+        if (insertions_ >= kInsertions) raise();
     }
 
     /// From now on scores must exceed the last place of both lanes' best.
@@ -248,25 +242,27 @@ class BestOfRows {
             last = min(last, max(score_[i], __shfl_xor_sync(kAllLanes, score_[kPlaces - 1 - i], 1)));
         bool const unfilled = last == kEmpty;
         must_exceed(unfilled ? -INFINITY : score_of(min(last, kMostScore)));
-        unfilled_ = __any_sync(kAllLanes, unfilled);
-        insertions_ = 0;
+        insertions_ = __any_sync(kAllLanes, unfilled) ? kUnfilled : 0;
     }
 
     /// What the lanes found for their own rows; NaN says nothing.
     __device__ __forceinline__ void must_exceed(float own) {
-        int const lane = threadIdx.x % 32;
-        below_[0] = fmaxf(below_[0], __shfl_sync(kAllLanes, own, lane / 4 * 4));
-        below_[1] = fmaxf(below_[1], __shfl_sync(kAllLanes, own, lane / 4 * 4 + 2));
+        float const other = __shfl_xor_sync(kAllLanes, own, 2);
+        bool const second = (lane_ & 2) != 0;
+        below_[0] = fmaxf(below_[0], second ? other : own);
+        below_[1] = fmaxf(below_[1], second ? own : other);
     }
 
-    static constexpr int kInsertions = 4;  // after which it pays to raise the thresholds
+    static constexpr int kInsertions = 4;      // after which it pays to raise the thresholds
+    static constexpr int kUnfilled = 1 << 24;  // some row has empty places: they are raised every time
 
+    Laid& laid_;
+    uint32_t lane_;
     int32_t score_[kPlaces];  ///< best first
     int32_t block_[kPlaces];
     float below_[2];  ///< of the lane's two rows: scores must exceed it, but for empty places
     int used_;        ///< places of a row
     int insertions_;  ///< since thresholds were raised
-    bool unfilled_;   ///< some row has empty places
 };
 
 }  // namespace perigee::moba

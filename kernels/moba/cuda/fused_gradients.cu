@@ -63,7 +63,7 @@ class Consumer {
             }
         }
         __device__ __forceinline__ void write(bool add) const {
-            uint32_t const thread = thread_anew(), column = (D == 128 ? thread / 128 * 64 : 0) + thread % 4 * 8;
+            uint32_t const thread = hopper::thread_anew(), column = (D == 128 ? thread / 128 * 64 : 0) + thread % 4 * 8;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -145,10 +145,10 @@ class Consumer {
     /// The first of a thread's two keys, of a run; of its columns of scores, which are rows of the tile; of its rows of
     /// dq.
     static __device__ uint32_t key_of_thread() {
-        uint32_t const thread = thread_anew();
+        uint32_t const thread = hopper::thread_anew();
         return thread / 32 * 16 + thread % 32 / 4;
     }
-    static __device__ uint32_t column_of_thread() { return thread_anew() % 4 * 2; }
+    static __device__ uint32_t column_of_thread() { return hopper::thread_anew() % 4 * 2; }
 
     /// Until the rows of the step are there. They were written by ordinary copies and are read by the tensor cores: the
     /// fence is here, as the copying warps would wait for all the copies they have under way.
@@ -226,7 +226,7 @@ class Consumer {
         }
     }
     __device__ void store_scores(uint32_t const (&ds)[kSteps][4]) const {
-        uint32_t const tile = hopper::shared_address(shared_.ds[count_ % 2]), thread = thread_anew();
+        uint32_t const tile = hopper::shared_address(shared_.ds[count_ % 2]), thread = hopper::thread_anew();
         int const key = static_cast<int>(thread / 32 * 16 + thread % 16), piece = static_cast<int>(thread % 32 / 16);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -234,12 +234,12 @@ class Consumer {
     }
     /// The thread's first or second row of a tile's dq; where its part goes, null where there is no row.
     static __device__ uint32_t row_of_dq(int half) {
-        uint32_t const thread = thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
+        uint32_t const thread = hopper::thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
         return row + (D == 128 ? 0 : thread / 128 * 64);
     }
     __device__ bf16* place_of_row(int stage, int half) const { return shared_.to[stage][row_of_dq(half)]; }
     __device__ void finish(Item const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
-        int const consumer = thread_anew();
+        int const consumer = hopper::thread_anew();
         if (item.piece >= 0) {
             dump<D>(dump_of<D>(f_.pieces, item.piece, 0, consumer), dk);
             dump<D>(dump_of<D>(f_.pieces, item.piece, 1, consumer), dv);

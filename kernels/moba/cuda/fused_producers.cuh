@@ -110,7 +110,7 @@ __device__ void copy_rows(FusedShared<D>& shared, bf16 const* rows,
         int const stage = ring.stage;
         shared.rows_known[stage].wait(ring.parity());
         if (shared.at[stage][0] == kNoMore) break;
-        int const lane = static_cast<int>(thread_anew() % 32), piece = lane % Pieces<D>::kOfRow;
+        int const lane = static_cast<int>(hopper::thread_anew() % 32), piece = lane % Pieces<D>::kOfRow;
 #pragma unroll 1
         for (int i = lane; i < T::kRows; i += 32) {
             int32_t const at = shared.at[stage][i];

@@ -49,11 +49,4 @@ __device__ __forceinline__ void arrive_as_warp(Barrier& barrier) {
     barrier.arrive();
 }
 
-/// threadIdx.x, read anew where registers are too few to keep it.
-__device__ __forceinline__ uint32_t thread_anew() {
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
 }  // namespace perigee::moba

@@ -186,10 +186,9 @@ __device__ __forceinline__ void write_choice(int32_t const (&blocks)[kPlaces], i
 template <int D, int kPlaces, class Shared>
 __device__ void choose(GateArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
-    auto& laid = shared.laid[thread / 32];
+    BestOfRows<kPlaces> best(shared.laid[thread / 32]);
     uint32_t const q_tile = hopper::shared_address(shared.q), means = hopper::shared_address(shared.means);
-    // Of the lane's two rows of scores it has the list of one.
-    int const first_row = warp_row + lane / 4, row = first_row + lane / 2 % 2 * 8;
+    int const first_row = warp_row + lane / 4;
     auto const range_of = [&](int its_row, int32_t queries) {
         int const query = shared.query_of[its_row];
         return query < queries ? shared.range[query] : Range{0, -1};  // no row there
@@ -206,12 +205,11 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
             hopper::load_matrices(
                 q[step], q_tile + hopper::piece_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
         Range const range[2] = {range_of(first_row, tile.count), range_of(first_row + 8, tile.count)};
-        auto const own_range = [&] { return row == first_row ? range[0] : range[1]; };
         shared.q_free.arrive();
 
         uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
-        BestOfRows<kPlaces> best;
-        best.begin(a.slots, own_range().high >= 0, laid);
+        // Of the lane's two rows of scores it has the list of one.
+        best.begin(a.slots, (lane / 2 % 2 == 0 ? range[0] : range[1]).high >= 0);
 
         for (int32_t step = 0; step < tile.steps; ++step, ring.advance()) {
             float s[32];
@@ -226,15 +224,17 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
                 if (best.unfilled()) erase_others(s, valid);
                 if (a.force_previous) force_previous(s, range, from);
             }
-            best.offer(s, valid, from, laid);
+            best.offer(s, valid, from);
         }
 
         int32_t blocks[kPlaces];
         best.finish(blocks);
-        if (own_range().high >= 0) {
+        if (best.there()) {
+            int const again = static_cast<int>(hopper::thread_anew()), second = again / 2 % 2;
+            int const row = again / 32 * 16 + again % 32 / 4 + second * 8;
             int64_t const at =
                 int64_t{tile.query} * a.heads + tile.g * a.group + shared.query_of[row] * (a.heads - a.group) + row;
-            write_choice(blocks, own_range().low, a.slots, a.chosen + at * a.slots);
+            write_choice(blocks, second != 0 ? range[1].low : range[0].low, a.slots, a.chosen + at * a.slots);
         }
     }
 }

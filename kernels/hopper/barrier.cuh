@@ -1,6 +1,6 @@
 // Barriers in shared memory (mbarrier) and what goes with a kernel whose warpgroups have different work: ring
-// positions, named barriers, the hand-over of registers, and the fence between ordinary stores and the asynchronous
-// units. PTX ISA, "Asynchronous barrier", "setmaxnreg", "Async proxy".
+// positions, named barriers, the hand-over of registers, a number to read anew where they are few, and the fence
+// between ordinary stores and the asynchronous units. PTX ISA, "Asynchronous barrier", "setmaxnreg", "Async proxy".
 #pragma once
 
 #include <cstdint>

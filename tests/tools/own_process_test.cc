@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <stdexcept>
+#include <utility>
 
 namespace perigee {
 namespace {
@@ -22,9 +24,23 @@ TEST(OwnProcess, KeepsItsChangesToItself) {
 }
 
 TEST(OwnProcess, PassesFailuresOn) {
-    EXPECT_THROW(in_own_process([]() -> std::string { fail(Category::data, "no such thing"); }), Error);
-    EXPECT_THROW(in_own_process([]() -> std::string { throw std::runtime_error("nor this"); }), Error);
-    EXPECT_THROW(in_own_process([]() -> std::string { _exit(3); }), Error);
+    auto const failure = [](auto work) -> std::pair<Category, std::string> {
+        try {
+            in_own_process([&]() -> std::string {
+                work();
+                return "";
+            });
+        } catch (Error const& error) {
+            return {error.category(), error.what()};
+        }
+        return {};
+    };
+    std::string const ended = "the other process ended with ";
+    EXPECT_EQ(failure([] { fail(Category::data, "no such thing"); }), std::pair(Category::data, ended + "code 3"));
+    EXPECT_EQ(failure([] { throw std::runtime_error("nor this"); }), std::pair(Category::internal, ended + "code 1"));
+    EXPECT_EQ(failure([] { throw 1; }), std::pair(Category::internal, ended + "code 1"));
+    EXPECT_EQ(failure([] { _exit(100); }), std::pair(Category::internal, ended + "code 100"));
+    EXPECT_EQ(failure([] { std::raise(SIGKILL); }), std::pair(Category::internal, ended + "signal 9"));
 }
 
 }  // namespace

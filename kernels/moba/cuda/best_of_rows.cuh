@@ -90,7 +90,7 @@ class BestOfRows {
         insertions_ = kUnfilled;
     }
 
-    /// Whether the lane's row is there.
+    /// Whether the lane's row is there: of one that is, the last place of a lane is never taken from the beginning.
     __device__ bool there() const { return score_[kPlaces - 1] != kTaken; }
     /// Whether scores that are no candidates must be NaN besides not being in `valid`.
     __device__ bool unfilled() const { return insertions_ >= kUnfilled; }
@@ -219,7 +219,7 @@ class BestOfRows {
     /// The candidates that lanes found take their places.
     __device__ __forceinline__ void compete(uint32_t found, int32_t from) {
         int32_t const column = from + static_cast<int32_t>(lane_ % 2 * 4);
-        float const volatile* const scores = own_scores();  // read where it is said, ahead, as memory is slow
+        float const volatile* const scores = own_scores();  // volatile: read ahead, as below, not when needed
         uint32_t left = of_row(found);
         int bit = highest(left);
         float score = scores[bit];  // kNoScore where none is left
@@ -254,7 +254,7 @@ class BestOfRows {
     }
 
     static constexpr int kInsertions = 4;      // after which it pays to raise the thresholds
-    static constexpr int kUnfilled = 1 << 24;  // some row has empty places: they are raised every time
+    static constexpr int kUnfilled = 1 << 24;  // thresholds are raised every time while some row has empty places
 
     Laid& laid_;
     uint32_t lane_;

@@ -230,6 +230,7 @@ __device__ void choose(GateArgs const& a, Shared& shared) {
         int32_t blocks[kPlaces];
         best.finish(blocks);
         if (best.there()) {
+            // Once a tile: what is not kept for it leaves registers to the steps.
             int const again = static_cast<int>(hopper::thread_anew()), second = again / 2 % 2;
             int const row = again / 32 * 16 + again % 32 / 4 + second * 8;
             int64_t const at =

@@ -298,6 +298,36 @@ TEST_F(GpuMobaSelection, NaNIsNeverChosenAndInfinitiesAreScores) {
     }
 }
 
+/// Most blocks have scores of NaN or minus infinity, in no order, for many steps of candidates: places stay empty, or
+/// hold minus infinities, until there is something better. The scores between are whole numbers, so exact.
+TEST_F(GpuMobaSelection, NaNAndInfinitiesAmongManyBlocks) {
+    double const infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+    for (int64_t const dim : {64, 128})
+        for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16}) {
+            GpuMobaCase const c{.cu_seqlens = {0, 37, 1300},
+                                .heads = 3,
+                                .kv_heads = 1,
+                                .head_dim = dim,
+                                .options = {.block_size = 4, .top_k = top_k},
+                                .seed = static_cast<uint64_t>(top_k)};
+            auto p = make_gpu_problem(c);
+            for (std::vector<double>* const x : {&p.q, &p.k})
+                for (size_t i = 0; i < x->size(); ++i) {
+                    double& number = (*x)[i];
+                    number = i % static_cast<size_t>(dim) < 3 ? std::clamp(std::round(number), -2.0, 2.0) : 0;
+                    if (i % static_cast<size_t>(dim) == 0 && number == 0) number = 1;  // zero times infinity is NaN
+                }
+            std::vector<double> const kinds = testing::random_normal<double>(p.tokens(), 5, 1);
+            for (int64_t t = 0; t < p.tokens(); ++t) {
+                int64_t const begin = t < 37 ? 0 : 37, first = begin + (t - begin) / 4 * 4;
+                double const kind = std::abs(kinds[first]);
+                p.k[t * dim] = kind < 0.7 ? nan : kind < 1.6 ? -infinity : kind < 2.3 ? p.k[first * dim] : infinity;
+            }
+            for (MobaKernels const kernels : kernels_here())
+                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, kernels).select()), 0) << dim << " " << top_k;
+        }
+}
+
 /// Choices made to be hard on the lists.
 std::vector<int32_t> adversarial(std::vector<int32_t> const& cu, int64_t B, int64_t heads, int64_t S, int kind) {
     std::vector<int32_t> chosen(static_cast<size_t>(cu.back() * heads * S), -1);

@@ -11,7 +11,6 @@
 #include "ops/ops.h"
 #include "tools/bench/gpu_timer.h"
 #include "tools/bench/moba_work.h"
-#include "tools/bench/own_process.h"
 
 namespace perigee {
 namespace {
@@ -22,7 +21,7 @@ struct Settings {
     MobaOptions moba{.block_size = 512, .top_k = 3};
     std::vector<std::string> routings = {"uniform", "recency", "sink"};
     std::vector<std::string> parts = {"choice", "lists", "forward", "backward", "whole"};
-    double seconds = 0.2;
+    double seconds = 0.2, rest = 0.2;
     size_t scratch_mib = kMobaScratchBytes >> 20;
     bool dense = false, mma = false, table = false, deterministic = false;
     std::string json;
@@ -35,7 +34,7 @@ class Bench {
           device_(make_cuda_device(0)),
           ops_(make_cuda_ops(*device_, {.deterministic = s.deterministic, .moba_scratch = s.scratch_mib << 20})),
           stream_(dynamic_cast<CudaDevice&>(*device_).stream()),
-          timer_(stream_, s.seconds),
+          timer_(stream_, s.seconds, s.rest),
           rows_{tokens, s.heads, s.head_dim},
           keys_{tokens, s.kv_heads, s.head_dim},
           shape_{.tokens = tokens,
@@ -292,14 +291,6 @@ std::vector<Settings> reported(Settings const& from) {
     return rows;
 }
 
-/// A problem's results as JSON.
-std::string measure(Settings const& row, int64_t tokens) {
-    Bench bench(row, tokens);
-    fmt::print("\n{}\n", bench.results()["shape"].get<std::string>());
-    bench.run();
-    return bench.results().dump();
-}
-
 int run(int argc, char** argv) {
     Settings s;
     bool group = false;
@@ -315,6 +306,7 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("--parts", s.parts, "What to time: choice, lists, forward, backward, whole")->capture_default_str();
     app.add_option("--seconds", s.seconds, "Of every measurement")->capture_default_str();
+    app.add_option("--rest", s.rest, "Seconds of rest before every measurement")->capture_default_str();
     app.add_option("--scratch-mib", s.scratch_mib, "Room for scratch memory")->capture_default_str();
     app.add_option("--json", s.json, "File for the results");
     app.add_flag("--group", group, "One choice per group of heads");
@@ -327,14 +319,12 @@ int run(int argc, char** argv) {
     if (group) s.moba.selection = MobaSelection::per_group;
     fmt::print("{}\n", kFloorFormula);
     nlohmann::json all = nlohmann::json::array();
-    std::vector<Settings> const rows = s.table ? reported(s) : std::vector{s};
-    for (Settings const& row : rows)
+    for (Settings const& row : s.table ? reported(s) : std::vector{s})
         for (int64_t const tokens : row.tokens) {
-            auto const results = [&] { return measure(row, tokens); };
-            // In memory that other problems had given back some took up to 12% longer (docs/benchmarks.md). A single
-            // one stays here, where profilers and debuggers look for it.
-            bool const alone = rows.size() * row.tokens.size() == 1;
-            all.push_back(nlohmann::json::parse(alone ? results() : in_own_process(results)));
+            Bench bench(row, tokens);
+            fmt::print("\n{}\n", bench.results()["shape"].get<std::string>());
+            bench.run();
+            all.push_back(bench.results());
         }
     if (!s.json.empty()) std::ofstream(s.json) << all.dump(1) << '\n';
     return 0;

@@ -2,17 +2,21 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
 
 namespace perigee {
 
-/// Runs work back to back, so that the GPU is as warm and as short of power as in training, and takes the median.
+/// Runs work back to back for some seconds, so that the GPU is as warm and as short of power as in training, and takes
+/// the median. Without some seconds of rest before it, what ran before has a say in the GPU's clock.
 class GpuTimer {
   public:
-    GpuTimer(cudaStream_t stream, double seconds) : stream_(stream), seconds_(seconds), events_(kMostRuns + 1) {
+    GpuTimer(cudaStream_t stream, double seconds, double rest)
+        : stream_(stream), seconds_(seconds), rest_(rest), events_(kMostRuns + 1) {
         for (cudaEvent_t& event : events_) check_cuda(cudaEventCreate(&event), "cudaEventCreate");
     }
     ~GpuTimer() {
@@ -22,6 +26,7 @@ class GpuTimer {
     GpuTimer& operator=(GpuTimer const&) = delete;
 
     double operator()(std::function<void()> const& work) {
+        std::this_thread::sleep_for(rest_);
         run(work, 1);  // loads kernels
         double const estimate = std::max(run(work, 1), 1e-3);
         return run(work, std::clamp(static_cast<int>(seconds_ * 1e3 / estimate), 3, kMostRuns));
@@ -45,6 +50,7 @@ class GpuTimer {
 
     cudaStream_t stream_;
     double seconds_;
+    std::chrono::duration<double> rest_;
     std::vector<cudaEvent_t> events_;
 };
 

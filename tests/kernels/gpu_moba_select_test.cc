@@ -235,23 +235,30 @@ TEST_F(GpuMobaSelection, TheLaterOfEqualScoresWins) {
     }
 }
 
+/// A short document and a long one, of many blocks.
+GpuMobaCase many_blocks(int32_t tokens, int64_t dim, int64_t top_k) {
+    return {.cu_seqlens = {0, 37, tokens},
+            .heads = 3,
+            .kv_heads = 1,
+            .head_dim = dim,
+            .options = {.block_size = 4, .top_k = top_k},
+            .seed = static_cast<uint64_t>(top_k)};
+}
+
 /// Whole numbers in three columns: scores are exact, and few of them differ.
+ReferenceProblem of_whole_numbers(GpuMobaCase const& c) {
+    auto p = make_gpu_problem(c);
+    for (std::vector<double>* const x : {&p.q, &p.k})
+        for (size_t i = 0; i < x->size(); ++i)
+            (*x)[i] = i % static_cast<size_t>(c.head_dim) < 3 ? std::clamp(std::round((*x)[i]), -2.0, 2.0) : 0;
+    return p;
+}
+
 TEST_F(GpuMobaSelection, OfFewScoresThatDifferTheLaterBlocksWin) {
     for (int64_t const dim : {64, 128})
         for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16}) {
-            GpuMobaCase const c{.cu_seqlens = {0, 37, 900},
-                                .heads = 3,
-                                .kv_heads = 1,
-                                .head_dim = dim,
-                                .options = {.block_size = 4, .top_k = top_k},
-                                .seed = static_cast<uint64_t>(top_k)};
-            auto p = make_gpu_problem(c);
-            auto const coarsen = [&](std::vector<double>& x) {
-                for (size_t i = 0; i < x.size(); ++i)
-                    x[i] = i % static_cast<size_t>(dim) < 3 ? std::clamp(std::round(x[i]), -2.0, 2.0) : 0;
-            };
-            coarsen(p.q);
-            coarsen(p.k);
+            GpuMobaCase const c = many_blocks(900, dim, top_k);
+            auto const p = of_whole_numbers(c);
             for (MobaKernels const kernels : kernels_here())
                 EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, kernels).select()), 0) << dim << " " << top_k;
         }
@@ -299,28 +306,20 @@ TEST_F(GpuMobaSelection, NaNIsNeverChosenAndInfinitiesAreScores) {
 }
 
 /// Most blocks have scores of NaN or minus infinity, in no order, for many steps of candidates: places stay empty, or
-/// hold minus infinities, until there is something better. The scores between are whole numbers, so exact.
+/// hold minus infinities, until there is something better.
 TEST_F(GpuMobaSelection, NaNAndInfinitiesAmongManyBlocks) {
     double const infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
     for (int64_t const dim : {64, 128})
         for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16}) {
-            GpuMobaCase const c{.cu_seqlens = {0, 37, 1300},
-                                .heads = 3,
-                                .kv_heads = 1,
-                                .head_dim = dim,
-                                .options = {.block_size = 4, .top_k = top_k},
-                                .seed = static_cast<uint64_t>(top_k)};
-            auto p = make_gpu_problem(c);
+            GpuMobaCase const c = many_blocks(1300, dim, top_k);
+            auto p = of_whole_numbers(c);
             for (std::vector<double>* const x : {&p.q, &p.k})
-                for (size_t i = 0; i < x->size(); ++i) {
-                    double& number = (*x)[i];
-                    number = i % static_cast<size_t>(dim) < 3 ? std::clamp(std::round(number), -2.0, 2.0) : 0;
-                    if (i % static_cast<size_t>(dim) == 0 && number == 0) number = 1;  // zero times infinity is NaN
-                }
+                for (size_t i = 0; i < x->size(); i += static_cast<size_t>(dim))
+                    if ((*x)[i] == 0) (*x)[i] = 1;  // zero times infinity would be NaN
             std::vector<double> const kinds = testing::random_normal<double>(p.tokens(), 5, 1);
             for (int64_t t = 0; t < p.tokens(); ++t) {
-                int64_t const begin = t < 37 ? 0 : 37, first = begin + (t - begin) / 4 * 4;
-                double const kind = std::abs(kinds[first]);
+                int64_t const document = t < 37 ? 0 : 37, first = document + (t - document) / 4 * 4;
+                double const kind = std::abs(kinds[first]);  // one for all keys of a block
                 p.k[t * dim] = kind < 0.7 ? nan : kind < 1.6 ? -infinity : kind < 2.3 ? p.k[first * dim] : infinity;
             }
             for (MobaKernels const kernels : kernels_here())

@@ -11,8 +11,8 @@
 
 namespace perigee {
 
-/// Runs work back to back for some seconds, so that the GPU is as warm and as short of power as in training, and takes
-/// the median. Without some seconds of rest before it, what ran before has a say in the GPU's clock.
+/// Rests for some seconds, as what ran before would have a say in the GPU's clock, runs work back to back for others,
+/// so that the GPU is as warm and as short of power as in training, and takes the median.
 class GpuTimer {
   public:
     GpuTimer(cudaStream_t stream, double seconds, double rest)

@@ -48,46 +48,26 @@ class DryOps : public Ops {
 
     Device& device() override { return *device_; }
     DType compute_dtype() const override { return device_->is_host() ? DType::f32 : DType::bf16; }
-    void upload(TensorView, void const*) override {}
-    void download(void*, ConstView) override {}
-    void copy(TensorView, ConstView) override {}
-    void copy_rows(CopyRows const&) override {}
-    void fill_zero(TensorView) override {}
-    void fill_normal(FillNormal const&) override {}
-    void round_stochastically(StochasticRounding const&) override {}
-    void matmul(MatMul const&) override {}
-    void add(TensorView, ConstView) override {}
-    void scale(TensorView, double) override {}
-    void embedding_forward(TensorView, ConstView, ConstView, int64_t) override {}
-    void embedding_backward(TensorView, ConstView, ConstView, int64_t) override {}
-    void rmsnorm_forward(RmsNormForward const&) override {}
-    void rmsnorm_backward(RmsNormBackward const&) override {}
-    void rope_table(TensorView, TensorView, ConstView, std::span<double const>, double) override {}
-    void qkv_forward(QkvForward const&) override {}
-    void qkv_backward(QkvBackward const&) override {}
-    void attention_forward(AttentionForward const& args) override {
-        if (!goes_to_cudnn(args)) note(args, MobaTask::forward, !args.lists_L.empty());
-    }
-    void attention_backward(AttentionBackward const& args) override {
-        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, forward_left_lists(args));
-    }
-    void moba_select(MobaSelect const& args) override {
-        if (args.chosen_THS.size() > 0) note(args, MobaTask::select, false);
+    void run(Operation const& operation) override {
+        if (auto const* const forward = std::get_if<AttentionForward>(&operation)) note(*forward);
+        if (auto const* const backward = std::get_if<AttentionBackward>(&operation)) note(*backward);
+        if (auto const* const select = std::get_if<MobaSelect>(&operation)) note(*select);
     }
     int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                             MobaOptions const& moba) const override {
         return device_->is_host() ? 0 : gpu_moba_lists_size(q_THK, k_TGK, cu_seqlens, moba);
     }
-    void swiglu_forward(TensorView, ConstView) override {}
-    void swiglu_backward(TensorView, ConstView, ConstView) override {}
-    void softmax_stats(SoftmaxStats const&) override {}
-    void softmax_rescale(TensorView, ConstView, ConstView) override {}
-    void cross_entropy(CrossEntropy const&) override {}
-    void squared_norm(TensorView, ConstView) override {}
-    void weighted_sum(TensorView, ConstView, ConstView) override {}
-    void adamw(AdamW const&) override {}
 
   private:
+    void note(AttentionForward const& args) {
+        if (!goes_to_cudnn(args)) note(args, MobaTask::forward, !args.lists_L.empty());
+    }
+    void note(AttentionBackward const& args) {
+        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, forward_left_lists(args));
+    }
+    void note(MobaSelect const& args) {
+        if (args.chosen_THS.size() > 0) note(args, MobaTask::select, false);
+    }
     template <class Args>
     void note(Args const& args, MobaTask task, bool lists_elsewhere) {
         if (device_->is_host()) return;

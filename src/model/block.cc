@@ -199,7 +199,7 @@ void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors 
     Ops& ops = pass.ops;
     recompute(pass, weights, acts, kind);
     join_backward(pass, temporary.dy_TF, grads.down_DF, dx_PD, acts.y_TF, weights.down_DF);
-    ops.swiglu_backward(acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F);
+    ops.swiglu_backward({acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F});
     spread_backward(pass, temporary.dnormed_PD, grads.gate_up_2FD, acts.gate_up_T2F, acts.mid_normed_PD,
                     weights.gate_up_2FD);
     ops.rmsnorm_backward({.dx_TD = dx_PD,

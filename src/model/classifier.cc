@@ -51,7 +51,7 @@ void join_vocabulary(Ops& ops, Comm& tp, Chunk const& chunk) {
     if (tp.size() == 1) return;
     ops.copy(chunk.all_max_T, chunk.max_T);
     tp.all_reduce(chunk.all_max_T, Reduce::max);
-    ops.softmax_rescale(chunk.sum_T(), chunk.max_T, chunk.all_max_T);
+    ops.softmax_rescale({chunk.sum_T(), chunk.max_T, chunk.all_max_T});
     tp.all_reduce(chunk.sums_2T);
 }
 
@@ -110,7 +110,7 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView
                            .target_T = chunk.target_T(),
                            .scale = result.scale,
                            .vocab_begin = vocab_begin});
-        ops.weighted_sum(result.loss_accumulated, chunk.nll_T, weights_T);
+        ops.weighted_sum({result.loss_accumulated, chunk.nll_T, weights_T});
         if (result.correct_accumulated != nullptr)
             *result.correct_accumulated += chunk.nll_T.dtype == DType::f64 ? correct_weight<double>(ops, chunk, weights)
                                                                            : correct_weight<float>(ops, chunk, weights);

@@ -212,7 +212,7 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
     pass.branch_PD = arena.allocate("branch", pass.compute(), {pass.part(), D});
     pass.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-    ops.rope_table(pass.cos_TR, pass.sin_TR, inputs.positions_T, rope.inverse_frequencies, rope.magnitude);
+    ops.rope_table({pass.cos_TR, pass.sin_TR, inputs.positions_T, rope.inverse_frequencies, rope.magnitude});
     return pass;
 }
 
@@ -238,8 +238,8 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Inputs const& inpu
         }
         BlockActivations const& acts = state.blocks.back();
         if (layer == 0) {
-            ops.embedding_forward(pass.stream.partial(acts.x_PD), inputs.ids_T, layout.view(weights, kEmbedding),
-                                  vocab_begin());
+            ops.embedding_forward(
+                {pass.stream.partial(acts.x_PD), inputs.ids_T, layout.view(weights, kEmbedding), vocab_begin()});
             pass.stream.add_up(acts.x_PD);
         }
         block_forward(pass, block_tensors(layout, weights, options, static_cast<int64_t>(layer)), acts, previous_PD,
@@ -279,8 +279,8 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Inputs 
                        kinds[layer]);
         done_from(fmt::format("model.layers.{}.input_layernorm.weight", layer));
     }
-    ops.embedding_backward(layout.view(grads, kEmbedding), inputs.ids_T, state.pass.stream.gather(dx_PD),
-                           vocab_begin());
+    ops.embedding_backward(
+        {layout.view(grads, kEmbedding), inputs.ids_T, state.pass.stream.gather(dx_PD), vocab_begin()});
     done_from(kEmbedding);
 }
 

@@ -55,12 +55,15 @@ void check_attention(Args const& args) {
                       "choice {} for q {} and top_k {}", args.chosen_THS.shape.str(), q.str(), args.moba->top_k);
 }
 
-}  // namespace
-
 void check_same(ConstView to, ConstView from) {
     PERIGEE_CHECK(to.dtype == from.dtype && to.size() == from.size(), "{} {} to {} {}", to_string(from.dtype),
                   from.shape.str(), to_string(to.dtype), to.shape.str());
 }
+
+}  // namespace
+
+void check(Copy const& args) { check_same(args.to, args.from); }
+void check(Add const& args) { check_same(args.accumulated, args.x); }
 
 void check(CopyRows const& args) {
     auto const [to, to_begin, to_stride, from, from_begin, from_stride, rows, width] = args;
@@ -103,10 +106,10 @@ void check(RmsNormBackward const& args) {
     expect_optional("dresidual", args.dresidual_TD, args.x_TD.shape);
 }
 
-void check_rope_table(ConstView cos_TR, ConstView sin_TR, ConstView positions_T, int64_t frequencies) {
-    Shape const shape{positions_T.size(), frequencies};
-    expect("cos", cos_TR, shape);
-    expect("sin", sin_TR, shape);
+void check(RopeTable const& args) {
+    Shape const shape{args.positions_T.size(), std::ssize(args.inverse_frequencies)};
+    expect("cos", args.cos_TR, shape);
+    expect("sin", args.sin_TR, shape);
 }
 
 void check(QkvForward const& args) {
@@ -140,15 +143,15 @@ void check(QkvBackward const& args) {
     if (!args.k_norm_K.empty()) expect("dk_norm", args.dk_norm_accumulated_K, {size});
 }
 
-void check_swiglu_forward(ConstView y_TF, ConstView gate_up_T2F) {
-    expect_rank("y", y_TF, 2);
-    expect("gate_up", gate_up_T2F, {y_TF[0], 2 * y_TF[1]});
+void check(SwigluForward const& args) {
+    expect_rank("y", args.y_TF, 2);
+    expect("gate_up", args.gate_up_T2F, {args.y_TF[0], 2 * args.y_TF[1]});
 }
 
-void check_swiglu_backward(ConstView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) {
-    expect_rank("dy", dy_TF, 2);
-    expect("gate_up", gate_up_T2F, {dy_TF[0], 2 * dy_TF[1]});
-    expect("dgate_up", dgate_up_T2F, gate_up_T2F.shape);
+void check(SwigluBackward const& args) {
+    expect_rank("dy", args.dy_TF, 2);
+    expect("gate_up", args.gate_up_T2F, {args.dy_TF[0], 2 * args.dy_TF[1]});
+    expect("dgate_up", args.dgate_up_T2F, args.gate_up_T2F.shape);
 }
 
 void check(SoftmaxStats const& args) {
@@ -160,9 +163,9 @@ void check(SoftmaxStats const& args) {
     expect("targets", args.targets_T, tokens);
 }
 
-void check_softmax_rescale(ConstView sum_T, ConstView max_T, ConstView global_max_T) {
-    expect("max", max_T, sum_T.shape);
-    expect("global max", global_max_T, sum_T.shape);
+void check(SoftmaxRescale const& args) {
+    expect("max", args.max_T, args.sum_T.shape);
+    expect("global max", args.global_max_T, args.sum_T.shape);
 }
 
 void check(CrossEntropy const& args) {
@@ -189,14 +192,14 @@ void check(AdamW const& args) {
     expect("g", args.g, args.w.shape);
 }
 
-void check_embedding_forward(ConstView x_TD, ConstView ids_T, ConstView table_VD) {
-    expect_rank("table", table_VD, 2);
-    expect("x", x_TD, {ids_T.size(), table_VD[1]});
+void check(EmbeddingForward const& args) {
+    expect_rank("table", args.table_VD, 2);
+    expect("x", args.x_TD, {args.ids_T.size(), args.table_VD[1]});
 }
 
-void check_embedding_backward(ConstView dtable_VD, ConstView ids_T, ConstView dx_TD) {
-    expect_rank("dtable", dtable_VD, 2);
-    expect("dx", dx_TD, {ids_T.size(), dtable_VD[1]});
+void check(EmbeddingBackward const& args) {
+    expect_rank("dtable", args.dtable_accumulated_VD, 2);
+    expect("dx", args.dx_TD, {args.ids_T.size(), args.dtable_accumulated_VD[1]});
 }
 
 void check(AttentionForward const& args) { check_attention(args); }
@@ -216,9 +219,9 @@ void check(MobaSelect const& args) {
                   args.moba->top_k);
 }
 
-void check_weighted_sum(ConstView sum, ConstView values_T, ConstView weights_T) {
-    expect("sum", sum, {1});
-    expect("weights", weights_T, values_T.shape);
+void check(WeightedSum const& args) {
+    expect("sum", args.sum_accumulated, {1});
+    expect("weights", args.weights_T, args.values_T.shape);
 }
 
 }  // namespace perigee

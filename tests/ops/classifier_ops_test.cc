@@ -49,7 +49,7 @@ OpResult sharded_loss(Ops& ops, int64_t cut, Values const& logits, double scale)
     }
     HostTensor<Real> max({kTokens}), sum({kTokens}), target({kTokens}), nll({kTokens});
     for (size_t t = 0; t < kTokens; ++t) max.values[t] = std::max(parts[0].max.values[t], parts[1].max.values[t]);
-    for (Part& part : parts) ops.softmax_rescale(part.sum.view(), part.max.view(), max.view());
+    for (Part& part : parts) ops.softmax_rescale({part.sum.view(), part.max.view(), max.view()});
     for (size_t t = 0; t < kTokens; ++t) {
         sum.values[t] = parts[0].sum.values[t] + parts[1].sum.values[t];
         target.values[t] = parts[0].target.values[t] + parts[1].target.values[t];
@@ -130,8 +130,8 @@ OpResult embedding(Ops& ops, int64_t vocab, int64_t width, std::vector<Values> c
     ConstView const ids_T(ids.data(), {200});
     HostTensor<Real> table({vocab, width}, inputs[0]), x({200, width}), dx({200, width}, dy);
     Accumulator<Real> dtable({vocab, width});
-    ops.embedding_forward(x.view(), ids_T, table.view(), 0);
-    ops.embedding_backward(dtable.view(), ids_T, dx.view(), 0);
+    ops.embedding_forward({x.view(), ids_T, table.view(), 0});
+    ops.embedding_backward({dtable.view(), ids_T, dx.view(), 0});
     return {.y = x.wide(), .gradients = {dtable.added()}};
 }
 
@@ -144,8 +144,8 @@ OpResult sharded_embedding(Ops& ops, int64_t vocab, int64_t cut, int64_t width, 
         HostTensor<double> part({end - begin, width}, slice(table, begin * width, (end - begin) * width));
         HostTensor<double> x({200, width}), dx({200, width}, dy);
         Accumulator<double> dpart({end - begin, width});
-        ops.embedding_forward(x.view(), ids_T, part.view(), begin);
-        ops.embedding_backward(dpart.view(), ids_T, dx.view(), begin);
+        ops.embedding_forward({x.view(), ids_T, part.view(), begin});
+        ops.embedding_backward({dpart.view(), ids_T, dx.view(), begin});
         for (size_t i = 0; i < sum.y.size(); ++i) sum.y[i] += x.values[i];
         std::ranges::copy(dpart.added(), std::back_inserter(sum.gradients[0]));
     }

@@ -76,7 +76,7 @@ TEST_F(GpuFlat, NormsAndWeightedSumsAreInDoublePrecision) {
                 TensorView const squares = lab.f64({1}, {0.5}), weighted = lab.f64({1}, {-2});
                 TensorView const x_all = lab.main(all, x), w_all = lab.f32(all, w);
                 gpu().squared_norm(squares, x_all.rows(skipped, all[0]));
-                gpu().weighted_sum(weighted, x_all.rows(skipped, all[0]), w_all.rows(skipped, all[0]));
+                gpu().weighted_sum({weighted, x_all.rows(skipped, all[0]), w_all.rows(skipped, all[0])});
                 sums = {lab.values(squares)[0], lab.values(weighted)[0]};
             }
             double squares = 0.5, weighted = -2;

@@ -100,7 +100,7 @@ void swiglu_case(Lab& lab, int64_t tokens, int64_t width, bool in_place) {
     lab.ops.swiglu_forward(y, gate_up);
     lab.result("y", y);
     TensorView const d = in_place ? gate_up : lab.compute(both);
-    lab.ops.swiglu_backward(d, dy, gate_up);
+    lab.ops.swiglu_backward({d, dy, gate_up});
     lab.result("dgate_up", d);
 }
 
@@ -117,7 +117,7 @@ TEST_F(GpuSwiglu, ExtremeGatesStayFinite) {
     Values const gate_up{-1e4, 1e4, -100, 100, 2, 2, 2, 2};
     TensorView const x = lab.compute({1, 8}, gate_up), y = lab.compute({1, 4}), d = lab.compute({1, 8});
     gpu().swiglu_forward(y, x);
-    gpu().swiglu_backward(d, lab.compute({1, 4}, Values(4, 1.0)), x);
+    gpu().swiglu_backward({d, lab.compute({1, 4}, Values(4, 1.0)), x});
     EXPECT_EQ(lab.values(y), (Values{0, 19968, 0, 200}));
     EXPECT_EQ(lab.values(d), (Values{0, 2, 0, 2, 0, 9984, 0, 100}));
 }

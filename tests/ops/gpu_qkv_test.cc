@@ -32,7 +32,7 @@ void qkv_case(Lab& lab, Heads const& n, Parts parts) {
     std::vector<int32_t> positions;
     for (int64_t t = 0; t < n.tokens; ++t) positions.push_back(static_cast<int32_t>(t * 1009 % 131072));
     TensorView const cos = lab.main(table), sin = lab.main(table);
-    lab.ops.rope_table(cos, sin, lab.ids(positions), frequencies(n.size), 1.25);
+    lab.ops.rope_table({cos, sin, lab.ids(positions), frequencies(n.size), 1.25});
     lab.result("cos", cos);
     lab.result("sin", sin);
 

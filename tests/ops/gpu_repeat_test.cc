@@ -56,12 +56,12 @@ TEST_F(GpuRepeat, ScratchThatMovedIsNotWrittenByAGraph) {
     TensorView const once = lab.main({50, 8}, Values(400, 0.0)), repeated = lab.main({50, 8}, Values(400, 0.0));
     int bodies = 0;
     for (int i = 0; i < 6; ++i) {
-        gpu().embedding_backward(once, ids, dx, 0);
+        gpu().embedding_backward({once, ids, dx, 0});
         gpu().repeat(std::vector<int64_t>{7}, [&] {
             ++bodies;
-            gpu().embedding_backward(repeated, ids, dx, 0);
+            gpu().embedding_backward({repeated, ids, dx, 0});
         });
-        if (i == 3) gpu().embedding_backward(lab.main({50, 8}, Values(400, 0.0)), many, rows, 0);
+        if (i == 3) gpu().embedding_backward({lab.main({50, 8}, Values(400, 0.0)), many, rows, 0});
     }
     EXPECT_EQ(lab.values(repeated), lab.values(once));
     EXPECT_EQ(bodies, 4) << "the first time and the capture, twice, as the scratch memory has grown in between";

@@ -13,10 +13,10 @@ using GpuLoss = GpuTest;
 void embedding_case(Lab& lab, std::vector<int32_t> const& ids, int64_t vocab, int64_t width, int64_t vocab_begin) {
     Shape const table{vocab, width}, x{std::ssize(ids), width};
     TensorView const ids_T = lab.ids(ids), out = lab.compute(x);
-    lab.ops.embedding_forward(out, ids_T, lab.compute(table, random_bf16(table.size(), 41)), vocab_begin);
+    lab.ops.embedding_forward({out, ids_T, lab.compute(table, random_bf16(table.size(), 41)), vocab_begin});
     lab.result("x", out);
     TensorView const dtable = lab.main(table, random_bf16(table.size(), 42));
-    lab.ops.embedding_backward(dtable, ids_T, lab.compute(x, random_bf16(x.size(), 43)), vocab_begin);
+    lab.ops.embedding_backward({dtable, ids_T, lab.compute(x, random_bf16(x.size(), 43)), vocab_begin});
     lab.result("dtable", dtable);
 }
 
@@ -77,7 +77,7 @@ TEST_F(GpuEmbedding, AddsTheTokensOfAnIdInTheirOrder) {
     TensorView const dtable = lab.main({1, 8}, Values(8, 0.0));
     Values dx;
     for (double x : {kLarge, 1.0, -kLarge, 1.0}) dx.insert(dx.end(), 8, x);
-    gpu().embedding_backward(dtable, lab.ids({0, 0, 0, 0}), lab.compute({4, 8}, dx), 0);
+    gpu().embedding_backward({dtable, lab.ids({0, 0, 0, 0}), lab.compute({4, 8}, dx), 0});
     EXPECT_EQ(lab.values(dtable), Values(8, 1.0));
 }
 
@@ -106,7 +106,7 @@ void loss_case(Lab& lab, LossCase const& c) {
     Values larger = lab.values(max);
     for (double& x : larger) x += 1.5;
     TensorView const global_max = lab.main(column, larger);
-    lab.ops.softmax_rescale(sum, max, global_max);
+    lab.ops.softmax_rescale({sum, max, global_max});
     lab.result("rescaled sum", sum);
 
     TensorView const dlogits = c.in_place ? logits : lab.compute(shape);

@@ -31,7 +31,7 @@ template <class Real>
 OpResult qkv(Ops& ops, Heads const& n, bool bias, bool norm, std::vector<Values> const& inputs, Values const& dy) {
     std::vector<int32_t> place = positions(n.tokens);
     HostTensor<Real> cos({n.tokens, n.size / 2}), sin({n.tokens, n.size / 2});
-    ops.rope_table(cos.view(), sin.view(), ConstView(place.data(), {n.tokens}), frequencies(n.size), 1.25);
+    ops.rope_table({cos.view(), sin.view(), ConstView(place.data(), {n.tokens}), frequencies(n.size), 1.25});
 
     HostTensor<Real> x(n.projection(), inputs[0]), q(n.query()), k(n.key()), v(n.key()), dx(n.projection());
     Shape const row{n.width()}, head{n.size};

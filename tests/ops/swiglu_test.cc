@@ -10,7 +10,7 @@ template <class Real>
 OpResult swiglu(Ops& ops, int64_t tokens, int64_t width, std::vector<Values> const& inputs, Values const& dy) {
     HostTensor<Real> x({tokens, 2 * width}, inputs[0]), y({tokens, width}), d({tokens, width}, dy);
     ops.swiglu_forward(y.view(), x.view());
-    ops.swiglu_backward(x.view(), d.view(), x.view());
+    ops.swiglu_backward({x.view(), d.view(), x.view()});
     return {.y = y.wide(), .gradients = {x.wide()}};
 }
 

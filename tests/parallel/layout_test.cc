@@ -81,12 +81,17 @@ class RecordingOps final : public HostOps<float> {
         first_token_ = first_token;
         layer_ = -1;
     }
-    void qkv_forward(QkvForward const& args) override {
-        ++layer_;
-        HostOps::qkv_forward(args);
+    void run(Operation const& operation) override {
+        HostOps::run(operation);
+        if (std::holds_alternative<QkvForward>(operation)) ++layer_;
+        if (auto const* const select = std::get_if<MobaSelect>(&operation)) note(*select);
     }
-    void moba_select(MobaSelect const& args) override {
-        HostOps::moba_select(args);
+
+    int64_t routing = 0;
+    int64_t far_choices = 0;
+
+  private:
+    void note(MobaSelect const& args) {
         int64_t const heads = args.chosen_THS[1], places = args.chosen_THS[2], of_rank = heads_ / mesh_.shape().tp;
         int64_t const first_head = mesh_.tp_rank() * of_rank + (heads < of_rank ? mesh_.cp_rank() * heads : 0);
         int32_t const* chosen = args.chosen_THS.as<int32_t>();
@@ -102,10 +107,6 @@ class RecordingOps final : public HostOps<float> {
                 }
     }
 
-    int64_t routing = 0;
-    int64_t far_choices = 0;
-
-  private:
     Mesh const& mesh_;
     int64_t heads_, first_token_ = 0, layer_ = -1;
 };

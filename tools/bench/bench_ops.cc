@@ -183,7 +183,7 @@ void Bench::qkv() {
     TensorView const bias = compute({width}), dbias = main({width}), dnorm = main({s_.head_size});
     std::vector<double> const frequencies(static_cast<size_t>(s_.head_size / 2), 0.01);
     TensorView const positions = ids(s_.tokens, s_.tokens);
-    report("rope_table", 2 * cos.bytes(), [=, this] { ops_.rope_table(cos, sin, positions, frequencies, 1); });
+    report("rope_table", 2 * cos.bytes(), [=, this] { ops_.rope_table({cos, sin, positions, frequencies, 1}); });
     struct Parts {
         char const* name;
         bool bias, norms;
@@ -221,7 +221,7 @@ void Bench::swiglu() {
     TensorView const gate_up = compute({s_.tokens, 2 * s_.intermediate}), y = compute({s_.tokens, s_.intermediate});
     TensorView const dgate_up = compute(gate_up.shape);
     report("swiglu_forward", 3 * y.bytes(), [=, this] { ops_.swiglu_forward(y, gate_up); });
-    report("swiglu_backward", 5 * y.bytes(), [=, this] { ops_.swiglu_backward(dgate_up, y, gate_up); });
+    report("swiglu_backward", 5 * y.bytes(), [=, this] { ops_.swiglu_backward({dgate_up, y, gate_up}); });
     buffers_.clear();
 }
 
@@ -229,10 +229,11 @@ void Bench::embedding() {
     TensorView const table = compute({s_.vocab, s_.width}), dtable = main(table.shape),
                      x = compute({s_.tokens, s_.width});
     TensorView const tokens = ids(s_.tokens, s_.vocab);
-    report("embedding_forward", 2 * x.bytes(), [=, this] { ops_.embedding_forward(x, tokens, table, 0); });
+    report("embedding_forward", 2 * x.bytes(), [=, this] { ops_.embedding_forward({x, tokens, table, 0}); });
     auto const backward = [&](std::string const& name, TensorView of) {  // a row of the table is read and written once
-        report(name, of.bytes() + x.bytes() + 2 * distinct(of) * s_.width * size_of(DType::f32),
-               [=, this] { ops_.embedding_backward(dtable, of, x, 0); });
+        report(name, of.bytes() + x.bytes() + 2 * distinct(of) * s_.width * size_of(DType::f32), [=, this] {
+            ops_.embedding_backward({dtable, of, x, 0});
+        });
     };
     backward("embedding_backward", tokens);
     backward("embedding_backward, text", words(s_.tokens, s_.vocab));

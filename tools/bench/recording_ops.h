@@ -28,19 +28,23 @@ class RecordingOps final : public TimedOps {
         else
             TimedOps::repeat(key, body);
     }
-    void matmul(MatMul const& args) override {
-        if (recording_)
-            ++products_[{.m = args.c[0],
-                         .n = args.c[1],
-                         .k = args.a[args.transpose_a ? 0 : 1],
-                         .transpose_a = args.transpose_a,
-                         .transpose_b = args.transpose_b,
-                         .accumulate = args.accumulate,
-                         .result = args.c.dtype}];
-        TimedOps::matmul(args);
+    void run(Operation const& operation) override {
+        if (auto const* const product = std::get_if<MatMul>(&operation); recording_ && product != nullptr)
+            note(*product);
+        TimedOps::run(operation);
     }
 
   private:
+    void note(MatMul const& args) {
+        ++products_[{.m = args.c[0],
+                     .n = args.c[1],
+                     .k = args.a[args.transpose_a ? 0 : 1],
+                     .transpose_a = args.transpose_a,
+                     .transpose_b = args.transpose_b,
+                     .accumulate = args.accumulate,
+                     .result = args.c.dtype}];
+    }
+
     bool recording_ = false;
     std::map<Product, int64_t> products_;
 };

@@ -6,7 +6,7 @@
 
 namespace perigee {
 
-void CudaOps::attention_forward(AttentionForward const& args) {
+void CudaOps::compute(AttentionForward const& args) {
     check(args);
     if (goes_to_cudnn(args))
         dense_->forward(args);
@@ -14,7 +14,7 @@ void CudaOps::attention_forward(AttentionForward const& args) {
         block_attention_forward(args);
 }
 
-void CudaOps::attention_backward(AttentionBackward const& args) {
+void CudaOps::compute(AttentionBackward const& args) {
     check(args);
     if (goes_to_cudnn(args, options_.deterministic))
         dense_->backward(args);

@@ -16,16 +16,18 @@ CudaOps::CudaOps(CudaDevice& device, CudaOptions const& options)
 
 CudaOps::~CudaOps() = default;
 
-void CudaOps::upload(TensorView to, void const* from) {
-    staging_.upload(to.data, from, static_cast<size_t>(to.bytes()));
+void CudaOps::compute(Upload const& args) {
+    staging_.upload(args.to.data, args.from, static_cast<size_t>(args.to.bytes()));
 }
-void CudaOps::download(void* to, ConstView from) { device_.copy(to, from.data, static_cast<size_t>(from.bytes())); }
-
-void CudaOps::fill_zero(TensorView x) {
-    check_cuda(cudaMemsetAsync(x.data, 0, static_cast<size_t>(x.bytes()), stream()), "cudaMemsetAsync");
+void CudaOps::compute(Download const& args) {
+    device_.copy(args.to, args.from.data, static_cast<size_t>(args.from.bytes()));
 }
 
-void CudaOps::matmul(MatMul const& args) { blas_.matmul(args); }
+void CudaOps::compute(FillZero const& args) {
+    check_cuda(cudaMemsetAsync(args.x.data, 0, static_cast<size_t>(args.x.bytes()), stream()), "cudaMemsetAsync");
+}
+
+void CudaOps::compute(MatMul const& args) { blas_.matmul(args); }
 
 void* CudaOps::scratch(size_t bytes) {
     if (scratch_.bytes() < bytes) {

@@ -7,7 +7,8 @@
 
 namespace perigee {
 
-void CudaOps::copy(TensorView to, ConstView from) {
+void CudaOps::compute(Copy const& args) {
+    auto const [to, from] = args;
     PERIGEE_CHECK(to.size() == from.size(), "copy of {} {} to {} {}", to_string(from.dtype), from.shape.str(),
                   to_string(to.dtype), to.shape.str());
     if (to.dtype == from.dtype) {
@@ -21,7 +22,7 @@ void CudaOps::copy(TensorView to, ConstView from) {
     }
 }
 
-void CudaOps::copy_rows(CopyRows const& args) {
+void CudaOps::compute(CopyRows const& args) {
     check(args);
     int64_t const element = size_of(args.to.dtype);
     kernels::copy_rows({.to = args.to.data + args.to_begin * element,
@@ -33,7 +34,7 @@ void CudaOps::copy_rows(CopyRows const& args) {
                        stream());
 }
 
-void CudaOps::fill_normal(FillNormal const& args) {
+void CudaOps::compute(FillNormal const& args) {
     kernels::FillNormal const numbers{
         .random = args.random, .stddev = args.stddev, .part = args.part, .count = args.x.size()};
     if (args.x.dtype == DType::bf16)
@@ -42,7 +43,7 @@ void CudaOps::fill_normal(FillNormal const& args) {
         kernels::fill_normal(args.x.as<float>(), numbers, stream());
 }
 
-void CudaOps::round_stochastically(StochasticRounding const& args) {
+void CudaOps::compute(StochasticRounding const& args) {
     check(args);
     kernels::round_stochastically({.to = args.to.as<bf16>(),
                                    .from = args.from.as<float>(),
@@ -52,22 +53,25 @@ void CudaOps::round_stochastically(StochasticRounding const& args) {
                                   stream());
 }
 
-void CudaOps::add(TensorView accumulated, ConstView x) {
-    check_same(accumulated, x);
+void CudaOps::compute(Add const& args) {
+    check(args);
+    auto const [accumulated, x] = args;
     if (x.dtype == DType::bf16)
         kernels::add(accumulated.as<bf16>(), x.as<bf16>(), x.size(), stream());
     else
         kernels::add(accumulated.as<float>(), x.as<float>(), x.size(), stream());
 }
 
-void CudaOps::scale(TensorView x, double factor) {
+void CudaOps::compute(Scale const& args) {
+    auto const [x, factor] = args;
     if (x.dtype == DType::bf16)
         kernels::scale(x.as<bf16>(), static_cast<float>(factor), x.size(), stream());
     else
         kernels::scale(x.as<float>(), static_cast<float>(factor), x.size(), stream());
 }
 
-void CudaOps::squared_norm(TensorView sum_accumulated, ConstView x) {
+void CudaOps::compute(SquaredNorm const& args) {
+    auto const [sum_accumulated, x] = args;
     auto* const sum = sum_accumulated.as<double>();
     void* const partials = scratch(kernels::sum_scratch());
     if (x.dtype == DType::bf16)
@@ -76,13 +80,14 @@ void CudaOps::squared_norm(TensorView sum_accumulated, ConstView x) {
         kernels::squared_norm(sum, x.as<float>(), x.size(), partials, stream());
 }
 
-void CudaOps::weighted_sum(TensorView sum_accumulated, ConstView values_T, ConstView weights_T) {
-    check_weighted_sum(sum_accumulated, values_T, weights_T);
+void CudaOps::compute(WeightedSum const& args) {
+    check(args);
+    auto const [sum_accumulated, values_T, weights_T] = args;
     kernels::weighted_sum(sum_accumulated.as<double>(), values_T.as<float>(), weights_T.as<float>(), values_T.size(),
                           scratch(kernels::sum_scratch()), stream());
 }
 
-void CudaOps::adamw(AdamW const& args) {
+void CudaOps::compute(AdamW const& args) {
     check(args);
     kernels::adamw({.w = args.w.as<float>(),
                     .m = args.m.as<float>(),

@@ -47,7 +47,7 @@ int64_t CudaOps::moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::sp
     return gpu_moba_lists_size(q_THK, k_TGK, cu_seqlens, moba);
 }
 
-void CudaOps::moba_select(MobaSelect const& args) {
+void CudaOps::compute(MobaSelect const& args) {
     check(args);
     if (args.chosen_THS.size() == 0) return;
     MobaProblem problem = problem_of(args, borders(args.cu_seqlens), stream());

@@ -16,7 +16,7 @@ void check_width(int64_t width) {
 
 }  // namespace
 
-void CudaOps::rmsnorm_forward(RmsNormForward const& args) {
+void CudaOps::compute(RmsNormForward const& args) {
     check(args);
     check_width(args.x_TD[1]);
     bool const joins = !args.residual_TD.empty();
@@ -32,7 +32,7 @@ void CudaOps::rmsnorm_forward(RmsNormForward const& args) {
                              stream());
 }
 
-void CudaOps::rmsnorm_backward(RmsNormBackward const& args) {
+void CudaOps::compute(RmsNormBackward const& args) {
     check(args);
     int64_t const tokens = args.x_TD[0], width = args.x_TD[1];
     check_width(width);

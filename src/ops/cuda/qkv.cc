@@ -21,9 +21,9 @@ kernels::QkvShape shape_of(ConstView q_THK, ConstView k_TGK) {
 
 }  // namespace
 
-void CudaOps::rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positions_T,
-                         std::span<double const> inverse_frequencies, double magnitude) {
-    check_rope_table(cos_TR, sin_TR, positions_T, std::ssize(inverse_frequencies));
+void CudaOps::compute(RopeTable const& args) {
+    check(args);
+    auto const [cos_TR, sin_TR, positions_T, inverse_frequencies, magnitude] = args;
     kernels::rope_table({.cos = cos_TR.as<float>(),
                          .sin = sin_TR.as<float>(),
                          .positions = positions_T.as<int32_t>(),
@@ -34,7 +34,7 @@ void CudaOps::rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positio
                         stream());
 }
 
-void CudaOps::qkv_forward(QkvForward const& args) {
+void CudaOps::compute(QkvForward const& args) {
     check(args);
     kernels::qkv_forward({.shape = shape_of(args.q_THK, args.k_TGK),
                           .q = args.q_THK.as<bf16>(),
@@ -50,7 +50,7 @@ void CudaOps::qkv_forward(QkvForward const& args) {
                          stream());
 }
 
-void CudaOps::qkv_backward(QkvBackward const& args) {
+void CudaOps::compute(QkvBackward const& args) {
     check(args);
     kernels::QkvShape const shape = shape_of(args.dq_THK, args.dk_TGK);
     bool const bias = !args.dbias_accumulated_X.empty(), norms = !args.q_norm_K.empty() || !args.k_norm_K.empty();

@@ -7,8 +7,9 @@
 
 namespace perigee {
 
-void CudaOps::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) {
-    check_embedding_forward(x_TD, ids_T, table_VD);
+void CudaOps::compute(EmbeddingForward const& args) {
+    check(args);
+    auto const [x_TD, ids_T, table_VD, vocab_begin] = args;
     kernels::embedding_forward({.x = x_TD.as<bf16>(),
                                 .ids = ids_T.as<int32_t>(),
                                 .table = table_VD.as<bf16>(),
@@ -19,9 +20,9 @@ void CudaOps::embedding_forward(TensorView x_TD, ConstView ids_T, ConstView tabl
                                stream());
 }
 
-void CudaOps::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
-                                 int64_t vocab_begin) {
-    check_embedding_backward(dtable_accumulated_VD, ids_T, dx_TD);
+void CudaOps::compute(EmbeddingBackward const& args) {
+    check(args);
+    auto const [dtable_accumulated_VD, ids_T, dx_TD, vocab_begin] = args;
     int64_t const tokens = ids_T.size(), vocab = dtable_accumulated_VD[0], width = dtable_accumulated_VD[1];
     kernels::embedding_backward({.dtable_accumulated = dtable_accumulated_VD.as<float>(),
                                  .ids = ids_T.as<int32_t>(),
@@ -34,7 +35,7 @@ void CudaOps::embedding_backward(TensorView dtable_accumulated_VD, ConstView ids
                                 stream());
 }
 
-void CudaOps::softmax_stats(SoftmaxStats const& args) {
+void CudaOps::compute(SoftmaxStats const& args) {
     check(args);
     kernels::softmax_stats({.max = args.max_T.as<float>(),
                             .sum = args.sum_T.as<float>(),
@@ -47,8 +48,9 @@ void CudaOps::softmax_stats(SoftmaxStats const& args) {
                            stream());
 }
 
-void CudaOps::softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) {
-    check_softmax_rescale(sum_T, max_T, global_max_T);
+void CudaOps::compute(SoftmaxRescale const& args) {
+    check(args);
+    auto const [sum_T, max_T, global_max_T] = args;
     kernels::softmax_rescale({.sum = sum_T.as<float>(),
                               .max = max_T.as<float>(),
                               .global_max = global_max_T.as<float>(),
@@ -56,7 +58,7 @@ void CudaOps::softmax_rescale(TensorView sum_T, ConstView max_T, ConstView globa
                              stream());
 }
 
-void CudaOps::cross_entropy(CrossEntropy const& args) {
+void CudaOps::compute(CrossEntropy const& args) {
     check(args);
     kernels::cross_entropy({.nll = args.nll_T.as<float>(),
                             .dlogits = optional<bf16>(args.dlogits_TV),

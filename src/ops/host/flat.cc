@@ -13,20 +13,20 @@ constexpr int64_t kGrain = int64_t{1} << 15;
 }
 
 template <class Real>
-void add(TensorView accumulated, ConstView x) {
-    Real* const to = accumulated.as<Real>();
-    Real const* const from = x.as<Real>();
-    parallel_ranges(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+void add(Add const& args) {
+    Real* const to = args.accumulated.as<Real>();
+    Real const* const from = args.x.as<Real>();
+    parallel_ranges(args.x.size(), kGrain, [&](int64_t begin, int64_t end) {
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) to[i] += from[i];
     });
 }
 
 template <class Real>
-void scale(TensorView x, double factor) {
-    Real* const values = x.as<Real>();
-    Real const f = static_cast<Real>(factor);
-    parallel_ranges(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+void scale(Scale const& args) {
+    Real* const values = args.x.as<Real>();
+    Real const f = static_cast<Real>(args.factor);
+    parallel_ranges(args.x.size(), kGrain, [&](int64_t begin, int64_t end) {
 #pragma omp simd
         for (int64_t i = begin; i < end; ++i) values[i] *= f;
     });
@@ -109,10 +109,10 @@ void adamw(AdamW const& args) {
     });
 }
 
-template void add<float>(TensorView, ConstView);
-template void add<double>(TensorView, ConstView);
-template void scale<float>(TensorView, double);
-template void scale<double>(TensorView, double);
+template void add<float>(Add const&);
+template void add<double>(Add const&);
+template void scale<float>(Scale const&);
+template void scale<double>(Scale const&);
 template double squared_norm<float>(ConstView);
 template double squared_norm<double>(ConstView);
 template void fill_normal<float>(FillNormal const&);

@@ -17,34 +17,33 @@ template <class Real>
 void rmsnorm_backward(RmsNormBackward const& args, std::vector<Real>& scratch);
 
 template <class Real>
-void rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positions_T,
-                std::span<double const> inverse_frequencies, double magnitude);
+void rope_table(RopeTable const& args);
 template <class Real>
 void qkv_forward(QkvForward const& args);
 template <class Real>
 void qkv_backward(QkvBackward const& args, std::vector<Real>& scratch);
 
 template <class Real>
-void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F);
+void swiglu_forward(SwigluForward const& args);
 template <class Real>
-void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F);
+void swiglu_backward(SwigluBackward const& args);
 
 template <class Real>
-void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin);
+void embedding_forward(EmbeddingForward const& args);
 template <class Real>
-void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD, int64_t vocab_begin);
+void embedding_backward(EmbeddingBackward const& args);
 
 template <class Real>
 void softmax_stats(SoftmaxStats const& args);
 template <class Real>
-void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T);
+void softmax_rescale(SoftmaxRescale const& args);
 template <class Real>
 void cross_entropy(CrossEntropy const& args);
 
 template <class Real>
-void add(TensorView accumulated, ConstView x);
+void add(Add const& args);
 template <class Real>
-void scale(TensorView x, double factor);
+void scale(Scale const& args);
 template <class Real>
 double squared_norm(ConstView x);
 template <class Real>

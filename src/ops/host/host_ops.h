@@ -16,49 +16,44 @@ class HostOps : public Ops {
     Device& device() override { return *device_; }
     DType compute_dtype() const override { return dtype_of<Real>::value; }
 
-    void upload(TensorView to, void const* from) override;
-    void download(void* to, ConstView from) override;
-    void copy(TensorView to, ConstView from) override;
-    void copy_rows(CopyRows const& args) override;
-    void fill_zero(TensorView x) override;
-    void fill_normal(FillNormal const& args) override;
-    void round_stochastically(StochasticRounding const& args) override;
-
-    void matmul(MatMul const& args) override;
-    void add(TensorView accumulated, ConstView x) override;
-    void scale(TensorView x, double factor) override;
-
-    void embedding_forward(TensorView x_TD, ConstView ids_T, ConstView table_VD, int64_t vocab_begin) override;
-    void embedding_backward(TensorView dtable_accumulated_VD, ConstView ids_T, ConstView dx_TD,
-                            int64_t vocab_begin) override;
-
-    void rmsnorm_forward(RmsNormForward const& args) override;
-    void rmsnorm_backward(RmsNormBackward const& args) override;
-
-    void rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positions_T,
-                    std::span<double const> inverse_frequencies, double magnitude) override;
-    void qkv_forward(QkvForward const& args) override;
-    void qkv_backward(QkvBackward const& args) override;
-
-    void attention_forward(AttentionForward const& args) override;
-    void attention_backward(AttentionBackward const& args) override;
-    void moba_select(MobaSelect const& args) override;
+    void run(Operation const& operation) override {
+        std::visit([this](auto const& args) { compute(args); }, operation);
+    }
     int64_t moba_lists_size(Shape const&, Shape const&, std::span<int32_t const>, MobaOptions const&) const override {
         return 0;
     }
 
-    void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) override;
-    void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) override;
-
-    void softmax_stats(SoftmaxStats const& args) override;
-    void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) override;
-    void cross_entropy(CrossEntropy const& args) override;
-
-    void squared_norm(TensorView sum_accumulated, ConstView x) override;
-    void weighted_sum(TensorView sum_accumulated, ConstView values_T, ConstView weights_T) override;
-    void adamw(AdamW const& args) override;
-
   private:
+    // One for every operation in the list.
+    void compute(Upload const& args);
+    void compute(Download const& args);
+    void compute(Copy const& args);
+    void compute(CopyRows const& args);
+    void compute(FillZero const& args);
+    void compute(FillNormal const& args);
+    void compute(StochasticRounding const& args);
+    void compute(MatMul const& args);
+    void compute(Add const& args);
+    void compute(Scale const& args);
+    void compute(EmbeddingForward const& args);
+    void compute(EmbeddingBackward const& args);
+    void compute(RmsNormForward const& args);
+    void compute(RmsNormBackward const& args);
+    void compute(RopeTable const& args);
+    void compute(QkvForward const& args);
+    void compute(QkvBackward const& args);
+    void compute(MobaSelect const& args);
+    void compute(AttentionForward const& args);
+    void compute(AttentionBackward const& args);
+    void compute(SwigluForward const& args);
+    void compute(SwigluBackward const& args);
+    void compute(SoftmaxStats const& args);
+    void compute(SoftmaxRescale const& args);
+    void compute(CrossEntropy const& args);
+    void compute(SquaredNorm const& args);
+    void compute(WeightedSum const& args);
+    void compute(AdamW const& args);
+
     Device* device_;
     std::vector<Real> scratch_;  ///< partial sums of the operation that runs
 };

@@ -33,11 +33,11 @@ void softmax_stats(SoftmaxStats const& args) {
 }
 
 template <class Real>
-void softmax_rescale(TensorView sum_T, ConstView max_T, ConstView global_max_T) {
-    Real* const sum = sum_T.as<Real>();
-    Real const* const max = max_T.as<Real>();
-    Real const* const global_max = global_max_T.as<Real>();
-    for (int64_t t = 0; t < sum_T.size(); ++t) sum[t] *= exp_approx(max[t] - global_max[t]);
+void softmax_rescale(SoftmaxRescale const& args) {
+    Real* const sum = args.sum_T.as<Real>();
+    Real const* const max = args.max_T.as<Real>();
+    Real const* const global_max = args.global_max_T.as<Real>();
+    for (int64_t t = 0; t < args.sum_T.size(); ++t) sum[t] *= exp_approx(max[t] - global_max[t]);
 }
 
 template <class Real>
@@ -75,8 +75,8 @@ void cross_entropy(CrossEntropy const& args) {
 
 template void softmax_stats<float>(SoftmaxStats const&);
 template void softmax_stats<double>(SoftmaxStats const&);
-template void softmax_rescale<float>(TensorView, ConstView, ConstView);
-template void softmax_rescale<double>(TensorView, ConstView, ConstView);
+template void softmax_rescale<float>(SoftmaxRescale const&);
+template void softmax_rescale<double>(SoftmaxRescale const&);
 template void cross_entropy<float>(CrossEntropy const&);
 template void cross_entropy<double>(CrossEntropy const&);
 

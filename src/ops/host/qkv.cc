@@ -69,18 +69,17 @@ void head_norm_backward(Real* dx, Real* dnorm, Real const* x, Real const* norm, 
 }  // namespace
 
 template <class Real>
-void rope_table(TensorView cos_TR, TensorView sin_TR, ConstView positions_T,
-                std::span<double const> inverse_frequencies, double magnitude) {
-    int64_t const half = cos_TR[1];
-    int32_t const* const positions = positions_T.as<int32_t>();
-    Real* const cos = cos_TR.as<Real>();
-    Real* const sin = sin_TR.as<Real>();
-    parallel_ranges(positions_T[0], row_grain(16 * half), [&](int64_t begin, int64_t end) {
+void rope_table(RopeTable const& args) {
+    int64_t const half = args.cos_TR[1];
+    int32_t const* const positions = args.positions_T.as<int32_t>();
+    Real* const cos = args.cos_TR.as<Real>();
+    Real* const sin = args.sin_TR.as<Real>();
+    parallel_ranges(args.positions_T[0], row_grain(16 * half), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
             for (int64_t i = 0; i < half; ++i) {
-                double const angle = positions[t] * inverse_frequencies[static_cast<size_t>(i)];
-                cos[t * half + i] = static_cast<Real>(magnitude * std::cos(angle));
-                sin[t * half + i] = static_cast<Real>(magnitude * std::sin(angle));
+                double const angle = positions[t] * args.inverse_frequencies[static_cast<size_t>(i)];
+                cos[t * half + i] = static_cast<Real>(args.magnitude * std::cos(angle));
+                sin[t * half + i] = static_cast<Real>(args.magnitude * std::sin(angle));
             }
         }
     });
@@ -169,8 +168,8 @@ void qkv_backward(QkvBackward const& args, std::vector<Real>& scratch) {
     if (has_bias) collect(args.dbias_accumulated_X, total + 2 * size);
 }
 
-template void rope_table<float>(TensorView, TensorView, ConstView, std::span<double const>, double);
-template void rope_table<double>(TensorView, TensorView, ConstView, std::span<double const>, double);
+template void rope_table<float>(RopeTable const&);
+template void rope_table<double>(RopeTable const&);
 template void qkv_forward<float>(QkvForward const&);
 template void qkv_forward<double>(QkvForward const&);
 template void qkv_backward<float>(QkvBackward const&, std::vector<float>&);

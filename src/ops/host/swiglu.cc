@@ -5,11 +5,11 @@
 namespace perigee::host {
 
 template <class Real>
-void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) {
-    int64_t const width = y_TF[1];
-    Real* const y = y_TF.as<Real>();
-    Real const* const gate_up = gate_up_T2F.as<Real>();
-    parallel_ranges(y_TF[0], row_grain(width), [&](int64_t begin, int64_t end) {
+void swiglu_forward(SwigluForward const& args) {
+    int64_t const width = args.y_TF[1];
+    Real* const y = args.y_TF.as<Real>();
+    Real const* const gate_up = args.gate_up_T2F.as<Real>();
+    parallel_ranges(args.y_TF[0], row_grain(width), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
             Real const* const gate = gate_up + t * 2 * width;
             Real const* const up = gate + width;
@@ -21,12 +21,12 @@ void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) {
 }
 
 template <class Real>
-void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up_T2F) {
-    int64_t const width = dy_TF[1];
-    Real* const dgate_up = dgate_up_T2F.as<Real>();
-    Real const* const dy = dy_TF.as<Real>();
-    Real const* const gate_up = gate_up_T2F.as<Real>();
-    parallel_ranges(dy_TF[0], row_grain(width), [&](int64_t begin, int64_t end) {
+void swiglu_backward(SwigluBackward const& args) {
+    int64_t const width = args.dy_TF[1];
+    Real* const dgate_up = args.dgate_up_T2F.as<Real>();
+    Real const* const dy = args.dy_TF.as<Real>();
+    Real const* const gate_up = args.gate_up_T2F.as<Real>();
+    parallel_ranges(args.dy_TF[0], row_grain(width), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
             Real const* const gate = gate_up + t * 2 * width;
             Real const* const up = gate + width;
@@ -44,9 +44,9 @@ void swiglu_backward(TensorView dgate_up_T2F, ConstView dy_TF, ConstView gate_up
     });
 }
 
-template void swiglu_forward<float>(TensorView, ConstView);
-template void swiglu_forward<double>(TensorView, ConstView);
-template void swiglu_backward<float>(TensorView, ConstView, ConstView);
-template void swiglu_backward<double>(TensorView, ConstView, ConstView);
+template void swiglu_forward<float>(SwigluForward const&);
+template void swiglu_forward<double>(SwigluForward const&);
+template void swiglu_backward<float>(SwigluBackward const&);
+template void swiglu_backward<double>(SwigluBackward const&);
 
 }  // namespace perigee::host

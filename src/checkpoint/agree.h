@@ -4,24 +4,35 @@
 #include <exception>
 #include <string>
 
+#include "checkpoint/checkpoint.h"
 #include "comm/comm.h"
 
 namespace perigee {
 
 /// Runs `action`, which must not communicate, on this rank. When it fails on any rank, every rank throws
-/// Category::checkpoint with the first failing rank's message, so that none waits for another. Collective.
+/// Category::checkpoint with the first failing rank's message, so that none waits for another: a DamagedError where
+/// damage is all that any rank met. Collective.
 template <class Action>
 void agree(Comm& world, Action&& action) {
-    std::string error;
+    constexpr char kDamage = 'd', kOther = 'o';
+    std::string error;  // its kind, then its message
+    auto const note = [&](char kind, char const* what) {
+        error = fmt::format("{}{}{}", kind, world.size() > 1 ? fmt::format("rank {}: ", world.rank()) : "", what);
+    };
     try {
         action();
+    } catch (DamagedError const& e) {
+        note(kDamage, e.what());
     } catch (std::exception const& e) {
-        error = fmt::format("{}{}", world.size() > 1 ? fmt::format("rank {}: ", world.rank()) : "", e.what());
-        if (error.empty()) error = "unknown error";
+        note(kOther, e.what());
     }
+    std::string damage;
     for (std::string const& text : world.gather_text(error)) {
-        if (!text.empty()) throw Error(Category::checkpoint, text);
+        if (text.empty()) continue;
+        if (text.front() == kOther) throw Error(Category::checkpoint, text.substr(1));
+        if (damage.empty()) damage = text.substr(1);
     }
+    if (!damage.empty()) throw DamagedError(damage);
 }
 
 }  // namespace perigee

@@ -46,6 +46,16 @@ struct RunState {
     int64_t applied_updates = 0;  ///< optimizer updates done; steps skipped by the guard do not count
     int64_t skipped_in_a_row = 0;
     uint64_t seed = 0;
+    /// The held-out loss that was the lowest so far, of the steps that have a checkpoint.
+    struct Best {
+        int64_t step = 0;
+        double loss = 0;
+        bool operator==(Best const&) const = default;
+    };
+    std::optional<Best> best = {};
+    std::string run_id = {};   ///< random, the same in all checkpoints of a run; empty in those of older programs
+    std::string options = {};  ///< of the run, as JSON; empty in those of older programs
+    std::map<std::string, std::string> data = {};  ///< what identifies the contents of each data set
     /// Layout, library versions, model shape: recorded, and compared by the reader where it matters. UTF-8.
     std::map<std::string, std::string> info;
     bool operator==(RunState const&) const = default;
@@ -101,13 +111,29 @@ class CheckpointSave {
 /// Room that `parts` take in a file, what comes with the values included.
 int64_t stored_bytes(std::vector<StoredTensor> const& parts);
 
+/// What a folder holds is not the whole checkpoint that its name promises. Other failures to read one, such as a
+/// disk's error or a lack of permission, are not damage.
+class DamagedError : public Error {
+  public:
+    explicit DamagedError(std::string const& message) : Error(Category::checkpoint, message) {}
+};
+
 /// A checkpoint folder whose files were verified against its manifest, hashes included, before anything is read.
 class Checkpoint {
   public:
-    /// Throws Category::checkpoint naming file, expected and found.
+    /// What a caller knows of a checkpoint beforehand.
+    struct Expected {
+        std::optional<int64_t> step;
+        std::string run_id;  ///< empty: any
+    };
+    /// Throws Category::checkpoint naming file, expected and found; DamagedError where the folder was read and is not
+    /// a whole checkpoint, or another one than expected.
     static Checkpoint open(FileSystem& files, Path const& folder);
     /// Collective: the ranks share the work of verifying, and all succeed or throw the same error.
-    static Checkpoint open(FileSystem& files, Comm& world, Path const& folder);
+    static Checkpoint open(FileSystem& files, Comm& world, Path const& folder) {
+        return open(files, world, folder, {});
+    }
+    static Checkpoint open(FileSystem& files, Comm& world, Path const& folder, Expected const& expected);
 
     RunState const& state() const;
     Path const& folder() const { return folder_; }
@@ -125,9 +151,17 @@ class Checkpoint {
     std::map<std::string, Shape> tensors_;
 };
 
-/// The newest checkpoint of `root` that verifies; nothing where there is none. Damaged ones are skipped with a warning
-/// that says what is wrong, temporary ones are ignored; when all are damaged it throws Category::checkpoint rather than
-/// let a run start anew unasked. Collective: all ranks open the same folder.
-std::optional<Checkpoint> find_latest(FileSystem& files, Comm& world, Path const& root);
+/// What find_latest() does with damaged checkpoints that are newer than the whole one it finds.
+enum class Damaged {
+    skipped,   ///< left where they are: for readers, which do not own the folder
+    set_aside  ///< renamed to step_00000120.damaged: for the run that owns the folder
+};
+
+/// The newest checkpoint of `root` that verifies and is of this run (empty: of any); nothing where there is none.
+/// A warning says what is wrong with each damaged one; temporary ones are ignored. Throws Category::checkpoint and
+/// renames nothing where none is whole, rather than let a run start anew unasked, and where one cannot be read for
+/// another reason than damage. Collective: all ranks open the same folder.
+std::optional<Checkpoint> find_latest(FileSystem& files, Comm& world, Path const& root,
+                                      Damaged damaged = Damaged::skipped, std::string const& run_id = {});
 
 }  // namespace perigee

@@ -53,6 +53,22 @@ void discard(FileSystem& files, Path const& root, std::string const& name) {
     files.remove_all(trash);
 }
 
+std::string set_aside(FileSystem& files, Path const& root, std::string const& name) {
+    std::vector<std::string> const taken = files.list(root);
+    std::string to = name + kDamagedSuffix;
+    for (int i = 2; std::ranges::count(taken, to) > 0; ++i) to = fmt::format("{}{}.{}", name, kDamagedSuffix, i);
+    files.rename(root / name, root / to);
+    files.sync_directory(root);
+    return to;
+}
+
+std::vector<std::string> set_aside_before(FileSystem& files, Path const& root) {
+    std::vector<std::string> names;
+    for (std::string const& name : files.list(root))
+        if (name.starts_with(kPrefix) && name.find(kDamagedSuffix) != name.npos) names.push_back(name);
+    return names;
+}
+
 void clean_up(FileSystem& files, Path const& root) {
     for (StepFolder const& replaced : step_folders(files, root, kReplacedSuffix)) {
         Path const path = root / step_name(replaced.step);

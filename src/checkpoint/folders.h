@@ -1,5 +1,6 @@
 // The names of checkpoint folders inside `root`. step_00000100: a whole checkpoint. step_00000100.tmp: being written.
 // step_00000100.old: a whole one that a new save of the same step is about to replace. .trash-...: being removed.
+// step_00000100.damaged, step_00000100.damaged.2: set aside; only people remove them.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@ namespace perigee {
 
 inline constexpr char kTemporarySuffix[] = ".tmp";
 inline constexpr char kReplacedSuffix[] = ".old";
+inline constexpr char kDamagedSuffix[] = ".damaged";
 
 std::string step_name(int64_t step);
 
@@ -28,6 +30,10 @@ std::vector<StepFolder> step_folders(FileSystem& files, Path const& root, std::s
 void make_durable_folder(FileSystem& files, Path const& path);
 /// Removes a folder of `root` in a way that never leaves half of it under its name.
 void discard(FileSystem& files, Path const& root, std::string const& name);
+/// Renames something in `root` to NAME.damaged, or NAME.damaged.2 and so on where that is taken; returns the new name.
+std::string set_aside(FileSystem& files, Path const& root, std::string const& name);
+/// Whatever was set aside in `root`.
+std::vector<std::string> set_aside_before(FileSystem& files, Path const& root);
 /// Removes what crashes left in `root`, or gives a folder its name back. What cannot be removed is warned about.
 void clean_up(FileSystem& files, Path const& root);
 /// Removes the checkpoints up to `step` that `keep` does not name; `step` itself always stays.

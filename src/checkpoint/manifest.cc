@@ -37,12 +37,17 @@ Json to_json(Manifest::Piece const& piece) {
 }
 
 Json to_json(RunState const& state) {
-    return {{"step", state.step},
-            {"consumed_samples", state.consumed_samples},
-            {"applied_updates", state.applied_updates},
-            {"skipped_in_a_row", state.skipped_in_a_row},
-            {"seed", state.seed},
-            {"info", state.info}};
+    Json json{{"step", state.step},
+              {"consumed_samples", state.consumed_samples},
+              {"applied_updates", state.applied_updates},
+              {"skipped_in_a_row", state.skipped_in_a_row},
+              {"seed", state.seed},
+              {"run_id", state.run_id},
+              {"options", state.options},
+              {"data", state.data},
+              {"info", state.info}};
+    if (state.best) json["best"] = {{"step", state.best->step}, {"loss", state.best->loss}};
+    return json;
 }
 
 /// Reads values out of untrusted JSON; every failure names the place.
@@ -52,7 +57,7 @@ class Parser {
 
     template <class... Args>
     [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
-        fail(Category::checkpoint, "{}: {}", where_, fmt::format(format, std::forward<Args>(args)...));
+        throw DamagedError(fmt::format("{}: {}", where_, fmt::format(format, std::forward<Args>(args)...)));
     }
 
     Json const& at(Json const& object, char const* key) const {
@@ -88,19 +93,33 @@ class Parser {
         return Shape(std::span<int64_t const>(extents));
     }
 
+    std::map<std::string, std::string> texts_at(Json const& object, char const* key) const {
+        Json const& json = at(object, key);
+        if (!json.is_object()) refuse("`{}` is {}", key, json_excerpt(json));
+        std::map<std::string, std::string> texts;
+        for (auto const& [name, value] : json.items()) texts[name] = text_at(json, name.c_str());
+        return texts;
+    }
+
     RunState state(Json const& object) const {
         RunState state{.step = count_at(object, "step"),
                        .consumed_samples = count_at(object, "consumed_samples"),
                        .applied_updates = count_at(object, "applied_updates"),
                        .skipped_in_a_row = count_at(object, "skipped_in_a_row"),
-                       .seed = 0,
                        .info = {}};
         Json const& seed = at(object, "seed");
         if (!seed.is_number_unsigned()) refuse("`seed` is {}; a count was expected", json_excerpt(seed));
         state.seed = seed.get<uint64_t>();
-        Json const& info = at(object, "info");
-        if (!info.is_object()) refuse("`info` is {}", json_excerpt(info));
-        for (auto const& [key, value] : info.items()) state.info[key] = text_at(info, key.c_str());
+        state.info = texts_at(object, "info");
+        // What older programs did not write.
+        if (object.contains("run_id")) state.run_id = text_at(object, "run_id");
+        if (object.contains("options")) state.options = text_at(object, "options");
+        if (object.contains("data")) state.data = texts_at(object, "data");
+        if (object.contains("best")) {
+            Json const& loss = at(at(object, "best"), "loss");
+            if (!loss.is_number()) refuse("`loss` is {}; a number was expected", json_excerpt(loss));
+            state.best = {.step = count_at(object["best"], "step"), .loss = loss.get<double>()};
+        }
         return state;
     }
 
@@ -173,6 +192,11 @@ std::string_view verified_body(std::string_view text, Parser const& parser) {
     return body;
 }
 
+template <class... Args>
+[[noreturn]] void damaged(fmt::format_string<Args...> format, Args&&... args) {
+    throw DamagedError(fmt::format(format, std::forward<Args>(args)...));
+}
+
 void check_tensor(Manifest const& manifest, std::string const& name, Manifest::Tensor const& tensor,
                   std::string const& where) {
     int64_t stored = 0;
@@ -180,18 +204,17 @@ void check_tensor(Manifest const& manifest, std::string const& name, Manifest::T
         int64_t const count = piece.shard.flat_count;
         int64_t bytes = 0;
         if (__builtin_mul_overflow(count, size_of(tensor.dtype), &bytes) || bytes > manifest.files[piece.file].bytes) {
-            fail(Category::checkpoint, "{}: {} elements of tensor `{}` do not fit in {}", where, count, name,
-                 manifest.files[piece.file].name);
+            damaged("{}: {} elements of tensor `{}` do not fit in {}", where, count, name,
+                    manifest.files[piece.file].name);
         }
         // Comparing sums first bounds the list of runs below by the bytes that files really hold.
         if (__builtin_add_overflow(stored, count, &stored) || stored > tensor.shape.size()) {
-            fail(Category::checkpoint, "{}: more than the {} elements of tensor `{}` are stored", where,
-                 tensor.shape.size(), name);
+            damaged("{}: more than the {} elements of tensor `{}` are stored", where, tensor.shape.size(), name);
         }
     }
     if (stored != tensor.shape.size()) {
-        fail(Category::checkpoint, "{}: {} elements of tensor `{}` are stored; its shape {} has {}", where, stored,
-             name, tensor.shape.str(), tensor.shape.size());
+        damaged("{}: {} elements of tensor `{}` are stored; its shape {} has {}", where, stored, name,
+                tensor.shape.str(), tensor.shape.size());
     }
     std::vector<Shard::Run> runs;
     for (Manifest::Piece const& piece : tensor.pieces) {
@@ -202,8 +225,8 @@ void check_tensor(Manifest const& manifest, std::string const& name, Manifest::T
     int64_t end = 0;
     for (Shard::Run const& run : runs) {
         if (run.global != end) {
-            fail(Category::checkpoint, "{}: element {} of tensor `{}` is {}", where, std::min(run.global, end), name,
-                 run.global < end ? "stored twice" : "missing");
+            damaged("{}: element {} of tensor `{}` is {}", where, std::min(run.global, end), name,
+                    run.global < end ? "stored twice" : "missing");
         }
         end = run.global + run.count;
     }
@@ -259,7 +282,8 @@ Manifest Manifest::parse(std::string const& text, std::string const& where) {
         parser.refuse("its format is `{}`; `{}` was expected", format, kFormat);
     }
     if (int64_t const version = parser.count_at(body, "version"); version != kVersion) {
-        parser.refuse("it was written in format version {}; this program reads version {}", version, kVersion);
+        fail(Category::checkpoint, "{}: it was written in format version {}; this program reads version {}", where,
+             version, kVersion);
     }
     Manifest manifest;
     manifest.state = parser.state(parser.at(body, "state"));

@@ -1,5 +1,8 @@
 // Finding and proving a checkpoint.
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <cerrno>
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
@@ -12,36 +15,91 @@ namespace perigee {
 
 namespace {
 
+template <class... Args>
+[[noreturn]] void damaged(fmt::format_string<Args...> format, Args&&... args) {
+    throw DamagedError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Tells what a read found apart from a read that failed: what is missing, of another kind or too short is damage.
+template <class Action>
+auto reading(Action&& action) {
+    try {
+        return action();
+    } catch (DamagedError const&) {
+        throw;
+    } catch (IoError const& e) {
+        for (int const damage : {ENOENT, ENOTDIR, EISDIR, EINVAL, ELOOP, ENXIO})
+            if (e.errno_value() == damage) throw DamagedError(e.what());
+        throw;
+    } catch (Error const& e) {
+        if (e.category() == Category::data) throw DamagedError(e.what());
+        throw;
+    }
+}
+
 void verify_file(FileSystem& files, Path const& folder, Manifest::File const& file) {
     Path const path = folder / file.name;
-    if (!files.exists(path)) fail(Category::checkpoint, "{} is missing", path.string());
-    if (int64_t const bytes = files.file_size(path); bytes != file.bytes) {
-        fail(Category::checkpoint, "{} has {} bytes; the manifest says {}", path.string(), bytes, file.bytes);
-    }
-    if (std::string const hash = sha256_of_file(files, path); hash != file.sha256) {
-        fail(Category::checkpoint, "{} is damaged: its SHA-256 is {}; the manifest says {}", path.string(), hash,
-             file.sha256);
-    }
+    if (!files.exists(path)) damaged("{} is missing", path.string());
+    if (int64_t const bytes = files.file_size(path); bytes != file.bytes)
+        damaged("{} has {} bytes; the manifest says {}", path.string(), bytes, file.bytes);
+    if (std::string const hash = sha256_of_file(files, path); hash != file.sha256)
+        damaged("{} is damaged: its SHA-256 is {}; the manifest says {}", path.string(), hash, file.sha256);
 }
 
 std::string read_manifest(FileSystem& files, Path const& folder) {
     Path const path = folder / kManifestName;
-    if (!files.exists(path)) {
-        fail(Category::checkpoint, "{} is not a checkpoint: it has no {}", folder.string(), kManifestName);
-    }
+    if (!files.exists(path)) damaged("{} is not a checkpoint: it has no {}", folder.string(), kManifestName);
     return files.read_text(path, kMaxManifestBytes);
 }
 
+void check_expected(RunState const& state, Checkpoint::Expected const& expected, std::string const& where) {
+    if (expected.step && state.step != *expected.step)
+        damaged("{}: it is of step {}; the folder's name says step {}", where, state.step, *expected.step);
+    if (!expected.run_id.empty() && !state.run_id.empty() && state.run_id != expected.run_id)
+        damaged("{}: it is of another run, {}; this folder's run is {}", where, state.run_id, expected.run_id);
+}
+
 /// Newest first; of one step, the one that a save was replacing when it was cut short comes second.
-std::vector<std::string> candidates(FileSystem& files, Path const& root) {
+std::vector<StepFolder> candidates(FileSystem& files, Path const& root) {
     if (!files.exists(root)) return {};
     auto folders = step_folders(files, root);
     auto const replaced = step_folders(files, root, kReplacedSuffix);
     folders.insert(folders.end(), replaced.begin(), replaced.end());
     std::stable_sort(folders.begin(), folders.end(), [](auto const& a, auto const& b) { return a.step > b.step; });
-    std::vector<std::string> names;
-    for (StepFolder const& folder : folders) names.push_back(folder.name);
-    return names;
+    return folders;
+}
+
+struct DamagedFolder {
+    std::string name, why;
+};
+
+void set_all_aside(FileSystem& files, Comm& world, Path const& root, std::vector<DamagedFolder> const& damaged) {
+    agree(world, [&] {
+        if (world.rank() != 0) return;
+        for (auto const& [name, why] : damaged) {
+            try {
+                std::string const now = set_aside(files, root, name);
+                log::warn("checkpoint {} is damaged and now lies in {}: {}", name, (root / now).string(), why);
+            } catch (Error const& e) {
+                fail(Category::checkpoint, "the damaged checkpoint {} cannot be set aside; move it out of {}: {}", name,
+                     root.string(), e.what());
+            }
+        }
+    });
+}
+
+/// No checkpoint is left, but damaged ones lie there: work would be lost in silence if a run began anew.
+void refuse_only_damaged(FileSystem& files, Comm& world, Path const& root) {
+    agree(world, [&] {
+        if (world.rank() != 0 || !files.exists(root)) return;
+        auto const aside = set_aside_before(files, root);
+        if (aside.empty()) return;
+        fail(
+            Category::checkpoint,
+            "{} holds no checkpoint but damaged ones that were set aside ({}): put a whole one back, or choose another "
+            "output_dir to begin anew",
+            root.string(), fmt::join(aside, ", "));
+    });
 }
 
 }  // namespace
@@ -55,46 +113,54 @@ RunState const& Checkpoint::state() const { return manifest_->state; }
 
 Checkpoint Checkpoint::open(FileSystem& files, Path const& folder) { return open(files, *make_single_comm(), folder); }
 
-Checkpoint Checkpoint::open(FileSystem& files, Comm& world, Path const& folder) {
+Checkpoint Checkpoint::open(FileSystem& files, Comm& world, Path const& folder, Expected const& expected) {
     std::string text;
     agree(world, [&] {
-        if (world.rank() == 0) text = read_manifest(files, folder);
+        if (world.rank() == 0) text = reading([&] { return read_manifest(files, folder); });
     });
     text = world.broadcast_text(std::move(text), 0);
     std::string const where = (folder / kManifestName).string();
     auto const manifest = std::make_shared<Manifest const>(Manifest::parse(text, where));
+    check_expected(manifest->state, expected, where);
     manifest->check_pieces(where);
     agree(world, [&] {
         for (auto i = static_cast<size_t>(world.rank()); i < manifest->files.size();
              i += static_cast<size_t>(world.size())) {
-            verify_file(files, folder, manifest->files[i]);
+            reading([&] { verify_file(files, folder, manifest->files[i]); });
         }
     });
     return {files, folder, manifest};
 }
 
-std::optional<Checkpoint> find_latest(FileSystem& files, Comm& world, Path const& root) {
-    std::vector<std::string> names;
+std::optional<Checkpoint> find_latest(FileSystem& files, Comm& world, Path const& root, Damaged what,
+                                      std::string const& run_id) {
+    std::vector<StepFolder> folders;
     agree(world, [&] {
-        if (world.rank() == 0) names = candidates(files, root);
+        if (world.rank() == 0) folders = candidates(files, root);
     });
-    auto const count = world.max(std::ssize(names));
-    names.resize(static_cast<size_t>(count));
-    std::string newest_error;
-    for (std::string& name : names) {
-        name = world.broadcast_text(name, 0);
+    auto const count = world.max(std::ssize(folders));
+    folders.resize(static_cast<size_t>(count));
+    std::vector<DamagedFolder> damaged;
+    for (StepFolder& folder : folders) {
+        folder.name = world.broadcast_text(folder.name, 0);
+        folder.step = world.max(folder.step);
         try {
-            return Checkpoint::open(files, world, root / name);
-        } catch (Error const& e) {
-            if (e.category() != Category::checkpoint) throw;
-            if (world.rank() == 0) log::warn("checkpoint {} is skipped: {}", name, e.what());
-            if (newest_error.empty()) newest_error = e.what();
+            Checkpoint found = Checkpoint::open(files, world, root / folder.name, {folder.step, run_id});
+            if (what == Damaged::set_aside) set_all_aside(files, world, root, damaged);
+            return found;
+        } catch (DamagedError const& e) {
+            if (what == Damaged::skipped && world.rank() == 0)
+                log::warn("checkpoint {} is skipped: {}", folder.name, e.what());
+            damaged.push_back({folder.name, e.what()});
         }
     }
-    if (count > 0) {
-        fail(Category::checkpoint, "none of the {} checkpoints in {} is whole; the newest: {}", count, root.string(),
-             newest_error);
-    }
+    if (count > 0)
+        fail(
+            Category::checkpoint,
+            "none of the {} checkpoints in {} is whole, and nothing there was changed; the newest: {}\nBring one back, "
+            "name one elsewhere with checkpoint.resume=FOLDER, or choose another output_dir to begin anew",
+            count, root.string(), damaged.front().why);
+    refuse_only_damaged(files, world, root);
     return std::nullopt;
 }
 

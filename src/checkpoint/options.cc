@@ -14,7 +14,9 @@ void describe(Schema& schema, CheckpointOptions& options) {
         .add("async", options.asynchronous,
              "write checkpoints beside training, from a copy of the state; false: training waits")
         .add("resume", options.resume,
-             "auto: from the newest whole checkpoint of the run's folder, if there is one; never; best: "
+             "auto: from the newest whole checkpoint of the run's folder, if there is one; damaged newer ones are "
+             "renamed "
+             "to step_....damaged, and where none is whole the run stops; never; best: "
              "the one of the run's folder with the lowest validation loss, for eval and generate; or a checkpoint's "
              "folder");
 }

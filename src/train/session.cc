@@ -151,9 +151,9 @@ void Session::read_initial(std::vector<StoredTensor> const& parts) const {
 }
 
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
-                                          FileSystem& files) {
+                                          FileSystem& files, Damaged damaged, std::string const& run_id) {
     Path const root = checkpoint_root(output_dir);
-    if (options.resume == "auto") return find_latest(files, world, root);
+    if (options.resume == "auto") return find_latest(files, world, root, damaged, run_id);
     if (options.resume == "best") {
         std::optional<EvalReport> best;
         if (world.rank() == 0) best = best_evaluation(files, output_dir);

@@ -82,8 +82,10 @@ class Session {
     Arena arena_;
 };
 
-/// The checkpoint a run starts from: none, the newest whole one, or the one named. Collective.
+/// The checkpoint a run starts from: none, the newest whole one as find_latest() finds it, or the one named, whose
+/// damage is an error. Collective.
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
-                                          FileSystem& files);
+                                          FileSystem& files, Damaged damaged = Damaged::skipped,
+                                          std::string const& run_id = {});
 
 }  // namespace perigee

@@ -67,7 +67,8 @@ void Trainer::start() {
               layout_text(mesh_, session_.ops()), train_data_->summary());
     state_.seed = static_cast<uint64_t>(options_.seed);
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
-    auto const found = find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files());
+    auto const found =
+        find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files(), Damaged::set_aside);
     if (found) {
         learner_.read(*found);
         auto const info = std::move(state_.info);

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "data/text_documents.h"
 #include "data/text_reader.h"
+#include "data/tokenizer/utf8.h"
 
 namespace perigee {
 
@@ -16,10 +17,33 @@ namespace {
 
 constexpr std::string_view kBlanks = " \t\r\n\f\v";
 
+/// What Python's str.strip() drops, which templates mean by "trim": Unicode's white space and four separators of ASCII.
+bool is_trimmed(char32_t c) { return utf8::is_space(c) || (0x1C <= c && c <= 0x1F); }
+
+/// `text` is whole UTF-8.
 std::string_view trimmed(std::string_view text) {
-    size_t const begin = text.find_first_not_of(kBlanks);
-    if (begin == text.npos) return {};
-    return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
+    while (!text.empty() && is_trimmed(utf8::code_point(text))) text.remove_prefix(utf8::first(text).bytes);
+    while (!text.empty() && is_trimmed(utf8::code_point(utf8::last(text)))) text.remove_suffix(utf8::last(text).size());
+    return text;
+}
+
+/// Names in <| |>, each once.
+std::vector<std::string> markers(ChatTemplate const& chat) {
+    std::vector<std::string> found;
+    std::string text = chat.begin;
+    for (ChatRole const& role : chat.roles) text += role.prefix + role.suffix;
+    for (size_t at = text.find("<|"); at != text.npos; at = text.find("<|", at + 1)) {
+        std::string name = text.substr(at, text.find("|>", at) + 2 - at);
+        if (std::ranges::find(found, name) == found.end()) found.push_back(std::move(name));
+    }
+    return found;
+}
+
+/// Markers of a built-in template that are not one token.
+std::vector<std::string> missing_markers(ChatFormat format, Tokenizer const& tokenizer) {
+    auto missing = markers(chat_template({.format = format}));
+    std::erase_if(missing, [&](auto const& name) { return tokenizer.encode_with_special(name).size() == 1; });
+    return missing;
 }
 
 /// Where the leading system messages end.
@@ -55,6 +79,19 @@ ChatCounts& ChatCounts::operator+=(ChatCounts const& other) {
 ChatEncoder::ChatEncoder(ChatOptions const& options, int64_t max_tokens, Tokenizer const& tokenizer)
     : options_(options), template_(chat_template(options)), max_tokens_(max_tokens), tokenizer_(&tokenizer) {
     PERIGEE_CHECK(max_tokens > 0, "conversations of {} tokens", max_tokens);
+    check_markers();
+}
+
+void ChatEncoder::check_markers() const {
+    bool const built_in = options_.format == ChatFormat::chatml || options_.format == ChatFormat::llama3;
+    if (!built_in || !tokenizer_->knows_special()) return;
+    auto const missing = missing_markers(options_.format, *tokenizer_);
+    if (missing.empty()) return;
+    std::string advice = "set chat.template to none, or to custom with the markers of this tokenizer";
+    for (auto const& [format, name] : {std::pair{ChatFormat::chatml, "chatml"}, {ChatFormat::llama3, "llama3"}})
+        if (missing_markers(format, *tokenizer_).empty()) advice = fmt::format("chat.template: {} fits", name);
+    fail(Category::config, "chat.template: {} {} no single token{} of the tokenizer {}; {}", fmt::join(missing, ", "),
+         missing.size() == 1 ? "is" : "are", missing.size() == 1 ? "" : "s", tokenizer_->name(), advice);
 }
 
 ChatRole const& ChatEncoder::role(std::string const& name) const {
@@ -72,22 +109,35 @@ std::vector<int32_t> ChatEncoder::begin() const {
 
 std::vector<int32_t> ChatEncoder::stop() const {
     if (template_.stop.empty()) return {tokenizer_->end_of_document()};
-    return tokenizer_->encode_with_special(template_.stop);
+    return tokenizer_->encode_with_special(template_.stop, TextAfter::text);
 }
 
-ChatEncoder::Piece ChatEncoder::piece(Message const& message) const {
+TextAfter ChatEncoder::after(std::vector<int32_t> const& tokens, TextAfter before) const {
+    if (tokens.empty()) return before;
+    return tokenizer_->is_special(tokens.back()) ? TextAfter::special : TextAfter::text;
+}
+
+/// The tokenizer's own prefix is put before a text that counts as the beginning of a document.
+TextAfter ChatEncoder::after_begin() const {
+    return template_.tokenizer_prefix ? TextAfter::nothing : after(begin(), TextAfter::nothing);
+}
+
+ChatEncoder::Piece ChatEncoder::piece(Message const& message, TextAfter before) const {
     ChatRole const& r = role(message.role);
-    Piece piece{.before = tokenizer_->encode_with_special(r.prefix),
-                .said = tokenizer_->encode(template_.trim ? trimmed(message.content) : message.content),
-                .rest = {}};
+    std::string const content = utf8::repaired(message.content);
+    Piece piece;
+    piece.before = tokenizer_->encode_with_special(r.prefix, before);
+    TextAfter const said = after(piece.before, before);
+    piece.said = tokenizer_->encode(template_.trim ? trimmed(content) : content, said);
     size_t end = 0;
     if (r.role == kAnswers) {
         end = template_.stop.empty() ? r.suffix.size() : r.suffix.find(template_.stop);
-        std::ranges::copy(tokenizer_->encode_with_special(r.suffix.substr(0, end)), std::back_inserter(piece.said));
+        std::ranges::copy(tokenizer_->encode_with_special(r.suffix.substr(0, end), after(piece.said, said)),
+                          std::back_inserter(piece.said));
         std::ranges::copy(stop(), std::back_inserter(piece.said));
         end += template_.stop.size();
     }
-    piece.rest = tokenizer_->encode_with_special(r.suffix.substr(end));
+    piece.rest = tokenizer_->encode_with_special(r.suffix.substr(end), after(piece.said, said));
     return piece;
 }
 
@@ -101,8 +151,8 @@ float ChatEncoder::weight_of(std::vector<Message> const& messages, size_t index)
     return counts ? static_cast<float>(messages[index].weight) : 0.0f;
 }
 
-EncodedChat ChatEncoder::encode_message(std::vector<Message> const& messages, size_t index) const {
-    Piece const p = piece(messages[index]);
+EncodedChat ChatEncoder::encode_message(std::vector<Message> const& messages, size_t index, TextAfter before) const {
+    Piece const p = piece(messages[index], before);
     float const inside = weight_of(messages, index), around = options_.loss == ChatLoss::all ? inside : 0;
     EncodedChat chat;
     append(p.before, around, chat);
@@ -127,8 +177,10 @@ EncodedChat ChatEncoder::encode(std::vector<Message> const& messages) const {
     EncodedChat chat;
     append(begin(), options_.loss == ChatLoss::all ? 1 : 0, chat);
     chat.full_tokens = static_cast<int64_t>(chat.tokens.size());
+    TextAfter before = after_begin();
     for (size_t i = 0; i < messages.size(); ++i) {
-        encoded.push_back(encode_message(messages, i));
+        encoded.push_back(encode_message(messages, i, before));
+        before = after(encoded.back().tokens, before);
         chat.full_tokens += static_cast<int64_t>(encoded.back().tokens.size());
     }
     size_t const kept = instructions(messages);
@@ -156,11 +208,15 @@ EncodedChat ChatEncoder::encode(std::vector<Message> const& messages) const {
 
 std::vector<int32_t> ChatEncoder::prompt(std::vector<Message> const& messages) const {
     std::vector<int32_t> tokens = begin();
+    TextAfter before = after_begin();
     for (Message const& message : messages) {
-        Piece const p = piece(message);
-        for (auto const* part : {&p.before, &p.said, &p.rest}) std::ranges::copy(*part, std::back_inserter(tokens));
+        Piece const p = piece(message, before);
+        for (auto const* part : {&p.before, &p.said, &p.rest}) {
+            before = after(*part, before);
+            std::ranges::copy(*part, std::back_inserter(tokens));
+        }
     }
-    std::ranges::copy(tokenizer_->encode_with_special(role(kAnswers).prefix), std::back_inserter(tokens));
+    std::ranges::copy(tokenizer_->encode_with_special(role(kAnswers).prefix, before), std::back_inserter(tokens));
     return tokens;
 }
 

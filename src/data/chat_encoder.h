@@ -36,6 +36,8 @@ struct ChatCounts {
 class ChatEncoder {
   public:
     /// `max_tokens` > 0 holds for every conversation. `tokenizer` outlives the encoder, and several threads may use it.
+    /// Throws Category::config where a marker of a built-in template is not one token of a tokenizer that has special
+    /// tokens.
     ChatEncoder(ChatOptions const& options, int64_t max_tokens, Tokenizer const& tokenizer);
 
     /// Text around messages and what is said are encoded apart, so that nothing a user writes becomes a special token,
@@ -52,11 +54,14 @@ class ChatEncoder {
     struct Piece {
         std::vector<int32_t> before, said, rest;  ///< of an answer, `said` includes what ends it
     };
-    Piece piece(Message const& message) const;
+    Piece piece(Message const& message, TextAfter after) const;
+    void check_markers() const;
+    TextAfter after(std::vector<int32_t> const& tokens, TextAfter before) const;
+    TextAfter after_begin() const;
     ChatRole const& role(std::string const& name) const;
     std::vector<int32_t> begin() const;
     float weight_of(std::vector<Message> const& messages, size_t index) const;
-    EncodedChat encode_message(std::vector<Message> const& messages, size_t index) const;
+    EncodedChat encode_message(std::vector<Message> const& messages, size_t index, TextAfter after) const;
     /// The first of the messages after `kept` that stays so that no more than max_tokens_ do.
     size_t first_that_fits(std::vector<Message> const& messages, std::vector<EncodedChat> const& encoded, size_t kept,
                            int64_t tokens) const;

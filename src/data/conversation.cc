@@ -32,6 +32,7 @@ class ConversationReader : public nlohmann::json_sax<json> {
         if (depth_ == kLine && key_ == "prompt") return prompt = std::move(text), true;
         if (depth_ == kLine && key_ == "completion") return completion = std::move(text), true;
         if (in_message() && key_ == "role") return line.messages.back().role = std::move(text), true;
+        if (in_message() && is_reasoning() && text.empty()) return true;
         if (in_message() && key_ == "content") return line.messages.back().content = std::move(text), true;
         return other("a text");
     }
@@ -81,6 +82,7 @@ class ConversationReader : public nlohmann::json_sax<json> {
     // Depths: what is open around a value.
     static constexpr int kLine = 1, kMessages = 2, kMessage = 3;
 
+    bool is_reasoning() const { return key_ == "reasoning_content" || key_ == "reasoning" || key_ == "thinking"; }
     bool in_message() const { return in_messages_ && depth_ == kMessage; }
 
     /// Stops reading; says which message it was.
@@ -112,8 +114,8 @@ class ConversationReader : public nlohmann::json_sax<json> {
         if (!in_message()) return true;
         if (key_ == "role" || key_ == "content") return expected("text");
         if (key_ == "weight") return expected("a number");
-        bool const calls = key_ == "tool_calls" || key_ == "function_call";
-        if (calls && std::string_view(what) != "null") return refuse(fmt::format("\"{}\" is not supported", key_));
+        bool const unsaid = key_ == "tool_calls" || key_ == "function_call" || is_reasoning();
+        if (unsaid && std::string_view(what) != "null") return refuse(fmt::format("\"{}\" is not supported", key_));
         return true;
     }
 

@@ -24,8 +24,8 @@ struct ConversationLine {
 inline constexpr double kLargestMessageWeight = 1e6;
 
 /// Trusts nothing: malformed or deeply nested JSON, wrong types, repeated keys, weights out of range and what cannot be
-/// taught from (tool calls, content that is no text) are problems. Other keys are left alone. Memory is bounded by a
-/// few times the line.
+/// taught from (tool calls, reasoning beside the content, content that is no text) are problems. Other keys are left
+/// alone. Memory is bounded by a few times the line.
 ConversationLine parse_conversation(std::string_view line);
 
 }  // namespace perigee

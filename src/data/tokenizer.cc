@@ -9,10 +9,6 @@ namespace {
 
 class ByteTokenizer : public Tokenizer {
   public:
-    std::vector<int32_t> encode(std::string_view text) const override {
-        auto const* bytes = reinterpret_cast<unsigned char const*>(text.data());
-        return {bytes, bytes + text.size()};
-    }
     std::string piece(int32_t id) const override {
         if (id < 0 || id >= vocab_size()) {
             fail(Category::data, "token id {} is not in the vocabulary of 0 to {}", id, vocab_size() - 1);
@@ -25,11 +21,17 @@ class ByteTokenizer : public Tokenizer {
         if (piece.size() == 1) return static_cast<unsigned char>(piece[0]);
         return std::nullopt;
     }
+    bool knows_special() const override { return false; }
     int64_t vocab_size() const override { return 257; }
     int32_t end_of_document() const override { return kEnd; }
     std::string name() const override { return "bytes"; }
 
   private:
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter, bool) const override {
+        auto const* bytes = reinterpret_cast<unsigned char const*>(text.data());
+        return {bytes, bytes + text.size()};
+    }
+
     static constexpr int32_t kEnd = 256;
     static constexpr char const* kEndName = "<|endoftext|>";
 };

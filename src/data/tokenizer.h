@@ -13,14 +13,22 @@
 
 namespace perigee {
 
+/// What a text follows. Some tokenizers put a space before a text that follows nothing, or nothing but a special token.
+enum class TextAfter { nothing, special, text };
+
 class Tokenizer {
   public:
     virtual ~Tokenizer() = default;
-    /// The tokens of text as users write it: nothing in it becomes a special token, nothing is put before or after it.
-    virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+    /// The tokens of text as users write it: nothing in it becomes a special token, nothing is put before or after it
+    /// but the space that `after` may ask for.
+    std::vector<int32_t> encode(std::string_view text, TextAfter after = TextAfter::nothing) const {
+        return encode_text(text, after, false);
+    }
     /// Text of a template: names of special tokens ("<|im_end|>") become their ids, what lies between them is encoded
     /// as usual. A tokenizer without special tokens takes the names for text.
-    virtual std::vector<int32_t> encode_with_special(std::string_view text) const { return encode(text); }
+    std::vector<int32_t> encode_with_special(std::string_view text, TextAfter after = TextAfter::nothing) const {
+        return encode_text(text, after, true);
+    }
     /// The bytes that a token stands for inside a text, not necessarily whole characters; the name of a special token.
     /// Ids outside the vocabulary throw Category::data.
     virtual std::string piece(int32_t id) const = 0;
@@ -30,6 +38,8 @@ class Tokenizer {
     virtual std::string decode(std::vector<int32_t> const& ids) const;
     /// The token whose piece this is.
     virtual std::optional<int32_t> find(std::string_view piece) const = 0;
+    /// Whether names in text can be special tokens at all.
+    virtual bool knows_special() const { return true; }
     /// One more than the largest id.
     virtual int64_t vocab_size() const = 0;
     /// What stands before every document: the begin-of-text token where the tokenizer has that habit, else nothing.
@@ -37,6 +47,9 @@ class Tokenizer {
     /// Throws Category::config where the tokenizer does not say which token it is.
     virtual int32_t end_of_document() const = 0;
     virtual std::string name() const = 0;
+
+  private:
+    virtual std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const = 0;
 };
 
 /// "bytes": ids 0-255 are the bytes themselves, 256 ends a document. Else a tokenizer.json, a tokenizer.model or a

@@ -18,8 +18,8 @@ using Fate = EncodedChat::Fate;
 /// Bytes, and names in <| |> as tokens from 1000 on.
 class MarkedTokenizer : public Tokenizer {
   public:
-    std::vector<int32_t> encode(std::string_view text) const override { return bytes_->encode(text); }
-    std::vector<int32_t> encode_with_special(std::string_view text) const override {
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter, bool special) const override {
+        if (!special) return bytes_->encode(text);
         std::vector<int32_t> ids;
         while (!text.empty()) {
             if (text.starts_with("<|")) {
@@ -79,6 +79,31 @@ TEST_F(ChatEncoderTest, Llama3AsItsModelCardWritesIt) {
     std::vector<Message> const talk{{"user", " u\n"}, {"assistant", "a "}, {"tool", "t"}};
     EXPECT_EQ(shown(encoder({.format = ChatFormat::llama3}).encode(talk)),
               "{1017}{1019}user{1017}\n\nu{1010}{1019}assistant{1017}\n\n[a{1010}]{1019}ipython{1017}\n\nt{1010}");
+}
+
+TEST_F(ChatEncoderTest, Llama3TrimsAsPythonStrips) {
+    // Every character that Python's str.isspace() knows, and two that it does not (U+180E, U+200B).
+    std::string const blanks =
+        "\t\n\v\f\r\x1c\x1d\x1e\x1f \u0085\u00a0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000";
+    std::string const kept = "\u200bu\u3000v\u180e";
+    ChatEncoder const llama3 = encoder({.format = ChatFormat::llama3});
+    EXPECT_EQ(llama3.prompt({{"user", blanks + kept + blanks}}), llama3.prompt({{"user", kept}}));
+    EXPECT_EQ(llama3.prompt({{"user", blanks}}), llama3.prompt({{"user", ""}}));
+}
+
+/// Knows the names of Llama 3 only.
+class Llama3Tokenizer : public MarkedTokenizer {
+  public:
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const override {
+        return MarkedTokenizer::encode_text(text, after, special && !text.starts_with("<|im_"));
+    }
+};
+
+TEST_F(ChatEncoderTest, ATemplateOfAnotherTokenizerIsRefusedAndTheOneThatFitsIsNamed) {
+    Llama3Tokenizer const tokenizer;
+    EXPECT_THAT(error_of(Category::config, [&] { ChatEncoder({.format = ChatFormat::chatml}, 100, tokenizer); }),
+                AllOf(HasSubstr("<|im_start|>, <|im_end|>"), HasSubstr("template: llama3 fits")));
+    EXPECT_NO_THROW(ChatEncoder({.format = ChatFormat::llama3}, 100, tokenizer));
 }
 
 TEST_F(ChatEncoderTest, WithoutATemplateAnswersEndTheDocument) {

@@ -25,6 +25,13 @@ TEST(Conversation, APromptAndItsCompletionAreAQuestionAndItsAnswer) {
     EXPECT_THAT(line.messages, ElementsAre(Message{"user", "a"}, Message{"assistant", "b"}));
 }
 
+TEST(Conversation, EmptyReasoningIsNone) {
+    auto const line = parse_conversation(
+        R"({"messages": [{"role": "user", "content": "u", "reasoning_content": null},
+                         {"role": "assistant", "content": "a", "reasoning_content": ""}]})");
+    EXPECT_EQ(line.problem, "");
+}
+
 TEST(Conversation, EveryMistakeHasItsReason) {
     std::string const deep(101, '[');
     for (auto const& [text, reason] : std::vector<std::pair<std::string, std::string>>{
@@ -55,6 +62,10 @@ TEST(Conversation, EveryMistakeHasItsReason) {
              {R"({"messages": [{"role": "user", "content": "x", "weight": "1"}]})", "\"weight\" is a text"},
              {R"({"messages": [{"role": "user", "content": "x", "weight": 1e999}]})", "malformed JSON"},
              {R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]})", "not supported"},
+             {R"({"messages": [{"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}]})",
+              "\"reasoning_content\" is not supported"},
+             {R"({"messages": [{"role": "assistant", "content": "4", "reasoning": ["2 + 2"]}]})",
+              "\"reasoning\" is not"},
              {R"({"prompt": "a"})", "\"prompt\" without \"completion\""},
              {R"({"completion": "a"})", "\"completion\" without \"prompt\""},
              {R"({"prompt": "a", "completion": ["b"]})", "\"completion\" is an array, where text is expected"},

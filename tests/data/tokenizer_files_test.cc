@@ -5,6 +5,7 @@
 
 #include <bit>
 
+#include "data/chat_encoder.h"
 #include "megatron_files.h"
 #include "support/memory_file_system.h"
 #include "support/tiny_tokenizer.h"
@@ -119,8 +120,34 @@ TEST_F(TokenizerFiles, SentencePieceModels) {
 TEST_F(TokenizerFiles, SentencePieceControlTokensAreOnlyReadInTemplates) {
     write("/m/tokenizer.model", tiny_model());
     auto const tokenizer = open_tokenizer(files_, "/m/tokenizer.model");
-    EXPECT_THAT(tokenizer->encode_with_special("<s>hello</s>"), ElementsAre(1, 263, 2));
+    EXPECT_THAT(tokenizer->encode_with_special("<s>hello</s>"), ElementsAre(1, 262, 2));
     EXPECT_THAT(tokenizer->encode("</s>"), ::testing::Not(::testing::Contains(2)));
+}
+
+TEST_F(TokenizerFiles, SentencePieceModelsTakeEachBrokenSequenceForOneReplacement) {
+    write("/m/tokenizer.model", tiny_model());
+    auto const tokenizer = open_tokenizer(files_, "/m/tokenizer.model");
+    for (auto const& [broken, whole] : std::vector<std::pair<std::string, std::string>>{
+             {"he\xE2\x82llo", "he\uFFFDllo"}, {"\xF0\x9F\x98", "\uFFFD"}, {"\xFF\xFFhello", "\uFFFD\uFFFDhello"}}) {
+        EXPECT_EQ(tokenizer->encode(broken), tokenizer->encode(whole));
+        EXPECT_EQ(tokenizer->encode_with_special(broken), tokenizer->encode_with_special(whole));
+    }
+}
+
+TEST_F(TokenizerFiles, SentencePieceModelsPutASpaceBeforeADocumentOnly) {
+    write("/m/tokenizer.model", tiny_model());
+    auto const tokenizer = open_tokenizer(files_, "/m/tokenizer.model");
+    EXPECT_THAT(tokenizer->encode("hello"), ElementsAre(263));
+    EXPECT_THAT(tokenizer->encode("hello", TextAfter::special), ElementsAre(262));
+    EXPECT_THAT(tokenizer->encode_with_special("hello<s>hello hello</s>"), ElementsAre(263, 1, 262, 263, 2));
+    EXPECT_THAT(tokenizer->encode_with_special("hello", TextAfter::text), ElementsAre(262));
+
+    ChatOptions const options{
+        .format = ChatFormat::custom, .roles = {{"user", "<s>", "</s>"}, {"assistant", "he", "</s>"}}, .stop = "</s>"};
+    ChatEncoder const chat(options, 100, *tokenizer);
+    EXPECT_THAT(chat.encode({{"user", "hello"}, {"assistant", "hello"}}).tokens, ElementsAre(1, 262, 2, 259, 262, 2));
+    EXPECT_THAT(ChatEncoder({}, 100, *tokenizer).encode({{"user", "hello"}, {"assistant", "hello"}}).tokens,
+                ElementsAre(1, 263, 262, 2));
 }
 
 TEST_F(TokenizerFiles, SentencePieceModelsHeedTheirConfig) {

@@ -11,29 +11,17 @@ namespace {
 // \w of the reference's regex crate: annex C of Unicode's technical standard 18.
 constexpr char const* kWordCharacter = "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]";
 
-bool is_space(char32_t c) {
-    return (9 <= c && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (0x2000 <= c && c <= 0x200A) ||
-           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
-
-/// The last character of a text that is not empty.
-std::string_view last_character(std::string_view text) {
-    size_t begin = text.size() - 1;
-    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
-    return text.substr(begin);
-}
-
 size_t spaces_at_end(std::string_view text) {
     size_t const size = text.size();
-    while (!text.empty() && is_space(utf8::code_point(last_character(text)))) {
-        text.remove_suffix(last_character(text).size());
+    while (!text.empty() && utf8::is_space(utf8::code_point(utf8::last(text)))) {
+        text.remove_suffix(utf8::last(text).size());
     }
     return size - text.size();
 }
 
 size_t spaces_at_start(std::string_view text) {
     size_t const size = text.size();
-    while (!text.empty() && is_space(utf8::code_point(text))) text.remove_prefix(utf8::first(text).bytes);
+    while (!text.empty() && utf8::is_space(utf8::code_point(text))) text.remove_prefix(utf8::first(text).bytes);
     return size - text.size();
 }
 
@@ -74,7 +62,7 @@ AddedTokens::Found AddedTokens::find(std::string_view text, size_t from) const {
 
 bool AddedTokens::is_word_part(std::string_view text, Found const& found, Regex::Scratch& scratch) const {
     auto const is_word = [&](std::string_view character) { return word_.find(character, 0, scratch).has_value(); };
-    if (found.begin > 0 && is_word(last_character(text.substr(0, found.begin)))) return true;
+    if (found.begin > 0 && is_word(utf8::last(text.substr(0, found.begin)))) return true;
     std::string_view const after = text.substr(found.end);
     return !after.empty() && is_word(after.substr(0, utf8::first(after).bytes));
 }

@@ -34,9 +34,6 @@ class BpeTokenizer : public Tokenizer {
         }
     }
 
-    std::vector<int32_t> encode(std::string_view text) const override { return encode(text, false); }
-    std::vector<int32_t> encode_with_special(std::string_view text) const override { return encode(text, true); }
-
     std::string piece(int32_t id) const override {
         if (id < 0 || id >= vocab_size()) {
             fail(Category::data, "token id {} is not in the vocabulary of 0 to {}", id, vocab_size() - 1);
@@ -67,6 +64,11 @@ class BpeTokenizer : public Tokenizer {
         Regex::Scratch regex;
     };
 
+    struct Context {
+        bool special;  ///< names of special tokens are those tokens
+        bool goes_on;  ///< the text follows other text
+    };
+
     /// Lends working memory to one call; as many live as calls ever ran at once.
     class Lease {
       public:
@@ -92,23 +94,26 @@ class BpeTokenizer : public Tokenizer {
         std::unique_ptr<Scratch> scratch_;
     };
 
-    std::vector<int32_t> encode(std::string_view text, bool special) const {
-        if (!utf8::is_whole(text)) return encode(utf8::repaired(text), special);
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const override {
+        if (!utf8::is_whole(text)) return encode_text(utf8::repaired(text), after, special);
         Lease lease(*this);
         Scratch& scratch = lease.get();
         std::vector<int32_t> ids;
         raw_.for_each_stretch(text, special, scratch.regex, [&](std::string_view stretch, int32_t id) {
             if (id >= 0) return ids.push_back(id);
-            if (!parts_.nfc || is_plainly_nfc(stretch)) return encode_normalized(stretch, special, scratch, ids);
-            encode_normalized(nfc(stretch), special, scratch, ids);
+            Context const context{special, after == TextAfter::text && ids.empty()};
+            if (!parts_.nfc || is_plainly_nfc(stretch)) return encode_normalized(stretch, context, scratch, ids);
+            encode_normalized(nfc(stretch), context, scratch, ids);
         });
         return ids;
     }
 
-    void encode_normalized(std::string_view text, bool special, Scratch& scratch, std::vector<int32_t>& ids) const {
-        normalized_.for_each_stretch(text, special, scratch.regex, [&](std::string_view stretch, int32_t id) {
+    void encode_normalized(std::string_view text, Context context, Scratch& scratch, std::vector<int32_t>& ids) const {
+        size_t const before = ids.size();
+        normalized_.for_each_stretch(text, context.special, scratch.regex, [&](std::string_view stretch, int32_t id) {
             if (id >= 0) return ids.push_back(id);
-            if (!parts_.prefix_space || stretch.starts_with(' ')) return encode_words(stretch, scratch, ids);
+            bool const goes_on = context.goes_on && ids.size() == before;
+            if (!parts_.prefix_space || goes_on || stretch.starts_with(' ')) return encode_words(stretch, scratch, ids);
             encode_words(std::string(" ").append(stretch), scratch, ids);
         });
     }

@@ -3,19 +3,22 @@
 #include <sentencepiece_processor.h>
 
 #include "data/tokenizer/added_tokens.h"
+#include "data/tokenizer/utf8.h"
 
 namespace perigee {
 
 namespace {
 
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581 stands for a space in pieces
+// Appended to a model's protocol buffer: normalizer_spec { add_dummy_prefix: false }, which is merged into its own.
+constexpr std::string_view kNoDummyPrefix{"\x1A\x02\x18\x00", 4};
 
 class SentencePieceTokenizer : public Tokenizer {
   public:
     explicit SentencePieceTokenizer(SentencePieceParts const& parts)
         : name_(parts.name), add_bos_(parts.add_bos), end_of_document_(parts.end_of_document) {
-        auto const status = library_.LoadFromSerializedProto(parts.model);
-        if (!status.ok()) fail(Category::config, "{} is not a sentencepiece model: {}", name_, status.ToString());
+        load(library_, parts.model);
+        load(inside_, std::string(parts.model).append(kNoDummyPrefix));
         if (!end_of_document_ && library_.eos_id() >= 0) end_of_document_ = library_.eos_id();
         std::vector<AddedToken> control;
         for (int32_t id = 0; id < vocab_size(); ++id) {
@@ -25,22 +28,6 @@ class SentencePieceTokenizer : public Tokenizer {
         control_ = std::make_unique<AddedTokens>(std::move(control));
     }
 
-    std::vector<int32_t> encode(std::string_view text) const override {
-        std::vector<int32_t> ids;
-        check(library_.Encode(text, &ids), "encoding");
-        return ids;
-    }
-    /// Every stretch between special tokens is a text of its own.
-    std::vector<int32_t> encode_with_special(std::string_view text) const override {
-        std::vector<int32_t> ids;
-        Regex::Scratch scratch;
-        control_->for_each_stretch(text, true, scratch, [&](std::string_view stretch, int32_t id) {
-            if (id >= 0) return ids.push_back(id);
-            auto const more = encode(stretch);
-            ids.insert(ids.end(), more.begin(), more.end());
-        });
-        return ids;
-    }
     std::string piece(int32_t id) const override {
         check_id(id);
         std::string const& spelling = library_.IdToPiece(id);
@@ -79,6 +66,28 @@ class SentencePieceTokenizer : public Tokenizer {
     std::string name() const override { return name_; }
 
   private:
+    void load(sentencepiece::SentencePieceProcessor& library, std::string const& model) const {
+        auto const status = library.LoadFromSerializedProto(model);
+        if (!status.ok()) fail(Category::config, "{} is not a sentencepiece model: {}", name_, status.ToString());
+    }
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const override {
+        if (!utf8::is_whole(text)) return encode_text(utf8::repaired(text), after, special);
+        std::vector<int32_t> ids;
+        auto const append = [&](std::string_view stretch, int32_t id) {
+            if (id >= 0) return ids.push_back(id);
+            std::vector<int32_t> more;
+            bool const begins = after == TextAfter::nothing && ids.empty();
+            check((begins ? library_ : inside_).Encode(stretch, &more), "encoding");
+            ids.insert(ids.end(), more.begin(), more.end());
+        };
+        if (special) {
+            Regex::Scratch scratch;
+            control_->for_each_stretch(text, true, scratch, append);
+        } else {
+            append(text, -1);
+        }
+        return ids;
+    }
     void check_id(int32_t id) const {
         if (0 <= id && id < vocab_size()) return;
         fail(Category::data, "token id {} is not in the vocabulary of 0 to {}", id, vocab_size() - 1);
@@ -91,6 +100,7 @@ class SentencePieceTokenizer : public Tokenizer {
     bool add_bos_;
     std::optional<int32_t> end_of_document_;
     sentencepiece::SentencePieceProcessor library_;
+    sentencepiece::SentencePieceProcessor inside_;  ///< the same without a space before a text
     std::unique_ptr<AddedTokens> control_;
 };
 

@@ -16,8 +16,8 @@ struct SentencePieceParts {
     std::optional<int32_t> end_of_document;  ///< unless it is the model's own
 };
 
-/// Broken UTF-8 is left to the library, which takes each byte of it for U+FFFD. Throws Category::config for a file the
-/// library refuses.
+/// A space that the model puts before a text stands at the beginning of a document only, as with `legacy: false` of
+/// transformers' LlamaTokenizer. Throws Category::config for a file the library refuses.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(SentencePieceParts const& parts);
 
 }  // namespace perigee

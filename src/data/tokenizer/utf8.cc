@@ -62,6 +62,17 @@ bool is_whole(std::string_view text) {
     return true;
 }
 
+std::string_view last(std::string_view text) {
+    size_t begin = text.size() - 1;
+    while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+    return text.substr(begin);
+}
+
+bool is_space(char32_t c) {
+    return (9 <= c && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (0x2000 <= c && c <= 0x200A) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
 char32_t code_point(std::string_view text) {
     auto const byte = [&](size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(text[i])); };
     auto const tail = [&](size_t i) { return byte(i) & 0x3F; };

@@ -25,6 +25,12 @@ Step first(std::string_view text);
 
 bool is_whole(std::string_view text);
 
+/// The last character of a whole text that is not empty.
+std::string_view last(std::string_view text);
+
+/// Unicode's property White_Space.
+bool is_space(char32_t c);
+
 /// The code point of the whole character that `text` begins with.
 char32_t code_point(std::string_view text);
 void append(char32_t code_point, std::string& text);

@@ -152,7 +152,7 @@ def check_sentencepiece(program, folder, name, documents, sample, options):
         model_prefix=str(folder / name / "tokenizer"), minloglevel=2, num_threads=2, **options)
     path = folder / name / "tokenizer.model"
     library = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    check(program, path, documents, {"encode": lambda documents: [library.encode(document) for document in documents]},
+    check(program, path, documents, {"encode": lambda documents: [library.encode(document.decode(errors="replace")) for document in documents]},
           lambda lists: [library.decode(ids) for ids in lists])
 
 

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
 #include "train/failure.h"
 
 namespace perigee {
@@ -39,29 +40,6 @@ nlohmann::json parse(std::string_view line) { return nlohmann::json::parse(line,
 
 }  // namespace
 
-/// Lines added to a file. A line that cannot be written is dropped: losing a log line must not end a run.
-struct RunFolder::Appender {
-    Appender(FileSystem& files, Path const& path)
-        : path(path), end(files.exists(path) ? files.file_size(path) : 0), file(files.append(path)) {}
-
-    void line(std::string text) {
-        if (failed) return;
-        text += '\n';
-        try {
-            file->write_at(end, std::as_bytes(std::span(text)));
-            end += static_cast<int64_t>(text.size());
-        } catch (Error const& e) {
-            failed = true;  // first: the warning below may come back here
-            log::warn("{} ends here: {}", path.string(), e.what());
-        }
-    }
-
-    Path path;
-    int64_t end;
-    std::unique_ptr<WritableFile> file;
-    bool failed = false;
-};
-
 RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::move(path)) {
     try {
         files_->make_directories(checkpoint_root(path_));
@@ -78,13 +56,16 @@ RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::
     remove_failures(*files_, path_);
 }
 
-RunFolder::~RunFolder() { log::mirror({}); }
+RunFolder::~RunFolder() {
+    finish_metrics();
+    log::mirror({});
+}
 
 void RunFolder::write_config(std::string const& yaml) { files_->replace_text(path_ / "config.yaml", yaml); }
 
 void RunFolder::mirror_log() {
-    log_ = std::make_unique<Appender>(*files_, path_ / "log.txt");
-    log::mirror([log = log_.get()](std::string const& text) { log->line(text); });
+    log_ = std::make_unique<LineFile>(*files_, path_ / "log.txt");
+    log::mirror([log = log_.get()](std::string const& text) { log->append(text); });
 }
 
 void RunFolder::rewind_metrics(int64_t step) {
@@ -117,9 +98,42 @@ std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_
     return best;
 }
 
+std::optional<RunState::Best> best_checkpoint(FileSystem& files, Path const& output_dir) {
+    std::optional<RunState::Best> best;
+    if (auto const evaluated = best_evaluation(files, output_dir)) best = {evaluated->step, evaluated->loss};
+    Path const root = checkpoint_root(output_dir);
+    if (!files.exists(root)) return best;
+    for (StepFolder const& folder : step_folders(files, root)) {
+        try {
+            Path const path = root / folder.name / kManifestName;
+            auto const recorded = Manifest::parse(files.read_text(path, kMaxManifestBytes), path.string()).state.best;
+            bool const better = recorded && (!best || recorded->loss < best->loss);
+            if (better && files.exists(root / step_name(recorded->step))) best = recorded;
+            return best;
+        } catch (Error const&) {  // a damaged one: an older one may say
+        }
+    }
+    return best;
+}
+
 void RunFolder::append_metrics(std::string const& json_object) {
-    if (!metrics_) metrics_ = std::make_unique<Appender>(*files_, path_ / kMetrics);
-    metrics_->line(json_object);
+    if (!metrics_) metrics_ = std::make_unique<LineFile>(*files_, path_ / kMetrics);
+    metrics_->append(json_object);
+    tell_news();
+}
+
+int64_t RunFolder::finish_metrics() {
+    if (!metrics_) return 0;
+    metrics_->flush();
+    tell_news();
+    return metrics_->missing();
+}
+
+void RunFolder::tell_news() {
+    for (LineFile* file : {metrics_.get(), log_.get()}) {
+        if (file == nullptr) continue;
+        if (std::string const news = file->news(); !news.empty()) log::warn("{}", news);
+    }
 }
 
 }  // namespace perigee

@@ -5,7 +5,9 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/checkpoint.h"
 #include "io/file_system.h"
+#include "train/line_file.h"
 #include "train/metrics.h"
 
 namespace perigee {
@@ -25,23 +27,29 @@ class RunFolder {
     void mirror_log();
     /// Drops what a run resumed at `step` will do again: all later steps, and the evaluation of this one.
     void rewind_metrics(int64_t step);
-    /// Appends one JSON object as a line. A failing disk is reported once and does not stop the run.
+    /// Appends one JSON object as a line. A failing disk does not stop the run: lines wait in memory, as LineFile says.
     void append_metrics(std::string const& json_object);
+    /// Tries to write the lines that wait; returns how many are not in the file.
+    int64_t finish_metrics();
 
   private:
-    struct Appender;
+    void tell_news();
+
     FileSystem* files_;
     Path path_;
     std::unique_ptr<FileLock> lock_;
-    std::unique_ptr<Appender> metrics_;
-    std::unique_ptr<Appender> log_;
+    std::unique_ptr<LineFile> metrics_;
+    std::unique_ptr<LineFile> log_;
 };
 
 /// Where a run keeps its checkpoints.
 Path checkpoint_root(Path const& output_dir);
 
 /// The evaluation with the lowest loss, by the run's metrics, of those whose checkpoint exists; of equal ones the
-/// earliest. The metrics are the only record of it, so it survives whatever a run survives.
+/// earliest. For checkpoints of older programs: newer ones record it themselves.
 std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir);
+/// The best checkpoint there is, by what the newest one records and by the metrics, which also have the evaluations
+/// after it.
+std::optional<RunState::Best> best_checkpoint(FileSystem& files, Path const& output_dir);
 
 }  // namespace perigee

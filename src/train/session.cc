@@ -155,8 +155,8 @@ std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std:
     Path const root = checkpoint_root(output_dir);
     if (options.resume == "auto") return find_latest(files, world, root, damaged, run_id);
     if (options.resume == "best") {
-        std::optional<EvalReport> best;
-        if (world.rank() == 0) best = best_evaluation(files, output_dir);
+        std::optional<RunState::Best> best;
+        if (world.rank() == 0) best = best_checkpoint(files, output_dir);
         int64_t const step = world.sum(best ? best->step : int64_t{0});
         if (step == 0) fail(Category::checkpoint, "no checkpoint in {} was evaluated on held-out data", root.string());
         return Checkpoint::open(files, world, root / step_name(step));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "base/log.h"
@@ -98,6 +99,10 @@ void Trainer::start() {
     if (!folder_) return;
     clean_up(session_.files(), checkpoint_root(options_.output_dir));
     folder_->rewind_metrics(state_.step);
+    Path const root = checkpoint_root(options_.output_dir);
+    if (state_.best && session_.files().exists(root / step_name(state_.best->step))) return;
+    auto const best = best_evaluation(session_.files(), options_.output_dir);
+    state_.best = best ? std::optional(RunState::Best{best->step, best->loss}) : std::nullopt;
 }
 
 Outcome Trainer::run() {
@@ -118,11 +123,18 @@ Outcome Trainer::run() {
         if (last || (options_.checkpoint.every > 0 && state_.step % options_.checkpoint.every == 0)) save(last);
         if (stop && state_.step < options_.train.steps) {
             log::info("told to stop: saved at step {}", state_.step);
+            if (int64_t const missing = folder_ ? folder_->finish_metrics() : 0; missing > 0)
+                log::warn("{} lines of metrics.jsonl could not be written and are lost", missing);
             return Outcome::preempted;
         }
     }
     progress_.clear();
     log::info("finished at step {}", state_.step);
+    if (int64_t const missing = mesh_.world().sum(folder_ ? folder_->finish_metrics() : int64_t{0}); missing > 0)
+        fail(Category::data,
+             "the run is finished and saved at step {}, but {} lines of {}/metrics.jsonl could not be written and are "
+             "lost: make room there before the next run",
+             state_.step, missing, options_.output_dir);
     return Outcome::finished;
 }
 
@@ -183,6 +195,14 @@ void Trainer::run_evaluation() {
     session_.arena().settle();
     log::info("step: {}  eval_loss: {:.5f}  eval_accuracy: {:.4f}", r.step, r.loss, r.accuracy);
     if (folder_) folder_->append_metrics(to_json(r));
+    if (!std::isfinite(r.loss)) return;
+    RunState::Best const now{r.step, r.loss};
+    if (saved_step_ == r.step) consider_best(now);
+    if (saver_.in_flight() && saver_.step() == r.step) in_flight_loss_ = now;
+}
+
+void Trainer::consider_best(RunState::Best const& now) {
+    if (!state_.best || now.loss < state_.best->loss) state_.best = now;
 }
 
 void Trainer::save(bool last) {
@@ -196,12 +216,9 @@ void Trainer::begin_save(bool last) {
     enter(Section::save);
     try {
         save_began_ = Clock::now();
-        // What was evaluated until now has its checkpoint: none is in flight. Later evaluations are of this step, which
-        // stays.
-        if (options_.checkpoint.keep_best && folder_) {
-            auto const best = best_evaluation(session_.files(), options_.output_dir);
-            if (best) saver_.keep_best(best->step);
-        }
+        // What was evaluated until now has its checkpoint, or never will: none is in flight. Later evaluations are of
+        // this step, which stays.
+        if (options_.checkpoint.keep_best && state_.best) saver_.keep_best(state_.best->step);
         saver_.begin(state_, learner_.tensors(learner_.owned()));
     } catch (Error const& e) {
         save_failed(e, state_.step, last);
@@ -211,10 +228,12 @@ void Trainer::begin_save(bool last) {
 void Trainer::finish_save(bool last) {
     enter(Section::save);
     int64_t const step = saver_.step();
+    auto const loss = std::exchange(in_flight_loss_, std::nullopt);
     try {
         saver_.finish();
         failed_saves_ = 0;
         saved_step_ = step;
+        if (loss) consider_best(*loss);
         log::info("saved step {} in {:.2f} s", step, seconds_since(save_began_));
     } catch (Error const& e) {
         save_failed(e, step, last);

@@ -58,6 +58,7 @@ class Trainer {
     void report(StepReport const& report);
     bool evaluation_due() const;  ///< of the state after the last step
     void run_evaluation();
+    void consider_best(RunState::Best const& now);
 
     Session session_;
     RunOptions const& options_;
@@ -76,6 +77,7 @@ class Trainer {
     Watchdog* watchdog_;
     RunState state_;
     Progress progress_;
+    std::optional<RunState::Best> in_flight_loss_;  ///< held-out loss of the step that is being saved
     int64_t failed_saves_ = 0;
     int64_t saved_step_ = -1;
     std::chrono::steady_clock::time_point save_began_;

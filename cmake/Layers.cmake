@@ -56,5 +56,5 @@ perigee_layer(eval LAYERS base device tensor ops comm parallel)
 perigee_layer(train LAYERS base device tensor io ops comm parallel model optim data checkpoint eval hf
     LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(config LAYERS base io hf train LIBRARIES yaml-cpp::yaml-cpp)
-perigee_layer(app LAYERS base io ops comm model config train LIBRARIES CLI11::CLI11 EXCLUDE "/main\\.cc$")
+perigee_layer(app LAYERS base io ops comm model hf config train LIBRARIES CLI11::CLI11 EXCLUDE "/main\\.cc$")
 target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")

@@ -50,11 +50,15 @@ void declare(CLI::App& app, Options& options) {
     app.add_option("--set", options.overrides, "with --chat: key=value over the configuration; may be repeated")
         ->needs(chat)
         ->allow_extra_args(false);
-    app.add_flag("--strip-html", options.text.text.strip_html, "keep only the readable text of web pages");
 }
 
 void tokenize(Options& options, FileSystem& files) {
-    options.text.files = list_text_files(files, options.inputs, options.suffixes);
+    std::vector<Path> skipped;
+    options.text.files = list_text_files(files, options.inputs, options.suffixes, skipped);
+    if (!skipped.empty()) {
+        fmt::print(stderr, "tokenize: {} files of the folders hold no text and are skipped:\n", skipped.size());
+        for (Path const& path : skipped) fmt::print(stderr, "  {}\n", path.string());
+    }
     if (options.chat.empty()) return tokenize_text(options.text, files);
     tokenize_chats({options.chat, options.overrides, options.text.files, options.text.output}, files);
 }

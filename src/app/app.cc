@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "comm/launch.h"
 #include "config/config.h"
+#include "hf/config.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/trainer.h"
@@ -33,6 +34,9 @@ int run_train(RunOptions const& options, Launch& launch, FileSystem& files) {
                       [&launch](int exit_code, std::string const& message, std::chrono::seconds patience) {
                           launch.abort(exit_code, message, patience);
                       });
+    std::string const problem = export_problem(options.model, options.attention);
+    if (!problem.empty() && launch.world().rank() == 0)
+        log::warn("this model cannot be exported to a Hugging Face folder: {}", problem);
     try {
         Trainer trainer(options, launch.world(), files, to_yaml(options), &watchdog);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;

@@ -7,6 +7,7 @@
 
 #include "app/dry_run.h"
 #include "config/config.h"
+#include "hf/config.h"
 #include "model/llama.h"
 #include "train/progress.h"
 #include "train/session.h"
@@ -85,6 +86,8 @@ void print_check(RunOptions const& options, int world_size) {
     fmt::print("{}", to_yaml(options));
     print_layout(options, mesh);
     fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
+    if (std::string const problem = export_problem(options.model, options.attention); !problem.empty())
+        fmt::print("# warning: this model cannot be exported to a Hugging Face folder: {}\n", problem);
     StepCost const cost = step_cost(options, world_size);
     print_memory(options, mesh, cost.memory);
     print_flops(options, mesh);

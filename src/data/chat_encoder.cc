@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "data/text_documents.h"
-#include "data/text_reader.h"
 #include "data/tokenizer/utf8.h"
 
 namespace perigee {
@@ -242,6 +241,7 @@ ChatCounts for_each_chat(FileSystem& files, Path const& path, ChatOptions const&
                          UseChat const& use) {
     using Fate = EncodedChat::Fate;
     TextReader reader(files, path);
+    refuse_binary(reader);
     ChatCounts counts;
     std::string text, problem;
     while (reader.read_line(text, kMaxJsonLineBytes)) {

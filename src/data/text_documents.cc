@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "data/html_text.h"
+#include "data/binary_file.h"
 #include "data/json_problem.h"
-#include "data/text_reader.h"
 
 namespace perigee {
 
@@ -19,19 +18,25 @@ std::string name_without_gz(Path const& path) {
     return path.extension() == ".gz" ? path.stem().string() : path.filename().string();
 }
 
+/// Files below folders: those to read, and those that hold no text.
+struct Listing {
+    std::vector<Path> found, skipped;
+};
+
 void list_folder(FileSystem& files, Path const& folder, std::vector<std::string> const& suffixes, int depth,
-                 std::vector<Path>& found) {
+                 Listing& listing) {
     if (depth > kMaxFolderDepth) {
         fail(Category::data, "{}: more than {} folders deep", folder.string(), kMaxFolderDepth);
     }
     for (auto const& name : files.list(folder)) {
         Path const path = folder / name;
         if (files.is_directory(path)) {
-            list_folder(files, path, suffixes, depth + 1, found);
+            list_folder(files, path, suffixes, depth + 1, listing);
         } else if (suffixes.empty() || std::any_of(suffixes.begin(), suffixes.end(), [&](auto const& suffix) {
                        return name_without_gz(path).ends_with(suffix);
                    })) {
-            found.push_back(path);
+            TextReader reader(files, path);
+            (binary_kind(reader.ahead()) ? listing.skipped : listing.found).push_back(path);
         }
     }
 }
@@ -141,24 +146,31 @@ bool is_jsonl(Path const& path, TextOptions const& options) {
 }  // namespace
 
 std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
-                                  std::vector<std::string> const& suffixes) {
-    std::vector<Path> found;
+                                  std::vector<std::string> const& suffixes, std::vector<Path>& skipped) {
+    Listing listing;
     for (Path const& input : inputs) {
         if (!files.exists(input)) fail(Category::data, "{}: no such file or folder", input.string());
         if (files.is_directory(input)) {
-            list_folder(files, input, suffixes, 0, found);
+            list_folder(files, input, suffixes, 0, listing);
         } else {
-            found.push_back(input);
+            listing.found.push_back(input);
         }
     }
-    return found;
+    skipped = std::move(listing.skipped);
+    return std::move(listing.found);
+}
+
+void refuse_binary(TextReader& reader) {
+    if (auto const kind = binary_kind(reader.ahead()))
+        fail(Category::data, "{}: expected UTF-8 text or JSONL, plain or gzip; this is {}", reader.path().string(),
+             *kind);
 }
 
 void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use) {
     TextReader reader(files, path);
-    UseDocument const stripped = [&](std::string_view text, int64_t bytes) { use(html_to_text(text), bytes); };
+    refuse_binary(reader);
     auto* const read = is_jsonl(path, options) ? &read_jsonl : &read_text;
-    read(reader, options, options.strip_html ? stripped : use);
+    read(reader, options, use);
 }
 
 }  // namespace perigee

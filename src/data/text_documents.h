@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/text_reader.h"
 #include "io/file_system.h"
 
 namespace perigee {
@@ -16,23 +17,26 @@ struct TextOptions {
     Format format = Format::automatic;  ///< automatic: JSONL where the name ends in .jsonl or .ndjson, before any .gz
     std::string key = "text";           ///< JSONL: where the text is
     int64_t blank_lines = 0;            ///< text: this many blank lines or more separate documents; 0: one per file
-    bool strip_html = false;            ///< keep only the readable text of each document
 };
 
 inline constexpr int64_t kMaxJsonLineBytes = int64_t{64} << 20;
 inline constexpr int64_t kMaxDocumentBytes = int64_t{1} << 30;
 
 /// Files and, of folders, all files below whose name ends in one of `suffixes` (all if none given; .gz does not count),
-/// in the order given, folders sorted by name. Throws Category::data for what does not exist.
+/// in the order given, folders sorted by name. Files of folders that hold no text go to `skipped`. Throws
+/// Category::data for what does not exist.
 std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
-                                  std::vector<std::string> const& suffixes);
+                                  std::vector<std::string> const& suffixes, std::vector<Path>& skipped);
+
+/// Throws Category::data, naming the file, where `reader` is at the beginning of one that holds no text.
+void refuse_binary(TextReader& reader);
 
 /// A document and the bytes of the file read so far.
 using UseDocument = std::function<void(std::string_view text, int64_t bytes_read)>;
 
 /// Calls `use` for every document of the file, empty ones included. Memory is bounded by the largest document. Throws
 /// Category::data with file, line and reason: malformed or too long or too deeply nested JSON, no text under the key,
-/// documents over kMaxDocumentBytes, damaged compression.
+/// documents over kMaxDocumentBytes, damaged compression, a file that holds no text.
 void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use);
 
 }  // namespace perigee

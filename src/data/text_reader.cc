@@ -81,6 +81,11 @@ bool TextReader::refill() {
     return true;
 }
 
+std::string_view TextReader::ahead() {
+    if (begin_ == text_.size() && !refill()) return {};
+    return std::string_view(text_).substr(begin_);
+}
+
 bool TextReader::read_line(std::string& line, int64_t max_bytes) {
     line.clear();
     while (begin_ < text_.size() || refill()) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "io/file_system.h"
 
@@ -17,6 +18,9 @@ class TextReader {
     /// Replaces `line` by the next one with its line end; false after the last. Throws Category::data naming file and
     /// line for lines of more than `max_bytes` and for damaged or truncated compression.
     bool read_line(std::string& line, int64_t max_bytes);
+
+    /// What read_line() will read next, some kilobytes; empty at the end.
+    std::string_view ahead();
 
     Path const& path() const { return path_; }
     int64_t line_number() const { return line_number_; }  ///< of the line read last; the first is 1

@@ -340,4 +340,17 @@ std::string write_hf_config(ModelOptions const& model, AttentionOptions const& a
     return root.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
 }
 
+std::string export_problem(ModelOptions const& model, AttentionOptions const& attention) {
+    try {
+        ModelOptions const read =
+            parse_hf_config(write_hf_config(model, attention, ElementType::f32, ""), kConfigName).model;
+        ModelOptions wanted = model;
+        wanted.num_key_value_heads = model.kv_heads();
+        wanted.head_dim = model.head_size();
+        return equal(read, wanted) ? "" : "config.json would describe another model";
+    } catch (Error const& error) {
+        return error.what();
+    }
+}
+
 }  // namespace perigee

@@ -31,4 +31,7 @@ HfConfig parse_hf_config(std::string text, std::string const& where);
 std::string write_hf_config(ModelOptions const& model, AttentionOptions const& attention, ElementType type,
                             std::string const& base);
 
+/// Why write_hf_config() refuses this model, or writes what another model reads; empty where it does neither.
+std::string export_problem(ModelOptions const& model, AttentionOptions const& attention);
+
 }  // namespace perigee

@@ -14,6 +14,8 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxIndexBytes = int64_t{16} << 20;
 constexpr int kMaxDepth = 4;
+constexpr int64_t kComparedAtOnce = int64_t{1} << 20;
+constexpr char kHead[] = "lm_head.weight", kEmbedding[] = "model.embed_tokens.weight";
 
 /// A file of the folder itself: no path can lead out of it.
 bool is_plain_name(std::string const& name) {
@@ -23,7 +25,7 @@ bool is_plain_name(std::string const& name) {
 
 /// Stored by some releases although nothing reads them.
 bool is_without_use(std::string const& name, bool tied) {
-    return name.ends_with(".rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
+    return name.ends_with(".rotary_emb.inv_freq") || (tied && name == kHead);
 }
 
 }  // namespace
@@ -118,11 +120,39 @@ void HfWeights::check(std::span<ParamSpec const> specs) const {
                  place.tensor->shape.str(), spec.shape.str());
         known.insert(spec.name);
     }
-    bool const tied = !known.contains("lm_head.weight");
+    bool const tied = !known.contains(kHead);
     for (auto const& [name, place] : places_)
         if (!known.contains(name) && !is_without_use(name, tied))
             fail(Category::checkpoint, "{}: tensor `{}` has no place in the model that the options describe",
                  files_[place.file].path().string(), name);
+    if (tied && places_.contains(kHead)) check_tied();
+}
+
+/// Reads both tensors.
+void HfWeights::check_tied() const {
+    Place const &head = find(kHead), &embedding = find(kEmbedding);
+    auto const differ = [&](std::string const& how) {
+        fail(Category::checkpoint,
+             "{}: tensor `{}` {}, though config.json has `tie_word_embeddings`: true. Set it to false there to keep "
+             "both "
+             "tensors, or remove `{}` from the file",
+             files_[head.file].path().string(), kHead, how, kHead);
+    };
+    Shape const shape = head.tensor->shape;
+    if (shape != embedding.tensor->shape)
+        differ(fmt::format("is {} and `{}` is {}", shape.str(), kEmbedding, embedding.tensor->shape.str()));
+    std::vector<float> a, b;
+    for (int64_t at = 0; at < shape.size(); at += kComparedAtOnce) {
+        auto const count = static_cast<size_t>(std::min(kComparedAtOnce, shape.size() - at));
+        a.resize(count);
+        b.resize(count);
+        files_[head.file].read(*head.tensor, type(kHead), at, a);
+        files_[embedding.file].read(*embedding.tensor, type(kEmbedding), at, b);
+        auto const found = std::ranges::mismatch(a, b, [](float x, float y) { return x == y || (x != x && y != y); });
+        if (found.in1 != a.end())
+            differ(fmt::format("differs from `{}` (element {}: {} and {})", kEmbedding, at + (found.in1 - a.begin()),
+                               *found.in1, *found.in2));
+    }
 }
 
 void HfWeights::read(std::string const& name, Shard const& shard, std::span<float> values) const {

@@ -26,7 +26,7 @@ class HfWeights {
     /// The type that holds every value of the tensors `specs` names.
     ElementType type(std::span<ParamSpec const> specs) const;
     /// The tensors are those of `specs` with their shapes, in types this program converts; what else the folder holds
-    /// is known to be of no use to the model.
+    /// is known to be of no use to the model. An `lm_head.weight` beside tied embeddings must be equal to them.
     void check(std::span<ParamSpec const> specs) const;
     /// The elements of `shard`, in its order, reading nothing else. check() has passed.
     void read(std::string const& name, Shard const& shard, std::span<float> values) const;
@@ -40,6 +40,7 @@ class HfWeights {
     void read_index(FileSystem& files);
     Place const& find(std::string const& name) const;
     ElementType type(std::string const& name) const;
+    void check_tied() const;
 
     Path folder_;
     std::vector<SafetensorsFile> files_;

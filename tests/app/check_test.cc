@@ -192,5 +192,18 @@ TEST(Check, PrintsWhatAStepTakesAndSends) {
                 ::testing::MatchesRegex("40 +" + format_bytes(40 * 64 * 48 * 4)));
 }
 
+TEST(Check, SaysThatAModelCannotBeExported) {
+    RunOptions options = tiny();
+    auto const said = [&] {
+        ::testing::internal::CaptureStdout();
+        print_check(options, 1);
+        return ::testing::internal::GetCapturedStdout();
+    };
+    EXPECT_THAT(said(), ::testing::Not(HasSubstr("exported")));
+    options.model.qkv_bias = options.model.qk_norm = true;
+    EXPECT_THAT(said(),
+                HasSubstr("# warning: this model cannot be exported to a Hugging Face folder: no architecture"));
+}
+
 }  // namespace
 }  // namespace perigee

@@ -5,7 +5,7 @@
 #include <zlib.h>
 
 #include "base/philox.h"
-#include "data/html_text.h"
+#include "data/binary_file.h"
 #include "data/text_reader.h"
 #include "megatron_files.h"
 
@@ -144,9 +144,10 @@ TEST_F(TextTest, BadJsonLinesAreLocated) {
 TEST_F(TextTest, FoldersAreListedInOrder) {
     for (char const* const name : {"b", "b/c", "a"}) std::filesystem::create_directory(folder_ / name);
     for (char const* const name : {"b/2.txt", "b/1.txt.gz", "b/c/9.html", "a/7.txt", "z.css"}) text_file(name, "x");
+    std::vector<Path> skipped;
     auto const names = [&](std::vector<Path> const& inputs, std::vector<std::string> const& suffixes) {
         std::vector<std::string> found;
-        for (auto const& path : list_text_files(*files_, inputs, suffixes)) {
+        for (auto const& path : list_text_files(*files_, inputs, suffixes, skipped)) {
             found.push_back(std::filesystem::relative(path, folder_ / "").string());
         }
         return found;
@@ -154,49 +155,48 @@ TEST_F(TextTest, FoldersAreListedInOrder) {
     EXPECT_THAT(names({folder_ / ""}, {}), ElementsAre("a/7.txt", "b/1.txt.gz", "b/2.txt", "b/c/9.html", "z.css"));
     EXPECT_THAT(names({folder_ / ""}, {".txt"}), ElementsAre("a/7.txt", "b/1.txt.gz", "b/2.txt"));
     EXPECT_THAT(names({folder_ / "z.css", folder_ / "a"}, {".txt"}), ElementsAre("z.css", "a/7.txt"));
-    EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "q"}, {}); }),
+    EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "q"}, {}, skipped); }),
                 HasSubstr("q: no such"));
 }
 
 TEST_F(TextTest, AFolderThatContainsItselfIsAnError) {
     std::filesystem::create_directory(folder_ / "a");
     std::filesystem::create_directory_symlink(folder_ / "a", folder_ / "a/self");
-    EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "a"}, {}); }), HasSubstr("self"));
+    std::vector<Path> skipped;
+    EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "a"}, {}, skipped); }),
+                HasSubstr("self"));
 }
 
-TEST(HtmlText, KeepsWhatAReaderSees) {
-    EXPECT_EQ(html_to_text("<html><head><title>T</title><style>p { x: '</p>' }</style></head><body>"
-                           "<h1 class=\"a > b\">Head</h1><p>One <b>two</b>\n   three.<p>Four<br>five</body></html>"),
-              "T\nHead\nOne two three.\nFour\nfive\n");
-    EXPECT_EQ(html_to_text("a<!-- <p> -->b<script>if (x < 1) { '<p>' }</SCRIPT >c<SCRIPT>z</script>"), "abc\n");
-    EXPECT_EQ(html_to_text("<pre>  a\n    b &lt;c&gt;\n</pre>  d   e"), "  a\n    b <c>\nd e\n");
+TEST(BinaryFile, IsToldByItsFirstBytesOrByWhatIsNoText) {
+    using namespace std::string_view_literals;
+    auto const kind = [](std::string_view head) { return binary_kind(head).value_or("text"); };
+    EXPECT_THAT(kind("\x28\xB5\x2F\xFD\x04\x00"sv), HasSubstr("zstd"));
+    EXPECT_THAT(kind("PAR1\x15\x04"sv), HasSubstr("Parquet"));
+    EXPECT_THAT(kind("\x89PNG\r\n\x1A\n"sv), HasSubstr("PNG"));
+    EXPECT_THAT(kind("\xFF\xFEh\0i\0g\0"sv), HasSubstr("UTF-16"));
+    EXPECT_THAT(kind("h\0i\0g\0h\0 \0"sv), HasSubstr("5 of its first 10 bytes"));
+    std::string noise;
+    Philox const random(3, Purpose::mock_data);
+    for (uint64_t i = 0; i < 5000; ++i) noise += static_cast<char>(random.below(i, 256));
+    EXPECT_THAT(kind(noise), HasSubstr("no UTF-8 text"));
+    // Text with damage, of one script or another, and cut inside a character.
+    std::string const latin1 = "Le caf\xE9 est ferm\xE9 le lundi; ouvert mardi.";
+    for (std::string_view const text :
+         {""sv, "a"sv, "a\0 little damage\n"sv, std::string_view(latin1), "\u4e2d\u6587\xE4\xB8"sv})
+        EXPECT_EQ(kind(text), "text") << text;
 }
 
-TEST(HtmlText, DecodesEntities) {
-    EXPECT_EQ(html_to_text("&lt;a&gt; &amp;amp; &quot;&apos; &#65;&#x42;&#xe9; x&nbsp;y&mdash;z"),
-              "<a> &amp; \"' AB\xc3\xa9 x y\xe2\x80\x94z\n");
-    EXPECT_EQ(html_to_text("&#128512;&#xD800;&#0;&#1114112;"),
-              "\xf0\x9f\x98\x80\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\n");
-    EXPECT_EQ(html_to_text("R&D & AT&T; &unknown; &#; &#x; &#12x; &"), "R&D & AT&T; &unknown; &#; &#x; &#12x; &\n");
-}
-
-TEST(HtmlText, SurvivesWhatIsNotWellFormed) {
-    EXPECT_EQ(html_to_text("a < b <3 c<"), "a < b <3 c<\n");
-    EXPECT_EQ(html_to_text("a<p"), "a\n");
-    EXPECT_EQ(html_to_text("a<p x=\"never ends"), "a\n");
-    EXPECT_EQ(html_to_text("a<!-- never ends"), "a\n");
-    EXPECT_EQ(html_to_text("a<script> never ends </"), "a\n");
-    EXPECT_EQ(html_to_text("</pre>a  b"), "a b\n");
-    EXPECT_EQ(html_to_text(""), "");
-    EXPECT_EQ(html_to_text(" \n<p> <p>"), "");
-    Philox const random(9, Purpose::mock_data);
-    std::string const pieces[] = {"<", ">", "/",      "!--", "-->", "\"", "'", "&",
-                                  "#", ";", "script", "pre", "p",   " ",  "x"};
-    for (uint64_t trial = 0; trial < 2000; ++trial) {
-        std::string html;
-        for (uint64_t i = 0; i < 40; ++i) html += pieces[random.below(trial * 40 + i, std::size(pieces))];
-        EXPECT_LE(html_to_text(html).size(), html.size() + 1);
-    }
+TEST_F(TextTest, BinaryFilesAreRefusedByNameAndSkippedInFolders) {
+    std::filesystem::create_directory(folder_ / "d");
+    text_file("d/a.txt", "text");
+    text_file("d/b.parquet", "PAR1 and more");
+    std::vector<Path> skipped;
+    EXPECT_THAT(list_text_files(*files_, {folder_ / "d"}, {}, skipped), ElementsAre(folder_ / "d/a.txt"));
+    EXPECT_THAT(skipped, ElementsAre(folder_ / "d/b.parquet"));
+    auto const named = list_text_files(*files_, {folder_ / "d/b.parquet"}, {}, skipped);
+    ASSERT_EQ(named.size(), 1u);
+    EXPECT_THAT(error_of(Category::data, [&] { for_each_document(*files_, named[0], {}, [](auto, auto) {}); }),
+                HasSubstr("d/b.parquet: expected UTF-8 text"));
 }
 
 }  // namespace

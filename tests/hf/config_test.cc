@@ -286,5 +286,22 @@ TEST(HfConfig, a_changed_model_changes_the_fields_of_its_origin) {
     EXPECT_EQ(text_of(model(found)), text_of(o));
 }
 
+TEST(HfConfig, models_that_no_folder_can_hold_are_known_before_they_are_trained) {
+    ModelOptions model;
+    AttentionOptions const attention;
+    for (bool const bias : {false, true}) {
+        for (bool const norm : {false, true}) {
+            model.qkv_bias = bias;
+            model.qk_norm = norm;
+            std::string const problem = export_problem(model, attention);
+            if (bias && norm) {
+                EXPECT_THAT(problem, ::testing::HasSubstr("both model.qkv_bias and model.qk_norm"));
+            } else {
+                EXPECT_EQ(problem, "");
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace perigee

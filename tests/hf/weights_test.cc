@@ -98,10 +98,21 @@ TEST_F(HfWeightsTest, missing_foreign_and_misshapen_tensors_are_named) {
               "nothing was thrown");
 }
 
-TEST_F(HfWeightsTest, a_tied_model_may_store_its_classifier_and_an_untied_one_must) {
+TEST_F(HfWeightsTest, a_tied_model_may_store_an_equal_classifier_and_an_untied_one_must) {
     write(ElementType::f32, 1);  // untied
     std::vector<ParamSpec> const tied = llama_params(parse_hf_config(small_config("qwen2", true), "config").model);
+    EXPECT_THAT(error_of(Category::checkpoint, [&] { HfWeights(files_, "/model").check(tied); }),
+                ::testing::AllOf(HasSubstr("`lm_head.weight` differs from `model.embed_tokens.weight` (element 0: "),
+                                 HasSubstr("`tie_word_embeddings`: true. Set it to false")));
+    std::vector<SafetensorsWriter::Tensor> tensors;
+    for (ParamSpec const& spec : specs_) tensors.push_back({spec.name, ElementType::f32, spec.shape});
+    replace(kWeightsName, tensors);  // all zero, so equal
     EXPECT_NO_THROW(HfWeights(files_, "/model").check(tied));
+    tensors.back().shape = {2, 12};
+    ASSERT_EQ(tensors.back().name, "lm_head.weight");
+    replace(kWeightsName, tensors);
+    EXPECT_THAT(error_of(Category::checkpoint, [&] { HfWeights(files_, "/model").check(tied); }),
+                HasSubstr("`lm_head.weight` is [2, 12] and"));
     files_.remove_all("/model");
     write_folder(files_, "/model", small_config("qwen2", true), ElementType::f32, 1);
     EXPECT_EQ(error(), "/model has no tensor `lm_head.weight`");

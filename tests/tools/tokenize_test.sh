@@ -30,8 +30,22 @@ expected+='1 empty documents skipped; '
 [ "$(head -c 7 made/set.idx)" = MMIDIDX ] || fail "no index"
 [ "$(ls made | tr '\n' ' ')" = "set.bin set.idx " ] || fail "left over: $(ls made)"
 
-"$tokenize" docs/sub/page.html docs/a.txt --strip-html --no-append-eod -o page >/dev/null
-[ "$(tr -d '\0' <page.bin | tr '\n' ' ')" = "skipped ab " ] || fail "html: $(tr -d '\0' <page.bin)"
+# Files that hold no text are refused by name; those of folders are skipped, listed and counted.
+mkdir strange
+printf 'abc' >strange/text.txt
+printf '{"text": "x"}\n' >strange/plain.jsonl
+printf '\x28\xb5\x2f\xfd\x24\x0e' >strange/set.jsonl.zst
+printf 'PAR1\x15\x04\x15' >strange/table.parquet
+printf '\x89PNG\r\n\x1a\n\0\0' >strange/image.png
+for ((i = 0; i < 4000; ++i)); do printf "\\x$(printf %02x $((i * i * 7919 / 13 % 256)))"; done >strange/random.bin
+gzip -kc strange/random.bin >strange/random.gz
+for name in set.jsonl.zst:zstd table.parquet:Parquet image.png:PNG random.bin:'no UTF-8 text' random.gz:'no UTF-8 text'; do
+    expect_failure 3 "strange/${name%%:*}: expected UTF-8 text.*${name#*:}" "$tokenize" "strange/${name%%:*}" -o refused
+    [ ! -e refused.idx ] || fail "${name%%:*} became tokens"
+done
+"$tokenize" strange -o mixed >out 2>err || fail "a folder with binary files: $(cat err)"
+grep -q ': 2 documents' out && grep -q '5 files of the folders hold no text' err && grep -q '^  strange/random.gz$' err ||
+    fail "skipped files: $(cat out err)"
 
 printf '{"text": "x"}\n{"text": "yz"}\n' >two.jsonl
 "$tokenize" two.jsonl -o two >/dev/null
@@ -89,7 +103,7 @@ expect_failure 3 'no tokens' "$tokenize" docs/empty.txt -o x
 expect_failure 2 'tokenizer "words": no such' "$tokenize" docs --tokenizer words -o x
 expect_failure 2 'output is required' "$tokenize" docs
 expect_failure 2 'format' "$tokenize" docs --format pdf -o x
-"$tokenize" --help | grep -q -- '--strip-html' || fail "no help"
+"$tokenize" --help | grep -q -- '--split-on-blank-lines' || fail "no help"
 
 # The text cap on a JSONL line: 64 MiB.
 { printf '{"text": "'; head -c 67108864 /dev/zero | tr '\0' a; printf '"}\n'; } >long.jsonl

@@ -43,8 +43,6 @@ constexpr std::array kMagics = {
     Magic{"\x89HDF\r\n\x1A\n"sv, "an HDF5 file"},
     Magic{"MMIDIDX\0"sv, "the index of a tokenized data set"},
     Magic{"SQLite format 3\0"sv, "an SQLite database"},
-    Magic{"\xFF\xFE"sv, "UTF-16 text; convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)"},
-    Magic{"\xFE\xFF"sv, "UTF-16 text; convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)"},
 };
 
 }  // namespace

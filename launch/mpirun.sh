@@ -2,9 +2,13 @@
 # mpirun for one host with the settings Perigee wants: launch/mpirun.sh RANKS PROGRAM [ARGUMENT...]
 #   - ranks are not bound to one core each, so that a rank can use its share of the cores as threads;
 #   - more ranks than cores are allowed (small tests), and root may run it (containers);
-#   - SIGTERM, SIGINT or SIGUSR1 tell the ranks to save and leave; a second one ends them at once;
+#   - SIGTERM, SIGINT, SIGUSR1 and SIGHUP tell the ranks to save and leave, also while they start; a second signal, half a
+#     second or more later, ends them at once;
+#   - ranks whose launch script was killed save and leave, those whose mpirun was killed end;
 #   - of what mpirun says about a rank that died, one line is kept.
-# The exit code is mpirun's: 0, or the code of a rank (75: told to stop and saved).
+# The exit code is mpirun's: 0, or the code of a rank (75: told to stop, and saved what there was to save).
+asked=
+trap 'asked=${EPOCHREALTIME/[.,]/}' TERM INT USR1 HUP
 set -uo pipefail
 if [ $# -lt 2 ]; then
     echo "usage: $0 RANKS PROGRAM [ARGUMENT...]" >&2
@@ -45,19 +49,46 @@ one_line() {
         }'
 }
 
-# Open MPI 4.1 gives ranks one second between SIGTERM and SIGKILL, and with a larger odls_base_sigkill_timeout waits that
-# long before it sends SIGTERM at all; SIGUSR1 it only passes on. A process group of its own keeps away signals that are
-# meant for this script's whole group.
+leave_early() {
+    echo "perigee: told to stop: nothing to save yet" >&2
+    exit 75
+}
+
+# What ranks look at (src/comm/launcher.h): a file that this script holds locked for as long as it lives, and removes to
+# tell them to stop. A signal could meet a rank that has no handler yet, and end it. The lock of the folder is shared
+# with mpirun: while either lives, no other job clears the folder away.
+private=
+trap 'rm -rf "$private"' EXIT
+# A folder that is not locked yet may be cleared away: then make another.
+until private=$(mktemp -d "${TMPDIR:-/tmp}/perigee-mpirun.$UID.XXXXXX") &&
+    { exec 7<"$private" && flock --shared 7 && exec 8>"$private/running" && flock 8; } 2>/dev/null; do
+    [ -z "$asked" ] || leave_early  # a Ctrl-C ends these programs as well
+    if [ -z "$private" ] || [ -d "$private" ]; then
+        echo "perigee: no file can be made and locked in ${TMPDIR:-/tmp}" >&2
+        exit 1
+    fi
+done
+export PERIGEE_LAUNCHER=$private/running
+
+mpirun=
+stop() {
+    local now=${EPOCHREALTIME/[.,]/}
+    if [ -z "$asked" ]; then
+        asked=$now
+        rm -f "$private/running"
+    elif [ $((now - asked)) -ge 500000 ] && [ -n "$mpirun" ]; then
+        kill -TERM "$mpirun" 2>/dev/null
+    fi
+}
+trap stop TERM INT USR1 HUP
+[ -z "$asked" ] || leave_early
+
+# A process group of its own keeps away signals that are meant for this script's whole group.
 set -m
 exec 3>&2
-mpirun --bind-to none --oversubscribe -n "$ranks" "$@" </dev/null 2> >(one_line >&3) &
+mpirun --bind-to none --oversubscribe -n "$ranks" "$@" </dev/null 2> >(exec 7<&- 8>&-; one_line >&3) 8>&- &
 mpirun=$!
 set +m
-stop() {
-    kill -USR1 "$mpirun" 2>/dev/null
-    trap 'kill -TERM "$mpirun" 2>/dev/null' TERM INT USR1
-}
-trap stop TERM INT USR1
 code=0
 while wait "$mpirun"; code=$?; kill -0 "$mpirun" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
 exit "$code"

@@ -1,6 +1,5 @@
 #include "app/app.h"
 
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <variant>
@@ -9,6 +8,7 @@
 #include "app/command_line.h"
 #include "base/log.h"
 #include "comm/launch.h"
+#include "comm/launcher.h"
 #include "config/config.h"
 #include "hf/config.h"
 #include "train/evaluate.h"
@@ -20,93 +20,144 @@ namespace perigee {
 
 namespace {
 
-/// The options of this job, or every problem with them at once.
-RunOptions load_options(CommandLine const& command, int world_size, int local_ranks, FileSystem& files) {
-    RunOptions const options = load_config(command.config, command.overrides);
-    std::vector<std::string> const found = problems(options, world_size);
-    if (!found.empty())
-        fail(Category::config, "{}: {}", command.config, fmt::join(found, fmt::format("\n{}: ", command.config)));
-    return resolve(options, local_ranks, files);
+/// What the config says, or what is wrong with it. It is read before the job is joined, as its limits hold there as
+/// well, and judged afterwards, when one rank can speak for all.
+struct Config {
+    RunOptions options;
+    std::exception_ptr problem;
+};
+
+Config read_config(CommandLine const& command) {
+    try {
+        return {load_config(command.config, command.overrides), nullptr};
+    } catch (...) {
+        return {{}, std::current_exception()};
+    }
 }
 
-int run_train(RunOptions const& options, Launch& launch, FileSystem& files) {
-    Watchdog watchdog(options.watchdog, launch.board(), files,
-                      [&launch](int exit_code, std::string const& message, std::chrono::seconds patience) {
-                          launch.abort(exit_code, message, patience);
-                      });
+/// A command of one process of a job.
+struct Job {
+    CommandLine const& command;
+    Config const& config;
+    Launch& launch;
+    Watchdog& watchdog;
+    FileSystem& files;
+};
+
+/// The options of this job, or every problem with them at once.
+RunOptions resolved_options(Job const& job, int world_size) {
+    if (job.config.problem) std::rethrow_exception(job.config.problem);
+    RunOptions const& options = job.config.options;
+    std::string const& file = job.command.config;
+    std::vector<std::string> const found = problems(options, world_size);
+    if (!found.empty()) fail(Category::config, "{}: {}", file, fmt::join(found, fmt::format("\n{}: ", file)));
+    return resolve(options, job.launch.local_size(), job.files);
+}
+
+/// From here on the result of this command counts: the exit code, unless somebody has asked to stop before.
+int complete(Job const& job) {
+    if (job.watchdog.hold_stop()) return 0;
+    log::info("told to stop: no result");
+    return kExitPreempted;
+}
+
+int run_train(RunOptions const& options, Job const& job) {
     std::string const problem = export_problem(options.model, options.attention);
-    if (!problem.empty() && launch.world().rank() == 0)
+    if (!problem.empty() && job.launch.world().rank() == 0)
         log::warn("this model cannot be exported to a Hugging Face folder: {}", problem);
     try {
-        Trainer trainer(options, launch.world(), files, to_yaml(options), &watchdog);
+        Trainer trainer(options, job.launch.world(), job.files, to_yaml(options), &job.watchdog);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
     } catch (Error const& e) {
-        watchdog.record(e.category(), e.what());
+        job.watchdog.record(e.category(), e.what());
         throw;
     } catch (std::exception const& e) {
-        watchdog.record(Category::internal, e.what());
+        job.watchdog.record(Category::internal, e.what());
         throw;
     }
 }
 
-int run_eval(RunOptions const& options, Comm& world, FileSystem& files) {
-    Session session(options, world, files);
+int run_eval(RunOptions const& options, Job const& job) {
+    Session session(options, job.launch.world(), job.files);
     auto const validation = session.open(Split::validation);
     RunState const state = session.load_weights();
     auto const kinds = session.kinds(state.step);
+    job.watchdog.enter(Section::eval, state.step);
     EvalReport report = evaluate(session, *validation, state.step, kinds);
     if (options.eval.reach)
         report.layers = measure_reach(session, *session.open(Split::train), state.consumed_samples, kinds);
-    if (world.rank() == 0) fmt::print("{}\n", to_json(report));
-    return 0;
+    int const code = complete(job);
+    if (code == 0 && job.launch.world().rank() == 0) fmt::print("{}\n", to_json(report));
+    return code;
 }
 
-int run_generate(RunOptions const& options, Comm& world, FileSystem& files) {
-    Session session(options, world, files);
+int run_generate(RunOptions const& options, Job const& job) {
+    Session session(options, job.launch.world(), job.files);
     int64_t const step = session.load_weights().step;
-    bool const speaks = world.rank() == 0;
+    bool const speaks = job.launch.world().rank() == 0;
     if (speaks && options.chat.format == ChatFormat::none) fmt::print("{}", options.generate.prompt);
-    generate(session, step, [speaks](std::string const& text) {
+    job.watchdog.enter(Section::first_step, step);
+    generate(session, step, [&](std::string const& text) {
+        job.watchdog.enter(Section::step, step);  // each token has the limit of a step
         if (!speaks) return;
         fmt::print("{}", text);
         std::fflush(stdout);
     });
     if (speaks) fmt::print("\n");
-    return 0;
+    return complete(job);
 }
 
-int dispatch(CommandLine const& command, Launch& launch, FileSystem& files) {
-    Comm& world = launch.world();
-    if (command.command == Command::check) {
-        int const ranks = command.world_size > 0 ? command.world_size : world.size();
-        RunOptions const options = load_options(command, ranks, launch.local_size(), files);
-        if (world.rank() == 0) print_check(options, ranks);
-        return 0;
-    }
-    RunOptions const options = load_options(command, world.size(), launch.local_size(), files);
-    switch (command.command) {
+int run_check(Job const& job) {
+    int const ranks = job.command.world_size > 0 ? job.command.world_size : job.launch.world().size();
+    RunOptions const options = resolved_options(job, ranks);
+    if (job.launch.world().rank() == 0) print_check(options, ranks);
+    return complete(job);
+}
+
+int dispatch(Job const& job) {
+    if (job.command.command == Command::check) return run_check(job);
+    RunOptions const options = resolved_options(job, job.launch.world().size());
+    switch (job.command.command) {
         case Command::train:
-            return run_train(options, launch, files);
+            return run_train(options, job);
         case Command::eval:
-            return run_eval(options, world, files);
+            return run_eval(options, job);
         case Command::generate:
-            return run_generate(options, world, files);
+            return run_generate(options, job);
         case Command::check:
             break;
     }
     return 0;
 }
 
-int run_job(int argc, char** argv, Launch& launch, FileSystem& files) {
+/// The watchdog looks at the ranks of the host while this lives.
+class Watched {
+  public:
+    Watched(Watchdog& watchdog, Launch& launch) : watchdog_(watchdog) {
+        watchdog_.join(launch.board(), [&launch](Watchdog::Ending const& ending) {
+            if (ending.at_once) launch.leave(ending.exit_code, ending.message);
+            launch.abort(ending.exit_code, ending.message, ending.patience);
+        });
+    }
+    ~Watched() { watchdog_.part(); }
+    Watched(Watched const&) = delete;
+    Watched& operator=(Watched const&) = delete;
+
+  private:
+    Watchdog& watchdog_;
+};
+
+int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config const& config, Launch& launch,
+            Watchdog& watchdog, FileSystem& files) {
     log::set_rank(launch.world().rank());
-    auto const parsed = parse_command_line(argc, argv);
+    Watched const watched(watchdog, launch);
     if (auto const* notice = std::get_if<CommandLineNotice>(&parsed)) {
         if (notice->exit_code != 0) launch.abort(notice->exit_code, notice->text);
         if (launch.world().rank() == 0) fmt::print("{}", notice->text);
         return 0;
     }
     try {
-        return dispatch(std::get<CommandLine>(parsed), launch, files);
+        return dispatch({std::get<CommandLine>(parsed), config, launch, watchdog, files});
     } catch (Error const& e) {
         launch.abort(e.exit_code(), fmt::format("{} error: {}", to_string(e.category()), e.what()));
     } catch (std::exception const& e) {
@@ -118,8 +169,18 @@ int run_job(int argc, char** argv, Launch& launch, FileSystem& files) {
 
 int run_app(int argc, char** argv, FileSystem& files) {
     try {
+        Watchdog watchdog(
+            {}, files,
+            [](Watchdog::Ending const& ending) {
+                Launch::end_before_joining(ending.exit_code, ending.message, ending.patience);
+            },
+            ranks_promised() > 0);
+        auto const parsed = parse_command_line(argc, argv);
+        Config config;
+        if (auto const* command = std::get_if<CommandLine>(&parsed)) config = read_config(*command);
+        if (!config.problem) watchdog.limit_by(config.options.watchdog);
         Launch launch(&argc, &argv);
-        return run_job(argc, argv, launch, files);
+        return run_job(parsed, config, launch, watchdog, files);
     } catch (Error const& e) {  // joining the job failed: there is no job yet to end
         fmt::print(stderr, "perigee: {} error: {}\n", to_string(e.category()), e.what());
         return e.exit_code();

@@ -12,7 +12,7 @@ namespace perigee {
 
 enum class Category { internal = 1, config = 2, data = 3, checkpoint = 4, numeric = 5, hang = 6, communication = 7 };
 
-/// Exit code of a run that saved a checkpoint because it was told to stop (SIGTERM or SIGUSR1).
+/// Exit code of a command that was told to stop (base/stop_request.h); training has saved what there was to save.
 inline constexpr int kExitPreempted = 75;
 
 class Error : public std::runtime_error {

@@ -18,6 +18,7 @@ struct RankStatus {
     std::atomic<int32_t> rank{0};  ///< in the world
     std::atomic<int32_t> pid{0};
     std::atomic<bool> leaving{false};  ///< on its way out, in order or with an error of its own
+    std::atomic<bool> left{false};     ///< ended without the others, which cannot go on: they end as well
     std::atomic<int64_t> beat{0};      ///< last sign of life, in steady_nanoseconds()
 
     /// Collectives begun, over all groups. All ranks call the same ones in the same order, so that numbers compare.

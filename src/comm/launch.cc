@@ -3,16 +3,17 @@
 #include <mpi.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <new>
+#include <system_error>
 #include <thread>
 
+#include "comm/launcher.h"
+#include "comm/leftovers.h"
 #include "comm/mpi/check.h"
 #include "comm/mpi/mpi_comm.h"
 
@@ -25,21 +26,21 @@ using detail::check_mpi;
 /// How long a failing rank that is not the one to speak waits to be ended with the job.
 constexpr std::chrono::seconds kAbortPatience{5};
 
-int ranks_promised_by(char const* variable) {
-    char const* value = std::getenv(variable);
-    return value != nullptr ? std::max(1, std::atoi(value)) : 0;
+void say(std::string const& message) noexcept {
+    std::fprintf(stderr, "perigee: %s\n", message.c_str());
+    std::fflush(stderr);
 }
 
-/// Ranks the launcher says it started: 0 when there is no launcher, 1 where it does not say how many.
-int ranks_promised() {
-    for (char const* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-        if (int const ranks = ranks_promised_by(variable); ranks > 0) return ranks;
+/// Ends the process after a while, whatever its other threads wait for.
+void end_after(std::chrono::seconds patience, int exit_code) noexcept {
+    try {
+        std::thread([patience, exit_code] {
+            std::this_thread::sleep_for(patience);
+            _exit(exit_code);
+        }).detach();
+    } catch (std::system_error const&) {
+        _exit(exit_code);  // no thread can be made, and none may hang
     }
-    if (std::getenv("PMIX_RANK") != nullptr) return 1;
-    if (ranks_promised_by("SLURM_STEP_NUM_TASKS") > 1) {
-        fail(Category::communication, "srun started several tasks without telling MPI: use `srun --mpi=pmix`");
-    }
-    return 0;
 }
 
 }  // namespace
@@ -78,6 +79,7 @@ void Launch::share_memory() {
 
 Launch::Launch(int* argc, char*** argv) : board_{{&alone_, 1}, 0} {
     int const promised = ranks_promised();
+    if (local_rank_promised() == 0) remove_leftovers();
     if (promised > 0) {
         // Every call comes from one thread, but for the MPI_Abort of a watchdog while that thread hangs in a
         // collective; Open MPI serves it at any level, and MULTIPLE would put locks on every message.
@@ -113,18 +115,38 @@ Launch::~Launch() {
     MPI_Finalize();
 }
 
+bool Launch::speaks_for_all() noexcept {
+    int unclaimed = 0;
+    return shared_ == nullptr || shared_->claim->compare_exchange_strong(unclaimed, 1);
+}
+
 void Launch::abort(int exit_code, std::string const& message, std::chrono::seconds patience) noexcept {
     board_.mine().leaving = true;
-    int unclaimed = 0;
-    bool const speaks = shared_ == nullptr || shared_->claim->compare_exchange_strong(unclaimed, 1);
-    if (speaks) {
-        std::fprintf(stderr, "perigee: %s\n", message.c_str());
-        std::fflush(stderr);
+    if (speaks_for_all()) {
+        say(message);
         std::this_thread::sleep_for(patience);
-        if (owns_mpi_) MPI_Abort(MPI_COMM_WORLD, exit_code);
+        if (owns_mpi_) {
+            // MPI_Abort talks to a launcher that may be dead or stopped.
+            end_after(kAbortPatience, exit_code);
+            MPI_Abort(MPI_COMM_WORLD, exit_code);
+        }
     } else {
         std::this_thread::sleep_for(patience + kAbortPatience);
     }
+    _exit(exit_code);
+}
+
+void Launch::leave(int exit_code, std::string const& message) noexcept {
+    board_.mine().leaving = true;
+    if (speaks_for_all()) say(message);
+    board_.mine().left = true;
+    _exit(exit_code);
+}
+
+void Launch::end_before_joining(int exit_code, std::string const& message, std::chrono::seconds patience) noexcept {
+    bool const first = local_rank_promised() == 0;
+    if (!first) std::this_thread::sleep_for(patience);
+    if (first || patience.count() > 0) say(message);
     _exit(exit_code);
 }
 

@@ -28,13 +28,23 @@ class Launch {
 
     /// Prints "perigee: <message>" once per host whatever the number of failing ranks, then ends
     /// every process of the job; mpirun returns the exit code. Never returns and never calls MPI_Finalize. Any thread
-    /// may call it, also while another one hangs in a collective.
+    /// may call it, also while another one hangs in a collective. Where MPI_Abort does not return within 5 seconds, the
+    /// process ends itself.
     /// `patience`: how long the launcher, which may know more and ends the job of a dead rank by itself, may take for
     /// it.
     [[noreturn]] void abort(int exit_code, std::string const& message,
                             std::chrono::seconds patience = std::chrono::seconds(0)) noexcept;
+    /// The same for an end that every rank comes to by itself: without MPI, and at once. The other ranks of the host
+    /// see it on the board.
+    [[noreturn]] void leave(int exit_code, std::string const& message) noexcept;
+    /// Ends a process that has not joined its job. The first rank of a host speaks at once; the others give it
+    /// `patience`, as a launcher that sees one rank fail ends all, and then speak too; without patience they are
+    /// silent.
+    [[noreturn]] static void end_before_joining(int exit_code, std::string const& message,
+                                                std::chrono::seconds patience) noexcept;
 
   private:
+    bool speaks_for_all() noexcept;
     void share_memory();
 
     std::unique_ptr<Comm> world_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/stop_request.h"
 #include "checkpoint/folders.h"
 #include "train/evaluate.h"
 
@@ -110,6 +111,7 @@ Outcome Trainer::run() {
         // A step is saved before it is evaluated, so a run that resumes there evaluates first.
         if (evaluation_due()) run_evaluation();
         if (state_.step >= options_.train.steps) break;
+        if (state_.step == first_step_ && !may_begin()) return Outcome::preempted;
         enter(state_.step == first_step_ ? Section::first_step : Section::step);
         try {
             report(step());
@@ -144,9 +146,18 @@ bool Trainer::evaluation_due() const {
 }
 
 bool Trainer::told_to_stop() {
-    Learner::Signs const any = learner_.agree({.stop = stop_.requested(), .writing = saver_.writing()});
+    Learner::Signs const any = learner_.agree({.stop = stop_requested(), .writing = saver_.writing()});
     if (saver_.in_flight() && !any.writing) finish_save(/*last=*/false);
     return any.stop;
+}
+
+/// A rank that is told to stop before the first step ends the job at once. From here on, and on all ranks, the step
+/// that is going on is finished and saved.
+bool Trainer::may_begin() {
+    bool const stop = told_to_stop();
+    if (watchdog_ != nullptr) watchdog_->hold_stop();
+    if (stop) log::info("told to stop before a step: nothing to save");
+    return !stop;
 }
 
 std::vector<Batch> Trainer::read_batches(int64_t first_sample) const {

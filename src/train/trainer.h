@@ -15,7 +15,6 @@
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/session.h"
-#include "train/signals.h"
 #include "train/watchdog.h"
 
 namespace perigee {
@@ -32,7 +31,7 @@ class Trainer {
     Trainer(Trainer const&) = delete;
     Trainer& operator=(Trainer const&) = delete;
 
-    /// Trains until train.steps, or until a rank is told to stop; saves either way.
+    /// Trains until train.steps, or until a rank is told to stop; saves either way what is not saved yet.
     Outcome run();
     /// One optimizer step on the next global batch. Throws Category::data where no token of it carries loss.
     StepReport step();
@@ -48,6 +47,7 @@ class Trainer {
     void enter(Section section);
     void start();
     bool told_to_stop();
+    bool may_begin();
     void begin_save(bool last);
     void finish_save(bool last);
     void save_failed(Error const& error, int64_t step, bool last);
@@ -73,7 +73,6 @@ class Trainer {
     std::optional<Ahead> ahead_;
     std::unique_ptr<RunFolder> folder_;  ///< rank 0 only
     Saver saver_;
-    StopSignal stop_;
     Watchdog* watchdog_;
     RunState state_;
     Progress progress_;

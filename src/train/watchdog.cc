@@ -1,9 +1,12 @@
 #include "train/watchdog.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+
+#include "base/stop_request.h"
 
 namespace perigee {
 
@@ -44,7 +47,8 @@ void describe(Schema& schema, WatchdogOptions& options) {
     schema
         .add("enabled", options.enabled,
              "end the job when a part of it takes longer than its limit, and name the rank that hangs")
-        .add("setup_s", options.setup_s, between(kLeast, kMost), "limit for opening data and checkpoint, in seconds")
+        .add("setup_s", options.setup_s, between(kLeast, kMost),
+             "limit for joining the job, and for opening data and checkpoint, in seconds")
         .add("first_step_s", options.first_step_s, between(kLeast, kMost), "limit for the first step")
         .add("step_s", options.step_s, between(0, kMost),
              "limit for a later step; 0: 10 times the median of recent steps, and 60 at least")
@@ -88,14 +92,16 @@ std::string describe_hang(HostBoard const& board, double limit_s) {
     return fmt::format("{} ({})", text, limit);
 }
 
-Watchdog::Watchdog(WatchdogOptions const& options, HostBoard const& board, FileSystem& files, EndJob end_job)
+Watchdog::Watchdog(WatchdogOptions const& options, FileSystem& files, EndJob end, bool has_launcher)
     : options_(options),
-      board_(board),
       files_(&files),
-      end_job_(std::move(end_job)),
-      seen_alive_(board.ranks.size(), false) {
+      launcher_(has_launcher),
+      board_{{&alone_, 1}, 0},
+      end_alone_(std::move(end)),
+      end_job_(end_alone_) {
+    alone_.pid = ::getpid();
+    seen_alive_.assign(1, false);
     enter(Section::setup, 0);
-    dead_peer();  // sees who is there
     thread_ = std::thread([this] { watch(); });
 }
 
@@ -104,8 +110,40 @@ Watchdog::~Watchdog() {
         std::scoped_lock const lock(mutex_);
         stop_ = true;
     }
-    stop_requested_.notify_all();
+    changed_.notify_all();
     thread_.join();
+}
+
+void Watchdog::limit_by(WatchdogOptions const& options) {
+    std::scoped_lock const lock(mutex_);
+    options_ = options;
+    limit_s_ = limit(static_cast<Section>(board_.mine().section.load()));
+}
+
+void Watchdog::join(HostBoard const& board, EndJob end) {
+    std::scoped_lock const lock(mutex_);
+    board_ = board;
+    board_.mine().beat = steady_nanoseconds();
+    end_job_ = std::move(end);
+    joined_ = true;
+    seen_alive_.assign(board.ranks.size(), false);
+    dead_peer();  // sees who is there
+}
+
+void Watchdog::part() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !ending_; });
+    board_ = {{&alone_, 1}, 0};
+    end_job_ = end_alone_;
+    joined_ = false;
+    seen_alive_.assign(1, false);
+}
+
+bool Watchdog::hold_stop() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !ending_; });
+    holds_stop_ = true;
+    return !stop_requested();
 }
 
 void Watchdog::enter(Section section, int64_t step) {
@@ -165,20 +203,56 @@ void Watchdog::watch() {
     int64_t watched = 0;
     auto before = Clock::now();
     std::unique_lock lock(mutex_);
-    while (!stop_requested_.wait_for(lock, kTick, [this] { return stop_; })) {
+    while (!changed_.wait_for(lock, kTick, [this] { return stop_; })) {
         auto const now = Clock::now();
         spent = watched == sections_entered_ ? spent + std::min(seconds(now - before), 1.0) : 0;
         watched = sections_entered_;
         before = now;
         board_.mine().beat = steady_nanoseconds();
-        bool const late = options_.enabled && spent > limit_s_;
-        double const limit_s = limit_s_;
+        auto const ending = why_to_end(options_.enabled && spent > limit_s_);
+        if (!ending) continue;
+        ending_ = true;
         lock.unlock();
-        if (std::string const dead = dead_peer(); !dead.empty())
-            return end(Category::communication, dead, kLauncherPatience);
-        if (late) return end(Category::hang, describe_hang(board_, limit_s), std::chrono::seconds(0));
+        end(*ending);
         lock.lock();
+        ending_ = false;
+        changed_.notify_all();
+        return;
     }
+}
+
+std::optional<Watchdog::Ending> Watchdog::why_to_end(bool late) {
+    auto const error = [](Category category, std::string const& what) {
+        return Ending{.exit_code = static_cast<int>(category),
+                      .message = fmt::format("{} error: {}", to_string(category), what)};
+    };
+    if (launcher_.is_gone()) {
+        Ending ending = error(Category::communication,
+                              fmt::format("the launcher of this job (process {}) has died", launcher_.pid()));
+        ending.at_once = true;
+        return ending;
+    }
+    if (std::string const dead = dead_peer(); !dead.empty()) {
+        Ending ending = error(Category::communication, dead);
+        ending.patience = kLauncherPatience;
+        return ending;
+    }
+    if (launcher_.asks_to_stop()) request_stop();
+    if (a_peer_left() || (stop_requested() && !holds_stop_)) {
+        return Ending{.exit_code = kExitPreempted, .message = "told to stop: nothing to save yet", .at_once = true};
+    }
+    if (!late) return std::nullopt;
+    if (joined_) return error(Category::hang, describe_hang(board_, limit_s_));
+    Ending ending = error(
+        Category::hang, fmt::format("joining the job takes longer than watchdog.setup_s, {:g} s: process {} on host {} "
+                                    "waits in MPI_Init for ranks that did not start or cannot be reached",
+                                    limit_s_, alone_.pid.load(), host_name()));
+    ending.patience = kLauncherPatience;
+    return ending;
+}
+
+bool Watchdog::a_peer_left() const {
+    return std::ranges::any_of(board_.ranks, [](RankStatus const& rank) { return rank.left.load(); });
 }
 
 std::string Watchdog::dead_peer() {
@@ -194,9 +268,9 @@ std::string Watchdog::dead_peer() {
     return "";
 }
 
-void Watchdog::end(Category category, std::string const& message, std::chrono::seconds patience) {
-    record(category, message);
-    end_job_(static_cast<int>(category), fmt::format("{} error: {}", to_string(category), message), patience);
+void Watchdog::end(Ending const& ending) {
+    if (ending.exit_code != kExitPreempted) record(static_cast<Category>(ending.exit_code), ending.message);
+    end_job_(ending);
 }
 
 }  // namespace perigee

@@ -1,15 +1,19 @@
-// Ends a job in which a rank hangs or has died, and says which rank, where, and what the others wait for. A thread per
-// rank looks at the clock and at the other ranks of its host (comm/host_board.h); no collective is involved.
+// Ends a job in which a rank hangs or has died, and says which rank, where, and what the others wait for; ends it as
+// well when its launcher has died, or when it is told to stop and has nothing to save. A thread per rank looks at the
+// clock, at the launcher (comm/launcher.h) and at the other ranks of its host (comm/host_board.h); no collective is
+// involved.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/schema.h"
+#include "comm/launcher.h"
 #include "train/failure.h"
 
 namespace perigee {
@@ -27,14 +31,31 @@ void describe(Schema& schema, WatchdogOptions& options);
 
 class Watchdog {
   public:
-    /// Prints the message and ends every process of the job; Launch::abort.
-    using EndJob = std::function<void(int exit_code, std::string const& message, std::chrono::seconds patience)>;
+    /// How a job ends.
+    struct Ending {
+        int exit_code = 0;
+        std::string message;
+        std::chrono::seconds patience{0};  ///< how long the launcher may take to end the job by itself
+        bool at_once = false;              ///< every rank ends by itself, without MPI
+    };
+    /// Prints the message and ends every process of the job, or this one where the ending is `at_once`.
+    using EndJob = std::function<void(Ending const& ending)>;
 
-    /// Starts in Section::setup. Where it is not enabled there are no limits, but dead ranks are still noticed.
-    Watchdog(WatchdogOptions const& options, HostBoard const& board, FileSystem& files, EndJob end_job);
+    /// Starts in Section::setup, in a process that has yet to join its job. Where it is not enabled there are no
+    /// limits, but the dead and requests to stop are still noticed. `end` is used while the job is not joined.
+    Watchdog(WatchdogOptions const& options, FileSystem& files, EndJob end, bool has_launcher = false);
     ~Watchdog();
     Watchdog(Watchdog const&) = delete;
     Watchdog& operator=(Watchdog const&) = delete;
+
+    /// The limits are these from now on.
+    void limit_by(WatchdogOptions const& options);
+    /// The ranks of this host are known, until part().
+    void join(HostBoard const& board, EndJob end);
+    void part();
+    /// Until now a request to stop ended the job at once; from now on it is the run's to see. False where somebody has
+    /// asked already.
+    bool hold_stop();
 
     /// The previous section has ended and this one begins; `step` is the one being done, or the last one done.
     void enter(Section section, int64_t step);
@@ -48,18 +69,24 @@ class Watchdog {
 
     void watch();
     double limit(Section section) const;
+    std::optional<Ending> why_to_end(bool late);
     std::string dead_peer();  ///< what to say about it; empty where all live
-    void end(Category category, std::string const& message, std::chrono::seconds patience);
+    bool a_peer_left() const;
+    void end(Ending const& ending);
 
     WatchdogOptions options_;
-    HostBoard board_;
     FileSystem* files_;
-    EndJob end_job_;
-    std::vector<bool> seen_alive_;  ///< by local rank; the watching thread's
+    Launcher const launcher_;
+    RankStatus alone_;  ///< the board before the job is joined
+    HostBoard board_;
+    EndJob end_alone_, end_job_;
+    std::vector<bool> seen_alive_;  ///< by local rank
 
     std::mutex mutex_;
-    std::condition_variable stop_requested_;
+    std::condition_variable changed_;
     bool stop_ = false;
+    bool joined_ = false, holds_stop_ = false;
+    bool ending_ = false;  ///< the job ends, and its board must stay
     Path folder_;
     int64_t sections_entered_ = 0;
     double limit_s_ = 0;

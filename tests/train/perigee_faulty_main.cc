@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "app/app.h"
+#include "base/stop_request.h"
 #include "support/fault_file_system.h"
 
 namespace {
@@ -54,6 +55,7 @@ void disturb(std::string const& how) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    perigee::catch_stop_signals();
     auto real = perigee::make_file_system();
     perigee::testing::FaultFileSystem files(*real);
     std::string plan = environment("PERIGEE_KILL", "");

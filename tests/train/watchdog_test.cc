@@ -36,9 +36,7 @@ class WatchdogTest : public ::testing::Test {
         status.inside = inside;
     }
     Watchdog::EndJob end_job() {
-        return [this](int code, std::string const& message, std::chrono::seconds) {
-            ended_.set_value({code, message});
-        };
+        return [this](Watchdog::Ending const& ending) { ended_.set_value({ending.exit_code, ending.message}); };
     }
 
     std::array<RankStatus, 3> ranks_;
@@ -73,7 +71,8 @@ TEST_F(WatchdogTest, RanksThatAllWaitBlameAnotherHost) {
 }
 
 TEST_F(WatchdogTest, SectionThatTakesTooLongEndsTheJobAndLeavesAFile) {
-    Watchdog watchdog({.save_s = 0.3}, board_, files_, end_job());
+    Watchdog watchdog({.save_s = 0.3}, files_, end_job());
+    watchdog.join(board_, end_job());
     watchdog.report_into("/run");
     wait_in(ranks_[1], Collective::all_reduce, 5, true);
     auto const start = std::chrono::steady_clock::now();
@@ -99,7 +98,8 @@ TEST_F(WatchdogTest, SectionThatTakesTooLongEndsTheJobAndLeavesAFile) {
 
 TEST_F(WatchdogTest, SectionsWithinTheirLimitsRaiseNoAlarm) {
     // The limit leaves a busy machine more than a second to get round to this thread.
-    Watchdog watchdog({.step_s = 1.5}, board_, files_, end_job());
+    Watchdog watchdog({.step_s = 1.5}, files_, end_job());
+    watchdog.join(board_, end_job());
     auto ended = ended_.get_future();
     for (int64_t step = 1; step <= 6; ++step) {  // longer than the limit altogether
         watchdog.enter(Section::step, step);
@@ -110,7 +110,8 @@ TEST_F(WatchdogTest, SectionsWithinTheirLimitsRaiseNoAlarm) {
 }
 
 TEST_F(WatchdogTest, DisabledOneSetsNoLimit) {
-    Watchdog watchdog({.enabled = false, .setup_s = 0.1}, board_, files_, end_job());
+    Watchdog watchdog({.enabled = false, .setup_s = 0.1}, files_, end_job());
+    watchdog.join(board_, end_job());
     EXPECT_EQ(ended_.get_future().wait_for(500ms), std::future_status::timeout);
 }
 
@@ -124,7 +125,8 @@ TEST_F(WatchdogTest, RankThatDiesIsNamedAtOnceButNotOneThatLeaves) {
     }
     ranks_[2].pid = child;
     ranks_[2].step = 17;
-    Watchdog watchdog({.enabled = false}, board_, files_, end_job());
+    Watchdog watchdog({.enabled = false}, files_, end_job());
+    watchdog.join(board_, end_job());
     ranks_[0].leaving = true;
     ranks_[0].pid = 1 << 30;
     auto ended = ended_.get_future();

@@ -166,6 +166,76 @@ TEST(BpeTokenizer, PrefixSpace) {
     EXPECT_THAT(make(file)->encode("w<a>w w"), ElementsAre(259, 260, 259, 259));
 }
 
+TEST(BpeTokenizer, BytesWithoutATokenAreDroppedOrUnknown) {
+    auto const made = [](char const* unknown, bool join) {
+        auto json = nlohmann::json::parse(TinyTokenizer{.added_tokens = added("<unk>", R"("special": true)")}.json());
+        json["model"]["vocab"].erase("z");
+        json["model"]["vocab"]["<unk>"] = 260;
+        json["model"]["unk_token"] = nlohmann::json::parse(unknown);
+        json["model"]["fuse_unk"] = join;
+        return make_bpe_tokenizer(parse_tokenizer_json(json.dump(), "file"));
+    };
+    // What Hugging Face's tokenizers 0.22 give for these files; "hezll" loses its z before anything is merged.
+    EXPECT_THAT(made("null", false)->encode("azzb hezll"), ElementsAre('a', 'b', ' ', 258));
+    EXPECT_THAT(made("\"<unk>\"", false)->encode("azzb"), ElementsAre('a', 260, 260, 'b'));
+    EXPECT_THAT(made("\"<unk>\"", true)->encode("azzbz"), ElementsAre('a', 260, 'b', 260));
+    EXPECT_THAT(made("null", false)->encode("zz"), ElementsAre());
+}
+
+/// As in Llama 2: characters, spaces as U+2581, bytes for what is no token. Ids: bytes from 0, then the tokens below.
+std::string characters(std::string const& normalizer, std::string const& pre_tokenizer) {
+    nlohmann::json vocab, merges;
+    for (int byte = 0; byte < 256; ++byte) vocab[fmt::format("<0x{:02X}>", byte)] = byte;
+    for (char const* const token : {"<unk>", "<s>", "\u2581", "h", "i", "\u4e2d", "hi", "\u2581hi", "\u2581\u2581"})
+        vocab[token] = vocab.size();
+    for (auto const& [left, right] : {std::pair{"h", "i"}, {"\u2581", "hi"}, {"\u2581", "\u2581"}})
+        merges.push_back(nlohmann::json::array({left, right}));
+    return fmt::format(
+        R"({{"version": "1.0", "added_tokens": [{{"id": 257, "content": "<s>", "special": true}}], "normalizer": {},
+           "pre_tokenizer": {}, "post_processor": null, "decoder": {{"type": "Sequence", "decoders": [
+           {{"type": "Replace", "pattern": {{"String": "\u2581"}}, "content": " "}}, {{"type": "ByteFallback"}},
+           {{"type": "Fuse"}}, {{"type": "Strip", "content": " ", "start": 1, "stop": 0}}]}},
+           "model": {{"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": {},
+           "merges": {}}}}})",
+        normalizer, pre_tokenizer, vocab.dump(), merges.dump());
+}
+enum CharacterId : int32_t { kBegin = 257, kMark, kH, kI, kHan, kHi, kMarkHi, kTwoMarks };
+
+std::unique_ptr<Tokenizer> make_characters(std::string const& normalizer, std::string const& pre_tokenizer) {
+    return make_bpe_tokenizer(parse_tokenizer_json(characters(normalizer, pre_tokenizer), "file"));
+}
+
+TEST(BpeTokenizer, CharactersWithBytesForWhatIsNoToken) {
+    auto const tokenizer = make_characters(R"({"type": "Sequence", "normalizers": [{"type": "Prepend",
+        "prepend": "\u2581"}, {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]})",
+                                           "null");
+    EXPECT_THAT(tokenizer->encode("hi  hi\u4e2d"), ElementsAre(kMarkHi, kMark, kMarkHi, kHan));
+    EXPECT_THAT(tokenizer->encode("\nx\u00e9"), ElementsAre(kMark, '\n', 'x', 0xC3, 0xA9));
+    EXPECT_THAT(tokenizer->encode("hi", TextAfter::text), ElementsAre(kHi));
+    EXPECT_THAT(tokenizer->encode_with_special("hi<s>hi"), ElementsAre(kMarkHi, kBegin, kMarkHi));
+    EXPECT_THAT(tokenizer->encode(""), ElementsAre());
+    EXPECT_EQ(tokenizer->decode({kBegin, kMarkHi, kMark, kMarkHi, 0xC3, 0xA9}), "hi  hi\u00e9");
+    EXPECT_EQ(tokenizer->piece(kMarkHi), " hi");
+    EXPECT_EQ(tokenizer->find(" hi"), kMarkHi);
+}
+
+TEST(BpeTokenizer, MetaspacePutsAMarkBeforeTheFirstOrEveryStretch) {
+    auto const metaspace = [](char const* more) {
+        return make_characters("null", fmt::format(R"({{"type": "Metaspace", "replacement": "\u2581", {}}})", more));
+    };
+    auto const first = metaspace(R"("prepend_scheme": "first", "split": false)");
+    EXPECT_THAT(first->encode_with_special("hi<s>hi"), ElementsAre(kMarkHi, kBegin, kHi));
+    EXPECT_THAT(first->encode_with_special("<s>hi"), ElementsAre(kBegin, kHi));
+    EXPECT_THAT(first->encode(" hi  h"), ElementsAre(kMarkHi, kTwoMarks, kH));
+    EXPECT_THAT(first->encode("hi", TextAfter::special), ElementsAre(kHi));
+    auto const always = metaspace(R"("prepend_scheme": "always", "split": true)");
+    EXPECT_THAT(always->encode_with_special("<s>hi  h"), ElementsAre(kBegin, kMarkHi, kMark, kMark, kH));
+    EXPECT_THAT(always->encode("hi", TextAfter::special), ElementsAre(kMarkHi));
+    EXPECT_THAT(always->encode("hi", TextAfter::text), ElementsAre(kHi));
+    EXPECT_THAT(metaspace(R"("add_prefix_space": false)")->encode("hi hi"), ElementsAre(kHi, kMarkHi));
+    EXPECT_THAT(metaspace(R"("add_prefix_space": true)")->encode("hi"), ElementsAre(kMarkHi));
+}
+
 TEST(BpeTokenizer, EveryThreadGetsTheSame) {
     auto const tokenizer = make({});
     std::string text;

@@ -123,6 +123,14 @@ TEST(Regex, EndlessBacktrackingIsAnErrorOfTheData) {
                 HasSubstr("2002 bytes"));
 }
 
+TEST(Regex, TimeIsBoundedForATextNotForAMatch) {
+    // Each digit begins a search to the end of the text: no match takes long, all together the square of the text.
+    for (char const* const pattern : {R"(\p{N}(?=\p{N}*\p{Lu}))", R"(\p{N}(?=\p{N}*\p{Lu})|\p{N})"}) {
+        EXPECT_THAT(testing::error_of(Category::data, [&] { words(pattern, std::string(300'000, '7')); }),
+                    ::testing::AllOf(HasSubstr(pattern), HasSubstr("takes too long for a text of 300000 bytes")));
+    }
+}
+
 TEST(Regex, LongRunsNeedNoStack) {
     std::string const run(3 << 20, ' ');
     EXPECT_EQ(words(kLlama3, run + "x").size(), 2u);

@@ -62,6 +62,18 @@ cmp many1.bin many3.bin && cmp many1.idx many3.idx || fail "threads change the r
 [ "$(tr -d '\0' <many3.bin | tr '\1' '\n' | cut -d ' ' -f 1 | tr -d '\n')" = "$(seq 400 | tr -d '\n')" ] ||
     fail "documents out of order"
 
+# A pattern that takes too long is told with its document. The tokenizer knows one character; the rest is dropped.
+mkdir slow
+cat >slow/tokenizer.json <<'EOF'
+{"version": "1.0", "added_tokens": [{"id": 1, "content": "<e>", "special": true}], "normalizer": null, "post_processor": null,
+ "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": "\\p{N}(?=\\p{N}*\\p{Lu})|\\p{N}"},
+ "behavior": "Isolated", "invert": false}, {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]},
+ "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": {"7": 0}, "merges": []}}
+EOF
+echo '{"eos_token": "<e>"}' >slow/tokenizer_config.json
+printf '{"text": "77"}\n{"text": "%s"}\n' "$(head -c 300000 /dev/zero | tr '\0' 7)" >digits.jsonl
+expect_failure 3 'digits.jsonl: document 2: .*the pattern .*takes too long' "$tokenize" digits.jsonl --tokenizer slow -o digits
+
 # Conversations: template, weights beside the tokens, what was left out and why.
 cat >chat.yaml <<'EOF'
 data: {tokenizer: bytes, sequence_length: 23}

@@ -15,7 +15,12 @@ namespace {
 
 constexpr size_t kBatchBytes = size_t{1} << 20;
 
-using Documents = std::vector<std::string>;
+struct Document {
+    std::string text;
+    Path const* file;
+    int64_t number;  ///< in the file, from 1
+};
+using Documents = std::vector<Document>;
 using Tokens = std::vector<std::vector<int32_t>>;
 
 /// Batches of documents on their way: encoded side by side, written in the order in which they came.
@@ -30,9 +35,9 @@ class Pipeline {
     size_t threads() const { return threads_; }
 
     /// True when a batch has been written.
-    bool add(std::string_view document) {
-        batch_.emplace_back(document);
-        batch_bytes_ += document.size();
+    bool add(Document document) {
+        batch_bytes_ += document.text.size();
+        batch_.push_back(std::move(document));
         if (batch_bytes_ < kBatchBytes) return false;
         send();
         if (pending_.size() < threads_) return false;
@@ -57,8 +62,8 @@ class Pipeline {
     }
     Tokens encode(Documents const& batch) const {
         Tokens encoded;
-        for (std::string const& text : batch) {
-            auto ids = inputs_.special ? tokenizer_.encode_with_special(text) : tokenizer_.encode(text);
+        for (Document const& document : batch) {
+            auto ids = encode(document);
             if (inputs_.prepend_bos) {
                 auto const prefix = tokenizer_.prefix();
                 ids.insert(ids.begin(), prefix.begin(), prefix.end());
@@ -67,6 +72,15 @@ class Pipeline {
             encoded.push_back(std::move(ids));
         }
         return encoded;
+    }
+
+    std::vector<int32_t> encode(Document const& document) const {
+        try {
+            return inputs_.special ? tokenizer_.encode_with_special(document.text) : tokenizer_.encode(document.text);
+        } catch (Error const& error) {
+            throw Error(error.category(),
+                        fmt::format("{}: document {}: {}", document.file->string(), document.number, error.what()));
+        }
     }
 
     TextInputs const& inputs_;
@@ -110,13 +124,15 @@ void tokenize_text(TextInputs const& inputs, FileSystem& files) {
     Meter meter(inputs.files, files);
     int64_t done_bytes = 0, text_bytes = 0, empty = 0;
     for (Path const& path : inputs.files) {
+        int64_t number = 0;
         for_each_document(files, path, inputs.text, [&](std::string_view text, int64_t bytes_read) {
+            ++number;
             if (text.find_first_not_of(" \t\r\n\f\v") == text.npos) {
                 ++empty;
                 return;
             }
             text_bytes += static_cast<int64_t>(text.size());
-            if (pipeline.add(text)) meter.show(done_bytes + bytes_read, writer.tokens());
+            if (pipeline.add({std::string(text), &path, number})) meter.show(done_bytes + bytes_read, writer.tokens());
         });
         done_bytes += files.file_size(path);
     }

@@ -4,8 +4,9 @@
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <utility>
 
-#include "base/error.h"
+#include "data/tokenizer/utf8.h"
 
 namespace perigee {
 
@@ -26,9 +27,7 @@ size_t hash(uint64_t x) {
 
 Bpe::Bpe(BpeModel model) : model_(std::move(model)) {
     for (size_t byte = 0; byte < 256; ++byte) {
-        auto const id = find({std::array{static_cast<char>(byte)}.data(), 1});
-        if (!id) fail(Category::config, "the byte {} has no token", byte);
-        byte_ids_[byte] = *id;
+        byte_ids_[byte] = find({std::array{static_cast<char>(byte)}.data(), 1}).value_or(-1);
     }
     slots_.resize(std::bit_ceil(model_.merges.size() * 2 + 1));
     for (size_t i = 0; i < model_.merges.size(); ++i) {
@@ -72,11 +71,42 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& 
     std::copy(ids.end() - static_cast<ptrdiff_t>(tokens), ids.end(), cached.ids.begin());
 }
 
+void Bpe::begin(std::string_view word, std::vector<Scratch::Symbol>& symbols) const {
+    bool unknown_waits = false;
+    auto const add = [&](int32_t id) { symbols.push_back({id, 0, 0, kNoMerge}); };
+    auto const add_unknown = [&] {
+        if (std::exchange(unknown_waits, false)) add(*model_.unknown);
+    };
+    symbols.clear();
+    while (!word.empty()) {
+        auto const first = static_cast<unsigned char>(word[0]);
+        bool const one_byte = !model_.characters || first < 0x80;
+        std::string_view const unit = word.substr(0, one_byte ? 1 : utf8::first(word).bytes);
+        word.remove_prefix(unit.size());
+        int32_t const id = one_byte ? byte_ids_[first] : find(unit).value_or(-1);
+        auto const falls_back = [&](char byte) { return (*model_.fallback)[static_cast<unsigned char>(byte)] >= 0; };
+        if (id >= 0) {
+            add_unknown();
+            add(id);
+        } else if (model_.fallback && std::ranges::all_of(unit, falls_back)) {
+            // As in the reference, an unknown token that waits to be joined comes after these.
+            for (char const byte : unit) add((*model_.fallback)[static_cast<unsigned char>(byte)]);
+        } else if (model_.unknown) {
+            if (!model_.join_unknown) add_unknown();
+            unknown_waits = true;
+        }
+    }
+    add_unknown();
+    for (size_t i = 0; i < symbols.size(); ++i) {
+        symbols[i].previous = static_cast<int32_t>(i) - 1;
+        symbols[i].next = i + 1 < symbols.size() ? static_cast<int32_t>(i) + 1 : -1;
+    }
+}
+
 void Bpe::merge(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const {
     auto& symbols = scratch.symbols_;
     auto& queue = scratch.queue_;
     auto const at = [&](int32_t position) -> Scratch::Symbol& { return symbols[static_cast<size_t>(position)]; };
-    auto const size = static_cast<int32_t>(word.size());
     // Ranks the pair that begins at `position` anew; an entry of its old rank then no longer matches.
     auto const update = [&](int32_t position) {
         auto& symbol = at(position);
@@ -89,13 +119,10 @@ void Bpe::merge(std::string_view word, Scratch& scratch, std::vector<int32_t>& i
         if (update(position)) std::push_heap(queue.begin(), queue.end(), std::greater{});
     };
 
-    symbols.clear();
+    begin(word, symbols);
     queue.clear();
-    for (int32_t i = 0; i < size; ++i) {
-        int32_t const id = byte_ids_[static_cast<unsigned char>(word[static_cast<size_t>(i)])];
-        symbols.push_back({id, i - 1, i + 1 < size ? i + 1 : -1, kNoMerge});
-    }
-    for (int32_t i = 0; i < size; ++i) update(i);
+    if (symbols.empty()) return;
+    for (int32_t i = 0; i < static_cast<int32_t>(symbols.size()); ++i) update(i);
     std::make_heap(queue.begin(), queue.end(), std::greater{});
     while (!queue.empty()) {
         std::pop_heap(queue.begin(), queue.end(), std::greater{});

@@ -1,6 +1,6 @@
-// Byte pair encoding of one word: bytes become tokens, then the pair of neighbours that was merged first in training is
-// merged, the leftmost of equals, until no pair is left. Source: Sennrich et al., "Neural Machine Translation of Rare
-// Words with Subword Units", ACL 2016; on bytes as in GPT-2.
+// Byte pair encoding of one word: bytes, or characters, become tokens, then the pair of neighbours that was merged
+// first in training is merged, the leftmost of equals, until no pair is left. Source: Sennrich et al., "Neural Machine
+// Translation of Rare Words with Subword Units", ACL 2016; on bytes as in GPT-2.
 #pragma once
 
 #include <array>
@@ -13,19 +13,24 @@
 
 namespace perigee {
 
-/// A vocabulary over bytes. Ids of `merges` are indices of the vocabulary.
+/// A vocabulary over bytes or characters. Ids of `merges` are indices of the vocabulary.
 struct BpeModel {
     struct Merge {
         int32_t left, right, result;
     };
-    std::unordered_map<std::string, int32_t> ids;  ///< of each token, by its bytes; every single byte has one
+    std::unordered_map<std::string, int32_t> ids;  ///< of each token, by its bytes
     std::vector<Merge> merges;                     ///< in order of training; of equal pairs the last counts
     bool whole_words = false;                      ///< a word that is a token needs no merges (`ignore_merges`)
+    bool characters = false;                       ///< words are whole UTF-8 and begin as characters, else as bytes
+    /// What becomes of characters (bytes) that are no token: tokens of their bytes where all are >= 0, else the unknown
+    /// token, one for all in a row if they are joined, else nothing.
+    std::optional<std::array<int32_t, 256>> fallback;
+    std::optional<int32_t> unknown;
+    bool join_unknown = false;
 };
 
 class Bpe {
   public:
-    /// Throws Category::config where a byte has no token.
     explicit Bpe(BpeModel model);
 
     /// What one thread needs: working memory, and the tokens of words seen lately.
@@ -65,11 +70,13 @@ class Bpe {
     static constexpr uint32_t kNoMerge = ~uint32_t{0};
 
     uint32_t rank(int32_t left, int32_t right) const;
+    /// The tokens before any merge.
+    void begin(std::string_view word, std::vector<Scratch::Symbol>& symbols) const;
     void merge(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const;
 
     BpeModel model_;
-    std::array<int32_t, 256> byte_ids_;
-    std::vector<Slot> slots_;  ///< ranks by pair: open addressing
+    std::array<int32_t, 256> byte_ids_{};  ///< of words that are bytes or ASCII; -1: no token
+    std::vector<Slot> slots_;              ///< ranks by pair: open addressing
 };
 
 }  // namespace perigee

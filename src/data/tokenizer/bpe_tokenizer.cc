@@ -1,7 +1,9 @@
 #include "data/tokenizer/bpe_tokenizer.h"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 
 #include "data/tokenizer/nfc.h"
 #include "data/tokenizer/utf8.h"
@@ -10,11 +12,22 @@ namespace perigee {
 
 namespace {
 
-std::vector<AddedToken> select(std::vector<AddedToken> const& tokens, bool normalized, bool by_nfc) {
+using NormalSteps = std::vector<NormalStep>;
+
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+    std::string made;
+    for (size_t at = text.find(from); at != text.npos; at = text.find(from)) {
+        made.append(text.substr(0, at)).append(to);
+        text.remove_prefix(at + from.size());
+    }
+    return made.append(text);
+}
+
+std::vector<AddedToken> select(std::vector<AddedToken> const& tokens, bool in_normalized, NormalSteps const& steps) {
     std::vector<AddedToken> selected;
     for (AddedToken token : tokens) {
-        if (token.normalized != normalized) continue;
-        if (normalized && by_nfc) token.content = nfc(token.content);
+        if (token.normalized != in_normalized) continue;
+        if (in_normalized) token.content = normalized(token.content, steps);
         selected.push_back(std::move(token));
     }
     return selected;
@@ -25,8 +38,8 @@ class BpeTokenizer : public Tokenizer {
     explicit BpeTokenizer(BpeTokenizerParts parts)
         : bpe_(std::move(parts.model)),
           splitter_(std::move(parts.split)),
-          raw_(select(parts.added, false, parts.nfc)),
-          normalized_(select(parts.added, true, parts.nfc)),
+          raw_(select(parts.added, false, parts.normalizer)),
+          normalized_(select(parts.added, true, parts.normalizer)),
           parts_(std::move(parts)) {
         for (AddedToken const& token : parts_.added) {
             added_ids_[token.content] = token.id;
@@ -43,7 +56,21 @@ class BpeTokenizer : public Tokenizer {
     bool is_special(int32_t id) const override { return special_.contains(id); }
     std::optional<int32_t> find(std::string_view piece) const override {
         auto const added = added_ids_.find(std::string(piece));
-        return added != added_ids_.end() ? added->second : bpe_.find(piece);
+        if (added != added_ids_.end()) return added->second;
+        return bpe_.find(parts_.marks_pieces ? replaced(piece, " ", kSpaceMark) : piece);
+    }
+    std::string decode(std::vector<int32_t> const& ids) const override {
+        std::string text;
+        bool first = true;
+        for (int32_t const id : ids) {
+            std::string const said = piece(id);
+            if (is_special(id)) continue;
+            bool const strips =
+                std::exchange(first, false) && parts_.decode_strip == DecodeStrip::spaces_of_first_token;
+            text += strips ? replaced(said, " ", "") : said;
+        }
+        if (parts_.decode_strip == DecodeStrip::one_space && text.starts_with(' ')) text.erase(0, 1);
+        return text;
     }
     int64_t vocab_size() const override { return static_cast<int64_t>(parts_.pieces.size()); }
     std::vector<int32_t> prefix() const override { return parts_.prefix; }
@@ -65,8 +92,8 @@ class BpeTokenizer : public Tokenizer {
     };
 
     struct Context {
-        bool special;  ///< names of special tokens are those tokens
-        bool goes_on;  ///< the text follows other text
+        bool special;     ///< names of special tokens are those tokens
+        TextAfter after;  ///< what the text follows
     };
 
     /// Lends working memory to one call; as many live as calls ever ran at once.
@@ -98,12 +125,15 @@ class BpeTokenizer : public Tokenizer {
         if (!utf8::is_whole(text)) return encode_text(utf8::repaired(text), after, special);
         Lease lease(*this);
         Scratch& scratch = lease.get();
+        scratch.regex.begin_text(text.size());
         std::vector<int32_t> ids;
         raw_.for_each_stretch(text, special, scratch.regex, [&](std::string_view stretch, int32_t id) {
             if (id >= 0) return ids.push_back(id);
-            Context const context{special, after == TextAfter::text && ids.empty()};
-            if (!parts_.nfc || is_plainly_nfc(stretch)) return encode_normalized(stretch, context, scratch, ids);
-            encode_normalized(nfc(stretch), context, scratch, ids);
+            Context const context{special, ids.empty() ? after : TextAfter::special};
+            if (is_normalized(stretch)) return encode_normalized(stretch, context, scratch, ids);
+            auto const first = parts_.normalizer.begin() + (skips_prepend(context) ? 1 : 0);
+            encode_normalized(normalized(std::string(stretch), {first, parts_.normalizer.end()}), context, scratch,
+                              ids);
         });
         return ids;
     }
@@ -112,10 +142,29 @@ class BpeTokenizer : public Tokenizer {
         size_t const before = ids.size();
         normalized_.for_each_stretch(text, context.special, scratch.regex, [&](std::string_view stretch, int32_t id) {
             if (id >= 0) return ids.push_back(id);
-            bool const goes_on = context.goes_on && ids.size() == before;
-            if (!parts_.prefix_space || goes_on || stretch.starts_with(' ')) return encode_words(stretch, scratch, ids);
-            encode_words(std::string(" ").append(stretch), scratch, ids);
+            auto const after = ids.size() == before ? context.after : TextAfter::special;
+            if (!parts_.marks_spaces && !gets_prefix(stretch, after)) return encode_words(stretch, scratch, ids);
+            std::string text = parts_.marks_spaces ? replaced(stretch, " ", kSpaceMark) : std::string(stretch);
+            if (gets_prefix(text, after)) text.insert(0, parts_.prefix_text);
+            encode_words(text, scratch, ids);
         });
+    }
+
+    bool is_normalized(std::string_view text) const {
+        auto const does_nothing = [&](NormalStep const& step) {
+            return step.kind == NormalStep::Kind::nfc && is_plainly_nfc(text);
+        };
+        return std::ranges::all_of(parts_.normalizer, does_nothing);
+    }
+    /// Text that goes on gets nothing prepended, as in the middle of a text.
+    bool skips_prepend(Context const& context) const {
+        return context.after == TextAfter::text && !parts_.normalizer.empty() &&
+               parts_.normalizer[0].kind == NormalStep::Kind::prepend;
+    }
+    bool gets_prefix(std::string_view text, TextAfter after) const {
+        PrefixScheme const scheme = parts_.prefix_scheme;
+        if (scheme == PrefixScheme::never || text.starts_with(parts_.prefix_text)) return false;
+        return after == TextAfter::nothing || (after == TextAfter::special && scheme == PrefixScheme::always);
     }
 
     void encode_words(std::string_view text, Scratch& scratch, std::vector<int32_t>& ids) const {
@@ -134,6 +183,23 @@ class BpeTokenizer : public Tokenizer {
 };
 
 }  // namespace
+
+std::string normalized(std::string text, std::vector<NormalStep> const& steps) {
+    for (NormalStep const& step : steps) {
+        switch (step.kind) {
+            case NormalStep::Kind::nfc:
+                if (!is_plainly_nfc(text)) text = nfc(text);
+                break;
+            case NormalStep::Kind::prepend:
+                if (!text.empty()) text.insert(0, step.to);
+                break;
+            case NormalStep::Kind::replace:
+                text = replaced(text, step.from, step.to);
+                break;
+        }
+    }
+    return text;
+}
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(BpeTokenizerParts parts) {
     return std::make_unique<BpeTokenizer>(std::move(parts));

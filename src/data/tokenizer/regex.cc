@@ -3,6 +3,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <time.h>
+
 #include <array>
 
 #include "base/error.h"
@@ -12,6 +14,9 @@ namespace perigee {
 namespace {
 
 constexpr uint32_t kMatchLimit = 10'000'000;  // steps of one match; the patterns in use need a few per character
+constexpr PCRE2_SIZE kStarts = 1024;          // places where a match may begin, between looks at the clock
+constexpr int kMatches = 64;                  // matches between looks at the clock
+constexpr double kFreeSeconds = 1, kSecondsPerByte = 2e-6;  // of a text: patterns in use take 1e-8
 constexpr uint32_t kHeapLimitKiB = 64 << 10;
 constexpr size_t kJitStackBytes = size_t{4} << 20;
 
@@ -29,6 +34,12 @@ std::string reason(int code) {
     return reinterpret_cast<char const*>(text.data());
 }
 
+double seconds_of_thread() {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 
 }  // namespace
@@ -44,6 +55,8 @@ struct Regex::Scratch::Impl {
         pcre2_match_context_create(nullptr)};
     std::unique_ptr<pcre2_jit_stack, Release<pcre2_jit_stack_free>> stack{
         pcre2_jit_stack_create(size_t{32} << 10, kJitStackBytes, nullptr)};
+    double end = 0;   ///< of the text's time, in seconds of this thread
+    int matches = 0;  ///< until the next look at the clock
 };
 
 Regex::Scratch::Scratch() : impl_(std::make_unique<Impl>()) {
@@ -51,9 +64,15 @@ Regex::Scratch::Scratch() : impl_(std::make_unique<Impl>()) {
     pcre2_set_match_limit(impl_->context.get(), kMatchLimit);
     pcre2_set_heap_limit(impl_->context.get(), kHeapLimitKiB);
     if (impl_->stack) pcre2_jit_stack_assign(impl_->context.get(), nullptr, impl_->stack.get());
+    begin_text(0);
 }
 
 Regex::Scratch::~Scratch() = default;
+
+void Regex::Scratch::begin_text(size_t bytes) {
+    impl_->end = seconds_of_thread() + kFreeSeconds + kSecondsPerByte * static_cast<double>(bytes);
+    impl_->matches = kMatches;
+}
 
 Regex::Regex(std::string const& pattern) {
     auto code = std::make_shared<Code>();
@@ -61,7 +80,8 @@ Regex::Regex(std::string const& pattern) {
     std::string const translated = to_pcre2(pattern);
     int error = 0;
     PCRE2_SIZE where = 0;
-    code->compiled.reset(pcre2_compile(units(translated), translated.size(), PCRE2_UTF, &error, &where, nullptr));
+    code->compiled.reset(pcre2_compile(units(translated), translated.size(), PCRE2_UTF | PCRE2_USE_OFFSET_LIMIT, &error,
+                                       &where, nullptr));
     if (!code->compiled) fail(Category::config, "the pattern \"{}\" is not understood: {}", pattern, reason(error));
     uint32_t matches_empty = 0;
     pcre2_pattern_info(code->compiled.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
@@ -71,10 +91,29 @@ Regex::Regex(std::string const& pattern) {
     code_ = std::move(code);
 }
 
+/// The first match that begins in the text at or after `from`, a stretch at a time so that time is bounded in between.
+int Regex::match(std::string_view text, size_t from, Scratch& scratch) const {
+    auto* const context = scratch.impl_->context.get();
+    for (;;) {
+        if (--scratch.impl_->matches < 0) {
+            scratch.impl_->matches = kMatches;
+            if (seconds_of_thread() > scratch.impl_->end)
+                fail(Category::data, "the pattern \"{}\" takes too long for a text of {} bytes", code_->pattern,
+                     text.size());
+        }
+        pcre2_set_offset_limit(context, from + kStarts);
+        int const found = pcre2_match(code_->compiled.get(), units(text), text.size(), from,
+                                      PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, scratch.impl_->data.get(), context);
+        from += kStarts + 1;
+        if (found != PCRE2_ERROR_NOMATCH || from > text.size()) return found;
+        while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
+        scratch.impl_->matches = 0;  // a stretch without a match may have taken long
+    }
+}
+
 std::optional<Regex::Match> Regex::find(std::string_view text, size_t from, Scratch& scratch) const {
     auto* const data = scratch.impl_->data.get();
-    int const found = pcre2_match(code_->compiled.get(), units(text), text.size(), from,
-                                  PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data, scratch.impl_->context.get());
+    int const found = match(text, from, scratch);
     if (found == PCRE2_ERROR_NOMATCH) return std::nullopt;
     if (found < 0) {
         fail(Category::data, "splitting a text of {} bytes by the pattern \"{}\" failed: {}", text.size(),

@@ -20,6 +20,8 @@ class Regex {
       public:
         Scratch();
         ~Scratch();
+        /// To be called before each text: bounds the time of all its matches together by a multiple of its length.
+        void begin_text(size_t bytes);
         Scratch(Scratch const&) = delete;
         Scratch& operator=(Scratch const&) = delete;
 
@@ -33,10 +35,13 @@ class Regex {
         size_t begin, end;
     };
     /// The first match that begins at `from` or later; never empty. `text` is whole UTF-8 and `from` lies between
-    /// characters. Throws Category::data where the pattern backtracks without end.
+    /// characters. Throws Category::data, naming the pattern, where it takes far longer than patterns in use do: it
+    /// backtracks without end, or runs over the same characters again and again.
     std::optional<Match> find(std::string_view text, size_t from, Scratch& scratch) const;
 
   private:
+    int match(std::string_view text, size_t from, Scratch& scratch) const;
+
     struct Code;
     std::shared_ptr<Code const> code_;
 };

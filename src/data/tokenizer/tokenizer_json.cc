@@ -5,7 +5,6 @@
 #include <set>
 
 #include "data/tokenizer/byte_alphabet.h"
-#include "data/tokenizer/nfc.h"
 #include "data/tokenizer/utf8.h"
 #include "io/strict_json.h"
 
@@ -92,16 +91,11 @@ class Parser {
     BpeTokenizerParts run(Json const& root) {
         Fields file(root, "");
         if (file.text("version") != "1.0") file.refuse("version", file.value("version"));
-        file.off("truncation");
-        file.off("padding");
+        file.known({"truncation", "padding"});  // transformers sets both anew at every call, by default to none
         normalizer(file.value("normalizer"), "normalizer");
-        pre_tokenizer(file.value("pre_tokenizer"), "pre_tokenizer");
-        if (!byte_level_) fail(Category::config, "pre_tokenizer: no ByteLevel in it; only such tokenizers are known");
+        if (!file.value("pre_tokenizer").is_null()) pre_tokenizer(file.value("pre_tokenizer"), "pre_tokenizer");
         if (!file.value("post_processor").is_null()) post_processor(file.value("post_processor"), "post_processor");
-        Fields decoder(file.value("decoder"), "decoder");
-        if (decoder.text("type") != "ByteLevel") decoder.refuse("type", decoder.value("type"));
-        decoder.known({"add_prefix_space", "trim_offsets", "use_regex"});  // do nothing when decoding
-        decoder.finish();
+        decoder(file.value("decoder"), "decoder");
         model(Fields(file.value("model"), "model"));
         added_tokens(file.list("added_tokens"));
         file.finish();
@@ -119,13 +113,28 @@ class Parser {
         Fields fields(json, path);
         std::string const& type = fields.text("type");
         if (type == "NFC") {
-            parts_.nfc = true;
+            parts_.normalizer.push_back({NormalStep::Kind::nfc});
+        } else if (type == "Prepend") {
+            if (!parts_.normalizer.empty()) fields.refuse("type", "Prepend after another normalizer");
+            parts_.normalizer.push_back({NormalStep::Kind::prepend, "", fields.text("prepend")});
+        } else if (type == "Replace") {
+            auto const [from, to] = replacement(fields);
+            parts_.normalizer.push_back({NormalStep::Kind::replace, from, to});
         } else if (type == "Sequence") {
             each(fields, "normalizers", [&](Json const& part, std::string const& at) { normalizer(part, at); });
         } else {
             fields.refuse("type", type);
         }
         fields.finish();
+    }
+
+    /// What a Replace finds, a text and no pattern, and what it puts in its place.
+    static std::pair<std::string, std::string> replacement(Fields& fields) {
+        Fields pattern(fields.value("pattern"), fields.path("pattern"));
+        std::string const from = pattern.text("String");
+        if (from.empty()) pattern.refuse("String", from);
+        pattern.finish();
+        return {from, fields.text("content")};
     }
 
     template <class Use>
@@ -141,16 +150,83 @@ class Parser {
         if (type == "Sequence") {
             each(fields, "pretokenizers", [&](Json const& part, std::string const& at) { pre_tokenizer(part, at); });
         } else if (type == "ByteLevel") {
-            parts_.prefix_space = fields.boolean("add_prefix_space", true);
-            if (parts_.prefix_space && !parts_.split.empty()) fields.refuse("add_prefix_space", true);
+            if (fields.boolean("add_prefix_space", true)) {
+                if (!parts_.split.empty() || parts_.marks_spaces) fields.refuse("add_prefix_space", true);
+                parts_.prefix_text.assign(1, ' ');
+                parts_.prefix_scheme = PrefixScheme::always;
+            }
             fields.known({"trim_offsets"});
             if (fields.boolean("use_regex", true)) split(kByteLevelPattern, path);
             byte_level_ = true;
+        } else if (type == "Metaspace") {
+            metaspace(fields, path);
         } else if (type == "Digits") {
             split(fields.boolean("individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)", path);
         } else if (type == "Split") {
             split_step(fields);
         } else {
+            fields.refuse("type", type);
+        }
+        fields.finish();
+    }
+
+    void metaspace(Fields& fields, std::string const& path) {
+        if (!parts_.split.empty() || parts_.marks_spaces) fields.refuse("type", "Metaspace after other steps");
+        if (fields.text("replacement") != kSpaceMark) fields.refuse("replacement", fields.value("replacement"));
+        fields.known({"str_rep"});
+        parts_.marks_spaces = true;
+        parts_.prefix_text = kSpaceMark;
+        // Files of older releases have add_prefix_space alone.
+        bool const adds = fields.boolean("add_prefix_space", true);
+        Json const& scheme = fields.value("prepend_scheme");
+        if (scheme == "always" || (scheme.is_null() && adds)) {
+            parts_.prefix_scheme = PrefixScheme::always;
+        } else if (scheme == "first") {
+            parts_.prefix_scheme = PrefixScheme::first;
+        } else if (!scheme.is_null() && scheme != "never") {
+            fields.refuse("prepend_scheme", scheme);
+        }
+        if (!fields.boolean("split", true)) return;
+        split(literal_pattern(kSpaceMark), path);
+        parts_.split.back().behavior = MatchBehavior::merged_with_next;
+    }
+
+    /// Decoding of bytes undoes their spelling; of characters, it makes spaces of marks, and bytes of their tokens.
+    void decoder(Json const& json, std::string const& path) {
+        Fields fields(json, path);
+        std::string const& type = fields.text("type");
+        if (byte_level_ != (type == "ByteLevel")) fields.refuse("type", type);
+        if (type == "ByteLevel") {
+            fields.known({"add_prefix_space", "trim_offsets", "use_regex"});  // do nothing when decoding
+        } else if (type == "Metaspace") {
+            if (fields.text("replacement") != kSpaceMark) fields.refuse("replacement", fields.value("replacement"));
+            bool const adds = fields.boolean("add_prefix_space", true);
+            Json const& scheme = fields.value("prepend_scheme");
+            fields.known({"split", "str_rep"});
+            parts_.marks_pieces = true;
+            if (scheme.is_null() ? adds : scheme != "never") parts_.decode_strip = DecodeStrip::spaces_of_first_token;
+        } else if (type == "Sequence") {
+            each(fields, "decoders", [&](Json const& part, std::string const& at) { decoder_step(part, at); });
+        } else {
+            fields.refuse("type", type);
+        }
+        fields.finish();
+    }
+
+    void decoder_step(Json const& json, std::string const& path) {
+        Fields fields(json, path);
+        std::string const& type = fields.text("type");
+        if (type == "Replace") {
+            if (replacement(fields) != std::pair{std::string(kSpaceMark), std::string(" ")})
+                fields.refuse("type", type);
+            parts_.marks_pieces = true;
+        } else if (type == "ByteFallback") {
+            byte_pieces_ = true;
+        } else if (type == "Strip") {
+            if (fields.text("content") != " ") fields.refuse("content", fields.value("content"));
+            if (fields.value("start") != 1 || fields.value("stop") != 0) fields.refuse("start", fields.value("start"));
+            parts_.decode_strip = DecodeStrip::one_space;
+        } else if (type != "Fuse") {
             fields.refuse("type", type);
         }
         fields.finish();
@@ -235,12 +311,22 @@ class Parser {
     void model(Fields fields) {
         Json const& type = fields.value("type");  // GPT-2's own file has none
         if (!type.is_null() && type != "BPE") fields.refuse("type", type);
-        for (char const* const key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"}) {
-            fields.off(key);
-        }
-        fields.known({"unk_token", "fuse_unk"});  // never needed, since every byte has a token
+        for (char const* const key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) fields.off(key);
+        bool const fallback = fields.boolean("byte_fallback", false);
+        if (fallback && byte_level_) fields.refuse("byte_fallback", true);
         parts_.model.whole_words = fields.boolean("ignore_merges", false);
+        parts_.model.characters = !byte_level_;
+        parts_.model.join_unknown = fields.boolean("fuse_unk", false);
         vocabulary(fields.value("vocab"), fields.path("vocab"));
+        if (fallback) byte_tokens();
+        if (Json const& unknown = fields.value("unk_token"); !unknown.is_null()) {
+            auto const found = vocab_.find(fields.text("unk_token"));
+            // The reference stops at the first character that would need it.
+            if (found != vocab_.end())
+                parts_.model.unknown = found->second;
+            else if (!every_byte_has_a_token())
+                fields.refuse("unk_token", unknown);
+        }
         merges(fields.list("merges"), fields.path("merges"));
         fields.finish();
     }
@@ -251,13 +337,23 @@ class Parser {
             int32_t const id = Fields::to_id(json, path);
             claim(id, token, path);
             vocab_.emplace(token, id);
-            if (auto bytes = bytes_of_token(token); bytes && !bytes->empty()) parts_.model.ids.emplace(*bytes, id);
+            auto const bytes = byte_level_ ? bytes_of_token(token) : token;
+            if (bytes && !bytes->empty()) parts_.model.ids.emplace(*bytes, id);
         }
+    }
+
+    bool every_byte_has_a_token() const {
+        for (int byte = 0; byte < 256; ++byte)
+            if (!byte_level_ || !parts_.model.ids.contains({static_cast<char>(byte)})) return false;
+        return true;
+    }
+
+    static std::string byte_token(int byte) { return fmt::format("<0x{:02X}>", byte); }
+    void byte_tokens() {
+        auto& ids = parts_.model.fallback.emplace();
         for (int byte = 0; byte < 256; ++byte) {
-            std::string const bytes{static_cast<char>(byte)};
-            if (!parts_.model.ids.contains(bytes)) {
-                fail(Category::config, "{}: no token \"{}\" for the byte {}", path, token_of_bytes(bytes), byte);
-            }
+            auto const found = vocab_.find(byte_token(byte));
+            ids[static_cast<size_t>(byte)] = found == vocab_.end() ? -1 : found->second;
         }
     }
 
@@ -332,12 +428,21 @@ class Parser {
             fail(Category::config, "the id {} is too large for {} tokens", largest, spelling_.size());
         }
         parts_.pieces.resize(static_cast<size_t>(largest) + 1);
-        for (auto const& [id, token] : spelling_) piece(id) = bytes_of_token(token).value_or(token);
+        for (auto const& [id, token] : spelling_) piece(id) = text_of(token);
         for (auto const& token : parts_.added) {
             // The reference reads the spelling of added tokens as bytes too, and normalizes it before.
-            std::string const content = token.normalized && parts_.nfc ? nfc(token.content) : token.content;
-            piece(token.id) = token.special ? token.content : bytes_of_token(content).value_or(content);
+            std::string const content = token.normalized ? normalized(token.content, parts_.normalizer) : token.content;
+            piece(token.id) = token.special ? token.content : text_of(content);
         }
+        for (int byte = 0; byte_pieces_ && byte < 256; ++byte)
+            if (auto const found = vocab_.find(byte_token(byte)); found != vocab_.end())
+                piece(found->second) = static_cast<char>(byte);
+    }
+
+    std::string text_of(std::string const& token) const {
+        if (byte_level_) return bytes_of_token(token).value_or(token);
+        NormalStep const unmark{NormalStep::Kind::replace, std::string(kSpaceMark), " "};
+        return parts_.marks_pieces ? normalized(token, {unmark}) : token;
     }
 
     std::string& piece(int32_t id) { return parts_.pieces[static_cast<size_t>(id)]; }
@@ -347,6 +452,7 @@ class Parser {
 
     BpeTokenizerParts parts_;
     bool byte_level_ = false;
+    bool byte_pieces_ = false;                           ///< tokens such as <0x0A> are that byte
     std::unordered_map<std::string, int32_t> vocab_;     ///< ids of tokens as spelled in the file
     std::unordered_map<int32_t, std::string> spelling_;  ///< the same with the added ones, by id
 };

@@ -1,5 +1,5 @@
-// Hugging Face's tokenizer.json, as far as byte-level BPE tokenizers go. Trusts nothing: sizes and depth are limited,
-// and every field that is not understood is refused by its path in the file, never left out.
+// Hugging Face's tokenizer.json, as far as BPE tokenizers over bytes or characters go. Trusts nothing: sizes and depth
+// are limited, and every field that is not understood is refused by its path in the file, never left out.
 #pragma once
 
 #include <string>

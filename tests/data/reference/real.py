@@ -88,7 +88,7 @@ def tekken(data):
     config = file["config"]
     count = config["default_vocab_size"] - config["default_num_special_tokens"]
     ranks = {base64.b64decode(entry["token_bytes"]): entry["rank"] for entry in file["vocab"][:count]}
-    special = {entry["token_str"]: entry["rank"] for entry in file["special_tokens"]}
+    special = {name: id for id, name in enumerate(["<unk>", "<s>", "</s>", "[INST]", "[/INST]"])}
     return json_of_ranks(ranks, config["pattern"], special, config["default_num_special_tokens"])
 
 

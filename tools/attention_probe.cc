@@ -102,14 +102,17 @@ void probe(Request const& request, Input const& in, Ops& ops, FileSystem& files)
                d_o = in.values<Real>("do");
     std::vector<Real> o(q.size()), lse(static_cast<size_t>(lse_shape.size())), dq(q.size()), dk(k.size()), dv(k.size());
     std::vector<int32_t> chosen(static_cast<size_t>(chosen_shape.size()));
-    MobaOptions const* const moba = request.kind == "moba" ? &request.moba : nullptr;
+    bool const sparse = request.kind == "moba";
+    Attended attended = FullAttention{};
     double const scale = request.scale > 0 ? request.scale : 1 / std::sqrt(static_cast<double>(q_shape[2]));
-    if (moba != nullptr)
-        ops.moba_select({.chosen_THS = {chosen.data(), chosen_shape},
-                         .q_THK = {q.data(), q_shape},
-                         .k_TGK = {k.data(), k_shape},
-                         .cu_seqlens = in.cu_seqlens(),
-                         .moba = moba});
+    if (sparse) {
+        ops.select_blocks({.chosen_THS = {chosen.data(), chosen_shape},
+                           .q_THK = {q.data(), q_shape},
+                           .k_TGK = {k.data(), k_shape},
+                           .cu_seqlens = in.cu_seqlens(),
+                           .selection = request.moba});
+        attended = BlockSparse{.budget = *budget_of(request.moba), .chosen_THS = {chosen.data(), chosen_shape}};
+    }
     ops.attention_forward({.o_THK = {o.data(), q_shape},
                            .lse_TH = {lse.data(), lse_shape},
                            .q_THK = {q.data(), q_shape},
@@ -117,8 +120,7 @@ void probe(Request const& request, Input const& in, Ops& ops, FileSystem& files)
                            .v_TGK = {v.data(), k_shape},
                            .cu_seqlens = in.cu_seqlens(),
                            .scale = scale,
-                           .moba = moba,
-                           .chosen_THS = {chosen.data(), chosen_shape}});
+                           .attended = attended});
     ops.attention_backward({.dq_THK = {dq.data(), q_shape},
                             .dk_TGK = {dk.data(), k_shape},
                             .dv_TGK = {dv.data(), k_shape},
@@ -130,15 +132,14 @@ void probe(Request const& request, Input const& in, Ops& ops, FileSystem& files)
                             .lse_TH = {lse.data(), lse_shape},
                             .cu_seqlens = in.cu_seqlens(),
                             .scale = scale,
-                            .moba = moba,
-                            .chosen_THS = {chosen.data(), chosen_shape}});
+                            .attended = attended});
     auto const file = create_tensor_file(files, request.out);
     file->write("o", {o.data(), q_shape});
     file->write("lse", {lse.data(), lse_shape});
     file->write("dq", {dq.data(), q_shape});
     file->write("dk", {dk.data(), k_shape});
     file->write("dv", {dv.data(), k_shape});
-    if (moba != nullptr) file->write("chosen", {chosen.data(), chosen_shape});
+    if (sparse) file->write("chosen", {chosen.data(), chosen_shape});
     file->finish();
 }
 

@@ -16,7 +16,7 @@ namespace {
 struct Request {
     std::string folder, in, out;
     MobaOptions moba;
-    AttentionKind kind = AttentionKind::full;
+    bool sparse = false;
 };
 
 template <class T>
@@ -63,13 +63,14 @@ void run(Request const& request) {
             entry.spec.name, entry.shard,
             std::span(weights).subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.local.size())));
 
-    Llama model(config.model, request.moba, layout, mesh, *ops);
+    Llama model(config.model, layout, mesh, *ops);
     Arena arena(*device);
-    std::vector<AttentionKind> const kinds(static_cast<size_t>(config.model.num_hidden_layers), request.kind);
-    std::vector<float> logits = model.logits(weights_view, batch, kinds, arena);
+    Selection const selection = request.sparse ? Selection(request.moba) : Selection(FullAttention{});
+    std::vector<Selection> const selections(static_cast<size_t>(config.model.num_hidden_layers), selection);
+    std::vector<float> logits = model.logits(weights_view, batch, selections, arena);
     double const weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), 0.0);
     double loss =
-        model.loss_and_gradient(weights_view, {.grads = grads_view, .scale = 1 / weight}, batch, kinds, arena);
+        model.loss_and_gradient(weights_view, {.grads = grads_view, .scale = 1 / weight}, batch, selections, arena);
     loss /= weight;
 
     auto const file = create_tensor_file(*files, request.out);
@@ -92,7 +93,7 @@ int main(int argc, char** argv) {
     auto* const block = app.add_option("--block-size", request.moba.block_size)->check(CLI::PositiveNumber);
     app.add_option("--top-k", request.moba.top_k)->check(CLI::PositiveNumber)->needs(block);
     CLI11_PARSE(app, argc, argv);
-    if (block->count() > 0) request.kind = perigee::AttentionKind::moba;
+    request.sparse = block->count() > 0;
     try {
         perigee::run(request);
     } catch (perigee::Error const& error) {

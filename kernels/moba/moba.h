@@ -11,7 +11,9 @@ namespace perigee {
 /// of the group's queries).
 enum class MobaSelection { per_head, per_group };
 
+/// The gate: a query's blocks are the top-k past ones by the dot product with their centroid.
 struct MobaOptions {
+    static constexpr char const* kName = "gate";
     int64_t block_size = 512;     ///< B: keys per block
     int64_t top_k = 3;            ///< k: blocks a query attends, its own included; k = 1 is block-local attention
     bool force_previous = false;  ///< the block before the query's own is always among the k - 1

@@ -81,11 +81,11 @@ int run_eval(RunOptions const& options, Job const& job) {
     Session session(options, job.launch.world(), job.files);
     auto const validation = session.open(Split::validation);
     RunState const state = session.load_weights();
-    auto const kinds = session.kinds(state.step);
+    auto const selections = session.selections(state.step);
     job.watchdog.enter(Section::eval, state.step);
-    EvalReport report = evaluate(session, *validation, state.step, kinds);
+    EvalReport report = evaluate(session, *validation, state.step, selections);
     if (options.eval.reach)
-        report.layers = measure_reach(session, *session.open(Split::train), state.consumed_samples, kinds);
+        report.layers = measure_reach(session, *session.open(Split::train), state.consumed_samples, selections);
     int const code = complete(job);
     if (code == 0 && job.launch.world().rank() == 0) fmt::print("{}\n", to_json(report));
     return code;

@@ -63,8 +63,8 @@ void print_traffic(Traffic const& traffic) {
 void print_flops(RunOptions const& options, MeshShape const& mesh) {
     auto const length = static_cast<int32_t>(options.data.sequence_length);
     std::array<int32_t, 2> const document = {0, length};
-    auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, 0);
-    ForwardFlops const flops = forward_flops(options.model, options.attention.moba, kinds, document);
+    auto const selections = layer_selections(options.attention, options.model.num_hidden_layers, 0, 0);
+    ForwardFlops const flops = forward_flops(options.model, selections, document);
     double const samples = static_cast<double>(options.train.global_batch_size) / mesh.world();
     fmt::print("#\n# FLOPs (documents of {} tokens, attention as in the first step; step/rank is the mean)\n", length);
     fmt::print("#   {:<12} {:>13} {:>14} {:>10}\n", "", "forward/token", "training/token", "step/rank");

@@ -51,31 +51,31 @@ class DryOps : public Ops {
     void run(Operation const& operation) override {
         if (auto const* const forward = std::get_if<AttentionForward>(&operation)) note(*forward);
         if (auto const* const backward = std::get_if<AttentionBackward>(&operation)) note(*backward);
-        if (auto const* const select = std::get_if<MobaSelect>(&operation)) note(*select);
+        if (auto const* const select = std::get_if<SelectBlocks>(&operation)) note(*select);
     }
-    int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                            MobaOptions const& moba) const override {
-        return device_->is_host() ? 0 : gpu_moba_lists_size(q_THK, k_TGK, cu_seqlens, moba);
+    int64_t routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                         BlockBudget const& budget) const override {
+        return device_->is_host() ? 0 : gpu_routing_size(q_THK, k_TGK, cu_seqlens, budget);
     }
 
   private:
     void note(AttentionForward const& args) {
-        if (!goes_to_cudnn(args)) note(args, MobaTask::forward, !args.lists_L.empty());
+        if (!goes_to_cudnn(args)) note(args, MobaTask::forward, !routing_of(args).empty());
     }
     void note(AttentionBackward const& args) {
-        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, forward_left_lists(args));
+        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, forward_left_routing(args));
     }
-    void note(MobaSelect const& args) {
-        if (args.chosen_THS.size() > 0) note(args, MobaTask::select, false);
+    void note(SelectBlocks const& args) {
+        if (args.chosen_THS.size() > 0 && std::holds_alternative<MobaOptions>(args.selection))
+            note(args, MobaTask::select, false);
     }
     template <class Args>
-    void note(Args const& args, MobaTask task, bool lists_elsewhere) {
+    void note(Args const& args, MobaTask task, bool routing_elsewhere) {
         if (device_->is_host()) return;
-        MobaShape shape =
-            moba_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, args.moba, MobaKernels::hopper);
+        MobaShape shape = moba_shape(args, MobaKernels::hopper);
         shape.deterministic = options_.deterministic;
         MobaPlan const plan = plan_moba(shape, task, options_.moba_scratch);
-        scratch_ = std::max(scratch_, plan.bytes_beside(lists_elsewhere));
+        scratch_ = std::max(scratch_, plan.bytes_beside(routing_elsewhere));
     }
 
     Device* device_;

@@ -18,7 +18,8 @@ enum class Purpose : uint32_t {
     mock_data = 4,
     generate = 5,
     rounding = 6,
-    document_order = 7
+    document_order = 7,
+    block_selection = 8
 };
 
 /// FNV-1a of a name: the stable way to key random numbers by a tensor's or data set's global name.

@@ -4,10 +4,6 @@ namespace perigee {
 
 namespace {
 
-MobaOptions const* moba_of(Pass const& pass, AttentionKind kind) {
-    return kind == AttentionKind::moba ? &pass.moba : nullptr;
-}
-
 TensorView matrix(TensorView heads_THK) { return heads_THK.reshape({heads_THK[0], heads_THK[1] * heads_THK[2]}); }
 
 /// y = x W^T of all tokens, from x in parts: W's rows are cut.
@@ -37,7 +33,7 @@ void join_backward(Pass const& pass, TensorView dx_TI, TensorView dw_OI, TensorV
 }
 
 void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
-                       AttentionKind kind) {
+                       Selection const& selection) {
     Ops& ops = pass.ops;
     TensorView const qkv_TX = acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX;
     spread(pass, qkv_TX, acts.normed_PD, weights.qkv_XD);
@@ -51,21 +47,21 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
                      .q_norm_K = weights.q_norm_K,
                      .k_norm_K = weights.k_norm_K,
                      .eps = pass.options.rms_norm_eps});
-    pass.attention.forward(acts.attention, moba_of(pass, kind));
+    pass.attention.forward(acts.attention, selection);
     join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
 }
 
 /// dx_PD is the gradient of the stream after the attention, and becomes that of the stream before it.
 void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
                         BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
-                        AttentionKind kind) {
+                        Selection const& selection) {
     Ops& ops = pass.ops;
     join_backward(pass, matrix(temporary.do_THK), grads.o_DX, dx_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
     pass.attention.backward({.dq_THK = temporary.dq_THK,
                              .dk_TGK = temporary.dk_TGK,
                              .dv_TGK = temporary.dv_TGK,
                              .do_THK = temporary.do_THK},
-                            acts.attention, moba_of(pass, kind));
+                            acts.attention, selection);
     ops.qkv_backward({.dqkv_TX = pass.qkv_TX,
                       .dq_THK = temporary.dq_THK,
                       .dk_TGK = temporary.dk_TGK,
@@ -109,7 +105,7 @@ BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOpti
     return tensors;
 }
 
-BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba, Recompute recompute,
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, Selection const& selection, Recompute recompute,
                                       BlockActivations const* shared) {
     ModelOptions const& o = pass.options;
     int64_t const T = pass.tokens, P = pass.part(), D = o.hidden_size, F = pass.intermediate();
@@ -119,7 +115,7 @@ BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_
     if (kept(Recompute::block)) {
         acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
         if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-        acts.attention = pass.attention.allocate(with_moba ? &pass.moba : nullptr);
+        acts.attention = pass.attention.allocate(selection);
         acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
         acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
     }
@@ -148,7 +144,7 @@ namespace {
 
 /// A block's forward without its last product.
 void up_to_swiglu(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
-                  AttentionKind kind) {
+                  Selection const& selection) {
     Ops& ops = pass.ops;
     bool const first = previous_PD.empty();
     ops.rmsnorm_forward({.y_TD = acts.normed_PD,
@@ -158,7 +154,7 @@ void up_to_swiglu(Pass const& pass, BlockTensors const& weights, BlockActivation
                          .eps = pass.options.rms_norm_eps,
                          .residual_TD = first ? ConstView() : ConstView(pass.branch_PD),
                          .sum_TD = first ? TensorView() : acts.x_PD});
-    attention_forward(pass, weights, acts, kind);
+    attention_forward(pass, weights, acts, selection);
     ops.rmsnorm_forward({.y_TD = acts.mid_normed_PD,
                          .rstd_T = acts.mid_rstd_P,
                          .x_TD = acts.x_PD,
@@ -171,10 +167,11 @@ void up_to_swiglu(Pass const& pass, BlockTensors const& weights, BlockActivation
 }
 
 /// Computes again what was dropped, up to the SwiGLU's output.
-void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, AttentionKind kind) {
+void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
+               Selection const& selection) {
     Ops& ops = pass.ops;
     if (pass.recompute == Recompute::none) return;
-    if (pass.recompute == Recompute::block) return up_to_swiglu(pass, weights, acts, {}, kind);
+    if (pass.recompute == Recompute::block) return up_to_swiglu(pass, weights, acts, {}, selection);
     auto const norm = [&](TensorView y_PD, TensorView rstd_P, ConstView x_PD, ConstView w_D) {
         ops.rmsnorm_forward(
             {.y_TD = y_PD, .rstd_T = rstd_P, .x_TD = x_PD, .w_D = w_D, .eps = pass.options.rms_norm_eps});
@@ -188,16 +185,16 @@ void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations c
 }  // namespace
 
 void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
-                   AttentionKind kind) {
-    up_to_swiglu(pass, weights, acts, previous_PD, kind);
+                   Selection const& selection) {
+    up_to_swiglu(pass, weights, acts, previous_PD, selection);
     join(pass, pass.branch_PD, acts.y_TF, weights.down_DF);
 }
 
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
                     BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
-                    AttentionKind kind) {
+                    Selection const& selection) {
     Ops& ops = pass.ops;
-    recompute(pass, weights, acts, kind);
+    recompute(pass, weights, acts, selection);
     join_backward(pass, temporary.dy_TF, grads.down_DF, dx_PD, acts.y_TF, weights.down_DF);
     ops.swiglu_backward({acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F});
     spread_backward(pass, temporary.dnormed_PD, grads.gate_up_2FD, acts.gate_up_T2F, acts.mid_normed_PD,
@@ -209,7 +206,7 @@ void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors 
                           .w_D = weights.post_norm_D,
                           .rstd_T = acts.mid_rstd_P,
                           .dresidual_TD = dx_PD});
-    attention_backward(pass, weights, grads, acts, temporary, dx_PD, kind);
+    attention_backward(pass, weights, grads, acts, temporary, dx_PD, selection);
 }
 
 }  // namespace perigee

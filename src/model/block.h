@@ -33,7 +33,6 @@ BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOpti
 struct Pass {
     Ops& ops;
     ModelOptions const& options;
-    MobaOptions const& moba;
     Recompute recompute;
     Mesh const& mesh;
     SequenceParallel stream;
@@ -68,14 +67,14 @@ struct BlockActivations {
     TensorView y_TF;
 };
 /// Activations of one block. What `recompute` drops lies in `shared`, the activations of another block.
-BlockActivations allocate_activations(Arena& arena, Pass const& pass, bool with_moba, Recompute recompute,
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, Selection const& selection, Recompute recompute,
                                       BlockActivations const* shared);
 
 /// Reads the stream as `previous_PD` + pass.branch_PD and writes that sum to acts.x_PD; for the first block
 /// `previous_PD` is empty and acts.x_PD holds the embedding. Leaves the SwiGLU's output in pass.branch_PD, so that the
 /// stream after the block is acts.mid_PD + pass.branch_PD. The two may share memory with the previous block's.
 void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
-                   AttentionKind kind);
+                   Selection const& selection);
 
 /// Memory for a block's backward, shared by all blocks.
 struct BlockGradients {
@@ -92,6 +91,6 @@ BlockGradients allocate_gradients(Arena& arena, Pass const& pass);
 /// First computes again what pass.recompute had dropped.
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
                     BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
-                    AttentionKind kind);
+                    Selection const& selection);
 
 }  // namespace perigee

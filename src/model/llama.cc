@@ -17,7 +17,7 @@ namespace {
 char const* const kEmbedding = "model.embed_tokens.weight";
 char const* const kFinalNorm = "model.norm.weight";
 
-void check_batch(Batch const& batch, std::span<AttentionKind const> kinds, ModelOptions const& options) {
+void check_batch(Batch const& batch, std::span<Selection const> selections, ModelOptions const& options) {
     auto const tokens = batch.ids_T.size();
     PERIGEE_CHECK(tokens > 0 && batch.targets_T.size() == tokens && batch.weights_T.size() == tokens &&
                       batch.positions_T.size() == tokens,
@@ -26,8 +26,8 @@ void check_batch(Batch const& batch, std::span<AttentionKind const> kinds, Model
     PERIGEE_CHECK(
         batch.cu_seqlens.size() >= 2 && batch.cu_seqlens.front() == 0 && batch.cu_seqlens.back() == batch.tokens(),
         "document borders do not run from 0 to {}", tokens);
-    PERIGEE_CHECK(std::ssize(kinds) == options.num_hidden_layers, "{} kinds of attention for {} layers", kinds.size(),
-                  options.num_hidden_layers);
+    PERIGEE_CHECK(std::ssize(selections) == options.num_hidden_layers, "{} kinds of attention for {} layers",
+                  selections.size(), options.num_hidden_layers);
 }
 
 /// This cp rank's tokens of a batch: the batch itself where there is one rank.
@@ -103,7 +103,6 @@ std::vector<float> host_floats(Ops& ops, ConstView values) {
 
 struct Llama::Impl {
     ModelOptions options;
-    MobaOptions moba;
     ParamLayout const& layout;
     Mesh const& mesh;
     Ops& ops;
@@ -144,25 +143,25 @@ struct Llama::Impl {
 
     int64_t vocab_begin() const { return mesh.tp_rank() * (options.vocab_size / mesh.shape().tp); }
 
-    LocalBatch share(Batch const& batch, std::span<AttentionKind const> kinds) const;
+    LocalBatch share(Batch const& batch, std::span<Selection const> selections) const;
     AttentionProblem attention_problem(Batch const& batch) const;
     Inputs upload(LocalBatch const& local, Arena& arena) const;
     Pass begin(Inputs const& inputs, Arena& arena) const;
-    Forward forward(TensorView weights, Inputs const& inputs, std::span<AttentionKind const> kinds, Arena& arena,
+    Forward forward(TensorView weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
                     bool keep) const;
     void backward(TensorView weights, GradientSink const& sink, Inputs const& inputs, Forward const& state,
-                  BlockGradients const& temporary, TensorView dx_PD, std::span<AttentionKind const> kinds) const;
+                  BlockGradients const& temporary, TensorView dx_PD, std::span<Selection const> selections) const;
     void train(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
-               std::span<AttentionKind const> kinds, Arena& arena) const;
+               std::span<Selection const> selections, Arena& arena) const;
     std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts, BlockChoices const& of,
                                        Arena& arena) const;
 };
 
-LocalBatch Llama::Impl::share(Batch const& batch, std::span<AttentionKind const> kinds) const {
-    check_batch(batch, kinds, options);
+LocalBatch Llama::Impl::share(Batch const& batch, std::span<Selection const> selections) const {
+    check_batch(batch, selections, options);
     // MoBA's blocks are long stretches of neighbours, so only full attention is better balanced as zigzag.
     bool const zigzag = context_mode == ContextMode::allgather && batch.tokens() % (2 * mesh.shape().cp) == 0 &&
-                        std::ranges::find(kinds, AttentionKind::moba) == kinds.end();
+                        std::ranges::all_of(selections, is_full);
     LocalBatch local(batch, ContextShard(batch.tokens(), mesh.shape().cp, mesh.cp_rank(), zigzag));
     if (local.batch().tokens() % mesh.shape().tp != 0)
         fail(Category::config, "the {} tokens of a rank are not a multiple of parallel.tensor = {}",
@@ -171,7 +170,9 @@ LocalBatch Llama::Impl::share(Batch const& batch, std::span<AttentionKind const>
 }
 
 AttentionProblem Llama::Impl::attention_problem(Batch const& batch) const {
-    return {.heads = options.num_attention_heads / mesh.shape().tp,
+    int64_t const heads = options.num_attention_heads / mesh.shape().tp;
+    return {.heads = heads,
+            .first_head = mesh.tp_rank() * heads,
             .kv_heads = options.kv_heads() / mesh.shape().tp,
             .head_dim = options.head_size(),
             .scale = 1 / std::sqrt(static_cast<double>(options.head_size())),
@@ -202,7 +203,6 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
         tp > 1 ? arena.allocate("whole", ops.compute_dtype(), {T, D}, Use::communication) : TensorView();
     Pass pass{.ops = ops,
               .options = options,
-              .moba = moba,
               .recompute = recompute,
               .mesh = mesh,
               .stream = {mesh.tp(), whole_TD},
@@ -218,23 +218,23 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
 
 /// With `keep`, every layer's activations stay for the backward; otherwise all layers use the same memory.
 Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Inputs const& inputs,
-                                          std::span<AttentionKind const> kinds, Arena& arena, bool keep) const {
+                                          std::span<Selection const> selections, Arena& arena, bool keep) const {
     Forward state{.pass = begin(inputs, arena)};
     Pass const& pass = state.pass;
     state.x_PD = arena.allocate("final x", pass.compute(), {pass.part(), options.hidden_size});
     state.rstd_P = arena.allocate("final rstd", pass.statistics(), {pass.part()});
     state.normed_PD = arena.allocate("final normed", pass.compute(), {pass.part(), options.hidden_size});
 
-    bool const any_moba = std::ranges::find(kinds, AttentionKind::moba) != kinds.end();
+    auto const sparse = std::ranges::find_if_not(selections, is_full);
+    Selection const& most = sparse != selections.end() ? *sparse : selections.front();  // takes the most memory
     ConstView previous_PD;
-    for (size_t layer = 0; layer < kinds.size(); ++layer) {
+    for (size_t layer = 0; layer < selections.size(); ++layer) {
         // The first block's activations are whole: the others share with it what is computed again. Only the backward
         // of the first comes after theirs.
         if (keep || layer == 0) {
-            bool const with_moba =
-                keep && recompute < Recompute::block ? kinds[layer] == AttentionKind::moba : any_moba;
+            Selection const& largest = keep && recompute < Recompute::block ? selections[layer] : most;
             state.blocks.push_back(
-                allocate_activations(arena, pass, with_moba, recompute, layer > 0 ? &state.blocks.front() : nullptr));
+                allocate_activations(arena, pass, largest, recompute, layer > 0 ? &state.blocks.front() : nullptr));
         }
         BlockActivations const& acts = state.blocks.back();
         if (layer == 0) {
@@ -243,7 +243,7 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Inputs const& inpu
             pass.stream.add_up(acts.x_PD);
         }
         block_forward(pass, block_tensors(layout, weights, options, static_cast<int64_t>(layer)), acts, previous_PD,
-                      kinds[layer]);
+                      selections[layer]);
         previous_PD = acts.mid_PD;
     }
     ops.rmsnorm_forward({.y_TD = state.normed_PD,
@@ -259,7 +259,7 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Inputs const& inpu
 /// temporary.dnormed_PD holds the gradient of the final norm's output; dx_PD becomes that of the embedding's.
 void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Inputs const& inputs, Forward const& state,
                            BlockGradients const& temporary, TensorView dx_PD,
-                           std::span<AttentionKind const> kinds) const {
+                           std::span<Selection const> selections) const {
     TensorView const grads = sink.grads;
     // The flat buffer is in forward order, so what is complete is always its end.
     auto const done_from = [&](std::string const& first) {
@@ -272,11 +272,11 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Inputs 
                           .w_D = layout.view(weights, kFinalNorm),
                           .rstd_T = state.rstd_P});
     done_from(kFinalNorm);
-    for (size_t layer = kinds.size(); layer-- > 0;) {
+    for (size_t layer = selections.size(); layer-- > 0;) {
         auto const index = static_cast<int64_t>(layer);
         block_backward(state.pass, block_tensors(layout, weights, options, index),
                        block_tensors(layout, grads, options, index), state.blocks[layer], temporary, dx_PD,
-                       kinds[layer]);
+                       selections[layer]);
         done_from(fmt::format("model.layers.{}.input_layernorm.weight", layer));
     }
     ops.embedding_backward(
@@ -310,11 +310,9 @@ std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActiv
     return heads_TN;
 }
 
-Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh,
-             Ops& ops, Recompute recompute)
+Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, Recompute recompute)
     : impl_(
           new Impl{.options = options,
-                   .moba = moba,
                    .layout = layout,
                    .mesh = mesh,
                    .ops = ops,
@@ -326,13 +324,13 @@ Llama::Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout c
 
 Llama::~Llama() = default;
 
-LossSums Llama::loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena) {
+LossSums Llama::loss(TensorView weights, Batch const& batch, std::span<Selection const> selections, Arena& arena) {
     Arena::Scope const scope(arena);
     LossSum const sum(impl_->ops, arena);
     double correct = 0;
-    LocalBatch const local = impl_->share(batch, kinds);
+    LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
     classifier_loss(impl_->ops, impl_->mesh.tp(), arena, state.pass.stream.gather(state.normed_PD),
                     impl_->classifier(weights), inputs.targets(),
                     {.loss_accumulated = sum.view, .correct_accumulated = &correct});
@@ -340,9 +338,9 @@ LossSums Llama::loss(TensorView weights, Batch const& batch, std::span<Attention
 }
 
 void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
-                        std::span<AttentionKind const> kinds, Arena& arena) const {
+                        std::span<Selection const> selections, Arena& arena) const {
     Arena::Scope const scope(arena);
-    Forward state = forward(weights, inputs, kinds, arena, true);
+    Forward state = forward(weights, inputs, selections, arena, true);
     state.pass.fresh = sink.fresh;
     if (sink.fresh) clear_sums(sink.grads);
     TensorView const dx_PD = arena.allocate("dx", state.pass.compute(), state.normed_PD.shape);
@@ -355,7 +353,7 @@ void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView
                      .fresh = sink.fresh,
                      .scale = sink.scale});
     stream.add_up(temporary.dnormed_PD);
-    backward(weights, sink, inputs, state, temporary, dx_PD, kinds);
+    backward(weights, sink, inputs, state, temporary, dx_PD, selections);
 }
 
 namespace {
@@ -363,12 +361,12 @@ namespace {
 /// Everything that the operations of a training pass depend on, besides the model: `weights` to `first_input` as the
 /// memory that they are.
 std::vector<int64_t> training_key(ConstView weights, GradientSink const& sink, ConstView loss, ConstView first_input,
-                                  Arena const& arena, Batch const& batch, std::span<AttentionKind const> kinds) {
+                                  Arena const& arena, Batch const& batch, std::span<Selection const> selections) {
     std::vector<int64_t> key = {std::bit_cast<int64_t>(&arena),           std::bit_cast<int64_t>(weights.data),
                                 std::bit_cast<int64_t>(sink.grads.data),  std::bit_cast<int64_t>(loss.data),
                                 std::bit_cast<int64_t>(first_input.data), arena.growths(),
                                 std::bit_cast<int64_t>(sink.scale),       int64_t{sink.fresh}};
-    for (AttentionKind kind : kinds) key.push_back(static_cast<int64_t>(kind));
+    for (Selection const& selection : selections) key.push_back(static_cast<int64_t>(selection.index()));
     key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());
     // Chunks without loss are left out.
     for (size_t t = 0; t < batch.weights_T.size(); ++t)
@@ -379,52 +377,54 @@ std::vector<int64_t> training_key(ConstView weights, GradientSink const& sink, C
 }  // namespace
 
 void Llama::accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
-                       std::span<AttentionKind const> kinds, Arena& arena) {
+                       std::span<Selection const> selections, Arena& arena) {
     Arena::Scope const scope(arena);
-    LocalBatch const local = impl_->share(batch, kinds);
+    LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, kinds, arena); };
+    auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, selections, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     if (shape.tp * shape.cp > 1 || sink.on_done) return pass();  // other ranks take part
-    auto key = training_key(weights, sink, loss_accumulated, inputs.ids_T, arena, batch, kinds);
+    auto key = training_key(weights, sink, loss_accumulated, inputs.ids_T, arena, batch, selections);
     key.push_back(std::bit_cast<int64_t>(impl_.get()));
     impl_->ops.repeat(key, pass);
 }
 
 double Llama::loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
-                                std::span<AttentionKind const> kinds, Arena& arena) {
+                                std::span<Selection const> selections, Arena& arena) {
     Arena::Scope const scope(arena);
     LossSum const sum(impl_->ops, arena);
-    accumulate(weights, sink, sum.view, batch, kinds, arena);
+    accumulate(weights, sink, sum.view, batch, selections, arena);
     return sum.read();
 }
 
-BlockChoices Llama::choices(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+BlockChoices Llama::choices(TensorView weights, Batch const& batch, std::span<Selection const> selections,
                             Arena& arena) {
     Arena::Scope const scope(arena);
-    LocalBatch const local = impl_->share(batch, kinds);
+    LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, true);
-    BlockChoices result(batch.cu_seqlens, impl_->moba, impl_->options.num_attention_heads);
-    for (size_t layer = 0; layer < kinds.size(); ++layer) {
-        if (kinds[layer] == AttentionKind::full)
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, true);
+    auto const sparse = std::ranges::find_if_not(selections, is_full);
+    int64_t const block_size = sparse != selections.end() ? budget_of(*sparse)->block_size : batch.tokens();
+    BlockChoices result(batch.cu_seqlens, block_size, impl_->options.num_attention_heads);
+    for (size_t layer = 0; layer < selections.size(); ++layer) {
+        if (is_full(selections[layer]))
             result.add_full_layer();
         else
-            result.add_moba_layer(impl_->count_choices(state.pass, state.blocks[layer].attention, result, arena));
+            result.add_sparse_layer(impl_->count_choices(state.pass, state.blocks[layer].attention, result, arena));
     }
     return result;
 }
 
-std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
                                       Arena& arena) {
     Arena::Scope const scope(arena);
     Ops& ops = impl_->ops;
     Mesh const& mesh = impl_->mesh;
     int64_t const vocab = impl_->options.vocab_size, tp = mesh.shape().tp;
     Batch const pack = padded(batch, tp * mesh.shape().cp);
-    LocalBatch const local = impl_->share(pack, kinds);
+    LocalBatch const local = impl_->share(pack, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
     TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab}, Use::logits);
     Place const last = find_token(local.shard(), batch.tokens() - 1);
     if (last.cp_rank == mesh.cp_rank()) {
@@ -440,14 +440,14 @@ std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, st
     return host_floats(ops, logits);
 }
 
-std::vector<float> Llama::logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+std::vector<float> Llama::logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
                                  Arena& arena) {
     Arena::Scope const scope(arena);
     PERIGEE_CHECK(impl_->mesh.shape().tp * impl_->mesh.shape().cp == 1, "a mesh with cp {} and tp {}",
                   impl_->mesh.shape().cp, impl_->mesh.shape().tp);
-    LocalBatch const local = impl_->share(batch, kinds);
+    LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, kinds, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
     TensorView const logits =
         arena.allocate("logits", state.pass.compute(), {batch.tokens(), impl_->options.vocab_size});
     impl_->ops.matmul({.c = logits, .a = state.normed_PD, .b = impl_->classifier(weights), .transpose_b = true});

@@ -24,15 +24,15 @@ std::vector<ParamSpec> llama_params(ModelOptions const& options);
 void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed);
 
 /// Floating-point operations of the forward pass for documents with these borders: 2 per multiply-add, causal attention
-/// over real document lengths, and for MoBA layers the executed blocks and the gate. A training step costs 3 times
-/// that, the gate counted once.
+/// over real document lengths, and for block-sparse layers the executed blocks and the gate. A training step costs 3
+/// times that, the gate counted once.
 struct ForwardFlops {
     double linear = 0;     ///< projections and classifier
     double attention = 0;  ///< scores and values
     double gate = 0;       ///< MoBA's block scores, forward only
     double training() const { return 3 * (linear + attention) + gate; }
 };
-ForwardFlops forward_flops(ModelOptions const& model, MobaOptions const& moba, std::span<AttentionKind const> kinds,
+ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,
                            std::span<int32_t const> cu_seqlens);
 
 /// Where a backward pass adds its gradients.
@@ -54,37 +54,37 @@ struct LossSums {
 
 class Llama {
   public:
-    Llama(ModelOptions const& options, MobaOptions const& moba, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
+    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
           Recompute recompute = Recompute::none);
     ~Llama();
 
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide
     // by cp * tp (Category::config). Activations come from `arena` and are gone at return.
 
-    /// Sums over this cp rank's tokens. `kinds` has one entry per layer.
-    LossSums loss(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
+    /// Sums over this cp rank's tokens. `selections` has one entry per layer.
+    LossSums loss(TensorView weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
 
     /// Adds to `sink` what these tokens contribute to the gradient of its scale * sum(weight * nll) over the batch, and
     /// to `loss_accumulated`, f64 [1] on the device, what they contribute to that sum; does not wait for either. What
     /// tp does not cut still has to be added up over tp: add_up_uncut in parallel/sequence.h.
     void accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
-                    std::span<AttentionKind const> kinds, Arena& arena);
+                    std::span<Selection const> selections, Arena& arena);
     /// The same; waits, and returns the sum over this cp rank's tokens.
     double loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
-                             std::span<AttentionKind const> kinds, Arena& arena);
+                             std::span<Selection const> selections, Arena& arena);
 
     /// Logits (f32 in host memory, vocab_size values) that follow the last token of a batch of any length; the same on
     /// every rank.
-    std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+    std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
                                    Arena& arena);
 
-    /// Which blocks the MoBA layers choose for every token of the batch, by all heads; the same on every rank of the
-    /// cp x tp group. Takes the memory of a training forward.
-    BlockChoices choices(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds, Arena& arena);
+    /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
+    /// of the cp x tp group. Takes the memory of a training forward.
+    BlockChoices choices(TensorView weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
 
     /// Logits of every token, [T, vocab_size] in host memory, for who compares or looks at them. Of a mesh without cp
     /// and tp.
-    std::vector<float> logits(TensorView weights, Batch const& batch, std::span<AttentionKind const> kinds,
+    std::vector<float> logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
                               Arena& arena);
 
   private:

@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
+#include <type_traits>
+
+#include "base/error.h"
 
 namespace perigee {
 
@@ -104,9 +108,51 @@ void describe(Schema& schema, AttentionSwitch& o) {
                   "attention of the layers that are not in full_layers");
 }
 
+namespace {
+
+template <class T>
+using Type = std::type_identity<T>;
+
+/// Calls visit(Type<Rule>{}) for every rule of Selection that selects blocks.
+template <class Visit>
+void each_rule(Visit visit) {
+    [&]<class Full, class... Rules>(Type<std::variant<Full, Rules...>>) {
+        (visit(Type<Rules>{}), ...);
+    }(Type<Selection>{});
+}
+
+std::vector<std::pair<std::string, std::string>> selection_names() {
+    std::vector<std::pair<std::string, std::string>> names;
+    each_rule([&]<class Rule>(Type<Rule>) { names.emplace_back(Rule::kName, Rule::kName); });
+    return names;
+}
+
+Selection sparse_selection(AttentionOptions const& o, int64_t layer, uint64_t seed) {
+    std::optional<Selection> found;
+    each_rule([&]<class Rule>(Type<Rule>) {
+        if (o.selection != Rule::kName) return;
+        if constexpr (std::is_same_v<Rule, MobaOptions>) {
+            found = o.moba;
+        } else {
+            Rule rule{.block_size = o.moba.block_size, .top_k = o.moba.top_k};
+            if constexpr (requires { rule.seed; }) rule.seed = seed;
+            if constexpr (requires { rule.layer; }) rule.layer = layer;
+            found = rule;
+        }
+    });
+    PERIGEE_CHECK(found.has_value(), "no selection of blocks is named {}", o.selection);
+    return *found;
+}
+
+}  // namespace
+
 void describe(Schema& schema, AttentionOptions& o) {
     schema.choice("kind", o.kind, {{"full", AttentionKind::full}, {"moba", AttentionKind::moba}},
                   "attention of the layers that are not in full_layers");
+    schema.choice("selection", o.selection, selection_names(),
+                  "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
+                  "centroid, nearest the ones before, random any; only the gate reads force_previous and "
+                  "shared_selection");
     describe(schema, o.moba);
     schema.section("full_layers", o.full_layers, "layers with full attention under moba: a list, or {last: n}",
                    &o.full_layers.layers);
@@ -129,16 +175,16 @@ std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const&
     return found;
 }
 
-std::vector<AttentionKind> layer_kinds(AttentionOptions const& o, int64_t layers, int64_t step) {
+std::vector<Selection> layer_selections(AttentionOptions const& o, int64_t layers, int64_t step, uint64_t seed) {
     AttentionKind kind = o.kind;
     for (AttentionSwitch const& change : o.schedule)
         if (change.step <= step) kind = change.kind;
-    std::vector<AttentionKind> kinds(static_cast<size_t>(layers), kind);
-    for (int64_t i = layers - std::min(o.full_layers.last, layers); i < layers; ++i)
-        kinds[static_cast<size_t>(i)] = AttentionKind::full;
-    for (int64_t layer : o.full_layers.layers)
-        if (0 <= layer && layer < layers) kinds[static_cast<size_t>(layer)] = AttentionKind::full;
-    return kinds;
+    std::vector<Selection> selections(static_cast<size_t>(layers), FullAttention{});
+    if (kind == AttentionKind::full) return selections;
+    for (int64_t layer = 0; layer < layers - o.full_layers.last; ++layer)
+        if (std::ranges::find(o.full_layers.layers, layer) == o.full_layers.layers.end())
+            selections[static_cast<size_t>(layer)] = sparse_selection(o, layer, seed);
+    return selections;
 }
 
 }  // namespace perigee

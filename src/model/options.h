@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/schema.h"
-#include "kernels/moba/moba.h"
+#include "kernels/block_selection/selection.h"
 
 namespace perigee {
 
@@ -78,14 +78,16 @@ void describe(Schema& schema, MobaOptions& options);
 
 struct AttentionOptions {
     AttentionKind kind = AttentionKind::moba;
-    MobaOptions moba = {};
+    std::string selection = MobaOptions::kName;  ///< the kName of a rule in Selection
+    MobaOptions moba = {};                       ///< every rule reads block_size and top_k, the gate all
     FullLayers full_layers = {};
     std::vector<AttentionSwitch> schedule = {};
 };
 void describe(Schema& schema, AttentionOptions& options);
 std::vector<std::string> problems(AttentionOptions const& options, ModelOptions const& model);
 
-/// The kind each layer uses at a step (0-based): the latest switch at or before it, over the default.
-std::vector<AttentionKind> layer_kinds(AttentionOptions const& options, int64_t layers, int64_t step);
+/// What each layer attends at a step (0-based): by the latest switch at or before it, over the default. `seed` is for
+/// rules that draw random numbers.
+std::vector<Selection> layer_selections(AttentionOptions const& options, int64_t layers, int64_t step, uint64_t seed);
 
 }  // namespace perigee

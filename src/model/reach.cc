@@ -4,18 +4,19 @@
 #include <set>
 
 #include "base/error.h"
+#include "kernels/moba/moba.h"
 
 namespace perigee {
 
-BlockChoices::BlockChoices(std::span<int32_t const> cu_seqlens, MobaOptions const& moba, int64_t heads)
-    : cu_seqlens_(cu_seqlens.begin(), cu_seqlens.end()), moba_(moba), heads_(heads) {
+BlockChoices::BlockChoices(std::span<int32_t const> cu_seqlens, int64_t block_size, int64_t heads)
+    : cu_seqlens_(cu_seqlens.begin(), cu_seqlens.end()), block_size_(block_size), heads_(heads) {
     for (size_t i = 1; i < cu_seqlens.size(); ++i)
-        blocks_ = std::max(blocks_, moba_blocks(cu_seqlens[i] - cu_seqlens[i - 1], moba.block_size));
+        blocks_ = std::max(blocks_, moba_blocks(cu_seqlens[i] - cu_seqlens[i - 1], block_size));
 }
 
 void BlockChoices::add_full_layer() { heads_LTN_.emplace_back(); }
 
-void BlockChoices::add_moba_layer(std::vector<int32_t> heads_TN) {
+void BlockChoices::add_sparse_layer(std::vector<int32_t> heads_TN) {
     PERIGEE_CHECK(std::ssize(heads_TN) == tokens() * blocks(), "choices of {} tokens among {} blocks in {} values",
                   tokens(), blocks(), heads_TN.size());
     heads_LTN_.push_back(std::move(heads_TN));
@@ -36,7 +37,7 @@ std::vector<std::vector<uint8_t>> BlockChoices::reached(std::span<float const> w
 /// From the tokens of one document that are reached above the layer to those that are below it.
 void BlockChoices::spread(int64_t layer, Document document, std::vector<uint8_t>& reached) const {
     auto const [begin, end] = document;
-    int64_t const size = is_full(layer) ? std::max<int64_t>(end - begin, 1) : moba_.block_size;
+    int64_t const size = is_full(layer) ? std::max<int64_t>(end - begin, 1) : block_size_;
     std::vector<int64_t> until(static_cast<size_t>(moba_blocks(end - begin, size)), begin);  // of each block
     for (int64_t token = begin; token < end; ++token) {
         if (reached[static_cast<size_t>(token)] == 0) continue;
@@ -58,11 +59,11 @@ BlockChoices::Share BlockChoices::attended(int64_t layer, int64_t from, std::spa
     std::set<int64_t> needed;
     for (int64_t const place : places) {
         PERIGEE_CHECK(begin <= place && place <= from, "token {} cannot look at {}", from, place);
-        needed.insert((place - begin) / moba_.block_size);
+        needed.insert((place - begin) / block_size_);
     }
     Share share{.chosen = 0, .needed = heads_ * std::ssize(needed)};
     for (int64_t const block : needed) {
-        bool const always = is_full(layer) || block == (from - begin) / moba_.block_size;
+        bool const always = is_full(layer) || block == (from - begin) / block_size_;
         auto const at = static_cast<size_t>(from * blocks_ + block);
         share.chosen += always ? heads_ : heads_LTN_[static_cast<size_t>(layer)][at];
     }

@@ -7,20 +7,18 @@
 #include <span>
 #include <vector>
 
-#include "kernels/moba/moba.h"
-
 namespace perigee {
 
 /// Which blocks each token of a pack attends, layer by layer.
 class BlockChoices {
   public:
     /// `heads` query heads; `cu_seqlens` as in Batch.
-    BlockChoices(std::span<int32_t const> cu_seqlens, MobaOptions const& moba, int64_t heads);
+    BlockChoices(std::span<int32_t const> cu_seqlens, int64_t block_size, int64_t heads);
 
     // Layers from the first to the last.
     void add_full_layer();
     /// `heads_TN`: how many heads chose block n of token t's document, its own block left out.
-    void add_moba_layer(std::vector<int32_t> heads_TN);
+    void add_sparse_layer(std::vector<int32_t> heads_TN);
 
     int64_t tokens() const { return cu_seqlens_.back(); }  ///< T
     int64_t blocks() const { return blocks_; }             ///< N, of the longest document
@@ -47,7 +45,7 @@ class BlockChoices {
     void spread(int64_t layer, Document document, std::vector<uint8_t>& reached) const;
 
     std::vector<int32_t> cu_seqlens_;
-    MobaOptions moba_;
+    int64_t block_size_;
     int64_t heads_;
     int64_t blocks_ = 0;
     std::vector<std::vector<int32_t>> heads_LTN_;  ///< empty for a full layer

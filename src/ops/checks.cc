@@ -35,9 +35,15 @@ void check_inputs(Args const& args) {
                   "queries {} do not fit keys {}", q.str(), k.str());
     PERIGEE_CHECK(args.query_begin >= 0 && args.query_begin + q[0] <= k[0], "{} queries from token {} of {}", q[0],
                   args.query_begin, k[0]);
-    PERIGEE_CHECK(args.moba == nullptr || (args.moba->block_size > 0 && args.moba->top_k > 0),
-                  "MoBA with block_size {} and top_k {}", args.moba->block_size, args.moba->top_k);
     check_borders(args.cu_seqlens, k[0]);
+}
+
+void check_budget(BlockBudget const& budget, ConstView chosen_THS, Shape const& q) {
+    PERIGEE_CHECK(budget.block_size > 0 && budget.top_k > 0, "blocks of {} and top_k {}", budget.block_size,
+                  budget.top_k);
+    if (budget.slots() > 0)
+        PERIGEE_CHECK(chosen_THS.shape == Shape({q[0], q[1], budget.slots()}), "choice {} for q {} and top_k {}",
+                      chosen_THS.shape.str(), q.str(), budget.top_k);
 }
 
 template <class Args>
@@ -50,9 +56,8 @@ void check_attention(Args const& args) {
         args.lse_TH.shape.str(), q.str(), args.k_TGK.shape.str());
     PERIGEE_CHECK(args.scale > 0 && std::isfinite(args.scale),
                   "attention with a scale of {}, which is not positive and finite", args.scale);
-    if (args.moba != nullptr && args.moba->top_k - 1 > 0)
-        PERIGEE_CHECK(args.chosen_THS.shape == Shape({q[0], q[1], args.moba->top_k - 1}),
-                      "choice {} for q {} and top_k {}", args.chosen_THS.shape.str(), q.str(), args.moba->top_k);
+    if (auto const* const sparse = std::get_if<BlockSparse>(&args.attended))
+        check_budget(sparse->budget, sparse->chosen_THS, q);
 }
 
 void check_same(ConstView to, ConstView from) {
@@ -211,12 +216,11 @@ void check(AttentionBackward const& args) {
                   "gradients do not have the shapes of q {} and k {}", args.q_THK.shape.str(), args.k_TGK.shape.str());
 }
 
-void check(MobaSelect const& args) {
+void check(SelectBlocks const& args) {
     check_inputs(args);
-    PERIGEE_CHECK(args.moba != nullptr, "a choice of blocks without MoBA options");
-    PERIGEE_CHECK(args.chosen_THS.shape == Shape({args.q_THK[0], args.q_THK[1], args.moba->top_k - 1}),
-                  "choice {} for q {} and top_k {}", args.chosen_THS.shape.str(), args.q_THK.shape.str(),
-                  args.moba->top_k);
+    auto const budget = budget_of(args.selection);
+    PERIGEE_CHECK(budget.has_value(), "a selection of blocks for full attention");
+    check_budget(*budget, args.chosen_THS, args.q_THK.shape);
 }
 
 void check(WeightedSum const& args) {

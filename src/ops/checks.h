@@ -30,7 +30,7 @@ void check(EmbeddingForward const& args);
 void check(EmbeddingBackward const& args);
 void check(AttentionForward const& args);
 void check(AttentionBackward const& args);
-void check(MobaSelect const& args);
+void check(SelectBlocks const& args);
 void check(WeightedSum const& args);
 
 }  // namespace perigee

@@ -8,39 +8,53 @@ namespace perigee {
 
 namespace {
 
-// Lists have room for so many documents, or for those that are of so many blocks on average.
+// A routing table has room for so many documents, or for those that are of so many blocks on average.
 constexpr int64_t kFewDocuments = 16, kBlocksOfDocument = 4;
 
-/// With so few blocks in every document, MoBA is full attention; so is no `moba`.
-bool attends_all(MobaOptions const* moba, std::span<int32_t const> cu_seqlens) {
-    for (size_t d = 0; moba != nullptr && d + 1 < cu_seqlens.size(); ++d)
-        if (!moba_covers_all(cu_seqlens[d + 1] - cu_seqlens[d], *moba)) return false;
+/// With so few blocks in every document, all are selected.
+bool attends_all(Attended const& attended, std::span<int32_t const> cu_seqlens) {
+    auto const* const sparse = std::get_if<BlockSparse>(&attended);
+    for (size_t d = 1; sparse != nullptr && d < cu_seqlens.size(); ++d)
+        if (moba_blocks(cu_seqlens[d] - cu_seqlens[d - 1], sparse->budget.block_size) > sparse->budget.top_k)
+            return false;
     return true;
 }
 
 bool suits_cudnn(auto const& args) {
     int64_t const head_dim = args.q_THK[2];
-    return build_uses_cudnn() && attends_all(args.moba, args.cu_seqlens) && args.q_THK[0] == args.k_TGK[0] &&
+    return build_uses_cudnn() && attends_all(args.attended, args.cu_seqlens) && args.q_THK[0] == args.k_TGK[0] &&
            head_dim % 8 == 0 && head_dim <= 256;
 }
 
-MobaShape describe(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens, MobaOptions const* moba,
-                   MobaKernels gpu) {
-    MobaShape shape{.tokens = k_TGK[0],
-                    .queries = q_THK[0],
-                    .documents = std::ssize(cu_seqlens) - 1,
-                    .heads = q_THK[1],
-                    .kv_heads = k_TGK[1],
-                    .head_dim = q_THK[2],
-                    .options = moba != nullptr ? *moba : MobaOptions{},
-                    .gpu = gpu};
-    if (moba == nullptr) {
-        int32_t longest = 0;
-        for (size_t d = 0; d + 1 < cu_seqlens.size(); ++d)
-            longest = std::max(longest, cu_seqlens[d + 1] - cu_seqlens[d]);
-        shape = as_full_attention(shape, longest);
-    }
+MobaShape describe(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                   MobaOptions const& options, MobaKernels gpu) {
+    return {.tokens = k_TGK[0],
+            .queries = q_THK[0],
+            .documents = std::ssize(cu_seqlens) - 1,
+            .heads = q_THK[1],
+            .kv_heads = k_TGK[1],
+            .head_dim = q_THK[2],
+            .options = options,
+            .gpu = gpu};
+}
+
+MobaOptions options_of(BlockBudget const& budget) { return {.block_size = budget.block_size, .top_k = budget.top_k}; }
+
+MobaShape checked(MobaShape const& shape) {
+    if (std::string const refusal = moba_refusal(shape); !refusal.empty())
+        fail(Category::config, "attention on the GPU: {}", refusal);
     return shape;
+}
+
+MobaShape attention_shape(auto const& args, MobaKernels gpu) {
+    auto const* const sparse = std::get_if<BlockSparse>(&args.attended);
+    MobaShape const shape = describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens,
+                                     sparse != nullptr ? options_of(sparse->budget) : MobaOptions{}, gpu);
+    if (sparse != nullptr) return checked(shape);
+    int32_t longest = 0;
+    for (size_t d = 1; d < args.cu_seqlens.size(); ++d)
+        longest = std::max(longest, args.cu_seqlens[d] - args.cu_seqlens[d - 1]);
+    return checked(as_full_attention(shape, longest));
 }
 
 }  // namespace
@@ -51,27 +65,26 @@ bool goes_to_cudnn(AttentionBackward const& args, bool deterministic) {
     return suits_cudnn(args) && !args.add_to_dkv && !deterministic;
 }
 
-MobaShape moba_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                     MobaOptions const* moba, MobaKernels gpu) {
-    MobaShape const shape = describe(q_THK, k_TGK, cu_seqlens, moba, gpu);
-    if (std::string const refusal = moba_refusal(shape); !refusal.empty())
-        fail(Category::config, "attention on the GPU: {}", refusal);
-    return shape;
+MobaShape moba_shape(AttentionForward const& args, MobaKernels gpu) { return attention_shape(args, gpu); }
+MobaShape moba_shape(AttentionBackward const& args, MobaKernels gpu) { return attention_shape(args, gpu); }
+MobaShape moba_shape(SelectBlocks const& args, MobaKernels gpu) {
+    return checked(
+        describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, std::get<MobaOptions>(args.selection), gpu));
 }
 
-int64_t gpu_moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                            MobaOptions const& moba) {
-    MobaShape shape = describe(q_THK, k_TGK, cu_seqlens, &moba, MobaKernels::mma);
+int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                         BlockBudget const& budget) {
+    MobaShape shape = describe(q_THK, k_TGK, cu_seqlens, options_of(budget), MobaKernels::mma);
     int64_t const room =
-        std::max(shape.tokens / (kBlocksOfDocument * std::max<int64_t>(moba.block_size, 1)), kFewDocuments);
+        std::max(shape.tokens / (kBlocksOfDocument * std::max<int64_t>(budget.block_size, 1)), kFewDocuments);
     if (shape.documents > room) return 0;
     shape.documents = room;
     if (!moba_refusal(shape).empty()) return 0;
     return static_cast<int64_t>(moba_lists_bytes(shape) / sizeof(int32_t));
 }
 
-bool forward_left_lists(AttentionBackward const& args) {
-    return !args.lists_L.empty() && !suits_cudnn(args);  // as goes_to_cudnn of the forward
+bool forward_left_routing(AttentionBackward const& args) {
+    return !routing_of(args).empty() && !suits_cudnn(args);  // as goes_to_cudnn of the forward
 }
 
 }  // namespace perigee

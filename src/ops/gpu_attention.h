@@ -17,16 +17,24 @@ bool build_uses_cudnn();
 bool goes_to_cudnn(AttentionForward const& args);
 bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
 
-/// The problem for the own kernels, which are MoBA's; without `moba`, one block per document. Throws Category::config
-/// where they do not take it.
-MobaShape moba_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                     MobaOptions const* moba, MobaKernels gpu);
+/// The problem for the own kernels, which are block-sparse; full attention is one block per document. Throws
+/// Category::config where they do not take it.
+MobaShape moba_shape(AttentionForward const& args, MobaKernels gpu);
+MobaShape moba_shape(AttentionBackward const& args, MobaKernels gpu);
+/// The same for the gate; `args.selection` is it.
+MobaShape moba_shape(SelectBlocks const& args, MobaKernels gpu);
 
-/// Ops::moba_lists_size on a GPU.
-int64_t gpu_moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                            MobaOptions const& moba);
+/// Ops::routing_size on a GPU.
+int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                         BlockBudget const& budget);
 
-/// Whether the forward of the same tensors has left lists: given memory for them, and not computed by cuDNN.
-bool forward_left_lists(AttentionBackward const& args);
+/// The routing table that goes from the forward to the backward; empty for full attention.
+inline TensorView routing_of(auto const& args) {
+    auto const* const sparse = std::get_if<BlockSparse>(&args.attended);
+    return sparse != nullptr ? sparse->routing_L : TensorView();
+}
+
+/// Whether the forward of the same tensors has left its routing: given memory for it, and not computed by cuDNN.
+bool forward_left_routing(AttentionBackward const& args);
 
 }  // namespace perigee

@@ -16,9 +16,9 @@ class ObservedOps : public Ops {
     void run(Operation const& operation) override { inner_->run(operation); }
     void repeat(std::span<int64_t const> key, std::function<void()> const& body) override { inner_->repeat(key, body); }
     void forget_repeated() override { inner_->forget_repeated(); }
-    int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                            MobaOptions const& moba) const override {
-        return inner_->moba_lists_size(q_THK, k_TGK, cu_seqlens, moba);
+    int64_t routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                         BlockBudget const& budget) const override {
+        return inner_->routing_size(q_THK, k_TGK, cu_seqlens, budget);
     }
 
   private:

@@ -15,7 +15,7 @@
 #include <variant>
 
 #include "base/philox.h"
-#include "kernels/moba/moba.h"
+#include "kernels/block_selection/selection.h"
 #include "tensor/tensor.h"
 
 namespace perigee {
@@ -190,9 +190,20 @@ struct QkvBackward {
     double eps = 0;
 };
 
+/// Attention over the local block and selected ones.
+struct BlockSparse {
+    BlockBudget budget;
+    ConstView chosen_THS = {};  ///< from SelectBlocks
+    /// For every block the queries that selected it, int32, routing_size() of them: the forward writes it for the
+    /// backward. Or none.
+    TensorView routing_L = {};
+};
+/// The keys that queries attend.
+using Attended = std::variant<FullAttention, BlockSparse>;
+
 /// Causal softmax attention inside each document; query heads [g H/G, (g+1) H/G) share key/value head g.
 /// `cu_seqlens` (host memory) as in Batch; empty documents are allowed. lse is the natural log-sum-exp of the scaled
-/// scores. With `moba`, only the chosen blocks take part; the choice comes from moba_select.
+/// scores.
 /// The borders and the keys cover all T tokens of a pack, the queries a range of them: the rows of q and of everything
 /// shaped like q are the tokens [query_begin, query_begin + rows).
 struct AttentionForward {
@@ -204,9 +215,7 @@ struct AttentionForward {
     ConstView v_TGK;
     std::span<int32_t const> cu_seqlens;
     double scale = 0;  ///< of the scores: positive, or refused
-    MobaOptions const* moba = nullptr;
-    ConstView chosen_THS = {};
-    TensorView lists_L = {};  ///< int32, moba_lists_size() of them, overwritten for the backward; or none
+    Attended attended = FullAttention{};
     int64_t query_begin = 0;
 };
 /// dk and dv are what these queries contribute, for all T tokens.
@@ -222,24 +231,23 @@ struct AttentionBackward {
     ConstView o_THK;
     ConstView lse_TH;
     std::span<int32_t const> cu_seqlens;
-    double scale = 0;  ///< of the scores: positive, or refused
-    MobaOptions const* moba = nullptr;
-    ConstView chosen_THS = {};
-    ConstView lists_L = {};  ///< as the forward left them; none: they are made again
+    double scale = 0;                     ///< of the scores: positive, or refused
+    Attended attended = FullAttention{};  ///< with the routing that the forward left; without, it is made again
     int64_t query_begin = 0;
     bool add_to_dkv = false;  ///< dk and dv += instead of =
 };
 
-/// The blocks each query attends besides its own: chosen [T, H, S] int32 with S = max(top_k - 1, 0), as block indices
-/// inside the document in ascending order, unused places -1 at the end. Pinned rules: docs/numerics.md.
-struct MobaSelect {
-    static constexpr char const* kName = "moba_select";
+/// The blocks each query attends besides its local one: chosen [T, H, S] int32 with S = top_k - 1, as block indices
+/// inside the document in ascending order, unused slots -1 at the end. The gate's rules: docs/numerics.md.
+struct SelectBlocks {
+    static constexpr char const* kName = "select_blocks";
     TensorView chosen_THS;
     ConstView q_THK;
     ConstView k_TGK;
     std::span<int32_t const> cu_seqlens;
-    MobaOptions const* moba = nullptr;
+    Selection selection;      ///< not full attention
     int64_t query_begin = 0;  ///< as in AttentionForward
+    int64_t first_head = 0;   ///< number of the first query head here among all of the model
 };
 
 /// y = silu(gate) * up; the fused projection holds gate in columns [0, F), up in [F, 2F).
@@ -324,7 +332,7 @@ struct AdamW {
 using Operation =
     std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Add, Scale,
                  EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward, RopeTable, QkvForward,
-                 QkvBackward, MobaSelect, AttentionForward, AttentionBackward, SwigluForward, SwigluBackward,
+                 QkvBackward, SelectBlocks, AttentionForward, AttentionBackward, SwigluForward, SwigluBackward,
                  SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm, WeightedSum, AdamW>;
 
 /// "matmul"

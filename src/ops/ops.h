@@ -32,11 +32,11 @@ class Ops {
     /// Keys may mean something else from now on.
     virtual void forget_repeated() {}
 
-    /// Numbers that attention_forward with these options may leave to attention_backward: which queries chose a block,
-    /// for every block. 0 where that is of no use, or documents are so many and short that it takes much memory; else
+    /// Size (int32 elements) of the block-to-query routing table that block-sparse attention_forward saves for
+    /// attention_backward. 0 where it would not pay, or documents are so many and short that it takes much memory; else
     /// the same for all packs of as many tokens.
-    virtual int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                                    MobaOptions const& moba) const = 0;
+    virtual int64_t routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                                 BlockBudget const& budget) const = 0;
 
     void upload(TensorView to, void const* from) { run(Upload{to, from}); }
     void download(void* to, ConstView from) { run(Download{to, from}); }
@@ -57,7 +57,7 @@ class Ops {
     void rope_table(RopeTable const& args) { run(args); }
     void qkv_forward(QkvForward const& args) { run(args); }
     void qkv_backward(QkvBackward const& args) { run(args); }
-    void moba_select(MobaSelect const& args) { run(args); }
+    void select_blocks(SelectBlocks const& args) { run(args); }
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }
     void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) { run(SwigluForward{y_TF, gate_up_T2F}); }

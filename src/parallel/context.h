@@ -60,8 +60,9 @@ Batch shard_batch(Batch const& pack, ContextShard const& shard);
 
 /// What all attention layers of a pass share.
 struct AttentionProblem {
-    int64_t heads = 0;     ///< H of this tensor-parallel rank
-    int64_t kv_heads = 0;  ///< G of this tensor-parallel rank
+    int64_t heads = 0;       ///< H of this tensor-parallel rank
+    int64_t first_head = 0;  ///< number of its first query head among all of the model
+    int64_t kv_heads = 0;    ///< G of this tensor-parallel rank
     int64_t head_dim = 0;
     double scale = 0;
     std::span<int32_t const> cu_seqlens;  ///< of the pack
@@ -80,8 +81,8 @@ struct AttentionActivations {
     AttentionTensors local;     ///< the rank's tokens, all heads: the caller writes q, k and v and reads o
     AttentionTensors attended;  ///< what the attention works on; with ulysses all tokens and H / cp heads, else `local`
     TensorView lse_TH;          ///< of the attended queries
-    TensorView chosen_THS;      ///< of the attended queries, MoBA layers only
-    TensorView lists_L;         ///< likewise, where Ops has use for them and the queries are one range
+    TensorView chosen_THS;      ///< of the attended queries, block-sparse layers only
+    TensorView routing_L;       ///< likewise, where Ops has use for them and the queries are one range
 };
 
 /// Attention over the pack of one pass, for queries, keys and values of the rank's own tokens. On one rank these are
@@ -99,11 +100,11 @@ class ContextAttention {
     ContextAttention(Ops& ops, Comm& cp, ContextMode mode, ContextShard const& shard, AttentionProblem const& problem,
                      Arena& arena);
 
-    /// A layer's activations, or those of all layers where there is no backward. `moba` null: only full attention.
-    AttentionActivations allocate(MobaOptions const* moba) const;
+    /// A layer's activations. Those of a block-sparse layer also serve full attention.
+    AttentionActivations allocate(Selection const& selection) const;
 
-    /// Reads q, k and v of acts.local; writes the rest. Full attention where `moba` is null.
-    void forward(AttentionActivations const& acts, MobaOptions const* moba) const;
+    /// Reads q, k and v of acts.local; writes the rest.
+    void forward(AttentionActivations const& acts, Selection const& selection) const;
 
     /// Ranges of the pack that the attended queries cover, in their order.
     std::vector<TokenRange> queries() const;
@@ -115,9 +116,13 @@ class ContextAttention {
         TensorView dv_TGK;
         ConstView do_THK;
     };
-    void backward(Gradients const& grads, AttentionActivations const& acts, MobaOptions const* moba) const;
+    void backward(Gradients const& grads, AttentionActivations const& acts, Selection const& selection) const;
 
   private:
+    /// Number of the first attended query head among all of the model.
+    int64_t first_head(AttentionActivations const& acts) const;
+    /// What rows [begin, end) of the attended queries attend.
+    static Attended attended(AttentionActivations const& acts, Selection const& selection, int64_t begin, int64_t end);
     bool exchanges() const { return cp_->size() > 1 && mode_ == ContextMode::ulysses; }
     bool gathers() const { return cp_->size() > 1 && mode_ == ContextMode::allgather; }
 

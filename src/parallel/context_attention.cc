@@ -173,7 +173,7 @@ AttentionTensors ContextAttention::allocate_qkv(int64_t tokens, int64_t parts) c
             .v_TGK = allocate_heads("v", tokens, problem_.kv_heads / parts)};
 }
 
-AttentionActivations ContextAttention::allocate(MobaOptions const* moba) const {
+AttentionActivations ContextAttention::allocate(Selection const& selection) const {
     AttentionActivations acts;
     acts.local = exchanges() ? shared_ : allocate_qkv(shard_.tokens(), 1);
     acts.local.o_THK = allocate_heads("o", shard_.tokens(), problem_.heads);
@@ -184,12 +184,13 @@ AttentionActivations ContextAttention::allocate(MobaOptions const* moba) const {
     }
     int64_t const tokens = acts.attended.q_THK[0], heads = acts.attended.q_THK[1];
     acts.lse_TH = arena_->allocate("lse", ops_->main_dtype(), {tokens, heads});
-    if (moba == nullptr) return acts;
-    acts.chosen_THS = arena_->allocate("chosen", DType::i32, {tokens, heads, std::max<int64_t>(moba->top_k - 1, 0)});
-    if (queries().size() > 1) return acts;  // every range has lists of its own
+    auto const budget = budget_of(selection);
+    if (!budget) return acts;
+    acts.chosen_THS = arena_->allocate("chosen", DType::i32, {tokens, heads, budget->slots()});
+    if (queries().size() > 1) return acts;  // every range has a routing table of its own
     Shape const keys{shard_.pack_tokens(), acts.attended.k_TGK[1], problem_.head_dim};
-    int64_t const numbers = ops_->moba_lists_size(acts.attended.q_THK.shape, keys, problem_.cu_seqlens, *moba);
-    if (numbers > 0) acts.lists_L = arena_->allocate("lists", DType::i32, {numbers});
+    int64_t const numbers = ops_->routing_size(acts.attended.q_THK.shape, keys, problem_.cu_seqlens, *budget);
+    if (numbers > 0) acts.routing_L = arena_->allocate("routing", DType::i32, {numbers});
     return acts;
 }
 
@@ -198,7 +199,18 @@ std::vector<TokenRange> ContextAttention::queries() const {
     return shard_.ranges();
 }
 
-void ContextAttention::forward(AttentionActivations const& acts, MobaOptions const* moba) const {
+int64_t ContextAttention::first_head(AttentionActivations const& acts) const {
+    return problem_.first_head + (exchanges() ? cp_->rank() * acts.attended.q_THK[1] : 0);
+}
+
+Attended ContextAttention::attended(AttentionActivations const& acts, Selection const& selection, int64_t begin,
+                                    int64_t end) {
+    auto const budget = budget_of(selection);
+    if (!budget) return FullAttention{};
+    return BlockSparse{.budget = *budget, .chosen_THS = acts.chosen_THS.rows(begin, end), .routing_L = acts.routing_L};
+}
+
+void ContextAttention::forward(AttentionActivations const& acts, Selection const& selection) const {
     Arena::Scope const scope(*arena_);
     Collectives const collectives{*ops_, *cp_, *arena_};
     auto [q_THK, k_TGK, v_TGK, o_THK] = acts.attended;
@@ -212,14 +224,14 @@ void ContextAttention::forward(AttentionActivations const& acts, MobaOptions con
     int64_t row = 0;
     for (TokenRange const range : queries()) {
         int64_t const end = row + range.size();
-        TensorView const chosen_THS = moba != nullptr ? acts.chosen_THS.rows(row, end) : TensorView();
-        if (moba != nullptr)
-            ops_->moba_select({.chosen_THS = chosen_THS,
-                               .q_THK = q_THK.rows(row, end),
-                               .k_TGK = k_TGK,
-                               .cu_seqlens = problem_.cu_seqlens,
-                               .moba = moba,
-                               .query_begin = range.begin});
+        if (!is_full(selection))
+            ops_->select_blocks({.chosen_THS = acts.chosen_THS.rows(row, end),
+                                 .q_THK = q_THK.rows(row, end),
+                                 .k_TGK = k_TGK,
+                                 .cu_seqlens = problem_.cu_seqlens,
+                                 .selection = selection,
+                                 .query_begin = range.begin,
+                                 .first_head = first_head(acts)});
         ops_->attention_forward({.o_THK = o_THK.rows(row, end),
                                  .lse_TH = acts.lse_TH.rows(row, end),
                                  .q_THK = q_THK.rows(row, end),
@@ -227,9 +239,7 @@ void ContextAttention::forward(AttentionActivations const& acts, MobaOptions con
                                  .v_TGK = v_TGK,
                                  .cu_seqlens = problem_.cu_seqlens,
                                  .scale = problem_.scale,
-                                 .moba = moba,
-                                 .chosen_THS = chosen_THS,
-                                 .lists_L = moba != nullptr ? acts.lists_L : TensorView(),
+                                 .attended = attended(acts, selection, row, end),
                                  .query_begin = range.begin});
         row = end;
     }
@@ -237,7 +247,7 @@ void ContextAttention::forward(AttentionActivations const& acts, MobaOptions con
 }
 
 void ContextAttention::backward(Gradients const& grads, AttentionActivations const& acts,
-                                MobaOptions const* moba) const {
+                                Selection const& selection) const {
     Arena::Scope const scope(*arena_);
     Collectives const collectives{*ops_, *cp_, *arena_};
     auto [q_THK, k_TGK, v_TGK, o_THK] = acts.attended;
@@ -269,9 +279,7 @@ void ContextAttention::backward(Gradients const& grads, AttentionActivations con
                                   .lse_TH = acts.lse_TH.rows(row, end),
                                   .cu_seqlens = problem_.cu_seqlens,
                                   .scale = problem_.scale,
-                                  .moba = moba,
-                                  .chosen_THS = moba != nullptr ? acts.chosen_THS.rows(row, end) : TensorView(),
-                                  .lists_L = moba != nullptr ? acts.lists_L : TensorView(),
+                                  .attended = attended(acts, selection, row, end),
                                   .query_begin = range.begin,
                                   .add_to_dkv = row > 0});
         row = end;

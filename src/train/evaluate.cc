@@ -39,7 +39,7 @@ void count_reach(BlockChoices const& choices, Batch const& batch, std::vector<Lo
 }  // namespace
 
 EvalReport evaluate(Session& session, DataSource const& validation, int64_t step,
-                    std::span<AttentionKind const> kinds) {
+                    std::span<Selection const> selections) {
     RunOptions const& options = session.options();
     Mesh const& mesh = session.mesh();
     int64_t const samples = std::min(options.eval.samples, validation.samples_per_epoch());
@@ -48,7 +48,7 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
     double weight = 0;
     for (int64_t first = mesh.dp_rank() * micro; first < samples; first += mesh.shape().dp * micro) {
         Batch const batch = make_batch(validation, first, std::min(micro, samples - first));
-        LossSums const more = session.model().loss(session.weights(), batch, kinds, session.arena());
+        LossSums const more = session.model().loss(session.weights(), batch, selections, session.arena());
         sums = {.nll = sums.nll + more.nll, .correct = sums.correct + more.correct};
         weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
     }
@@ -59,27 +59,27 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
 }
 
 std::vector<LayerReach> measure_reach(Session& session, DataSource const& train, int64_t first,
-                                      std::span<AttentionKind const> kinds) {
+                                      std::span<Selection const> selections) {
     RunOptions const& options = session.options();
     Mesh const& mesh = session.mesh();
     int64_t const micro = options.train.micro_batch_size, length = options.data.sequence_length;
     int64_t const end = first + options.eval.samples;
-    std::vector<ReachCount> counts(kinds.size());
+    std::vector<ReachCount> counts(selections.size());
     for (int64_t at = first + mesh.dp_rank() * micro; at < end; at += mesh.shape().dp * micro) {
         int64_t const samples = std::min(micro, end - at);
         Batch const batch = make_batch(train, at, samples);
         std::vector<Lookup> lookups;
         for (int64_t i = 0; i < samples; ++i) append_lookups(train.lookups(at + i), i * length, lookups);
-        BlockChoices const choices = session.model().choices(session.weights(), batch, kinds, session.arena());
+        BlockChoices const choices = session.model().choices(session.weights(), batch, selections, session.arena());
         count_reach(choices, batch, lookups, counts);
     }
     std::vector<LayerReach> layers;
-    for (size_t i = 0; i < kinds.size(); ++i) {
+    for (size_t i = 0; i < selections.size(); ++i) {
         auto const sum = [&](int64_t count) { return static_cast<double>(mesh.dp().sum(count)); };
         double const reached = sum(counts[i].reached), chosen = sum(counts[i].chosen), needed = sum(counts[i].needed);
         LayerReach& layer = layers.emplace_back();
         layer.reach = reached / static_cast<double>(options.eval.samples * length);
-        if (kinds[i] == AttentionKind::moba && needed > 0) layer.gate_recall = chosen / needed;
+        if (!is_full(selections[i]) && needed > 0) layer.gate_recall = chosen / needed;
     }
     return layers;
 }

@@ -11,11 +11,12 @@ namespace perigee {
 
 /// Mean nll and share of right predictions per unit of loss weight over the first eval.samples validation samples,
 /// shared out over the mesh. Collective. Throws Category::data where no validation token carries loss.
-EvalReport evaluate(Session& session, DataSource const& validation, int64_t step, std::span<AttentionKind const> kinds);
+EvalReport evaluate(Session& session, DataSource const& validation, int64_t step,
+                    std::span<Selection const> selections);
 
 /// Per layer, over the eval.samples training samples from `first` on, shared out over the mesh: the share of tokens
 /// that receive gradient, and of what the samples have to look up, the share of blocks that MoBA chose. Collective.
 std::vector<LayerReach> measure_reach(Session& session, DataSource const& train, int64_t first,
-                                      std::span<AttentionKind const> kinds);
+                                      std::span<Selection const> selections);
 
 }  // namespace perigee

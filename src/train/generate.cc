@@ -76,11 +76,12 @@ void generate(Session& session, int64_t step, std::function<void(std::string con
     StreamDecoder stream(*tokenizer);
     Ending ending(chat.stop(), [&](int32_t id) { sink(stream.push(id)); });
     if (ids.empty()) fail(Category::config, "generate.prompt is empty: at least one token is needed to go on from");
-    auto const kinds = session.kinds(step);
+    auto const selections = session.selections(step);
     Philox const random(static_cast<uint64_t>(options.seed), Purpose::generate);
     for (int64_t i = 0; i < options.generate.max_tokens; ++i) {
         if (static_cast<int64_t>(ids.size()) >= options.model.max_position_embeddings) break;
-        auto const logits = session.model().next_logits(session.weights(), text_batch(ids), kinds, session.arena());
+        auto const logits =
+            session.model().next_logits(session.weights(), text_batch(ids), selections, session.arena());
         session.arena().settle();  // the text grows, and with it what the arena must hold
         int32_t const next = sample_token(logits, tokenizer->vocab_size(), options.generate, random, i);
         if (ending.push(next)) return sink(stream.finish());

@@ -25,12 +25,12 @@ Learner::Learner(Session& session)
 
 StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};
-    auto const kinds = session_.kinds(state.step);
+    auto const selections = session_.selections(state.step);
     double weight = 0, flops = 0;
     for (Batch const& b : batches) {
         weight = std::accumulate(b.weights_T.begin(), b.weights_T.end(), weight);
         r.tokens += b.tokens();
-        flops += forward_flops(options_.model, options_.attention.moba, kinds, b.cu_seqlens).training();
+        flops += forward_flops(options_.model, selections, b.cu_seqlens).training();
     }
     // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
     r.loss_weight = mesh_.dp().sum(weight);
@@ -40,7 +40,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
         fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
              state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
 
-    Sums const sums = loss_and_gradient(batches, kinds, r.loss_weight);
+    Sums const sums = loss_and_gradient(batches, selections, r.loss_weight);
     r.loss = mesh_.dp_cp().sum(sums.loss) / r.loss_weight;
     r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
@@ -58,7 +58,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     return r;
 }
 
-Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
+Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector<Selection> const& selections,
                                          double loss_weight) {
     Ops& ops = session_.ops();
     TensorView const on_device(static_cast<std::byte*>(sums_.data()), DType::f64, {2});
@@ -73,7 +73,8 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
                 end = begin;
             };
         try {
-            session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, kinds, session_.arena());
+            session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, selections,
+                                        session_.arena());
         } catch (OutOfMemory const& e) {
             MemoryUse const use{.weights = session_.weights().bytes(),
                                 .gradients = grads_.view.bytes(),

@@ -53,7 +53,7 @@ class Learner {
         double squares = 0;  ///< of the gradients
     };
     /// Adds up gradients of the micro-batches over the ranks; the only place where a step waits for the device.
-    Sums loss_and_gradient(std::vector<Batch> const& batches, std::vector<AttentionKind> const& kinds,
+    Sums loss_and_gradient(std::vector<Batch> const& batches, std::vector<Selection> const& selections,
                            double loss_weight);
     /// The optimizer's weights were set, as they are after so many updates: makes them the model's.
     void publish(int64_t applied_updates);

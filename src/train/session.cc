@@ -80,15 +80,16 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine machine, FileSyst
       machine_(std::move(machine)),
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank()),
       weights_(ops(), ops().compute_dtype(), layout_),
-      model_(options.model, options.attention.moba, layout_, mesh_, ops(), options.train.recompute),
+      model_(options.model, layout_, mesh_, ops(), options.train.recompute),
       arena_(ops().device()) {}
 
 std::unique_ptr<DataSource> Session::open(Split split) const {
     return open_data(options_.data, split, static_cast<uint64_t>(options_.seed), options_.model.vocab_size, *files_);
 }
 
-std::vector<AttentionKind> Session::kinds(int64_t step) const {
-    return layer_kinds(options_.attention, options_.model.num_hidden_layers, step);
+std::vector<Selection> Session::selections(int64_t step) const {
+    return layer_selections(options_.attention, options_.model.num_hidden_layers, step,
+                            static_cast<uint64_t>(options_.seed));
 }
 
 RunState Session::load_weights() {

@@ -60,7 +60,7 @@ class Session {
     Arena& arena() { return arena_; }
     TensorView weights() const { return weights_.view; }
     std::unique_ptr<DataSource> open(Split split) const;
-    std::vector<AttentionKind> kinds(int64_t step) const;
+    std::vector<Selection> selections(int64_t step) const;
 
     /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names; without one,
     /// those in `model.init_from`. Returns their state; throws Category::checkpoint where there are none. Collective.

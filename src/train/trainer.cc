@@ -200,9 +200,9 @@ void Trainer::report(StepReport const& r) {
 
 void Trainer::run_evaluation() {
     enter(Section::eval);
-    auto const kinds = session_.kinds(state_.step);
-    EvalReport r = evaluate(session_, *validation_data_, state_.step, kinds);
-    if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, kinds);
+    auto const selections = session_.selections(state_.step);
+    EvalReport r = evaluate(session_, *validation_data_, state_.step, selections);
+    if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
     session_.arena().settle();
     log::info("step: {}  eval_loss: {:.5f}  eval_accuracy: {:.4f}", r.step, r.loss, r.accuracy);
     if (folder_) folder_->append_metrics(to_json(r));

@@ -43,7 +43,8 @@ Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions co
     auto const world = make_single_comm();
     Mesh const mesh(ParallelOptions{}, *world);
     ParamLayout const layout(llama_params(options), 1, 0);
-    Llama model(options, moba, layout, mesh, ops);
+    Llama model(options, layout, mesh, ops);
+    std::vector<Selection> const layers = selections(kinds, moba);
     std::vector<float> const start = weights_of(layout, 7);
     Arena state(device), arena(device);
     TensorView const weights = state.allocate("weights", ops.compute_dtype(), {layout.size()});
@@ -58,7 +59,7 @@ Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions co
     ops.fill_zero(grads);
     Result result{.grads = poisoned<float>(layout.size())};
     for (int pass = 0; pass < 2; ++pass)  // two micro-batches: gradients accumulate
-        result.loss += model.loss_and_gradient(weights, {.grads = grads, .scale = 0.01}, batch, kinds, arena);
+        result.loss += model.loss_and_gradient(weights, {.grads = grads, .scale = 0.01}, batch, layers, arena);
     ops.download(result.grads.data(), grads);
     return result;
 }

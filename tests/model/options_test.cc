@@ -48,15 +48,23 @@ TEST(AttentionOptions, ContradictionsAreFound) {
                 ElementsAre(HasSubstr("last = 5"), HasSubstr("layer 4"), HasSubstr("step 10")));
 }
 
+/// As layer_selections, by kind.
+std::vector<AttentionKind> kinds_of(AttentionOptions const& options, int64_t layers, int64_t step) {
+    std::vector<AttentionKind> kinds;
+    for (Selection const& selection : layer_selections(options, layers, step, 0))
+        kinds.push_back(is_full(selection) ? kFull : kMoba);
+    return kinds;
+}
+
 TEST(LayerKinds, FullLayersStayFull) {
     AttentionOptions options;
     options.kind = kMoba;
-    EXPECT_THAT(layer_kinds(options, 2, 0), ElementsAre(kMoba, kMoba));
+    EXPECT_THAT(kinds_of(options, 2, 0), ElementsAre(kMoba, kMoba));
     options.full_layers.last = 2;
     options.full_layers.layers = {0};
-    EXPECT_THAT(layer_kinds(options, 5, 0), ElementsAre(kFull, kMoba, kMoba, kFull, kFull));
+    EXPECT_THAT(kinds_of(options, 5, 0), ElementsAre(kFull, kMoba, kMoba, kFull, kFull));
     options.kind = kFull;
-    EXPECT_THAT(layer_kinds(options, 2, 0), ElementsAre(kFull, kFull));
+    EXPECT_THAT(kinds_of(options, 2, 0), ElementsAre(kFull, kFull));
 }
 
 TEST(LayerKinds, TheLatestSwitchDecides) {
@@ -66,7 +74,23 @@ TEST(LayerKinds, TheLatestSwitchDecides) {
     options.schedule = {{.step = 10, .kind = kFull}, {.step = 20, .kind = kMoba}};
     for (auto const& [step, kind] :
          {std::pair(0, kMoba), {9, kMoba}, {10, kFull}, {19, kFull}, {20, kMoba}, {99, kMoba}})
-        EXPECT_THAT(layer_kinds(options, 2, step), ElementsAre(kind, kFull)) << step;
+        EXPECT_THAT(kinds_of(options, 2, step), ElementsAre(kind, kFull)) << step;
+}
+
+TEST(LayerSelections, AreTheNamedRuleWithTheBudgetOfTheGate) {
+    AttentionOptions options;
+    options.moba = {.block_size = 32, .top_k = 5, .force_previous = true};
+    EXPECT_TRUE(std::get<MobaOptions>(layer_selections(options, 1, 0, 7)[0]).force_previous);
+    for (char const* name : {"nearest", "random"}) {
+        options.selection = name;
+        for (Selection const& selection : layer_selections(options, 3, 0, 7)) {
+            EXPECT_STREQ(std::visit([](auto const& rule) { return rule.kName; }, selection), name);
+            EXPECT_EQ(budget_of(selection), (BlockBudget{32, 5}));
+        }
+    }
+    auto const second = std::get<RandomBlocks>(layer_selections(options, 3, 0, 7)[1]);
+    EXPECT_EQ(second.seed, 7);
+    EXPECT_EQ(second.layer, 1);
 }
 
 std::vector<std::string> keys_of(Schema const& schema) {
@@ -93,9 +117,9 @@ TEST(Schema, AttentionDescribesEveryKey) {
     AttentionOptions options;
     Schema schema;
     describe(schema, options);
-    EXPECT_THAT(keys_of(schema), ElementsAre("kind", "block_size", "top_k", "force_previous", "shared_selection",
-                                             "full_layers", "schedule"));
-    auto const& full_layers = std::get<Field::Section>(schema.fields()[5].target);
+    EXPECT_THAT(keys_of(schema), ElementsAre("kind", "selection", "block_size", "top_k", "force_previous",
+                                             "shared_selection", "full_layers", "schedule"));
+    auto const& full_layers = std::get<Field::Section>(schema.fields()[6].target);
     EXPECT_EQ(full_layers.shorthand, &options.full_layers.layers);
     EXPECT_THAT(keys_of(*full_layers.schema), ElementsAre("last", "layers"));
 }

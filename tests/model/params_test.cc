@@ -114,12 +114,12 @@ TEST(ForwardFlops, CountPairsOneByOne) {
             scored += block;
         }
     }
-    ForwardFlops const all_full = forward_flops(options, moba, all(AttentionKind::full), borders);
+    ForwardFlops const all_full = forward_flops(options, selections(all(AttentionKind::full), moba), borders);
     EXPECT_EQ(all_full.attention, 3 * 4.0 * 6 * 4 * full);
     EXPECT_EQ(all_full.gate, 0);
     // Per layer q, k, v, o: 12 * (24 + 12 + 12) + 24 * 12; gate, up, down: 3 * 12 * 10; classifier: 11 * 12.
     EXPECT_EQ(all_full.linear, 2.0 * 40 * (3 * (576 + 288 + 360) + 132));
-    ForwardFlops const two_moba = forward_flops(options, moba, mixed(), borders);
+    ForwardFlops const two_moba = forward_flops(options, selections(mixed(), moba), borders);
     EXPECT_EQ(two_moba.attention, 4.0 * 6 * 4 * (2 * sparse + full));
     EXPECT_EQ(two_moba.gate, 2 * 2.0 * 6 * 4 * scored);
     EXPECT_EQ(two_moba.training(), 3 * (two_moba.linear + two_moba.attention) + two_moba.gate);

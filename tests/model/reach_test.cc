@@ -29,8 +29,7 @@ std::vector<int32_t> random_choices(std::vector<int32_t> const& borders, int64_t
 
 TEST(Reach, FollowsEveryPairOfTokensThatAttention) {
     std::vector<int32_t> const borders{0, 23, 23, 24, 40};
-    MobaOptions const moba{.block_size = 4, .top_k = 3};
-    BlockChoices choices(borders, moba, 3);
+    BlockChoices choices(borders, 4, 3);
     ASSERT_EQ(choices.blocks(), 6);
     std::vector<std::vector<int32_t>> layers;
     for (uint64_t layer = 0; layer < 4; ++layer) {
@@ -38,7 +37,7 @@ TEST(Reach, FollowsEveryPairOfTokensThatAttention) {
         if (layer == 1)
             choices.add_full_layer();
         else
-            choices.add_moba_layer(layers.back());
+            choices.add_sparse_layer(layers.back());
     }
     Philox const random(5, Purpose::mock_data, 8);
     size_t most = 0, least = 40;
@@ -107,11 +106,11 @@ TEST(Reach, IsWhereTheGradientIs) {
 
 TEST(Reach, CountsTheHeadsThatAttendNeededBlocks) {
     std::vector<int32_t> const borders{0, 3, 15};  // blocks of the second document: 3-6, 7-10, 11-14
-    BlockChoices choices(borders, {.block_size = 4, .top_k = 2}, 5);
+    BlockChoices choices(borders, 4, 5);
     std::vector<int32_t> heads_TN(15 * 3);
     heads_TN[14 * 3 + 0] = 2;
     heads_TN[14 * 3 + 1] = 3;
-    choices.add_moba_layer(heads_TN);
+    choices.add_sparse_layer(heads_TN);
     choices.add_full_layer();
     auto const share = [&](int64_t layer, int64_t from, std::vector<int64_t> const& places) {
         auto const [chosen, needed] = choices.attended(layer, from, places);

@@ -47,6 +47,13 @@ inline Batch random_batch(std::vector<int64_t> const& lengths, int64_t vocab, ui
     return batch;
 }
 
+inline std::vector<Selection> selections(std::vector<AttentionKind> const& kinds, MobaOptions const& moba) {
+    std::vector<Selection> result;
+    for (AttentionKind kind : kinds)
+        result.push_back(kind == AttentionKind::moba ? Selection(moba) : Selection(FullAttention{}));
+    return result;
+}
+
 template <class Real>
 class TinyModel {
   public:
@@ -56,7 +63,8 @@ class TinyModel {
           weights(random_normal<Real>(layout.size(), seed, 0.4)),
           grads(weights.size()),
           ops_(make_ops()),
-          model_(options, moba, layout, mesh_, *ops_, recompute) {
+          moba_(moba),
+          model_(options, layout, mesh_, *ops_, recompute) {
         for (ParamLayout::Entry const& entry : layout.entries())
             if (entry.spec.init == Init::ones)
                 for (int64_t i = 0; i < entry.local.size(); ++i) weights[static_cast<size_t>(entry.offset + i)] += 1;
@@ -64,25 +72,28 @@ class TinyModel {
 
     double loss(Batch const& batch, std::vector<AttentionKind> const& kinds) { return sums(batch, kinds).nll; }
     LossSums sums(Batch const& batch, std::vector<AttentionKind> const& kinds) {
-        LossSums const value = model_.loss(view(weights), batch, kinds, arena);
+        LossSums const value = model_.loss(view(weights), batch, selections(kinds), arena);
         arena.settle();
         return value;
     }
     BlockChoices choices(Batch const& batch, std::vector<AttentionKind> const& kinds) {
-        return model_.choices(view(weights), batch, kinds, arena);
+        return model_.choices(view(weights), batch, selections(kinds), arena);
     }
     /// Adds to `grads`, or overwrites them where they are `fresh`.
     double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1, bool fresh = false) {
         GradientSink const sink{.grads = view(grads), .scale = scale, .fresh = fresh};
-        double const value = model_.loss_and_gradient(view(weights), sink, batch, kinds, arena);
+        double const value = model_.loss_and_gradient(view(weights), sink, batch, selections(kinds), arena);
         arena.settle();
         return value;
     }
     std::vector<float> next_logits(Batch const& batch, std::vector<AttentionKind> const& kinds) {
-        return model_.next_logits(view(weights), batch, kinds, arena);
+        return model_.next_logits(view(weights), batch, selections(kinds), arena);
     }
 
   private:
+    std::vector<Selection> selections(std::vector<AttentionKind> const& kinds) const {
+        return testing::selections(kinds, moba_);
+    }
     TensorView view(std::vector<Real>& flat) { return {flat.data(), {std::ssize(flat)}}; }
     std::unique_ptr<Ops> make_ops() {
         if constexpr (std::is_same_v<Real, float>)
@@ -103,6 +114,7 @@ class TinyModel {
 
   private:
     std::unique_ptr<Ops> ops_;
+    MobaOptions moba_;
     Llama model_;
 };
 

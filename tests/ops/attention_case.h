@@ -58,19 +58,21 @@ class HostAttention {
             ops_ = make_host_ops_f64(*device_, threads);
     }
 
-    std::vector<int32_t> select(ReferenceProblem const& p, MobaOptions const& moba) {
-        return select(p, moba, {0, p.tokens()});
+    std::vector<int32_t> select(ReferenceProblem const& p, Selection const& selection) {
+        return select(p, selection, {0, p.tokens()});
     }
-    /// The choices of the queries `of` alone.
-    std::vector<int32_t> select(ReferenceProblem const& p, MobaOptions const& moba, Queries of) {
+    /// The choices of the queries `of` alone; none for full attention.
+    std::vector<int32_t> select(ReferenceProblem const& p, Selection const& selection, Queries of) {
+        if (is_full(selection)) return {};
         std::vector<Real> const q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end());
-        std::vector<int32_t> chosen(static_cast<size_t>(of.count() * p.heads * (moba.top_k - 1)), -777);
-        ops_->moba_select({.chosen_THS = {chosen.data(), {of.count(), p.heads, moba.top_k - 1}},
-                           .q_THK = all_queries(p, q).rows(of.begin, of.end),
-                           .k_TGK = all_keys(p, k),
-                           .cu_seqlens = p.cu_seqlens,
-                           .moba = &moba,
-                           .query_begin = of.begin});
+        int64_t const slots = budget_of(selection)->slots();
+        std::vector<int32_t> chosen(static_cast<size_t>(of.count() * p.heads * slots), -777);
+        ops_->select_blocks({.chosen_THS = {chosen.data(), {of.count(), p.heads, slots}},
+                             .q_THK = all_queries(p, q).rows(of.begin, of.end),
+                             .k_TGK = all_keys(p, k),
+                             .cu_seqlens = p.cu_seqlens,
+                             .selection = selection,
+                             .query_begin = of.begin});
         return chosen;
     }
 
@@ -83,26 +85,29 @@ class HostAttention {
         return {poisoned<Real>(queries), poisoned<Real>(p.tokens() * p.heads), poisoned<Real>(queries),
                 poisoned<Real>(keys), poisoned<Real>(keys)};
     }
-    /// Forward and backward; full attention without `moba`.
-    Result attend(ReferenceProblem const& p, MobaOptions const* moba = nullptr,
-                  std::vector<int32_t> const& chosen = {}) {
+    /// Forward and backward.
+    Result attend(ReferenceProblem const& p, Selection const& selection = FullAttention{}) {
+        return attend(p, selection, select(p, selection));
+    }
+    Result attend(ReferenceProblem const& p, Selection const& selection, std::vector<int32_t> const& chosen) {
         Result y = poisoned_result(p);
-        attend(p, moba, chosen, {0, p.tokens()}, false, y);
+        attend(p, selection, chosen, {0, p.tokens()}, false, y);
         return y;
     }
-    Result attend(ReferenceProblem const& p, MobaOptions const& moba) { return attend(p, &moba, select(p, moba)); }
 
     /// The queries `of` alone: writes their rows of o, lse and dq, and writes or adds to all of dk and dv. `chosen` is
     /// that of the whole pack.
-    void attend(ReferenceProblem const& p, MobaOptions const* moba, std::vector<int32_t> const& chosen, Queries of,
+    void attend(ReferenceProblem const& p, Selection const& selection, std::vector<int32_t> const& chosen, Queries of,
                 bool add_to_dkv, Result& y) {
         std::vector<Real> const q(p.q.begin(), p.q.end()), k(p.k.begin(), p.k.end()), v(p.v.begin(), p.v.end());
         std::vector<Real> const d_o(p.d_o.begin(), p.d_o.end());
         auto const queries = [&](auto& x) { return all_queries(p, x).rows(of.begin, of.end); };
         TensorView const lse_TH = TensorView(y.lse.data(), {p.tokens(), p.heads}).rows(of.begin, of.end);
-        ConstView choices;
-        if (moba != nullptr)
-            choices = ConstView(chosen.data(), {p.tokens(), p.heads, moba->top_k - 1}).rows(of.begin, of.end);
+        Attended attended = FullAttention{};
+        if (auto const budget = budget_of(selection)) {
+            ConstView const all(chosen.data(), {p.tokens(), p.heads, budget->slots()});
+            attended = BlockSparse{.budget = *budget, .chosen_THS = all.rows(of.begin, of.end)};
+        }
         ops_->attention_forward({.o_THK = queries(y.o),
                                  .lse_TH = lse_TH,
                                  .q_THK = queries(q),
@@ -110,8 +115,7 @@ class HostAttention {
                                  .v_TGK = all_keys(p, v),
                                  .cu_seqlens = p.cu_seqlens,
                                  .scale = p.scale,
-                                 .moba = moba,
-                                 .chosen_THS = choices,
+                                 .attended = attended,
                                  .query_begin = of.begin});
         ops_->attention_backward({.dq_THK = queries(y.dq),
                                   .dk_TGK = all_keys(p, y.dk),
@@ -124,8 +128,7 @@ class HostAttention {
                                   .lse_TH = lse_TH,
                                   .cu_seqlens = p.cu_seqlens,
                                   .scale = p.scale,
-                                  .moba = moba,
-                                  .chosen_THS = choices,
+                                  .attended = attended,
                                   .query_begin = of.begin,
                                   .add_to_dkv = add_to_dkv});
     }

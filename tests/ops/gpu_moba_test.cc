@@ -28,26 +28,31 @@ ReferenceProblem problem(std::vector<int32_t> const& cu_seqlens, Heads const& n)
             .d_o = random_bf16(T * n.heads * n.head_dim, 44)};
 }
 
-struct Attended {
+struct Results {
     std::vector<int32_t> chosen;
     Values o, lse, dq, dk, dv;
 };
 
-/// All tokens of the pack; full attention without `moba`.
-Attended attend(Lab& lab, ReferenceProblem const& p, MobaOptions const* moba) {
-    int64_t const T = p.tokens(), S = moba != nullptr ? moba->top_k - 1 : 0;
+/// All tokens of the pack.
+Results attend(Lab& lab, ReferenceProblem const& p, Selection const& selection) {
+    auto const budget = budget_of(selection);
+    int64_t const T = p.tokens(), S = budget ? budget->slots() : 0;
     Shape const rows{T, p.heads, p.head_dim}, keys{T, p.kv_heads, p.head_dim};
     TensorView const q = lab.compute(rows, p.q), k = lab.compute(keys, p.k), v = lab.compute(keys, p.v);
     TensorView const d_o = lab.compute(rows, p.d_o), o = lab.compute(rows), lse = lab.main({T, p.heads});
     TensorView const dq = lab.compute(rows), dk = lab.compute(keys), dv = lab.compute(keys);
-    Attended y;
+    Results y;
     y.chosen.assign(static_cast<size_t>(T * p.heads * S), -777);
     TensorView const chosen = lab.ids(y.chosen).reshape({T, p.heads, S});
-    int64_t const numbers = moba == nullptr ? 0 : lab.ops.moba_lists_size(rows, keys, p.cu_seqlens, *moba);
-    TensorView const lists =
+    int64_t const numbers = budget ? lab.ops.routing_size(rows, keys, p.cu_seqlens, *budget) : 0;
+    TensorView const routing =
         numbers > 0 ? lab.ids(std::vector<int32_t>(static_cast<size_t>(numbers), -777)) : TensorView();
-    if (moba != nullptr)
-        lab.ops.moba_select({.chosen_THS = chosen, .q_THK = q, .k_TGK = k, .cu_seqlens = p.cu_seqlens, .moba = moba});
+    Attended attended = FullAttention{};
+    if (budget) {
+        lab.ops.select_blocks(
+            {.chosen_THS = chosen, .q_THK = q, .k_TGK = k, .cu_seqlens = p.cu_seqlens, .selection = selection});
+        attended = BlockSparse{.budget = *budget, .chosen_THS = chosen, .routing_L = routing};
+    }
     lab.ops.attention_forward({.o_THK = o,
                                .lse_TH = lse,
                                .q_THK = q,
@@ -55,9 +60,7 @@ Attended attend(Lab& lab, ReferenceProblem const& p, MobaOptions const* moba) {
                                .v_TGK = v,
                                .cu_seqlens = p.cu_seqlens,
                                .scale = p.scale,
-                               .moba = moba,
-                               .chosen_THS = chosen,
-                               .lists_L = lists});
+                               .attended = attended});
     lab.ops.attention_backward({.dq_THK = dq,
                                 .dk_TGK = dk,
                                 .dv_TGK = dv,
@@ -69,16 +72,14 @@ Attended attend(Lab& lab, ReferenceProblem const& p, MobaOptions const* moba) {
                                 .lse_TH = lse,
                                 .cu_seqlens = p.cu_seqlens,
                                 .scale = p.scale,
-                                .moba = moba,
-                                .chosen_THS = chosen,
-                                .lists_L = lists});
+                                .attended = attended});
     lab.ops.download(y.chosen.data(), chosen);
     y.o = lab.values(o), y.lse = lab.values(lse);
     y.dq = lab.values(dq), y.dk = lab.values(dk), y.dv = lab.values(dv);
     return y;
 }
 
-void expect_close(Attended const& y, ReferenceResult const& reference) {
+void expect_close(Results const& y, ReferenceResult const& reference) {
     EXPECT_LT(relative_error(y.o, reference.o), 5e-3);
     EXPECT_LT(relative_error(y.lse, reference.lse), 1e-3);
     EXPECT_LT(relative_error(y.dq, reference.dq), 5e-3);
@@ -91,7 +92,7 @@ TEST_F(GpuAttention, MobaAttendsWhatItChose) {
         MobaOptions const moba{.block_size = 64, .top_k = top_k};
         ReferenceProblem const p = problem({0, 100, 100, 700}, {});
         Lab lab(gpu());
-        Attended const y = attend(lab, p, &moba);
+        Results const y = attend(lab, p, moba);
         expect_close(y, reference_moba(p, moba.block_size, y.chosen));
     }
 }
@@ -104,7 +105,7 @@ TEST_F(GpuAttention, MobaThatCoversEveryDocumentIsFullAttention) {
     auto const deterministic = make_cuda_ops(*device, {.deterministic = true});
     for (Ops* const ops : {&gpu(), deterministic.get()}) {
         Lab lab(*ops);
-        expect_close(attend(lab, p, &moba), reference_attention(p));
+        expect_close(attend(lab, p, moba), reference_attention(p));
     }
 }
 
@@ -117,13 +118,13 @@ void moba_takes_little_scratch_memory(int32_t tokens, Heads const& heads, size_t
     auto const run = [&](Ops& ops) {
         Lab lab(ops);
         int64_t const before = device->used_bytes();
-        Attended const y = attend(lab, p, &moba);
+        Results const y = attend(lab, p, moba);
         return std::pair{y, device->used_bytes() - before};
     };
     auto const [expected, most] = run(*ample);
     auto const [found, least] = run(*small);
     EXPECT_EQ(found.chosen, expected.chosen);
-    for (auto part : {&Attended::o, &Attended::lse, &Attended::dq, &Attended::dk, &Attended::dv})
+    for (auto part : {&Results::o, &Results::lse, &Results::dq, &Results::dk, &Results::dv})
         EXPECT_LT(relative_error(found.*part, expected.*part), 5e-3);
     EXPECT_LT(least, most - saved);
 }
@@ -139,7 +140,7 @@ TEST_F(GpuAttention, FullAttentionOfPackedDocuments) {
     for (int64_t const head_dim : {32, 64, 128}) {
         ReferenceProblem const p = problem({0, 1, 100, 100, 500}, {.head_dim = head_dim});
         Lab lab(gpu());
-        expect_close(attend(lab, p, nullptr), reference_attention(p));
+        expect_close(attend(lab, p, FullAttention{}), reference_attention(p));
     }
 }
 
@@ -151,14 +152,14 @@ TEST_F(GpuAttention, FullAttentionOfDocumentsOfOneLength) {
                 fmt::format("heads of {}, {} documents, the first of {}", head_dim, borders.size() - 1, borders[1]));
             ReferenceProblem const p = problem(borders, {.heads = 2, .kv_heads = 1, .head_dim = head_dim});
             Lab lab(gpu());
-            expect_close(attend(lab, p, nullptr), reference_attention(p));
+            expect_close(attend(lab, p, FullAttention{}), reference_attention(p));
         }
 }
 
 TEST_F(GpuAttention, FullAttentionOfDocumentsOfOneLengthWhereHeadsShareNothing) {
     ReferenceProblem const p = problem({0, 512, 1024}, {.heads = 3, .kv_heads = 3});
     Lab lab(gpu());
-    expect_close(attend(lab, p, nullptr), reference_attention(p));
+    expect_close(attend(lab, p, FullAttention{}), reference_attention(p));
 }
 
 }  // namespace

@@ -54,19 +54,19 @@ TEST_P(Moba, ChoosesTheBlocksOfTheReference) {
 
 TEST_P(Moba, AttendsTheChosenBlocks) {
     auto const reference = reference_moba(problem_, moba_.block_size, routing_.chosen);
-    EXPECT_LT(worst_error(HostAttention<float>().attend(problem_, &moba_, routing_.chosen), reference), kTolerance32);
-    EXPECT_LT(worst_error(HostAttention<double>().attend(problem_, &moba_, routing_.chosen), reference), kTolerance64);
+    EXPECT_LT(worst_error(HostAttention<float>().attend(problem_, moba_, routing_.chosen), reference), kTolerance32);
+    EXPECT_LT(worst_error(HostAttention<double>().attend(problem_, moba_, routing_.chosen), reference), kTolerance64);
 }
 
 TEST_P(Moba, ResultsAreBitwiseRepeatableOnAnyNumberOfThreads) {
     HostAttention<float> two(2);
     auto const chosen = two.select(problem_, moba_);
-    auto const once = two.attend(problem_, &moba_, chosen);
-    EXPECT_EQ(two.attend(problem_, &moba_, chosen), once);
+    auto const once = two.attend(problem_, moba_, chosen);
+    EXPECT_EQ(two.attend(problem_, moba_, chosen), once);
     for (int threads : {1, 5}) {
         HostAttention<float> host(threads);
         EXPECT_EQ(host.select(problem_, moba_), chosen);
-        EXPECT_EQ(host.attend(problem_, &moba_, chosen), once);
+        EXPECT_EQ(host.attend(problem_, moba_, chosen), once);
     }
 }
 
@@ -89,11 +89,11 @@ TEST(MobaAttention, RefusesAChoiceThatBreaksTheRules) {
     auto const problem = make_problem({.cu_seqlens = {0, 64}, .heads = 1, .kv_heads = 1});
     MobaOptions const moba{.block_size = 16, .top_k = 3};
     auto const good = HostAttention<float>().select(problem, moba);
-    EXPECT_NO_THROW(HostAttention<float>().attend(problem, &moba, good));
+    EXPECT_NO_THROW(HostAttention<float>().attend(problem, moba, good));
     for (std::array<int32_t, 2> bad : {std::array{1, 0}, {1, 1}, {0, 3}, {2, 9}, {-1, 0}, {0, -2}}) {
         auto chosen = good;
         std::copy(bad.begin(), bad.end(), chosen.end() - 2);
-        EXPECT_THROW(HostAttention<float>().attend(problem, &moba, chosen), Error) << bad[0] << ", " << bad[1];
+        EXPECT_THROW(HostAttention<float>().attend(problem, moba, chosen), Error) << bad[0] << ", " << bad[1];
     }
 }
 
@@ -103,7 +103,7 @@ class MobaMutation : public ::testing::Test {
     ReferenceProblem const problem_ = make_problem({.cu_seqlens = {0, 150, 170}, .seed = 21});
     MobaOptions const moba_{.block_size = 16, .top_k = 3};
     std::vector<int32_t> const chosen_ = reference_routing(problem_, moba_, CentroidRounding::f32).chosen;
-    HostAttention<float>::Result const y_ = HostAttention<float>().attend(problem_, &moba_, chosen_);
+    HostAttention<float>::Result const y_ = HostAttention<float>().attend(problem_, moba_, chosen_);
     ReferenceResult const right_ = reference_moba(problem_, moba_.block_size, chosen_);
 
     int64_t block(int64_t t) const { return (t < 150 ? t : t - 150) / moba_.block_size; }

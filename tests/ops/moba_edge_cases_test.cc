@@ -55,7 +55,7 @@ TEST(MobaEdgeCase, E2LengthsAroundTheBlockSize) {
             EXPECT_EQ(std::count_if(blocks.begin(), blocks.end(), [](int32_t b) { return b >= 0; }), expected);
             EXPECT_LT(*std::max_element(blocks.begin(), blocks.end()), std::max<int64_t>(t / B, 1)) << length;
         }
-        EXPECT_LT(worst_error(host.attend(p, &moba, chosen), reference_moba(p, B, chosen)), kTolerance32) << length;
+        EXPECT_LT(worst_error(host.attend(p, moba, chosen), reference_moba(p, B, chosen)), kTolerance32) << length;
     }
 }
 
@@ -88,7 +88,7 @@ TEST(MobaEdgeCase, E5PackedDocumentsEqualTheSameDocumentsAlone) {
     MobaOptions const moba{.block_size = 16, .top_k = 3};
     HostAttention<float> host;
     auto const chosen = host.select(pack, moba);
-    auto const y = host.attend(pack, &moba, chosen);
+    auto const y = host.attend(pack, moba, chosen);
     for (size_t d = 0; d < 3; ++d) {
         int64_t const begin = pack.cu_seqlens[d], end = pack.cu_seqlens[d + 1];
         auto const cut = [&](auto const& x) {
@@ -183,7 +183,7 @@ TEST(MobaEdgeCase, E11ABlockNobodyChoseGetsNoGradientFromOthers) {
     // Block 1 is chosen by none; without a gradient from its own queries it has none at all.
     ASSERT_EQ(std::count(chosen.begin(), chosen.end(), 1), 0);
     std::fill(p.d_o.begin() + 16, p.d_o.begin() + 32, 0);
-    auto const y = host.attend(p, &moba, chosen);
+    auto const y = host.attend(p, moba, chosen);
     for (size_t i = 16; i < 32; ++i) EXPECT_TRUE(y.dk[i] == 0 && y.dv[i] == 0) << i;
     EXPECT_LT(worst_error(y, reference_moba(p, 4, chosen)), kTolerance32);
 }
@@ -193,11 +193,11 @@ TEST(MobaEdgeCase, E12UnequalNumbersOfQueriesAndKeysAreRefused) {
     std::vector<float> q(8 * 4), k(12 * 4);
     std::vector<int32_t> chosen(8), borders = {0, 8};
     MobaOptions const moba{.block_size = 4, .top_k = 2};
-    EXPECT_THROW(HostAttention<float>().ops().moba_select({.chosen_THS = {chosen.data(), {8, 1, 1}},
-                                                           .q_THK = {q.data(), {8, 1, 4}},
-                                                           .k_TGK = {k.data(), {12, 1, 4}},
-                                                           .cu_seqlens = borders,
-                                                           .moba = &moba}),
+    EXPECT_THROW(HostAttention<float>().ops().select_blocks({.chosen_THS = {chosen.data(), {8, 1, 1}},
+                                                             .q_THK = {q.data(), {8, 1, 4}},
+                                                             .k_TGK = {k.data(), {12, 1, 4}},
+                                                             .cu_seqlens = borders,
+                                                             .selection = moba}),
                  Error);
 }
 
@@ -241,7 +241,7 @@ TEST(MobaEdgeCase, AChosenBlockOfMinusInfinityScoresAddsNothing) {
     HostAttention<float> host;
     auto const chosen = host.select(p, moba);
     ASSERT_THAT(choice(chosen, p, moba, 7), ElementsAre(0));
-    auto const y = host.attend(p, &moba, chosen), local = host.attend(p, {.block_size = 4, .top_k = 1});
+    auto const y = host.attend(p, moba, chosen), local = host.attend(p, MobaOptions{.block_size = 4, .top_k = 1});
     EXPECT_TRUE(std::equal(y.o.begin() + 16, y.o.end(), local.o.begin() + 16));
     EXPECT_TRUE(std::equal(y.lse.begin() + 4, y.lse.end(), local.lse.begin() + 4));
     EXPECT_TRUE(std::equal(y.dv.begin() + 16, y.dv.end(), local.dv.begin() + 16));

@@ -15,12 +15,14 @@ using ::testing::TestWithParam;
 /// Documents that straddle every shard, end inside blocks, and empty ones.
 std::vector<int32_t> const kRagged = {0, 1, 1, 34, 66, 195, 195, 640};
 
-std::vector<std::optional<MobaOptions>> kinds() {
-    return {std::nullopt,
+std::vector<Selection> selections() {
+    return {FullAttention{},
             MobaOptions{.block_size = 16, .top_k = 3},
             MobaOptions{.block_size = 50, .top_k = 2, .force_previous = true},
             MobaOptions{.block_size = 7, .top_k = 4, .selection = MobaSelection::per_group},
             MobaOptions{.block_size = 16, .top_k = 3, .force_previous = true, .selection = MobaSelection::per_group},
+            NearestBlocks{.block_size = 16, .top_k = 4},
+            RandomBlocks{.block_size = 16, .top_k = 4, .seed = 7, .layer = 1},
             MobaOptions{.block_size = 32, .top_k = 1}};
 }
 
@@ -29,12 +31,12 @@ class ContextAttentionLayouts : public TestWithParam<ContextLayout> {
     template <class Real>
     void expect_like_one_rank(AttentionCase const& attention, double tolerance) {
         ReferenceProblem const p = make_problem(attention);
-        for (auto const& moba : kinds()) {
-            SCOPED_TRACE(moba ? fmt::format("MoBA {} {}", moba->block_size, moba->top_k) : "full");
+        for (Selection const& selection : selections()) {
+            SCOPED_TRACE(std::visit([](auto const& rule) { return rule.kName; }, selection));
             HostAttention<Real> host(1);
-            auto const chosen = moba ? host.select(p, *moba) : std::vector<int32_t>{};
-            auto const alone = host.attend(p, moba ? &*moba : nullptr, chosen);
-            auto const shared = attend_in_context<Real>(p, moba, GetParam());
+            auto const chosen = host.select(p, selection);
+            auto const alone = host.attend(p, selection, chosen);
+            auto const shared = attend_in_context<Real>(p, selection, GetParam());
             EXPECT_EQ(shared.chosen, chosen);
             EXPECT_LT(worst_error(shared.y, alone), tolerance);
             if (GetParam().ranks == 1) {
@@ -73,11 +75,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ContextAttentionLayouts, ::testing::ValuesIn(lay
 TEST(ContextAttention, SpreadsManyHeadsPerRank) {
     auto const p = make_problem({.cu_seqlens = kRagged, .heads = 12, .kv_heads = 4, .head_dim = 8, .seed = 24});
     HostAttention<float> host(1);
-    for (auto const& moba : kinds()) {
-        auto const chosen = moba ? host.select(p, *moba) : std::vector<int32_t>{};
-        auto const alone = host.attend(p, moba ? &*moba : nullptr, chosen);
+    for (Selection const& selection : selections()) {
+        auto const chosen = host.select(p, selection);
+        auto const alone = host.attend(p, selection, chosen);
         for (auto const mode : {ContextMode::ulysses, ContextMode::allgather}) {
-            auto const shared = attend_in_context<float>(p, moba, {.ranks = 2, .mode = mode});
+            auto const shared = attend_in_context<float>(p, selection, {.ranks = 2, .mode = mode});
             EXPECT_EQ(shared.chosen, chosen);
             EXPECT_LT(worst_error(shared.y, alone), 1e-6);
         }
@@ -95,14 +97,14 @@ TEST(ContextAttention, OfOneRankNeitherCopiesNorTalks) {
             *ops, *world, mode, ContextShard(64, 1, 0),
             {.heads = p.heads, .kv_heads = p.kv_heads, .head_dim = p.head_dim, .scale = 1, .cu_seqlens = p.cu_seqlens},
             arena);
-        AttentionActivations const acts = context.allocate(nullptr);
+        AttentionActivations const acts = context.allocate(FullAttention{});
         EXPECT_EQ(acts.attended.q_THK.data, acts.local.q_THK.data);
         EXPECT_EQ(acts.attended.o_THK.data, acts.local.o_THK.data);
         int64_t const kept = arena.peak_bytes();
         for (TensorView x : {acts.local.q_THK, acts.local.k_TGK, acts.local.v_TGK}) ops->fill_zero(x);
-        context.forward(acts, nullptr);
+        context.forward(acts, FullAttention{});
         EXPECT_EQ(arena.peak_bytes(), kept);
-        auto const shared = attend_in_context<float>(p, std::nullopt, {.ranks = 1, .mode = mode});
+        auto const shared = attend_in_context<float>(p, FullAttention{}, {.ranks = 1, .mode = mode});
         EXPECT_TRUE(shared.forward[0].empty() && shared.backward[0].empty());
     }
 }
@@ -118,9 +120,9 @@ TEST(ContextAttention, KeepsQueriesKeysAndValuesOncePerLayer) {
             ContextAttention const context(
                 *ops, comm, mode, ContextShard(512, 2, comm.rank()),
                 {.heads = p.heads, .kv_heads = p.kv_heads, .head_dim = p.head_dim, .cu_seqlens = p.cu_seqlens}, arena);
-            context.allocate(nullptr);
+            context.allocate(FullAttention{});
             int64_t const one = arena.peak_bytes();
-            context.allocate(nullptr);
+            context.allocate(FullAttention{});
             // With ulysses the output is kept twice: for the pack's tokens and for the rank's.
             EXPECT_EQ(arena.peak_bytes() - one, mode == ContextMode::ulysses ? kept + o : kept);
         }
@@ -130,8 +132,8 @@ TEST(ContextAttention, KeepsQueriesKeysAndValuesOncePerLayer) {
 TEST(ContextAttention, TalksAsOftenAndAsMuchAsItSays) {
     auto const p = make_problem({.cu_seqlens = kRagged, .heads = 8, .kv_heads = 4, .head_dim = 16});
     int64_t const tokens = 640 / 4, H = 8, G = 4, row = 16 * sizeof(float);
-    auto const ulysses = attend_in_context<float>(p, std::nullopt, {.ranks = 4, .mode = ContextMode::ulysses});
-    auto const gather = attend_in_context<float>(p, std::nullopt, {.ranks = 4, .mode = ContextMode::allgather});
+    auto const ulysses = attend_in_context<float>(p, FullAttention{}, {.ranks = 4, .mode = ContextMode::ulysses});
+    auto const gather = attend_in_context<float>(p, FullAttention{}, {.ranks = 4, .mode = ContextMode::allgather});
     CommCounts const exchanged = {{"all_to_all", {2, tokens * (2 * H + 2 * G) * row, tokens * (H + 2 * G) * row, 4}}};
     int64_t const gather_bytes = tokens * 2 * G * row;
     CommCounts const gathered = {{"all_gather", {1, gather_bytes, gather_bytes, 4}}};

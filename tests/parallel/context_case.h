@@ -47,10 +47,10 @@ inline void poison(Arena& arena, int64_t bytes) {
 template <class Real>
 class ContextRank {
   public:
-    ContextRank(ReferenceProblem const& p, std::optional<MobaOptions> const& moba, ContextLayout const& layout,
-                Comm& comm)
+    ContextRank(ReferenceProblem const& p, Selection const& selection, ContextLayout const& layout, Comm& comm)
         : p_(p),
-          moba_(moba ? &*moba : nullptr),
+          selection_(selection),
+          budget_(budget_of(selection)),
           layout_(layout),
           comm_(comm),
           device_(make_host_device()),
@@ -71,19 +71,19 @@ class ContextRank {
                                         .scale = p_.scale,
                                         .cu_seqlens = p_.cu_seqlens},
                                        arena);
-        AttentionActivations const acts = context.allocate(moba_);
+        AttentionActivations const acts = context.allocate(selection_);
         take(acts.local.q_THK, p_.q);
         take(acts.local.k_TGK, p_.k);
         take(acts.local.v_TGK, p_.v);
-        context.forward(acts, moba_);
+        context.forward(acts, selection_);
         std::swap(all.forward[rank], counts);
         give(all.y.o, acts.local.o_THK);
         collect(acts, all);
 
         // Another layer comes in between, which shares what layers share.
-        AttentionActivations const next = context.allocate(moba_);
+        AttentionActivations const next = context.allocate(selection_);
         for (TensorView x : {next.local.q_THK, next.local.k_TGK, next.local.v_TGK}) ops_->fill_zero(x);
-        context.forward(next, moba_);
+        context.forward(next, selection_);
         counts.clear();
         std::vector<Real> dq(static_cast<size_t>(acts.local.q_THK.size()), std::nan("")), d_o(dq.size());
         std::vector<Real> dk(static_cast<size_t>(acts.local.k_TGK.size()), std::nan("")), dv(dk);
@@ -93,7 +93,7 @@ class ContextRank {
                                                 .dk_TGK = {dk.data(), acts.local.k_TGK.shape},
                                                 .dv_TGK = {dv.data(), acts.local.k_TGK.shape},
                                                 .do_THK = do_THK};
-        context.backward(grads, acts, moba_);
+        context.backward(grads, acts, selection_);
         std::swap(all.backward[rank], counts);
         give(all.y.dq, grads.dq_THK);
         give(all.y.dk, grads.dk_TGK);
@@ -127,7 +127,7 @@ class ContextRank {
     void collect(AttentionActivations const& acts, ContextResult<Real>& all) const {
         bool const all_tokens = acts.attended.q_THK[0] == p_.tokens();
         auto const ranges = all_tokens ? std::vector<TokenRange>{{0, p_.tokens()}} : shard_.ranges();
-        int64_t const heads = acts.attended.q_THK[1], S = moba_ != nullptr ? moba_->top_k - 1 : 0;
+        int64_t const heads = acts.attended.q_THK[1], S = budget_ ? budget_->slots() : 0;
         int64_t const first_head = heads < p_.heads ? comm_.rank() * heads : 0;
         int64_t row = 0;
         for (TokenRange const range : ranges)
@@ -140,7 +140,7 @@ class ContextRank {
                     for (int64_t s = 0; s < S; ++s) {
                         int32_t const block = acts.chosen_THS.as<int32_t>()[row * S + s];
                         all.chosen[place * S + s] = block;
-                        if (block >= 0) pairs += moba_->block_size;
+                        if (block >= 0) pairs += budget_->block_size;
                     }
                 }
     }
@@ -148,11 +148,12 @@ class ContextRank {
     /// Keys of the query's own block, or of its document, up to itself.
     int64_t own_keys(int64_t t) const {
         int64_t const begin = *(std::upper_bound(p_.cu_seqlens.begin(), p_.cu_seqlens.end(), t) - 1);
-        return moba_ != nullptr ? (t - begin) % moba_->block_size + 1 : t - begin + 1;
+        return budget_ ? (t - begin) % budget_->block_size + 1 : t - begin + 1;
     }
 
     ReferenceProblem const& p_;
-    MobaOptions const* moba_;
+    Selection selection_;
+    std::optional<BlockBudget> budget_;
     ContextLayout layout_;
     Comm& comm_;
     std::unique_ptr<Device> device_;
@@ -161,16 +162,17 @@ class ContextRank {
 };
 
 template <class Real>
-ContextResult<Real> attend_in_context(ReferenceProblem const& p, std::optional<MobaOptions> const& moba,
+ContextResult<Real> attend_in_context(ReferenceProblem const& p, Selection const& selection,
                                       ContextLayout const& layout) {
     auto const ranks = static_cast<size_t>(layout.ranks);
     ContextResult<Real> all;
     all.y = HostAttention<Real>::poisoned_result(p);
-    all.chosen.assign(static_cast<size_t>(moba ? p.tokens() * p.heads * (moba->top_k - 1) : 0), -777);
+    auto const budget = budget_of(selection);
+    all.chosen.assign(static_cast<size_t>(budget ? p.tokens() * p.heads * budget->slots() : 0), -777);
     all.pairs.resize(ranks);
     all.forward.resize(ranks);
     all.backward.resize(ranks);
-    run_ranks(layout.ranks, [&](Comm& comm) { ContextRank<Real>(p, moba, layout, comm).run(all); });
+    run_ranks(layout.ranks, [&](Comm& comm) { ContextRank<Real>(p, selection, layout, comm).run(all); });
     return all;
 }
 

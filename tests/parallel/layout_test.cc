@@ -21,8 +21,8 @@ constexpr int64_t kSamples = 32, kLength = 64;
 
 struct Problem {
     ModelOptions model;
-    MobaOptions moba = {.block_size = 4, .top_k = 3};
-    std::vector<AttentionKind> kinds = {AttentionKind::moba, AttentionKind::moba, AttentionKind::full};
+    std::vector<Selection> selections = {MobaOptions{.block_size = 4, .top_k = 3},
+                                         MobaOptions{.block_size = 4, .top_k = 3}, FullAttention{}};
 };
 
 /// Heads enough for every cut of up to 8 ranks.
@@ -84,14 +84,14 @@ class RecordingOps final : public HostOps<float> {
     void run(Operation const& operation) override {
         HostOps::run(operation);
         if (std::holds_alternative<QkvForward>(operation)) ++layer_;
-        if (auto const* const select = std::get_if<MobaSelect>(&operation)) note(*select);
+        if (auto const* const select = std::get_if<SelectBlocks>(&operation)) note(*select);
     }
 
     int64_t routing = 0;
     int64_t far_choices = 0;
 
   private:
-    void note(MobaSelect const& args) {
+    void note(SelectBlocks const& args) {
         int64_t const heads = args.chosen_THS[1], places = args.chosen_THS[2], of_rank = heads_ / mesh_.shape().tp;
         int64_t const first_head = mesh_.tp_rank() * of_rank + (heads < of_rank ? mesh_.cp_rank() * heads : 0);
         int32_t const* chosen = args.chosen_THS.as<int32_t>();
@@ -159,7 +159,7 @@ void run_rank(Problem const& problem, Layout const& l, Comm& world, Outcome& out
     std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
     fill_weights(layout, weights);
     TensorView const weights_view(weights.data(), {layout.size()}), grads_view(grads.data(), {layout.size()});
-    Llama model(problem.model, problem.moba, layout, mesh, ops);
+    Llama model(problem.model, layout, mesh, ops);
     Arena arena(*device);
 
     int64_t const micro = kSamples / (l.dp * l.accumulation);
@@ -183,7 +183,7 @@ void run_rank(Problem const& problem, Layout const& l, Comm& world, Outcome& out
                 end = begin;
             };
         ops.begin((i * l.dp + mesh.dp_rank()) * micro * kLength);
-        loss += model.loss_and_gradient(weights_view, sink, batches[static_cast<size_t>(i)], problem.kinds, arena);
+        loss += model.loss_and_gradient(weights_view, sink, batches[static_cast<size_t>(i)], problem.selections, arena);
         arena.settle();
     }
     loss = mesh.dp_cp().sum(loss) / weight;
@@ -252,7 +252,7 @@ std::vector<Problem> variants() {
         problem.model.tie_word_embeddings = (bits & 1) != 0;
         problem.model.qkv_bias = (bits & 2) != 0;
         problem.model.qk_norm = (bits & 4) != 0;
-        if ((bits & 8) != 0) problem.kinds.assign(3, AttentionKind::full);
+        if ((bits & 8) != 0) problem.selections.assign(3, FullAttention{});
     }
     return all;
 }
@@ -302,14 +302,14 @@ Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batc
         std::vector<float> weights(static_cast<size_t>(layout.size()));
         fill_weights(layout, weights);
         TensorView const view(weights.data(), {layout.size()});
-        Llama model(problem.model, problem.moba, layout, mesh, *ops);
+        Llama model(problem.model, layout, mesh, *ops);
         Arena arena(*device);
-        auto const next = model.next_logits(view, text, problem.kinds, arena);
-        LossSums const sums = model.loss(view, scored, problem.kinds, arena);
+        auto const next = model.next_logits(view, text, problem.selections, arena);
+        LossSums const sums = model.loss(view, scored, problem.selections, arena);
         double const loss = mesh.cp().sum(sums.nll), correct = mesh.cp().sum(sums.correct);
         std::vector<float> weights_T(scored.weights_T.size());
         weights_T.back() = 1;
-        auto const reached = model.choices(view, scored, problem.kinds, arena).reached(weights_T);
+        auto const reached = model.choices(view, scored, problem.selections, arena).reached(weights_T);
         std::lock_guard const lock(mutex);
         if (!result.next.empty()) {
             EXPECT_EQ(next, result.next);
@@ -326,9 +326,10 @@ TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
     Batch scored;
     for (int64_t sample : {17, 18, 19}) append_sample(scored, sample, hybrid().model.vocab_size);
     std::ranges::fill(scored.weights_T, 1.0f);  // of 192 random targets some are right by chance
-    for (AttentionKind last : {AttentionKind::full, AttentionKind::moba}) {
+    for (Selection const& selection : {Selection(FullAttention{}), Selection(MobaOptions{.block_size = 4, .top_k = 3}),
+                                       Selection(RandomBlocks{.block_size = 4, .top_k = 3, .seed = 5, .layer = 1})}) {
         Problem problem = hybrid();
-        problem.kinds.assign(3, last);
+        problem.selections.assign(3, selection);
         for (int32_t length : {1, 5, 16, 31}) {
             Batch text;
             append_sample(text, 3, problem.model.vocab_size);
@@ -361,7 +362,7 @@ TEST(Layout, RefusesTokensThatDoNotDivide) {
         auto const ops = make_host_ops(*device, 1);
         ParamLayout const layout(llama_params(problem.model), 2, mesh.tp_rank());
         std::vector<float> weights(static_cast<size_t>(layout.size()));
-        Llama model(problem.model, problem.moba, layout, mesh, *ops);
+        Llama model(problem.model, layout, mesh, *ops);
         Arena arena(*device);
         Batch batch;
         append_sample(batch, 0, problem.model.vocab_size);
@@ -370,7 +371,7 @@ TEST(Layout, RefusesTokensThatDoNotDivide) {
         batch.weights_T.resize(62);
         batch.positions_T.resize(62);
         batch.cu_seqlens = {0, 62};
-        model.loss({weights.data(), {layout.size()}}, batch, problem.kinds, arena);
+        model.loss({weights.data(), {layout.size()}}, batch, problem.selections, arena);
     });
     for (auto const& error : errors) {
         try {

@@ -79,7 +79,7 @@ Trained train(RunOptions const& options, std::function<float(uint64_t)> const& w
         if (step % 8 == 6) {  // a validation, the first of which takes more memory than a step
             result.losses.push_back(session.model()
                                         .loss(session.weights(), random_batch({700, 900, 1}, 512, 9999),
-                                              session.kinds(state.step), session.arena())
+                                              session.selections(state.step), session.arena())
                                         .nll);
             session.arena().settle();
         }

@@ -111,16 +111,16 @@ Result by_definition(RunOptions const& options, std::vector<Document> const& doc
     std::vector<double> weights(static_cast<size_t>(layout.size())), grads(weights.size());
     fill_weights(layout, weights.data());
     TensorView const weights_view(weights.data(), {layout.size()}), grads_view(grads.data(), {layout.size()});
-    Llama model(options.model, options.attention.moba, layout, mesh, ops);
+    Llama model(options.model, layout, mesh, ops);
     Arena arena(*device);
-    auto const kinds = layer_kinds(options.attention, options.model.num_hidden_layers, 0);
+    auto const selections = layer_selections(options.attention, options.model.num_hidden_layers, 0, 0);
 
     Result result;
     for (Document const& d : documents)
         result.loss_weight = std::accumulate(d.weights.begin() + 1, d.weights.end(), result.loss_weight);
     for (Document const& d : documents) {
         result.loss += model.loss_and_gradient(weights_view, {.grads = grads_view, .scale = 1 / result.loss_weight},
-                                               alone(d), kinds, arena);
+                                               alone(d), selections, arena);
         arena.settle();
     }
     result.loss /= result.loss_weight;

@@ -67,6 +67,7 @@ class Document {
         : q_shape_{T, s.heads, s.head_dim},
           k_shape_{T, s.kv_heads, s.head_dim},
           chosen_shape_{T, s.heads, s.moba.top_k - 1},
+          budget_{s.moba.block_size, s.moba.top_k},
           borders_{0, static_cast<int32_t>(T)},
           scale_(1 / std::sqrt(static_cast<double>(s.head_dim))),
           q_(random_values(q_shape_.size(), 0)),
@@ -81,13 +82,13 @@ class Document {
           chosen_(static_cast<size_t>(chosen_shape_.size())) {}
 
     void select(Ops& ops, MobaOptions const& moba) {
-        ops.moba_select({.chosen_THS = {chosen_.data(), chosen_shape_},
-                         .q_THK = {q_.data(), q_shape_},
-                         .k_TGK = {k_.data(), k_shape_},
-                         .cu_seqlens = borders_,
-                         .moba = &moba});
+        ops.select_blocks({.chosen_THS = {chosen_.data(), chosen_shape_},
+                           .q_THK = {q_.data(), q_shape_},
+                           .k_TGK = {k_.data(), k_shape_},
+                           .cu_seqlens = borders_,
+                           .selection = moba});
     }
-    void forward(Ops& ops, MobaOptions const* moba) {
+    void forward(Ops& ops, bool sparse) {
         ops.attention_forward({.o_THK = {o_.data(), q_shape_},
                                .lse_TH = {lse_.data(), {q_shape_[0], q_shape_[1]}},
                                .q_THK = {q_.data(), q_shape_},
@@ -95,10 +96,9 @@ class Document {
                                .v_TGK = {v_.data(), k_shape_},
                                .cu_seqlens = borders_,
                                .scale = scale_,
-                               .moba = moba,
-                               .chosen_THS = {chosen_.data(), chosen_shape_}});
+                               .attended = attended(sparse)});
     }
-    void backward(Ops& ops, MobaOptions const* moba) {
+    void backward(Ops& ops, bool sparse) {
         ops.attention_backward({.dq_THK = {dq_.data(), q_shape_},
                                 .dk_TGK = {dk_.data(), k_shape_},
                                 .dv_TGK = {dv_.data(), k_shape_},
@@ -110,12 +110,17 @@ class Document {
                                 .lse_TH = {lse_.data(), {q_shape_[0], q_shape_[1]}},
                                 .cu_seqlens = borders_,
                                 .scale = scale_,
-                                .moba = moba,
-                                .chosen_THS = {chosen_.data(), chosen_shape_}});
+                                .attended = attended(sparse)});
     }
 
   private:
+    Attended attended(bool sparse) const {
+        if (!sparse) return FullAttention{};
+        return BlockSparse{.budget = budget_, .chosen_THS = {chosen_.data(), chosen_shape_}};
+    }
+
     Shape q_shape_, k_shape_, chosen_shape_;
+    BlockBudget budget_;
     std::vector<int32_t> borders_;
     double scale_;
     std::vector<float> q_, k_, v_, d_o_, o_, lse_, dq_, dk_, dv_;
@@ -132,12 +137,12 @@ void report(Settings const& settings) {
         Document document(settings, T);
         Timing const choice = measure(settings.repeats, [&] { document.select(*ops, settings.moba); });
         for (bool forward : {true, false}) {
-            auto const run = [&](MobaOptions const* moba) {
-                document.forward(*ops, moba);  // so that the backward finds its own o and lse
+            auto const run = [&](bool blocks) {
+                document.forward(*ops, blocks);  // so that the backward finds its own o and lse
                 return measure(settings.repeats,
-                               [&] { forward ? document.forward(*ops, moba) : document.backward(*ops, moba); });
+                               [&] { forward ? document.forward(*ops, blocks) : document.backward(*ops, blocks); });
             };
-            Timing const full = run(nullptr), sparse = run(&settings.moba);
+            Timing const full = run(false), sparse = run(true);
             double const extra = forward ? choice.milliseconds : 0;
             fmt::print("{:>8} {:>10} {:>10.1f} {:>7.0f} {:>10.1f} {:>7.0f} {:>18.1f} {:>7.1f}x\n", T,
                        forward ? "forward" : "backward", full.milliseconds, full.gflops, sparse.milliseconds,

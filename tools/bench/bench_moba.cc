@@ -52,7 +52,7 @@ class Bench {
         o_ = random(rows_, 5), dq_ = random(rows_, 6), dk_ = random(keys_, 7), dv_ = random(keys_, 8);
         lse_ = make(DType::f32, {tokens, s.heads});
         chosen_ = make(DType::i32, {tokens, s.heads, s.moba.top_k - 1});
-        int64_t const numbers = ops_->moba_lists_size(rows_, keys_, borders_, s.moba);
+        int64_t const numbers = ops_->routing_size(rows_, keys_, borders_, *budget_of(s.moba));
         if (numbers > 0) lists_ = make(DType::i32, {numbers});
         TensorView const borders = make(DType::i32, {s.documents + 1});
         ops_->upload(borders, borders_.data());
@@ -84,7 +84,7 @@ class Bench {
                 ops_->upload(chosen_, make_routing(shape_, borders_, routing).data());
             forward(routing);
             if (!wants("backward")) continue;
-            ops_->attention_forward(forward_args(&s_.moba));
+            ops_->attention_forward(forward_args(true));
             backward(routing);
         }
         if (wants("whole")) whole();
@@ -98,21 +98,21 @@ class Bench {
 
     void choose() {
         if (routed())
-            ops_->moba_select(
-                {.chosen_THS = chosen_, .q_THK = q_, .k_TGK = k_, .cu_seqlens = borders_, .moba = &s_.moba});
+            ops_->select_blocks(
+                {.chosen_THS = chosen_, .q_THK = q_, .k_TGK = k_, .cu_seqlens = borders_, .selection = s_.moba});
     }
     /// Forward with the choice and its lists, then backward.
     void whole() {
         time("choice, forward", "own", sum(costs_.select(), costs_.forward()), [&] {
             choose();
-            ops_->attention_forward(forward_args(&s_.moba));
+            ops_->attention_forward(forward_args(true));
         });
-        time("backward", "own", costs_.backward(), [&] { ops_->attention_backward(backward_args(&s_.moba)); });
+        time("backward", "own", costs_.backward(), [&] { ops_->attention_backward(backward_args(true)); });
     }
     void dense() {
-        time("full attention", "", costs_.dense_forward(), [&] { ops_->attention_forward(forward_args(nullptr)); });
+        time("full attention", "", costs_.dense_forward(), [&] { ops_->attention_forward(forward_args(false)); });
         time("full attention backward", "", costs_.dense_backward(),
-             [&] { ops_->attention_backward(backward_args(nullptr)); });
+             [&] { ops_->attention_backward(backward_args(false)); });
     }
 
     static std::vector<int32_t> equal_documents(int64_t tokens, int64_t documents) {
@@ -132,7 +132,11 @@ class Bench {
         ops_->fill_normal({.x = x, .random = Philox(1, Purpose::mock_data, stream)});
         return x;
     }
-    AttentionForward forward_args(MobaOptions const* moba) {
+    Attended attended(bool sparse) const {
+        if (!sparse) return FullAttention{};
+        return BlockSparse{.budget = *budget_of(s_.moba), .chosen_THS = chosen_, .routing_L = lists_};
+    }
+    AttentionForward forward_args(bool sparse) {
         return {.o_THK = o_,
                 .lse_TH = lse_,
                 .q_THK = q_,
@@ -140,11 +144,9 @@ class Bench {
                 .v_TGK = v_,
                 .cu_seqlens = borders_,
                 .scale = problem_.scale,
-                .moba = moba,
-                .chosen_THS = moba != nullptr ? chosen_ : ConstView{},
-                .lists_L = moba != nullptr ? lists_ : TensorView{}};
+                .attended = attended(sparse)};
     }
-    AttentionBackward backward_args(MobaOptions const* moba) {
+    AttentionBackward backward_args(bool sparse) {
         return {.dq_THK = dq_,
                 .dk_TGK = dk_,
                 .dv_TGK = dv_,
@@ -156,9 +158,7 @@ class Bench {
                 .lse_TH = lse_,
                 .cu_seqlens = borders_,
                 .scale = problem_.scale,
-                .moba = moba,
-                .chosen_THS = moba != nullptr ? chosen_ : ConstView{},
-                .lists_L = moba != nullptr ? lists_ : TensorView{}};
+                .attended = attended(sparse)};
     }
     moba::Stage stage(MobaTask task) {
         MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);

@@ -23,7 +23,11 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 struct Options {
     ModelOptions model{.vocab_size = 320, .num_key_value_heads = 2, .head_dim = 64};
     MobaOptions moba{.block_size = 64, .top_k = 3};
-    AttentionKind kind = AttentionKind::full;
+    bool sparse = false;
+    std::vector<Selection> selections() const {
+        Selection const one = sparse ? Selection(moba) : Selection(FullAttention{});
+        return std::vector(static_cast<size_t>(model.num_hidden_layers), one);
+    }
     int64_t sequence = 512;
     int64_t batch = 8;
     int64_t steps = 10;
@@ -51,7 +55,7 @@ Options parse(CLI::App& app, int argc, char** argv) {
     app.add_option("--threads", o.threads, "0: every core");
     app.add_flag("--json", o.json, "end with one JSON object");
     app.parse(argc, argv);
-    o.kind = kind == "moba" ? AttentionKind::moba : AttentionKind::full;
+    o.sparse = kind == "moba";
     return o;
 }
 
@@ -91,10 +95,10 @@ class Trainer {
         : options_(options),
           plain_ops_(make_host_ops(*device_, options.threads)),
           ops_(*plain_ops_),
-          kinds_(static_cast<size_t>(options.model.num_hidden_layers), options.kind),
+          selections_(options.selections()),
           layout_(llama_params(options.model), 1, 0),
           mesh_(ParallelOptions{}, *world_),
-          model_(options.model, options.moba, layout_, mesh_, ops_) {
+          model_(options.model, layout_, mesh_, ops_) {
         for (TensorView* view : {&weights_, &grads_, &first_, &second_}) {
             *view = state_.allocate("parameters", DType::f32, {layout_.size()});
             ops_.fill_zero(*view);
@@ -108,8 +112,8 @@ class Trainer {
         auto const start = Clock::now();
         ops_.fill_zero(grads_);
         double const tokens = static_cast<double>(batch.tokens());
-        loss_ =
-            model_.loss_and_gradient(weights_, {.grads = grads_, .scale = 1 / tokens}, batch, kinds_, arena_) / tokens;
+        loss_ = model_.loss_and_gradient(weights_, {.grads = grads_, .scale = 1 / tokens}, batch, selections_, arena_) /
+                tokens;
         double squares = 0;  // the operations work on host memory
         ops_.squared_norm(TensorView(&squares, {1}), grads_);
         double const norm = std::sqrt(squares);
@@ -137,7 +141,7 @@ class Trainer {
     std::unique_ptr<Comm> world_ = make_single_comm();
     std::unique_ptr<Ops> plain_ops_;
     TimedOps ops_;
-    std::vector<AttentionKind> kinds_;
+    std::vector<Selection> selections_;
     ParamLayout layout_;
     Mesh mesh_;
     Arena arena_{*device_};
@@ -165,8 +169,7 @@ void run(Options const& options) {
     double const plain = plain_product_speed();
     double const tokens_per_s = static_cast<double>(options.batch * options.sequence) / median;
     Batch const batch = random_batch(options, 0);
-    std::vector<AttentionKind> const kinds(static_cast<size_t>(options.model.num_hidden_layers), options.kind);
-    double const useful = forward_flops(options.model, options.moba, kinds, batch.cu_seqlens).training();
+    double const useful = forward_flops(options.model, options.selections(), batch.cu_seqlens).training();
 
     fmt::print("{:.1f} M parameters, {} tokens per step, {:.0f} MiB of activations, loss {:.4f}\n",
                1e-6 * static_cast<double>(trainer.parameters()), batch.tokens(),

@@ -134,11 +134,11 @@ double attention_seconds_per_flop(Ops& ops, Arena& arena, RunOptions const& o, B
     });
     ModelOptions one_layer = o.model;
     one_layer.num_hidden_layers = 1;
-    std::vector<AttentionKind> const full = {AttentionKind::full};
-    return seconds / (3 * forward_flops(one_layer, o.attention.moba, full, batch.cu_seqlens).attention);
+    std::vector<Selection> const full = {FullAttention{}};
+    return seconds / (3 * forward_flops(one_layer, full, batch.cu_seqlens).attention);
 }
 
-SpeedOfLight speed_of_light(RunOptions const& options, RecordingOps& ops, std::vector<AttentionKind> const& kinds,
+SpeedOfLight speed_of_light(RunOptions const& options, RecordingOps& ops, std::vector<Selection> const& selections,
                             Batch const& batch, int64_t micro_batches) {
     SpeedOfLight light;
     Arena arena(ops.device());
@@ -147,7 +147,7 @@ SpeedOfLight speed_of_light(RunOptions const& options, RecordingOps& ops, std::v
         light.product_flops += static_cast<double>(count) * 2.0 * static_cast<double>(product.m) *
                                static_cast<double>(product.n) * static_cast<double>(product.k);
     }
-    ForwardFlops const flops = forward_flops(options.model, options.attention.moba, kinds, batch.cu_seqlens);
+    ForwardFlops const flops = forward_flops(options.model, selections, batch.cu_seqlens);
     light.attention = static_cast<double>(micro_batches) * 3 * flops.attention *
                       attention_seconds_per_flop(ops, arena, options, batch);
     return light;
@@ -245,7 +245,7 @@ void run(Options const& o) {
     int64_t const used = device.used_bytes();
     double const host = o.brief ? 0 : host_seconds(learner, ops, options, state, micro_batches);
     SpeedOfLight light;
-    if (!o.brief) light = speed_of_light(options, ops, session.kinds(0), batches.front(), micro_batches);
+    if (!o.brief) light = speed_of_light(options, ops, session.selections(0), batches.front(), micro_batches);
     double const tokens = static_cast<double>(report.tokens);
     fmt::print("{} on {}: {} parameters, {} x {} tokens\n", o.config, device.name(),
                format_count(session.layout().global_size()), micro_batches, batches.front().tokens());

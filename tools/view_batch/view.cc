@@ -118,21 +118,21 @@ View make_view(Session& session, int64_t step, int64_t samples, bool weights) {
     auto const source = session.open(Split::train);
     int64_t const global = options.train.global_batch_size, micro = options.train.micro_batch_size;
     int64_t const first = (step - 1) * global, length = options.data.sequence_length;
-    auto const kinds = session.kinds(step - 1);
+    auto const selections = session.selections(step - 1);
     Names const names(options.data, session.files());
     View view{.step = step,
               .data = source->summary(),
               .weights = {},
               .block_size = options.attention.moba.block_size,
-              .layers = std::vector<Layer>(weights ? kinds.size() : 0),
+              .layers = std::vector<Layer>(weights ? selections.size() : 0),
               .samples = {}};
     for (int64_t done = 0; done < global; done += micro) {
         int64_t const count = std::min(micro, global - done);
         Batch const batch = make_batch(*source, first + done, count);
         Analysed of{.batch = batch, .depth_T = std::vector<int64_t>(batch.ids_T.size()), .block_size = view.block_size};
         if (weights)
-            of.depth_T = add_reach(session.model().choices(session.weights(), batch, kinds, session.arena()), batch,
-                                   view.layers);
+            of.depth_T = add_reach(session.model().choices(session.weights(), batch, selections, session.arena()),
+                                   batch, view.layers);
         view.tokens += batch.tokens();
         view.loss_tokens += std::ranges::count_if(batch.weights_T, [](float w) { return w > 0; });
         view.loss_weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), view.loss_weight);

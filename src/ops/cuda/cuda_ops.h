@@ -36,8 +36,8 @@ class CudaOps final : public Ops {
     void run(Operation const& operation) override {
         std::visit([this](auto const& args) { compute(args); }, operation);
     }
-    int64_t moba_lists_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                            MobaOptions const& moba) const override;
+    int64_t routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                         BlockBudget const& budget) const override;
 
   private:
     // One for every operation in the list.
@@ -58,7 +58,7 @@ class CudaOps final : public Ops {
     void compute(RopeTable const& args);
     void compute(QkvForward const& args);
     void compute(QkvBackward const& args);
-    void compute(MobaSelect const& args);
+    void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);
     void compute(SwigluForward const& args);
@@ -86,7 +86,7 @@ class CudaOps final : public Ops {
         int64_t last_used = 0;  ///< number of the call
     };
 
-    // MoBA's kernels; without `moba`, full attention by the same ones.
+    // Block-sparse attention, and full attention by the same kernels.
     void block_attention_forward(AttentionForward const& args);
     void block_attention_backward(AttentionBackward const& args);
     void give_scratch(MobaProblem& problem, MobaTask task);

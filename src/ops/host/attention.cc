@@ -5,16 +5,12 @@
 #include "ops/checks.h"
 #include "ops/host/attention_causal.h"
 #include "ops/host/moba_attention.h"
-#include "ops/host/moba_select.h"
 
 namespace perigee::host {
 namespace {
 
-/// S, the blocks a query may choose besides its own.
-int64_t slots(MobaOptions const& moba) { return moba.top_k - 1; }
-
-Routes routes_of(auto const& args, BlockGrid const& grid) {
-    return {args.chosen_THS, queries_of(args), args.k_TGK[1], args.cu_seqlens, grid};
+Routes routes_of(auto const& args, BlockSparse const& sparse, BlockGrid const& grid) {
+    return {sparse.chosen_THS, queries_of(args), args.k_TGK[1], args.cu_seqlens, grid};
 }
 
 /// Sum of d_o * o over each row of K.
@@ -39,10 +35,11 @@ std::vector<Real> row_products(ConstView do_THK, ConstView o_THK) {
 template <class Real>
 void attention_forward(AttentionForward const& args) {
     check(args);
-    if (args.moba == nullptr) return causal_forward<Real>(args, documents(args.cu_seqlens));
-    BlockGrid const grid(args.cu_seqlens, args.moba->block_size);
+    auto const* const sparse = std::get_if<BlockSparse>(&args.attended);
+    if (sparse == nullptr) return causal_forward<Real>(args, documents(args.cu_seqlens));
+    BlockGrid const grid(args.cu_seqlens, sparse->budget.block_size);
     causal_forward<Real>(args, grid.blocks);
-    if (slots(*args.moba) > 0) routed_forward<Real>(args, grid, routes_of(args, grid));
+    if (sparse->budget.slots() > 0) routed_forward<Real>(args, grid, routes_of(args, *sparse, grid));
 }
 
 template <class Real>
@@ -51,23 +48,16 @@ void attention_backward(AttentionBackward const& args) {
     if (!args.add_to_dkv)
         for (TensorView x : {args.dk_TGK, args.dv_TGK}) std::fill_n(x.as<Real>(), x.size(), Real{0});
     std::vector<Real> const delta = row_products<Real>(args.do_THK, args.o_THK);
-    if (args.moba == nullptr) return causal_backward<Real>(args, documents(args.cu_seqlens), delta.data());
-    BlockGrid const grid(args.cu_seqlens, args.moba->block_size);
+    auto const* const sparse = std::get_if<BlockSparse>(&args.attended);
+    if (sparse == nullptr) return causal_backward<Real>(args, documents(args.cu_seqlens), delta.data());
+    BlockGrid const grid(args.cu_seqlens, sparse->budget.block_size);
     causal_backward<Real>(args, grid.blocks, delta.data());
-    if (slots(*args.moba) > 0) routed_backward<Real>(args, grid, routes_of(args, grid), delta.data());
-}
-
-template <class Real>
-void moba_select(MobaSelect const& args) {
-    check(args);
-    if (slots(*args.moba) > 0) choose_blocks<Real>(args, BlockGrid(args.cu_seqlens, args.moba->block_size));
+    if (sparse->budget.slots() > 0) routed_backward<Real>(args, grid, routes_of(args, *sparse, grid), delta.data());
 }
 
 template void attention_forward<float>(AttentionForward const&);
 template void attention_forward<double>(AttentionForward const&);
 template void attention_backward<float>(AttentionBackward const&);
 template void attention_backward<double>(AttentionBackward const&);
-template void moba_select<float>(MobaSelect const&);
-template void moba_select<double>(MobaSelect const&);
 
 }  // namespace perigee::host

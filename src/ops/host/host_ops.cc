@@ -108,8 +108,8 @@ void HostOps<Real>::compute(QkvBackward const& args) {
 }
 
 template <class Real>
-void HostOps<Real>::compute(MobaSelect const& args) {
-    host::moba_select<Real>(args);
+void HostOps<Real>::compute(SelectBlocks const& args) {
+    host::select_blocks<Real>(args);
 }
 template <class Real>
 void HostOps<Real>::compute(AttentionForward const& args) {

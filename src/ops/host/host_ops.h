@@ -19,7 +19,7 @@ class HostOps : public Ops {
     void run(Operation const& operation) override {
         std::visit([this](auto const& args) { compute(args); }, operation);
     }
-    int64_t moba_lists_size(Shape const&, Shape const&, std::span<int32_t const>, MobaOptions const&) const override {
+    int64_t routing_size(Shape const&, Shape const&, std::span<int32_t const>, BlockBudget const&) const override {
         return 0;
     }
 
@@ -42,7 +42,7 @@ class HostOps : public Ops {
     void compute(RopeTable const& args);
     void compute(QkvForward const& args);
     void compute(QkvBackward const& args);
-    void compute(MobaSelect const& args);
+    void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);
     void compute(SwigluForward const& args);

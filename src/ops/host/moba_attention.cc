@@ -85,7 +85,7 @@ void routed_forward(AttentionForward const& args, BlockGrid const& grid, Routes 
     auto const* const q = args.q_THK.as<Real>();
     auto const* const k = args.k_TGK.as<Real>();
     auto const* const v = args.v_TGK.as<Real>();
-    auto const* const chosen = args.chosen_THS.as<int32_t>();
+    auto const* const chosen = std::get<BlockSparse>(args.attended).chosen_THS.as<int32_t>();
     auto* const o = args.o_THK.as<Real>();
     auto* const lse = args.lse_TH.as<Real>();
     Partials<Real> const partial_o(T, R, S, K), partial_lse(T, R, S, 1);
@@ -130,7 +130,7 @@ void routed_backward(AttentionBackward const& args, BlockGrid const& grid, Route
     auto const* const v = args.v_TGK.as<Real>();
     auto const* const d_o = args.do_THK.as<Real>();
     auto const* const lse = args.lse_TH.as<Real>();
-    auto const* const chosen = args.chosen_THS.as<int32_t>();
+    auto const* const chosen = std::get<BlockSparse>(args.attended).chosen_THS.as<int32_t>();
     auto* const dq = args.dq_THK.as<Real>();
     auto* const dk = args.dk_TGK.as<Real>();
     auto* const dv = args.dv_TGK.as<Real>();

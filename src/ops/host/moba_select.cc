@@ -10,7 +10,7 @@ namespace {
 
 /// The mean key of every complete block, [blocks, G, K]; the rows of incomplete blocks, which nobody can choose, are 0.
 template <class Real>
-std::vector<Real> centroids(MobaSelect const& args, BlockGrid const& grid) {
+std::vector<Real> centroids(SelectBlocks const& args, BlockGrid const& grid) {
     int64_t const width = args.k_TGK[1] * args.k_TGK[2], blocks = static_cast<int64_t>(grid.blocks.size());
     auto const* const k = args.k_TGK.as<Real>();
     std::vector<Real> means(blocks * width, Real{0});
@@ -73,9 +73,9 @@ void sum_group(Real const* q, int64_t rows, int64_t stride, int64_t group, int64
 }  // namespace
 
 template <class Real>
-void choose_blocks(MobaSelect const& args, BlockGrid const& grid) {
+void choose_blocks(SelectBlocks const& args, MobaOptions const& gate, BlockGrid const& grid) {
     int64_t const H = args.q_THK[1], G = args.k_TGK[1], K = args.q_THK[2], R = H / G, S = args.chosen_THS[2];
-    bool const shared = args.moba->selection == MobaSelection::per_group;
+    bool const shared = gate.selection == MobaSelection::per_group;
     auto const* const q = args.q_THK.as<Real>();
     auto* const chosen = args.chosen_THS.as<int32_t>();
     std::vector<Real> const means = centroids<Real>(args, grid);
@@ -84,7 +84,7 @@ void choose_blocks(MobaSelect const& args, BlockGrid const& grid) {
     int64_t const tasks = std::ssize(pieces) * choices;
 #pragma omp parallel
     {
-        Chooser<Real> chooser(S, args.moba->force_previous);
+        Chooser<Real> chooser(S, gate.force_previous);
         std::vector<Real> scores, summed(shared ? kTileRows * K : 0);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
@@ -111,7 +111,7 @@ void choose_blocks(MobaSelect const& args, BlockGrid const& grid) {
     }
 }
 
-template void choose_blocks<float>(MobaSelect const&, BlockGrid const&);
-template void choose_blocks<double>(MobaSelect const&, BlockGrid const&);
+template void choose_blocks<float>(SelectBlocks const&, MobaOptions const&, BlockGrid const&);
+template void choose_blocks<double>(SelectBlocks const&, MobaOptions const&, BlockGrid const&);
 
 }  // namespace perigee::host

@@ -1,4 +1,4 @@
-// The choice of MoBA: which blocks of the past each query attends. Rules: docs/numerics.md.
+// MoBA's gate: which blocks of the past each query attends. Rules: docs/numerics.md.
 #pragma once
 
 #include "ops/host/moba_routes.h"
@@ -8,6 +8,6 @@ namespace perigee::host {
 
 /// Writes all of `args.chosen_THS`, S > 0.
 template <class Real>
-void choose_blocks(MobaSelect const& args, BlockGrid const& grid);
+void choose_blocks(SelectBlocks const& args, MobaOptions const& gate, BlockGrid const& grid);
 
 }  // namespace perigee::host

@@ -36,7 +36,7 @@ if(PERIGEE_CUDA)
     set(cuda_libraries CUDA::cublasLt $<TARGET_NAME_IF_EXISTS:cudnn>)
 endif()
 perigee_layer(tensor LAYERS base device)
-perigee_layer(io LAYERS base device tensor LIBRARIES hdf5::hdf5 ZLIB::ZLIB nlohmann_json::nlohmann_json)
+perigee_layer(io LAYERS base device tensor LIBRARIES hdf5::hdf5 OpenSSL::Crypto ZLIB::ZLIB nlohmann_json::nlohmann_json)
 perigee_layer(kernels ROOT ${CMAKE_SOURCE_DIR}/kernels LAYERS base device tensor EXCLUDE ${other_backend})
 # Kernels share constexpr code, such as Philox, with the host.
 target_compile_options(perigee_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)

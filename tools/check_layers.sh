@@ -18,6 +18,7 @@ edges=$(sed 's/#.*//' cmake/Layers.cmake | tr '\n' ' ' | grep -o '\bperigee_laye
 homes='
 ^yaml-cpp/                      ^src/config/
 ^(hdf5|H5)                      ^src/io/
+^openssl/                       ^src/io/
 ^mpi\.h                         ^src/comm/
 ^nccl                           ^src/comm/
 ^(cblas|openblas)               ^src/ops/

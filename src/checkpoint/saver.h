@@ -11,6 +11,7 @@
 
 namespace perigee {
 
+/// Thread rule: one thread calls all members. The writing thread is the object's own; it reads only the copy.
 class Saver {
   public:
     /// The parts it is given lie in memory of `device`.

@@ -1,4 +1,4 @@
-// Whom to tell: collectives on a group of ranks. Backends: one rank (no library), MPI (host memory), later NCCL.
+// Collectives on a group of ranks. Backends: one rank (no library), MPI (host memory), later NCCL.
 // Every rank of the group calls the same collectives in the same order. Failures throw Category::communication.
 #pragma once
 

@@ -21,6 +21,7 @@ struct Lookup {
     std::vector<int64_t> places;  ///< where what it needs is stated, each time
 };
 
+/// Any number of threads may call the const members at a time: training reads ahead while it evaluates.
 class DataSource {
   public:
     virtual ~DataSource() = default;

@@ -29,6 +29,7 @@ struct WatchdogOptions {
 };
 void describe(Schema& schema, WatchdogOptions& options);
 
+/// Thread rule: any thread may call any member. EndJob runs on the thread of the watchdog.
 class Watchdog {
   public:
     /// How a job ends.

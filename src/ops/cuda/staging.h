@@ -9,6 +9,7 @@
 
 namespace perigee {
 
+/// One thread at a time may call it; it waits only for a slot of the ring.
 class Staging {
   public:
     explicit Staging(CudaDevice& device);

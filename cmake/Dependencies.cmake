@@ -34,7 +34,7 @@ target_link_options(openblas INTERFACE "LINKER:-rpath,${OPENBLAS_DIR}")
 
 # Libraries of tokenizers, whose packages bring no CMake files.
 foreach(library IN ITEMS "pcre2 pcre2-8 pcre2.h" "sentencepiece sentencepiece sentencepiece_processor.h"
-        "utf8proc utf8proc utf8proc.h")
+        "utf8proc utf8proc utf8proc.h" "oniguruma onig oniguruma.h")
     separate_arguments(library)
     list(POP_FRONT library name file header)
     string(TOUPPER ${name} variable)

@@ -48,7 +48,7 @@ perigee_layer(parallel LAYERS base device tensor comm ops)
 perigee_layer(model LAYERS base device tensor kernels ops comm parallel)
 perigee_layer(optim LAYERS base device tensor ops comm parallel)
 perigee_layer(data LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json ZLIB::ZLIB
-    pcre2 sentencepiece utf8proc)
+    pcre2 oniguruma sentencepiece utf8proc)
 perigee_layer(checkpoint LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(hf LAYERS base device tensor kernels io ops comm parallel model checkpoint
     LIBRARIES nlohmann_json::nlohmann_json)

@@ -26,7 +26,8 @@ homes='
 ^(cuda|cooperative_groups|mma)  ^(src/device/cuda/|src/ops/cuda/|kernels/)
 ^CLI/                           ^src/app/
 ^spdlog/                        ^src/base/
-^(pcre2|sentencepiece|utf8proc) ^src/data/
+^(pcre2|oniguruma)              ^src/data/
+^(sentencepiece|utf8proc)       ^src/data/
 ^nlohmann/json\.hpp            \.cc$
 '
 find src kernels -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | sort |

@@ -76,46 +76,52 @@ TEST(Regex, CharactersClassesAndCounts) {
     EXPECT_THAT(words(literal_pattern("a.*\u4e2d"), "xa.*\u4e2d"), ElementsAre("x", "a.*\u4e2d"));
 }
 
-TEST(Regex, WhatMayMeanAnotherThingIsRefused) {
+TEST(Regex, WhatPcre2ReadsOtherwiseGoesToOniguruma) {
+    struct Case {
+        char const* pattern;
+        char const* text;
+        Words words;
+    };
+    Case const cases[] = {
+        {R"(\w+)", "a\u0301_1-\u4e2d", {"a\u0301_1", "-", "\u4e2d"}},
+        {R"(\bb+)", "abb bb", {"abb ", "bb"}},
+        {R"(\h+)", "xFf0g", {"x", "Ff0", "g"}},  // hexadecimal digits, where PCRE2 means spaces
+        {"^a", "a\naa", {"a", "\n", "a", "a"}},  // at every line's beginning
+        {"a$", "a\naa", {"a", "\na", "a"}},
+        {R"((a|b)\1)", "abbc", {"a", "bb", "c"}},
+        {"[a[bc]]+", "xabcx", {"x", "abc", "x"}},
+        {"[a-d&&[^b]]+", "abcd", {"a", "b", "cd"}},
+        {"(?<n>a)b", "aab", {"a", "ab"}},
+        {"(?>a+)b", "aabc", {"aab", "c"}},
+        {"(?i:ss)", "a\u00dfSs", {"a", "\u00df", "Ss"}},
+        {"(?i:\u00e9)+", "x\u00e9\u00c9", {"x", "\u00e9\u00c9"}},
+        {R"(\p{Letter}+)", "ab1", {"ab", "1"}},
+    };
+    for (Case const& c : cases) {
+        EXPECT_FALSE(Regex(c.pattern).is_pcre2()) << c.pattern;
+        EXPECT_EQ(words(c.pattern, c.text), c.words) << c.pattern;
+    }
+    EXPECT_EQ(words(R"(\w+)", std::string(5000, 'a')).size(), 1u);
+    EXPECT_EQ(words(R"(\w+)", std::string(5000, '-') + "a").size(), 2u);
+    EXPECT_TRUE(Regex(kLlama3).is_pcre2());
+    EXPECT_TRUE(Regex(kGpt2).is_pcre2());
+}
+
+TEST(Regex, WhatIsNoPatternOrMatchesNothingIsRefused) {
     std::pair<char const*, char const*> const cases[] = {
-        {R"(\w+)", "\\w"},
-        {R"(a\b)", "\\b"},
-        {R"(\h)", "\\h"},
-        {"^a", "'^'"},
-        {"a$", "'$'"},
-        {R"((a)\1)", "\\1"},
-        {"[a[b]]", "class in"},
-        {"[a&&b]", "intersection"},
-        {"a{1,2}+", "repeated"},
-        {"a**", "repeated"},
-        {"a{x}", "counts nothing"},
-        {"*a", "'*'"},
-        {"(?<n>a)", "(?<n"},
-        {"(?>a)", "(?>a"},
-        {"(?i)a", "(?i)"},
-        {"(a", "open ("},
-        {"a)", ") without"},
-        {"[a", "no end"},
-        {"[]a]", "empty class"},
-        {"[b-a]", "empty range"},
-        {R"([a-\s])", "two meanings"},
-        {R"(\p{Letter})", "not understood"},
-        {R"(\p{L1})", "property"},
-        {R"(\xFF)", "byte"},
-        {"(?i:ss)", "\"ss\""},
-        {"(?i:\u00e9)", "ASCII"},
-        {R"((?i:\p{Lu}))", "ignores case"},
-        {"a*", "empty"},
-        {"(?=a)", "empty"},
-        {R"(\x{D800})", "character number"},
-        {"((((", "open ("},
-        {"a\\", "no end"},
-        {"(?<=a+)b", "not understood"},
+        {"*a", "not understood"},    {"(a", "not understood"},
+        {"a)", "not understood"},    {"[a", "not understood"},
+        {"[b-a]", "not understood"}, {R"(\p{Nothing})", "not understood"},
+        {"a\\", "not understood"},   {"a*", "empty"},
+        {"(?:)", "empty"},           {R"(\w*)", "empty"},
     };
     for (auto const& [pattern, reason] : cases) {
         EXPECT_THAT(testing::error_of(Category::config, [&, pattern = pattern] { Regex{pattern}; }), HasSubstr(reason))
             << pattern;
     }
+    EXPECT_THAT(testing::error_of(Category::config, [] { words("(?=a)", "xa"); }), HasSubstr("empty"));
+    EXPECT_THAT(testing::error_of(Category::data, [] { words(R"((?:\w+\w+)+!)", std::string(2000, 'a') + "-!"); }),
+                HasSubstr("2002 bytes"));
 }
 
 TEST(Regex, EndlessBacktrackingIsAnErrorOfTheData) {

@@ -86,7 +86,7 @@ TEST(TokenizerJson, WhatIsNotUnderstoodIsRefusedByItsPath) {
         {"/pre_tokenizer/pretokenizers/3", R"({"type": "Digits"})", "pretokenizers[3]: \"Digits\" after ByteLevel"},
         {"/pre_tokenizer/pretokenizers/0/behavior", "\"Merged\"", "pretokenizers[0].behavior: \"Merged\""},
         {"/pre_tokenizer/pretokenizers/0/pattern", "{}", "pattern.Regex: null where text"},
-        {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\"\\\\w\"", "pretokenizers[0].pattern: the pattern"},
+        {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "\"\\\\w*\"", "pretokenizers[0].pattern: the pattern"},
         {"/pre_tokenizer/pretokenizers/0/pattern/Glob", "\"*\"", "pattern.Glob: unknown field"},
         {"/pre_tokenizer/pretokenizers/0/invert", "1", "invert: 1 where true or false"},
         {"/post_processor/type", "\"BertProcessing\"", "post_processor.type: \"BertProcessing\""},

@@ -55,8 +55,20 @@ std::vector<std::string> fuzz_seeds() {
     rich.more_model = R"("ignore_merges": true)";
     TinyTokenizer strings = plain;
     strings.merges_in_one_string = true;
-    return {Pieces::join(pieces_of(plain, text)), Pieces::join(pieces_of(rich, text)),
-            Pieces::join({plain.json(), text}), Pieces::join({rich.json(), text}),
+    std::string const characters = R"({"version": "1.0", "added_tokens": [{"id": 1, "content": "<s>", "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}, {"type": "Replace",
+        "pattern": {"String": "l"}, "content": "L"}]}, "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581",
+        "prepend_scheme": "first", "split": true}, "decoder": {"type": "Sequence", "decoders": [{"type": "Replace",
+        "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}, "model": {"type": "BPE", "unk_token": "<unk>",
+        "fuse_unk": true, "byte_fallback": true, "vocab": {"<unk>": 0, "<s>": 1, "<0x0A>": 2, "h": 3, "e": 4, "he": 5,
+        "\u2581": 6}, "merges": ["h e"]}})";
+    TinyTokenizer oniguruma = plain;
+    oniguruma.pre_tokenizer = R"({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex":
+        "\\b(?<w>\\w)\\w*|[\\s&&[^\\n]]+$"}, "behavior": "Contiguous", "invert": false}, {"type": "ByteLevel"}]})";
+    return {Pieces::join({characters, text}),     Pieces::join(pieces_of(oniguruma, text)),
+            Pieces::join(pieces_of(plain, text)), Pieces::join(pieces_of(rich, text)),
+            Pieces::join({plain.json(), text}),   Pieces::join({rich.json(), text}),
             Pieces::join({strings.json(), text})};
 }
 

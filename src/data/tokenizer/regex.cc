@@ -8,6 +8,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "data/tokenizer/oniguruma.h"
 
 namespace perigee {
 
@@ -44,9 +45,12 @@ PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(te
 
 }  // namespace
 
+using Compiled = std::unique_ptr<pcre2_code, Release<pcre2_code_free>>;
+
 struct Regex::Code {
     std::string pattern;  ///< as given
-    std::unique_ptr<pcre2_code, Release<pcre2_code_free>> compiled;
+    Compiled compiled;    ///< null where Oniguruma matches
+    std::optional<Oniguruma> oniguruma;
 };
 
 struct Regex::Scratch::Impl {
@@ -74,46 +78,50 @@ void Regex::Scratch::begin_text(size_t bytes) {
     impl_->matches = kMatches;
 }
 
-Regex::Regex(std::string const& pattern) {
-    auto code = std::make_shared<Code>();
-    code->pattern = pattern;
+namespace {
+
+/// Throws Category::config for what PCRE2 does not know or may read otherwise than Oniguruma.
+Compiled compile(std::string const& pattern) {
     std::string const translated = to_pcre2(pattern);
     int error = 0;
     PCRE2_SIZE where = 0;
-    code->compiled.reset(pcre2_compile(units(translated), translated.size(), PCRE2_UTF | PCRE2_USE_OFFSET_LIMIT, &error,
-                                       &where, nullptr));
-    if (!code->compiled) fail(Category::config, "the pattern \"{}\" is not understood: {}", pattern, reason(error));
+    Compiled compiled(pcre2_compile(units(translated), translated.size(), PCRE2_UTF | PCRE2_USE_OFFSET_LIMIT, &error,
+                                    &where, nullptr));
+    if (!compiled) fail(Category::config, "the pattern \"{}\" is not understood: {}", pattern, reason(error));
     uint32_t matches_empty = 0;
-    pcre2_pattern_info(code->compiled.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
+    pcre2_pattern_info(compiled.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
     if (matches_empty != 0) fail(Category::config, "the pattern \"{}\" matches an empty text", pattern);
     // Where machine code cannot be made (a hardened kernel), PCRE2 interprets the pattern: slower, and the same.
-    pcre2_jit_compile(code->compiled.get(), PCRE2_JIT_COMPLETE);
+    pcre2_jit_compile(compiled.get(), PCRE2_JIT_COMPLETE);
+    return compiled;
+}
+
+}  // namespace
+
+Regex::Regex(std::string const& pattern) {
+    auto code = std::make_shared<Code>();
+    code->pattern = pattern;
+    try {
+        code->compiled = compile(pattern);
+    } catch (Error const&) {
+        code->oniguruma.emplace(pattern);
+    }
     code_ = std::move(code);
 }
 
-/// The first match that begins in the text at or after `from`, a stretch at a time so that time is bounded in between.
-int Regex::match(std::string_view text, size_t from, Scratch& scratch) const {
-    auto* const context = scratch.impl_->context.get();
-    for (;;) {
-        if (--scratch.impl_->matches < 0) {
-            scratch.impl_->matches = kMatches;
-            if (seconds_of_thread() > scratch.impl_->end)
-                fail(Category::data, "the pattern \"{}\" takes too long for a text of {} bytes", code_->pattern,
-                     text.size());
-        }
-        pcre2_set_offset_limit(context, from + kStarts);
-        int const found = pcre2_match(code_->compiled.get(), units(text), text.size(), from,
-                                      PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, scratch.impl_->data.get(), context);
-        from += kStarts + 1;
-        if (found != PCRE2_ERROR_NOMATCH || from > text.size()) return found;
-        while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
-        scratch.impl_->matches = 0;  // a stretch without a match may have taken long
-    }
-}
+bool Regex::is_pcre2() const { return !code_->oniguruma; }
 
-std::optional<Regex::Match> Regex::find(std::string_view text, size_t from, Scratch& scratch) const {
+/// The first match that begins in [from, last]; Oniguruma, which bounds its own steps, looks to the end.
+std::optional<Regex::Match> Regex::find_from(std::string_view text, size_t from, size_t last, Scratch& scratch) const {
+    if (code_->oniguruma) {
+        auto const found = code_->oniguruma->find(text, from);
+        return found ? std::optional(Match{found->first, found->second}) : std::nullopt;
+    }
     auto* const data = scratch.impl_->data.get();
-    int const found = match(text, from, scratch);
+    auto* const context = scratch.impl_->context.get();
+    pcre2_set_offset_limit(context, last);
+    int const found = pcre2_match(code_->compiled.get(), units(text), text.size(), from,
+                                  PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, data, context);
     if (found == PCRE2_ERROR_NOMATCH) return std::nullopt;
     if (found < 0) {
         fail(Category::data, "splitting a text of {} bytes by the pattern \"{}\" failed: {}", text.size(),
@@ -121,6 +129,24 @@ std::optional<Regex::Match> Regex::find(std::string_view text, size_t from, Scra
     }
     auto const* const bounds = pcre2_get_ovector_pointer(data);
     return Match{bounds[0], bounds[1]};
+}
+
+/// A stretch of possible beginnings at a time, so that time is bounded in between.
+std::optional<Regex::Match> Regex::find(std::string_view text, size_t from, Scratch& scratch) const {
+    while (from <= text.size()) {
+        if (--scratch.impl_->matches < 0) {
+            scratch.impl_->matches = kMatches;
+            if (seconds_of_thread() > scratch.impl_->end)
+                fail(Category::data, "the pattern \"{}\" takes too long for a text of {} bytes", code_->pattern,
+                     text.size());
+        }
+        if (auto const match = find_from(text, from, from + kStarts, scratch)) return match;
+        if (code_->oniguruma) break;
+        from += kStarts + 1;
+        while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
+        scratch.impl_->matches = 0;  // a stretch without a match may have taken long
+    }
+    return std::nullopt;
 }
 
 }  // namespace perigee

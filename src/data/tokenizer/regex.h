@@ -1,5 +1,5 @@
 // Regular expressions as tokenizer files write them (Oniguruma's syntax, the reference's engine), matched by PCRE2's
-// compiler to machine code. Only what means the same in both is taken; the rest is refused by name, since a pattern
+// compiler to machine code. PCRE2 gets only what means the same in both; the rest goes to Oniguruma, since a pattern
 // read a little differently would cut a few words of a corpus differently and nobody would see it.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace perigee {
 
 class Regex {
   public:
-    /// Throws Category::config for what is not a pattern, may mean another thing here, or matches an empty text.
+    /// Throws Category::config for what is not a pattern or matches an empty text.
     explicit Regex(std::string const& pattern);
 
     /// What one thread needs to match.
@@ -39,15 +39,17 @@ class Regex {
     /// backtracks without end, or runs over the same characters again and again.
     std::optional<Match> find(std::string_view text, size_t from, Scratch& scratch) const;
 
-  private:
-    int match(std::string_view text, size_t from, Scratch& scratch) const;
+    /// Whether PCRE2 matches it.
+    bool is_pcre2() const;
 
+  private:
     struct Code;
+    std::optional<Match> find_from(std::string_view text, size_t from, size_t last, Scratch& scratch) const;
     std::shared_ptr<Code const> code_;
 };
 
 /// The pattern as PCRE2 understands it (with PCRE2_UTF): white space is Unicode's White_Space property, scripts mean
-/// the script property, groups do not capture.
+/// the script property, groups do not capture. Throws Category::config for what would mean another thing.
 std::string to_pcre2(std::string_view pattern);
 /// A pattern that matches exactly this text.
 std::string literal_pattern(std::string_view text);

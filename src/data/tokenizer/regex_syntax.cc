@@ -1,5 +1,5 @@
 // From Oniguruma's syntax (as the onig crate uses it: Ruby's) to PCRE2's. What differs between the two and is not
-// rewritten here is refused: \w, \b, \h, ^ and $, back references, nested classes, possessive counts.
+// rewritten here is left to Oniguruma: \w, \b, \h, ^ and $, back references, nested classes, possessive counts.
 #include <algorithm>
 #include <array>
 #include <cctype>

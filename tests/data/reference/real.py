@@ -146,6 +146,12 @@ def without_bytes(file, unknown):
     return file
 
 
+def other_pattern(file):
+    """What PCRE2 reads otherwise: \\w, \\b, lines' ends, classes in classes."""
+    file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"(?i:straße|ss)|\b\p{Lu}\w*|[\w&&[^\d]]+|\d{1,3}$|\d+|[^\w\s]+|^\s+|\s"
+    return file
+
+
 # Hostile text.
 
 def strings(names):
@@ -234,6 +240,7 @@ def main():
         for kind in ("prepend", "first", "always"):
             check_json(program, folder, f"{name}_{kind}", characters(found[name], kind))
     check_json(program, folder, "qwen", qwen(found["qwen"]))
+    check_json(program, folder, "qwen_oniguruma", other_pattern(qwen(found["qwen"])))
     check_json(program, folder, "qwen_without_bytes", without_bytes(qwen(found["qwen"]), unknown=False))
     check_json(program, folder, "qwen_unknown_bytes", without_bytes(qwen(found["qwen"]), unknown=True))
     check_json(program, folder, "tekken", tekken(found["tekken"]))

@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "app/app.h"
+#include "app/follow.h"
 #include "config/config.h"
 #include "tools/view_batch/view.h"
 
@@ -21,22 +22,21 @@ struct Request {
     int64_t samples = 2;
 };
 
-bool has_checkpoint(RunOptions const& options, Comm& world, FileSystem& files) {
-    return find_checkpoint(options.checkpoint, options.output_dir, world, files).has_value();
-}
-
 void show(Request const& request, FileSystem& files) {
     RunOptions options = load_config(request.config, request.overrides);
+    auto const world = make_single_comm();
+    std::optional<Checkpoint> trained;
+    if (request.weights == "auto") trained = find_checkpoint(options.checkpoint, options.output_dir, *world, files);
+    if (trained) follow(options, *trained, request.overrides, /*speaks=*/true);
     options.parallel = {.tensor = 1, .context = 1, .data = 1};  // the batch is the same under every layout
     if (auto const found = problems(options, 1); !found.empty())
         fail(Category::config, "{}: {}", request.config, fmt::join(found, fmt::format("\n{}: ", request.config)));
     options = resolve(options, 1, files);
-    auto const world = make_single_comm();
     Session session(options, *world, files);
     std::string weights = "fresh weights";
     int64_t done = 0;
-    if (request.weights == "auto" && has_checkpoint(options, *world, files)) {
-        done = session.load_weights().step;
+    if (trained) {
+        done = session.load_weights(trained).step;
         weights = fmt::format("the weights of step {}", done);
     } else if (request.weights != "none") {
         initialise(session.ops(), session.layout(), {{session.layout().whole(), session.weights()}},

@@ -6,6 +6,7 @@
 
 #include "app/check.h"
 #include "app/command_line.h"
+#include "app/follow.h"
 #include "base/log.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
@@ -44,14 +45,33 @@ struct Job {
     FileSystem& files;
 };
 
-/// The options of this job, or every problem with them at once.
-RunOptions resolved_options(Job const& job, int world_size) {
+/// What the config says.
+RunOptions const& configured(Job const& job) {
     if (job.config.problem) std::rethrow_exception(job.config.problem);
-    RunOptions const& options = job.config.options;
+    return job.config.options;
+}
+
+/// With what is left open filled in; throws every problem with them at once.
+RunOptions resolved(Job const& job, RunOptions const& options, int world_size) {
     std::string const& file = job.command.config;
     std::vector<std::string> const found = problems(options, world_size);
     if (!found.empty()) fail(Category::config, "{}: {}", file, fmt::join(found, fmt::format("\n{}: ", file)));
     return resolve(options, job.launch.local_size(), job.files);
+}
+
+/// A checkpoint, and options for its model.
+struct Trained {
+    std::optional<Checkpoint> checkpoint;  ///< none: model.init_from has the weights
+    RunOptions options;
+};
+
+/// The file's options with the checkpoint's model; what the command line says wins over both.
+Trained load_trained(Job const& job) {
+    RunOptions options = configured(job);
+    Comm& world = job.launch.world();
+    auto found = find_weights(options, world, job.files);
+    if (found) follow(options, *found, job.command.overrides, world.rank() == 0);
+    return {std::move(found), resolved(job, options, world.size())};
 }
 
 /// From here on the result of this command counts: the exit code, unless somebody has asked to stop before.
@@ -77,10 +97,11 @@ int run_train(RunOptions const& options, Job const& job) {
     }
 }
 
-int run_eval(RunOptions const& options, Job const& job) {
+int run_eval(Trained const& trained, Job const& job) {
+    RunOptions const& options = trained.options;
     Session session(options, job.launch.world(), job.files);
     auto const validation = session.open(Split::validation);
-    RunState const state = session.load_weights();
+    RunState const state = session.load_weights(trained.checkpoint);
     auto const selections = session.selections(state.step);
     job.watchdog.enter(Section::eval, state.step);
     EvalReport report = evaluate(session, *validation, state.step, selections);
@@ -91,9 +112,10 @@ int run_eval(RunOptions const& options, Job const& job) {
     return code;
 }
 
-int run_generate(RunOptions const& options, Job const& job) {
+int run_generate(Trained const& trained, Job const& job) {
+    RunOptions const& options = trained.options;
     Session session(options, job.launch.world(), job.files);
-    int64_t const step = session.load_weights().step;
+    int64_t const step = session.load_weights(trained.checkpoint).step;
     bool const speaks = job.launch.world().rank() == 0;
     if (speaks && options.chat.format == ChatFormat::none) fmt::print("{}", options.generate.prompt);
     job.watchdog.enter(Section::first_step, step);
@@ -109,21 +131,20 @@ int run_generate(RunOptions const& options, Job const& job) {
 
 int run_check(Job const& job) {
     int const ranks = job.command.world_size > 0 ? job.command.world_size : job.launch.world().size();
-    RunOptions const options = resolved_options(job, ranks);
+    RunOptions const options = resolved(job, configured(job), ranks);
     if (job.launch.world().rank() == 0) print_check(options, ranks);
     return complete(job);
 }
 
 int dispatch(Job const& job) {
     if (job.command.command == Command::check) return run_check(job);
-    RunOptions const options = resolved_options(job, job.launch.world().size());
     switch (job.command.command) {
         case Command::train:
-            return run_train(options, job);
+            return run_train(resolved(job, configured(job), job.launch.world().size()), job);
         case Command::eval:
-            return run_eval(options, job);
+            return run_eval(load_trained(job), job);
         case Command::generate:
-            return run_generate(options, job);
+            return run_generate(load_trained(job), job);
         case Command::check:
             break;
     }

@@ -55,6 +55,9 @@ struct Field {
     std::string help;
     Range range;
     Target target;
+    /// A run resumed with another value of this option, or of one in this section, trains another model. What a
+    /// checkpoint is compared by, and what eval and generate take from it, follows from this alone.
+    bool defines_model = false;
 };
 
 class Schema {
@@ -111,11 +114,17 @@ class Schema {
         return push(key, help, {}, std::move(target));
     }
 
+    /// Marks the field added last.
+    Schema& defines_model() {
+        fields_.back().defines_model = true;
+        return *this;
+    }
+
     std::vector<Field> const& fields() const { return fields_; }
 
   private:
     Schema& push(std::string& key, std::string& help, Range range, Field::Target target) {
-        fields_.push_back({std::move(key), std::move(help), range, std::move(target)});
+        fields_.push_back({std::move(key), std::move(help), range, std::move(target), false});
         return *this;
     }
     std::vector<Field> fields_;

@@ -34,7 +34,8 @@ struct CheckpointOptions {
     int64_t keep_every = 0;       ///< besides, for ever, every step that this divides; 0: none
     bool keep_best = false;       ///< besides, the one with the lowest validation loss
     std::string resume = "auto";  ///< auto, never, best, or a checkpoint folder
-    bool asynchronous = true;     ///< copy the state, then write it while training goes on
+    bool allow_model_change = false;
+    bool asynchronous = true;  ///< copy the state, then write it while training goes on
     Retention retention() const { return {.last = keep_last, .every = keep_every}; }
 };
 void describe(Schema& schema, CheckpointOptions& options);

@@ -26,6 +26,8 @@ constexpr char kReferenceHead[] =
     "stop\n"
     "the program with exit code 2, all of them listed by place. A value in quotes is text; `true` and `false` are the\n"
     "only booleans; integers are decimal without leading zeros; numbers are finite.\n"
+    "A run resumes with the same values of the keys that define the model, unless checkpoint.allow_model_change is\n"
+    "true; `eval` and `generate` take them from the checkpoint, except those given on the command line.\n"
     "`perigee check CONFIG` shows the resolved configuration without starting anything.\n";
 
 /// At most one byte more than the cap, so that a device or an endless pipe does no harm.
@@ -70,6 +72,12 @@ RunOptions parse_config(std::string const& text, std::string const& name, std::v
 
 RunOptions load_config(std::string const& path, std::vector<std::string> const& overrides) {
     return parse_config(read_text(path), path, overrides);
+}
+
+void apply_overrides(RunOptions& options, std::vector<std::string> const& overrides) {
+    Schema schema;
+    describe(schema, options);
+    read_yaml(schema, "{}", "command line", overrides);
 }
 
 std::string to_yaml(RunOptions const& options) {

@@ -16,6 +16,9 @@ RunOptions load_config(std::string const& path, std::vector<std::string> const& 
 /// The same from text; `name` stands for the file in messages.
 RunOptions parse_config(std::string const& text, std::string const& name, std::vector<std::string> const& overrides);
 
+/// Applies overrides to options that were read before.
+void apply_overrides(RunOptions& options, std::vector<std::string> const& overrides);
+
 /// Complete YAML of these options, every key present, which parses to the same options.
 std::string to_yaml(RunOptions const& options);
 

@@ -59,7 +59,7 @@ void write_section(Schema const& schema, std::string const& path, std::string co
         if (is_nested) nested.emplace_back(&field, name);
         std::string const key = is_nested ? fmt::format("[`{}`](#{})", field.key, anchor(name)) : code(field.key);
         out += fmt::format("| {} | {} | {} | {} | {} |\n", key, cells.type, cell(code(cells.value)),
-                           cell(cells.allowed), cell(field.help));
+                           cell(cells.allowed), cell(field.help + (field.defines_model ? "; defines the model" : "")));
     }
     for (auto const& [field, name] : nested) {
         if (auto const* section = std::get_if<Field::Section>(&field->target)) {

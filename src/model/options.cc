@@ -32,26 +32,36 @@ void describe(Schema& schema, RopeScaling& o) {
 
 // The upper ends keep every size of a tensor, and the sum over a model's, within 64 bits.
 void describe(Schema& schema, ModelOptions& o) {
-    schema.add("vocab_size", o.vocab_size, between(0, 1 << 28),
-               "rows of the embedding; 0 takes the tokenizer's size rounded up to a multiple of 64");
-    schema.add("hidden_size", o.hidden_size, between(1, 1 << 20), "width of the residual stream");
-    schema.add("intermediate_size", o.intermediate_size, between(1, 1 << 22), "width of the SwiGLU layer");
-    schema.add("num_hidden_layers", o.num_hidden_layers, between(1, 1 << 12), "number of transformer blocks");
-    schema.add("num_attention_heads", o.num_attention_heads, between(1, 1 << 12), "query heads");
-    schema.add("num_key_value_heads", o.num_key_value_heads, between(0, 1 << 12),
-               "key/value heads, each shared by a group of query heads; 0 takes num_attention_heads");
-    schema.add("head_dim", o.head_dim, between(0, 1 << 12),
-               "width of one head; 0 takes hidden_size / num_attention_heads");
+    schema
+        .add("vocab_size", o.vocab_size, between(0, 1 << 28),
+             "rows of the embedding; 0 takes the tokenizer's size rounded up to a multiple of 64")
+        .defines_model();
+    schema.add("hidden_size", o.hidden_size, between(1, 1 << 20), "width of the residual stream").defines_model();
+    schema.add("intermediate_size", o.intermediate_size, between(1, 1 << 22), "width of the SwiGLU layer")
+        .defines_model();
+    schema.add("num_hidden_layers", o.num_hidden_layers, between(1, 1 << 12), "number of transformer blocks")
+        .defines_model();
+    schema.add("num_attention_heads", o.num_attention_heads, between(1, 1 << 12), "query heads").defines_model();
+    schema
+        .add("num_key_value_heads", o.num_key_value_heads, between(0, 1 << 12),
+             "key/value heads, each shared by a group of query heads; 0 takes num_attention_heads")
+        .defines_model();
+    schema
+        .add("head_dim", o.head_dim, between(0, 1 << 12),
+             "width of one head; 0 takes hidden_size / num_attention_heads")
+        .defines_model();
     schema.add("max_position_embeddings", o.max_position_embeddings, between(1, 1 << 30),
                "longest document the model is meant for");
-    schema.add("rope_theta", o.rope_theta, above(1), "base of the rotary frequencies");
-    schema.section("rope_scaling", o.rope_scaling, "stretching of the rotary frequencies to longer contexts");
-    schema.add("rms_norm_eps", o.rms_norm_eps, above(0), "added to the mean square inside RMSNorm");
+    schema.add("rope_theta", o.rope_theta, above(1), "base of the rotary frequencies").defines_model();
+    schema.section("rope_scaling", o.rope_scaling, "stretching of the rotary frequencies to longer contexts")
+        .defines_model();
+    schema.add("rms_norm_eps", o.rms_norm_eps, above(0), "added to the mean square inside RMSNorm").defines_model();
     schema.add("initializer_range", o.initializer_range, above(0),
                "standard deviation of initial weights; output projections divide it by sqrt(2 num_hidden_layers)");
-    schema.add("tie_word_embeddings", o.tie_word_embeddings, "the classifier uses the embedding's weights");
-    schema.add("qkv_bias", o.qkv_bias, "bias on the query, key and value projections (Qwen2)");
-    schema.add("qk_norm", o.qk_norm, "RMSNorm on every query and key head before rotation (Qwen3)");
+    schema.add("tie_word_embeddings", o.tie_word_embeddings, "the classifier uses the embedding's weights")
+        .defines_model();
+    schema.add("qkv_bias", o.qkv_bias, "bias on the query, key and value projections (Qwen2)").defines_model();
+    schema.add("qk_norm", o.qk_norm, "RMSNorm on every query and key head before rotation (Qwen3)").defines_model();
     schema.add("init_from", o.init_from,
                "a new run starts from the weights in this folder: Hugging Face's, or a checkpoint; where it holds a "
                "config.json, that supplies the defaults of this section and of attention, and a tokenizer in it is the "
@@ -86,15 +96,21 @@ std::vector<std::string> problems(ModelOptions const& o) {
 }
 
 void describe(Schema& schema, MobaOptions& o) {
-    schema.add("block_size", o.block_size, between(1, 1 << 30), "keys per block");
-    schema.add("top_k", o.top_k, between(1, 1 << 16),
-               "blocks each query attends, its own included; 1 is attention inside the block only");
-    schema.add("force_previous", o.force_previous,
-               "the block before the query's own is always among the top_k - 1 chosen ones");
-    schema.choice("shared_selection", o.selection,
-                  {{"none", MobaSelection::per_head}, {"group", MobaSelection::per_group}},
-                  "none: every query head chooses its blocks; group: one choice for the query heads that share a "
-                  "key/value head");
+    schema.add("block_size", o.block_size, between(1, 1 << 30), "keys per block").defines_model();
+    schema
+        .add("top_k", o.top_k, between(1, 1 << 16),
+             "blocks each query attends, its own included; 1 is attention inside the block only")
+        .defines_model();
+    schema
+        .add("force_previous", o.force_previous,
+             "the block before the query's own is always among the top_k - 1 chosen ones")
+        .defines_model();
+    schema
+        .choice("shared_selection", o.selection,
+                {{"none", MobaSelection::per_head}, {"group", MobaSelection::per_group}},
+                "none: every query head chooses its blocks; group: one choice for the query heads that share a "
+                "key/value head")
+        .defines_model();
 }
 
 void describe(Schema& schema, FullLayers& o) {
@@ -147,16 +163,23 @@ Selection sparse_selection(AttentionOptions const& o, int64_t layer, uint64_t se
 }  // namespace
 
 void describe(Schema& schema, AttentionOptions& o) {
-    schema.choice("kind", o.kind, {{"full", AttentionKind::full}, {"moba", AttentionKind::moba}},
-                  "attention of the layers that are not in full_layers");
-    schema.choice("selection", o.selection, selection_names(),
-                  "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
-                  "centroid, nearest the ones before, random any; only the gate reads force_previous and "
-                  "shared_selection");
+    schema
+        .choice("kind", o.kind, {{"full", AttentionKind::full}, {"moba", AttentionKind::moba}},
+                "attention of the layers that are not in full_layers")
+        .defines_model();
+    schema
+        .choice("selection", o.selection, selection_names(),
+                "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
+                "centroid, nearest the ones before, random any; only the gate reads force_previous and "
+                "shared_selection")
+        .defines_model();
     describe(schema, o.moba);
-    schema.section("full_layers", o.full_layers, "layers with full attention under moba: a list, or {last: n}",
-                   &o.full_layers.layers);
-    schema.list("schedule", o.schedule, "switches of kind during the run; the parameters are the same either way");
+    schema
+        .section("full_layers", o.full_layers, "layers with full attention under moba: a list, or {last: n}",
+                 &o.full_layers.layers)
+        .defines_model();
+    schema.list("schedule", o.schedule, "switches of kind during the run; the parameters are the same either way")
+        .defines_model();
 }
 
 std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const& model) {

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <random>
 #include <string_view>
 
 #include "base/log.h"
@@ -18,6 +20,8 @@ Path checkpoint_root(Path const& output_dir) { return output_dir / "checkpoints"
 namespace {
 
 constexpr char kMetrics[] = "metrics.jsonl";
+constexpr char kConfig[] = "config.yaml";
+constexpr std::string_view kRunComment = "# run ";
 
 /// Calls `use` with each whole line of the metrics and where it ends, until it returns false. A kill may have torn the
 /// last one.
@@ -61,7 +65,24 @@ RunFolder::~RunFolder() {
     log::mirror({});
 }
 
-void RunFolder::write_config(std::string const& yaml) { files_->replace_text(path_ / "config.yaml", yaml); }
+std::string RunFolder::run_id() const {
+    Path const path = path_ / kConfig;
+    if (!files_->exists(path)) return "";
+    auto const file = files_->open(path);
+    std::string text(static_cast<size_t>(std::min<int64_t>(file->size(), 80)), '\0');
+    file->read_at(0, std::as_writable_bytes(std::span(text)));
+    if (!text.starts_with(kRunComment)) return "";
+    return text.substr(kRunComment.size(), text.find('\n') - kRunComment.size());
+}
+
+void RunFolder::write_config(std::string const& yaml, std::string const& run_id) {
+    files_->replace_text(path_ / kConfig, fmt::format("{}{}\n{}", kRunComment, run_id, yaml));
+}
+
+std::string new_run_id() {
+    std::random_device random;
+    return fmt::format("{:08x}{:08x}", random(), random());
+}
 
 void RunFolder::mirror_log() {
     log_ = std::make_unique<LineFile>(*files_, path_ / "log.txt");

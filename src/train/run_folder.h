@@ -22,7 +22,10 @@ class RunFolder {
     RunFolder(RunFolder const&) = delete;
     RunFolder& operator=(RunFolder const&) = delete;
 
-    void write_config(std::string const& yaml);
+    /// The id under which the folder's run was begun; empty for a new one.
+    std::string run_id() const;
+    /// Writes config.yaml, whose first line is a comment with the run's id.
+    void write_config(std::string const& yaml, std::string const& run_id);
     /// Copies every log line into log.txt from now on.
     void mirror_log();
     /// Drops what a run resumed at `step` will do again: all later steps, and the evaluation of this one.
@@ -41,6 +44,9 @@ class RunFolder {
     std::unique_ptr<LineFile> metrics_;
     std::unique_ptr<LineFile> log_;
 };
+
+/// Random: tells the checkpoints of one run from those of another.
+std::string new_run_id();
 
 /// Where a run keeps its checkpoints.
 Path checkpoint_root(Path const& output_dir);

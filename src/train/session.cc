@@ -92,13 +92,17 @@ std::vector<Selection> Session::selections(int64_t step) const {
                             static_cast<uint64_t>(options_.seed));
 }
 
-RunState Session::load_weights() {
-    CheckpointOptions where = options_.checkpoint;
+std::optional<Checkpoint> find_weights(RunOptions const& options, Comm& world, FileSystem& files) {
+    CheckpointOptions where = options.checkpoint;
     if (where.resume == "never") where.resume = "auto";
-    auto const found = find_checkpoint(where, options_.output_dir, mesh_.world(), *files_);
-    if (!found && options_.model.init_from.empty())
+    auto found = find_checkpoint(where, options.output_dir, world, files);
+    if (!found && options.model.init_from.empty())
         fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
-             checkpoint_root(options_.output_dir).string());
+             checkpoint_root(options.output_dir).string());
+    return found;
+}
+
+RunState Session::load_weights(std::optional<Checkpoint> const& found) {
     auto const parts = stored_tensors(layout_, {{layout_.whole(), weights()}}, "", {layout_.whole()});
     if (!found) {
         read_initial(parts);

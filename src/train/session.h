@@ -44,6 +44,10 @@ CudaOptions cuda_options(RunOptions const& options);
 /// As `device` and `threads` say, for one of `ranks`: a GPU serves one rank alone. Throws Category::config.
 Machine make_machine(RunOptions const& options, int ranks);
 
+/// The checkpoint whose weights eval and generate take: the newest of the run, or the one named; nothing where
+/// `model.init_from` is to supply them. Throws Category::checkpoint where neither is there. Collective.
+std::optional<Checkpoint> find_weights(RunOptions const& options, Comm& world, FileSystem& files);
+
 class Session {
   public:
     /// `options` are resolved and free of problems for this world.
@@ -64,7 +68,8 @@ class Session {
 
     /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names; without one,
     /// those in `model.init_from`. Returns their state; throws Category::checkpoint where there are none. Collective.
-    RunState load_weights();
+    RunState load_weights() { return load_weights(find_weights(options_, mesh_.world(), *files_)); }
+    RunState load_weights(std::optional<Checkpoint> const& found);
     /// Fills `parts`, which lie on the device, from a checkpoint, rounding where they are narrower than what it stores.
     void read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const;
     /// Fills parts of weights, which lie on the device, from the folder `model.init_from` names. A rank reads the bytes

@@ -8,6 +8,8 @@
 #include "base/log.h"
 #include "base/stop_request.h"
 #include "checkpoint/folders.h"
+#include "data/fingerprint.h"
+#include "train/described.h"
 #include "train/evaluate.h"
 
 namespace perigee {
@@ -50,11 +52,11 @@ Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std:
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job
     if (watchdog_ != nullptr) watchdog_->report_into(options_.output_dir);
     if (folder_) {
-        folder_->write_config(resolved_yaml);
         folder_->mirror_log();
         log::around_lines([this] { progress_.clear(); }, [this] { progress_.redraw(); });
     }
     start();
+    if (folder_) folder_->write_config(resolved_yaml, state_.run_id);
 }
 
 Trainer::~Trainer() { log::around_lines({}, {}); }
@@ -69,32 +71,17 @@ void Trainer::start() {
               layout_text(mesh_, session_.ops()), train_data_->summary());
     state_.seed = static_cast<uint64_t>(options_.seed);
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
+    state_.options = options_text(options_);
+    if (folder_) state_.data = fingerprints(options_.data, session_.files());
+    Comm& world = mesh_.world();
+    std::string const run_id = world.broadcast_text(folder_ ? folder_->run_id() : "", 0);
     auto const found =
-        find_checkpoint(options_.checkpoint, options_.output_dir, mesh_.world(), session_.files(), Damaged::set_aside);
+        find_checkpoint(options_.checkpoint, options_.output_dir, world, session_.files(), Damaged::set_aside, run_id);
     if (found) {
-        learner_.read(*found);
-        auto const info = std::move(state_.info);
-        state_ = found->state();
-        auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
-        if (!steps.empty() && steps.front().step > state_.step)
-            fail(Category::config,
-                 "checkpoint.resume goes back to step {}, but {} holds {}, which a later `resume: auto` would prefer: "
-                 "choose another output_dir, or remove the later checkpoints",
-                 state_.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
-        for (auto const& [key, now] : info)
-            if (auto const& then = state_.info[key]; folder_ && then != now)
-                log::warn(
-                    "resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
-                    key, then, now);
-        if (folder_ && state_.seed != static_cast<uint64_t>(options_.seed))
-            log::warn("resuming with seed {} a run that began with {}: the order of samples changes", options_.seed,
-                      state_.seed);
-        state_.info = info;
-        state_.seed = static_cast<uint64_t>(options_.seed);
-        saved_step_ = state_.step;
-        log::info("resumed at step {} from {}", state_.step, found->folder().string());
+        resume(*found, run_id);
     } else {
         learner_.initialise(state_.seed);
+        state_.run_id = world.broadcast_text(run_id.empty() ? new_run_id() : run_id, 0);
     }
     first_step_ = state_.step;
     if (!folder_) return;
@@ -104,6 +91,47 @@ void Trainer::start() {
     if (state_.best && session_.files().exists(root / step_name(state_.best->step))) return;
     auto const best = best_evaluation(session_.files(), options_.output_dir);
     state_.best = best ? std::optional(RunState::Best{best->step, best->loss}) : std::nullopt;
+}
+
+void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
+    RunState const& then = found.state();
+    auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
+    if (!steps.empty() && steps.front().step > then.step)
+        fail(Category::config,
+             "checkpoint.resume goes back to step {}, but {} holds {}, which a later `resume: auto` would prefer: "
+             "choose another output_dir, or remove the later checkpoints",
+             then.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
+    for (std::string const& sentence : compare(found, options_, state_.data))
+        if (folder_) log::warn("{}", sentence);
+    for (auto const& [key, now] : state_.info) {
+        auto const before = then.info.find(key);
+        if (folder_ && (before == then.info.end() || before->second != now))
+            log::warn("resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
+                      key, before == then.info.end() ? "unknown" : before->second, now);
+    }
+    if (folder_ && then.seed != state_.seed)
+        log::warn("resuming with seed {} a run that began with {}: the order of samples changes", state_.seed,
+                  then.seed);
+    learner_.read(found);
+    RunState mine = std::exchange(state_, then);
+    state_.info = std::move(mine.info);
+    state_.seed = mine.seed;
+    state_.options = std::move(mine.options);
+    state_.data = std::move(mine.data);
+    take_run_id(found, run_id);
+    saved_step_ = state_.step;
+    log::info("resumed at step {} from {}", state_.step, found.folder().string());
+}
+
+void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
+    // A run that begins in a folder of its own from another one's checkpoint is a new run.
+    Path const root = checkpoint_root(options_.output_dir).lexically_normal();
+    bool const own = found.folder().lexically_normal().parent_path() == root;
+    std::string const& then = found.state().run_id;
+    std::string const now = !run_id.empty() ? run_id : own && !then.empty() ? then : new_run_id();
+    state_.run_id = mesh_.world().broadcast_text(now, 0);
+    if (!then.empty() && then != state_.run_id)
+        log::info("the checkpoint is of another run, {}; this one is {}", then, state_.run_id);
 }
 
 Outcome Trainer::run() {

@@ -46,6 +46,9 @@ class Trainer {
   private:
     void enter(Section section);
     void start();
+    /// Goes on from a checkpoint; `run_id` is that of the folder's run, empty for a new one.
+    void resume(Checkpoint const& found, std::string const& run_id);
+    void take_run_id(Checkpoint const& found, std::string const& run_id);
     bool told_to_stop();
     bool may_begin();
     void begin_save(bool last);

@@ -77,7 +77,7 @@ expect 4 'foreign' "foreign checkpoint" "$perigee" train "$good" checkpoint.resu
 expect 4 'no checkpoint' "evaluation without a checkpoint" "$perigee" eval "$good" data.validation_fraction=0.1 output_dir="$work/none"
 rm -rf "$work/run"
 "$perigee" train "$good" >/dev/null 2>&1
-expect 4 'hidden|shape|\[' "checkpoint of another shape" "$mpirun" 2 "$perigee" train "$good" model.hidden_size=64 train.steps=5
+expect 2 'model\.hidden_size: 32 -> 64' "checkpoint of another shape" "$mpirun" 2 "$perigee" train "$good" model.hidden_size=64 train.steps=5
 expect 2 'never' "resume: never over checkpoints" "$perigee" train "$good" checkpoint.resume=never
 
 exec 9>>"$work/run/.lock"

@@ -28,18 +28,19 @@ damage() {
         manifest_of_another_step) cp "$folder/checkpoints/step_00000004/manifest.json" "$newest/manifest.json" ;;
         manifest_of_another_run) cp "$scratch/other/checkpoints/$last/manifest.json" "$newest/manifest.json" ;;
         step_renamed) rm -r "$newest" && cp -r "$folder/checkpoints/step_00000004" "$newest" ;;
+        of_another_run) rm -r "$newest" && cp -r "$scratch/other/checkpoints/$last" "$newest" ;;
         empty_folder) rm -r "$newest" && mkdir "$newest" ;;
         a_file) rm -r "$newest" && echo x >"$newest" ;;
     esac
 }
 
 for kind in truncated longer emptied flipped missing a_folder of_another_step swapped manifest_gone manifest_flipped \
-    manifest_truncated manifest_foreign manifest_of_another_step manifest_of_another_run step_renamed empty_folder \
+    manifest_truncated manifest_foreign manifest_of_another_step manifest_of_another_run step_renamed of_another_run empty_folder \
     a_file; do
     rm -rf "$folder" && cp -r "$whole" "$folder"
     damage "$kind"
     run 2 "$folder" perigee "${options[@]}" checkpoint.resume="$newest"
-    [ "$code" = 4 ] || [ "$kind" = step_renamed ] || complain "$kind, named explicitly: exit $code"
+    [ "$code" = 4 ] || [[ "$kind" =~ ^(step_renamed|of_another_run)$ ]] || complain "$kind, named explicitly: exit $code"
     [ -e "$newest" ] || complain "$kind, named explicitly: renamed"
     rm -rf "$folder" && cp -r "$whole" "$folder"
     damage "$kind"

@@ -1,0 +1,55 @@
+#include "data/fingerprint.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "io/sha256.h"
+
+namespace perigee {
+
+namespace {
+
+constexpr int64_t kWhole = int64_t{64} << 20;
+constexpr int64_t kPieces = 256, kPieceBytes = int64_t{64} << 10;
+
+/// Adds a file's size and contents; returns the size.
+int64_t add(Sha256& hash, FileSystem& files, Path const& path) {
+    auto const file = files.open(path);
+    int64_t const size = file->size();
+    hash.update(std::as_bytes(std::span(&size, 1)));
+    bool const whole = size <= kWhole;
+    int64_t const pieces = whole ? (size + kPieceBytes - 1) / kPieceBytes : kPieces;
+    std::vector<std::byte> buffer(static_cast<size_t>(kPieceBytes));
+    for (int64_t i = 0; i < pieces; ++i) {
+        // Of a large file the first and the last piece are among them.
+        int64_t const at = whole ? i * kPieceBytes : (size - kPieceBytes) / (kPieces - 1) * i;
+        std::span const piece = std::span(buffer).first(static_cast<size_t>(std::min(kPieceBytes, size - at)));
+        file->read_at(at, piece);
+        hash.update(piece);
+    }
+    return size;
+}
+
+std::string fingerprint(Path const& prefix, FileSystem& files) {
+    Sha256 hash;
+    int64_t bytes = 0;
+    for (char const* extension : {".idx", ".bin", ".mask", ".weights"}) {
+        Path const path = prefix.string() + extension;
+        if (files.exists(path)) bytes += add(hash, files, path);
+    }
+    return fmt::format("{} bytes, {:.16}", bytes, hash.finish());
+}
+
+}  // namespace
+
+std::map<std::string, std::string> fingerprints(DataOptions const& options, FileSystem& files) {
+    std::map<std::string, std::string> found;
+    if (options.mock_data) return found;
+    for (size_t i = 0; i < options.train.size(); ++i)
+        found[fmt::format("train.{}", i)] = fingerprint(options.train[i].path, files);
+    for (size_t i = 0; i < options.validation.size(); ++i)
+        found[fmt::format("validation.{}", i)] = fingerprint(options.validation[i].path, files);
+    return found;
+}
+
+}  // namespace perigee

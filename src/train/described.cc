@@ -1,0 +1,174 @@
+#include "train/described.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "hf/schema_json.h"
+
+namespace perigee {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The schema points into `options`, which must outlive it.
+Schema schema_of(RunOptions& options) {
+    Schema schema;
+    describe(schema, options);
+    return schema;
+}
+
+Json json_of(RunOptions options) { return Json::parse(write_json(schema_of(options))); }
+
+Field const* find(Schema const& schema, std::string const& key) {
+    auto const found = std::ranges::find(schema.fields(), key, &Field::key);
+    return found == schema.fields().end() ? nullptr : &*found;
+}
+
+/// Without the keys that the schema does not have.
+Json known(Schema const& schema, Json const& json) {
+    if (!json.is_object()) return json;
+    Json kept = Json::object();
+    for (auto const& [key, value] : json.items()) {
+        Field const* const field = find(schema, key);
+        if (field == nullptr) continue;
+        if (auto const* section = std::get_if<Field::Section>(&field->target)) {
+            kept[key] = known(*section->schema, value);
+        } else if (auto const* list = std::get_if<Field::List>(&field->target); list != nullptr && value.is_array()) {
+            kept[key] = Json::array();
+            for (Json const& item : value) kept[key].push_back(known(list->example(), item));
+        } else {
+            kept[key] = value;
+        }
+    }
+    return kept;
+}
+
+/// The parts that define the model.
+Json model_part(Schema const& schema, Json const& json) {
+    Json kept = Json::object();
+    for (Field const& field : schema.fields()) {
+        auto const* const section = std::get_if<Field::Section>(&field.target);
+        if (field.defines_model)
+            kept[field.key] = json.at(field.key);
+        else if (section != nullptr)
+            kept[field.key] = model_part(*section->schema, json.at(field.key));
+    }
+    return kept;
+}
+
+void collect(Schema const& schema, std::string const& path, Json const& before, Json const& now, bool model,
+             std::vector<OptionChange>& out) {
+    for (Field const& field : schema.fields()) {
+        std::string const key = path.empty() ? field.key : fmt::format("{}.{}", path, field.key);
+        bool const defines = model || field.defines_model;
+        Json const &a = before.at(field.key), &b = now.at(field.key);
+        if (auto const* section = std::get_if<Field::Section>(&field.target))
+            collect(*section->schema, key, a, b, defines, out);
+        else if (a != b)
+            out.push_back({key, a.dump(), b.dump(), defines});
+    }
+}
+
+/// The same model in one way of writing: what is left open is filled in, what has no effect is as by default.
+RunOptions normalised(RunOptions o) {
+    o.model.num_key_value_heads = o.model.kv_heads();
+    o.model.head_dim = o.model.head_size();
+    RopeScaling& rope = o.model.rope_scaling;
+    if (rope.type == RopeType::standard) rope = {};
+    if (rope.type != RopeType::standard && rope.original_max_position_embeddings == 0)
+        rope.original_max_position_embeddings = o.model.max_position_embeddings;
+    bool const moba = o.attention.kind == AttentionKind::moba ||
+                      std::ranges::count(o.attention.schedule, AttentionKind::moba, &AttentionSwitch::kind) > 0;
+    if (!moba) o.attention = {.kind = AttentionKind::full};
+    return o;
+}
+
+/// Lines like those of to_string(), each after a line's end.
+std::string data_changes(std::map<std::string, std::string> const& before,
+                         std::map<std::string, std::string> const& now) {
+    std::string lines;
+    for (auto const& [key, value] : now) {
+        auto const then = before.find(key);
+        if (then != before.end() && then->second != value)
+            lines += fmt::format("\n  contents of data.{}: {} -> {}", key, then->second, value);
+    }
+    return lines;
+}
+
+}  // namespace
+
+std::string options_text(RunOptions const& options) { return json_of(options).dump(); }
+
+std::optional<RunOptions> stored_options(RunState const& state) {
+    Json const json = Json::parse(state.options, nullptr, /*allow_exceptions=*/false);
+    if (state.options.empty() || !json.is_object()) return std::nullopt;
+    RunOptions options;
+    Schema const schema = schema_of(options);
+    try {
+        read_json(schema, known(schema, json).dump(), "the checkpoint's options");
+    } catch (Error const& e) {
+        log::warn("what the checkpoint says of its model is not used: {}", e.what());
+        return std::nullopt;
+    }
+    return options;
+}
+
+std::vector<OptionChange> changes(RunOptions const& before, RunOptions const& now) {
+    RunOptions like;
+    std::vector<OptionChange> found;
+    collect(schema_of(like), "", json_of(normalised(before)), json_of(normalised(now)), false, found);
+    return found;
+}
+
+std::vector<OptionChange> model_changes(RunOptions const& before, RunOptions const& now) {
+    auto found = changes(before, now);
+    std::erase_if(found, [](OptionChange const& change) { return !change.defines_model; });
+    return found;
+}
+
+std::string to_string(std::vector<OptionChange> const& changes) {
+    std::string text;
+    for (OptionChange const& c : changes)
+        text += fmt::format("{}  {}: {} -> {}", text.empty() ? "" : "\n", c.key, c.before, c.now);
+    return text;
+}
+
+void take_model(RunOptions& to, RunOptions const& from) {
+    Schema const schema = schema_of(to);
+    read_json(schema, model_part(schema, json_of(from)).dump(), "the checkpoint's options");
+}
+
+std::vector<std::string> compare(Checkpoint const& then, RunOptions const& now,
+                                 std::map<std::string, std::string> const& data) {
+    auto const before = stored_options(then.state());
+    if (!before)
+        return {
+            fmt::format("{} does not say which options and data it was written with: whether they and the model "
+                        "are the same cannot be checked",
+                        then.folder().string())};
+    auto const model = model_changes(*before, now);
+    if (!model.empty() && !now.checkpoint.allow_model_change)
+        fail(Category::config,
+             "{} is of another model; these keys differ, the checkpoint's value first:\n{}\nGive them the checkpoint's "
+             "values, or train the other model from these weights with checkpoint.allow_model_change=true",
+             then.folder().string(), to_string(model));
+    std::vector<std::string> sentences;
+    auto const different = changes(*before, now);
+    std::string const options = different.empty() ? "" : fmt::format("\n{}", to_string(different));
+    if (std::string const both = options + data_changes(then.state().data, data); !both.empty())
+        sentences.push_back(
+            fmt::format("options or data differ from the checkpoint's, whose value comes first:{}", both));
+    auto const lr = [step = then.state().step](RunOptions const& o) {
+        return learning_rate(o.schedule, o.optimizer.lr, step, o.train.steps);
+    };
+    if (lr(now) > lr(*before))
+        sentences.push_back(fmt::format(
+            "the learning rate rises again: {:.3g} at step {}, where the checkpoint's options, with train.steps {}, "
+            "have {:.3g}",
+            lr(now), then.state().step + 1, before->train.steps, lr(*before)));
+    return sentences;
+}
+
+}  // namespace perigee

@@ -1,0 +1,196 @@
+// Checkpoints say which run, options and data they are of: a resumed run that is another model is refused, other
+// differences are listed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/folders.h"
+#include "config/config.h"
+#include "data/fingerprint.h"
+#include "data/indexed_dataset.h"
+#include "support/temporary_folder.h"
+#include "support/thread_comm.h"
+#include "train/described.h"
+#include "train/trainer.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class Described : public ::testing::Test {
+  protected:
+    RunOptions options(std::vector<std::string> const& overrides = {}, std::string const& run = "run") {
+        RunOptions o = parse_config(R"(
+device: cpu
+model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+attention: {kind: moba, block_size: 16, top_k: 2, full_layers: {last: 1}}
+data: {mock_data: true, sequence_length: 64}
+train: {steps: 2, global_batch_size: 2, micro_batch_size: 1}
+checkpoint: {async: false}
+threads: 1
+log: {progress: false}
+)",
+                                    "tiny", overrides);
+        o.output_dir = (folder_.path() / run).string();
+        return resolve(o, 2, *files_);
+    }
+    /// Trains on two ranks; what the log said, or the error's category and message.
+    std::string train(RunOptions const& o) {
+        ::testing::internal::CaptureStderr();
+        std::string error;
+        auto const errors = testing::try_ranks(2, [&](Comm& world) { Trainer(o, world, *files_, "x: 1\n").run(); });
+        std::string const said = ::testing::internal::GetCapturedStderr();
+        for (auto const& e : errors) {
+            try {
+                if (e) std::rethrow_exception(e);
+            } catch (Error const& e) {
+                error = fmt::format("{} error: {}", to_string(e.category()), e.what());
+            }
+        }
+        return error.empty() ? said : error;
+    }
+    Checkpoint checkpoint(int64_t step, std::string const& run = "run") {
+        return Checkpoint::open(*files_, checkpoint_root(folder_.path() / run) / step_name(step));
+    }
+
+    testing::TemporaryFolder folder_;
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+};
+
+TEST_F(Described, CheckpointHasOptionsThatReadBackAndTheRunsId) {
+    train(options());
+    RunState const state = checkpoint(2).state();
+    auto const stored = stored_options(state);
+    ASSERT_TRUE(stored.has_value());
+    EXPECT_THAT(changes(*stored, options()), IsEmpty());
+    EXPECT_EQ(to_yaml(*stored), to_yaml(options()));
+    EXPECT_EQ(state.run_id.size(), 16u);
+    EXPECT_THAT(files_->read_text(folder_.path() / "run" / "config.yaml", 1000),
+                fmt::format("# run {}\nx: 1\n", state.run_id));
+    EXPECT_THAT(train(options({"train.steps=3"})), HasSubstr("resumed at step 2"));
+    EXPECT_EQ(checkpoint(3).state().run_id, state.run_id);
+    train(options({}, "another"));
+    EXPECT_NE(checkpoint(2, "another").state().run_id, state.run_id);
+}
+
+TEST_F(Described, ResumingAnotherModelIsRefusedWithEveryKeyUnlessAllowed) {
+    train(options());
+    std::vector<std::string> const keys = {"model.rope_theta=500000",
+                                           "model.rms_norm_eps=0.001",
+                                           "model.num_key_value_heads=4",
+                                           "model.num_attention_heads=2",
+                                           "model.hidden_size=64",
+                                           "model.tie_word_embeddings=true",
+                                           "model.qkv_bias=true",
+                                           "model.qk_norm=true",
+                                           "model.vocab_size=512",
+                                           "model.num_hidden_layers=1",
+                                           "model.intermediate_size=128",
+                                           "model.rope_scaling={rope_type: linear, factor: 2}",
+                                           "attention.kind=full",
+                                           "attention.block_size=32",
+                                           "attention.top_k=1",
+                                           "attention.full_layers={last: 0}",
+                                           "attention.schedule=[{step: 1, kind: full}]",
+                                           "attention.force_previous=true",
+                                           "attention.shared_selection=group",
+                                           "model.head_dim=16"};
+    for (std::string const& key : keys) {
+        std::string const name = key.substr(0, key.find('='));
+        RunOptions const changed = options({key, "train.steps=3"});
+        EXPECT_THAT(train(changed), AllOf(HasSubstr("config error: "), HasSubstr("another model"), HasSubstr(name),
+                                          HasSubstr("allow_model_change")));
+    }
+    std::string const both = train(options({"model.rope_theta=500000", "attention.top_k=1"}));
+    EXPECT_THAT(both,
+                AllOf(HasSubstr("  model.rope_theta: 10000.0 -> 500000.0\n"), HasSubstr("  attention.top_k: 2 -> 1")));
+    EXPECT_THAT(both, Not(HasSubstr("hidden_size")));
+    EXPECT_THAT(train(options({"model.rope_theta=500000", "train.steps=3", "checkpoint.allow_model_change=true"})),
+                AllOf(HasSubstr("model.rope_theta: 10000.0 -> 500000.0"), HasSubstr("finished at step 3")));
+}
+
+TEST_F(Described, AnotherWayToWriteTheSameModelIsNone) {
+    train(options());
+    EXPECT_THAT(train(options({"model.head_dim=8"})), AllOf(Not(HasSubstr("differ")), HasSubstr("resumed at step 2")));
+}
+
+TEST_F(Described, OtherDifferencesAreListedInOneBlockAndTrainingGoesOn) {
+    train(options());
+    std::string const said =
+        train(options({"train.steps=4", "optimizer.lr=1e-5", "optimizer.weight_decay=0.2", "train.global_batch_size=4",
+                       "seed=7", "schedule.decay=linear", "data.mock.task=far_recall"}));
+    EXPECT_THAT(said,
+                AllOf(HasSubstr("  optimizer.lr: 0.0003 -> 1e-05\n"), HasSubstr("  optimizer.weight_decay: 0.1 -> 0.2"),
+                      HasSubstr("  train.global_batch_size: 2 -> 4"), HasSubstr("  seed: 1234 -> 7"),
+                      HasSubstr("  schedule.decay: \"cosine\" -> \"linear\""),
+                      HasSubstr("  data.mock.task: \"phrases\" -> \"far_recall\""), HasSubstr("finished at step 4")));
+    EXPECT_EQ(said.find("options or data differ"), said.rfind("options or data differ"));
+}
+
+TEST_F(Described, ALongerRunThatRaisesTheLearningRateSaysBothFigures) {
+    train(options());
+    EXPECT_THAT(train(options({"train.steps=8"})),
+                AllOf(HasSubstr("the learning rate rises again: 0.00026"), HasSubstr("train.steps 2, have 3e-05")));
+    EXPECT_THAT(train(options({"train.steps=8", "optimizer.lr=1e-6"})), Not(HasSubstr("rises again")));
+}
+
+TEST_F(Described, ACheckpointOfAnotherRunIsSetAsideOrWhereItIsNamedSaid) {
+    train(options());
+    train(options({"seed=5", "train.steps=3"}, "other"));
+    Path const foreign = checkpoint_root(folder_.path() / "other") / step_name(3);
+    Path const root = checkpoint_root(folder_.path() / "run");
+    std::filesystem::copy(foreign, root / step_name(3), std::filesystem::copy_options::recursive);
+    EXPECT_THAT(
+        train(options({"train.steps=4"})),
+        AllOf(HasSubstr("is of another run"), HasSubstr("step_00000003.damaged"), HasSubstr("resumed at step 2")));
+    EXPECT_THAT(train(options({"train.steps=5", "checkpoint.resume=" + foreign.string()}, "third")),
+                AllOf(HasSubstr("the checkpoint is of another run"), HasSubstr("resumed at step 3")));
+    EXPECT_NE(checkpoint(5, "third").state().run_id, checkpoint(3, "other").state().run_id);
+}
+
+TEST_F(Described, AnOlderCheckpointLoadsWithOneLineThatSaysWhatCannotBeChecked) {
+    RunOptions const o = options();
+    testing::run_ranks(1, [&](Comm& world) {
+        Session session(o, world, *files_);
+        Learner learner(session);
+        learner.initialise(1);
+        RunState state;
+        state.step = 1;
+        save_checkpoint(*files_, world, checkpoint_root(o.output_dir), state, learner.tensors(learner.owned()), {});
+    });
+    std::string const said = train(options({"model.rope_theta=500000"}));
+    EXPECT_THAT(said, AllOf(HasSubstr("does not say which options and data"), HasSubstr("resumed at step 1"),
+                            HasSubstr("finished at step 2")));
+}
+
+TEST_F(Described, TokensOfEqualLengthAndOtherContentsAreNoticed) {
+    auto const write = [&](int32_t last) {
+        IndexedDatasetWriter writer(*files_, folder_.path() / "tokens", 256);
+        for (int d = 0; d < 20; ++d) {
+            std::vector<int32_t> tokens(100, d);
+            if (d == 19) tokens.back() = last;
+            writer.add_document(tokens);
+        }
+        writer.finish();
+    };
+    std::string const path = (folder_.path() / "tokens").string();
+    std::vector<std::string> overrides = {"data.mock_data=false", "data.train.0.path=" + path};
+    write(7);
+    auto const before = fingerprints(options(overrides).data, *files_);
+    EXPECT_EQ(before, fingerprints(options(overrides).data, *files_));
+    train(options(overrides));
+    overrides.push_back("train.steps=3");
+    EXPECT_THAT(train(options(overrides)), Not(HasSubstr("contents of")));
+    write(8);
+    EXPECT_NE(before, fingerprints(options(overrides).data, *files_));
+    overrides.back() = "train.steps=4";
+    EXPECT_THAT(train(options(overrides)),
+                AllOf(HasSubstr("  contents of data.train.0: " + before.at("train.0") + " -> "),
+                      HasSubstr("finished at step 4")));
+}
+
+}  // namespace
+}  // namespace perigee

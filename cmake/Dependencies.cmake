@@ -47,6 +47,20 @@ endforeach()
 
 add_library(perigee_flags INTERFACE)
 target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror>)
+# Programs that read strangers' files are hardened, all of them: what an overflow would need is missing or checked.
+# Sanitizers bring checks of their own, which _FORTIFY_SOURCE would hide from them.
+include(CheckPIESupported)
+check_pie_supported(LANGUAGES CXX)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>)
+target_link_options(perigee_flags INTERFACE "LINKER:-z,relro,-z,now")
+if(NOT PERIGEE_SANITIZE AND NOT PERIGEE_FUZZ)
+    target_compile_options(perigee_flags INTERFACE
+        $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2>)
+endif()
+# Checked indices of the standard library, but for the layers whose loops are the program's speed.
+add_library(perigee_checked INTERFACE)
+target_compile_definitions(perigee_checked INTERFACE $<$<COMPILE_LANGUAGE:CXX>:_GLIBCXX_ASSERTIONS>)
 if(PERIGEE_NATIVE)
     target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
 endif()

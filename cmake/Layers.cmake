@@ -11,9 +11,12 @@ function(perigee_layer name)
     endforeach()
     add_library(perigee_${name} STATIC ${sources})
     list(TRANSFORM ARG_LAYERS PREPEND perigee_)
-    target_link_libraries(perigee_${name} PUBLIC ${ARG_LAYERS} PRIVATE perigee_flags ${ARG_LIBRARIES})
+    set(checks perigee_checked)
+    if(name MATCHES "^(kernels|ops)$")
+        set(checks "")
+    endif()
+    target_link_libraries(perigee_${name} PUBLIC ${ARG_LAYERS} PRIVATE perigee_flags ${checks} ${ARG_LIBRARIES})
     target_include_directories(perigee_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR})
-    set_target_properties(perigee_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endfunction()
 
 # What a build leaves out: the CUDA sources, or what stands in for them.
@@ -56,5 +59,12 @@ perigee_layer(eval LAYERS base device tensor ops comm parallel)
 perigee_layer(train LAYERS base device tensor io ops comm parallel model optim data checkpoint eval hf
     LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(config LAYERS base io hf train LIBRARIES yaml-cpp::yaml-cpp)
-perigee_layer(app LAYERS base io ops comm model hf config train LIBRARIES CLI11::CLI11 EXCLUDE "/main\\.cc$")
+perigee_layer(app LAYERS base device io ops comm model hf config train LIBRARIES CLI11::CLI11 EXCLUDE "/main\\.cc$")
 target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")
+
+# Reading and drawing curves serve more than one tool.
+file(GLOB curve_sources CONFIGURE_DEPENDS tools/plot/*.cc)
+add_library(perigee_curves STATIC ${curve_sources})
+target_link_libraries(perigee_curves PUBLIC perigee_base perigee_io PRIVATE perigee_flags perigee_checked
+    nlohmann_json::nlohmann_json)
+target_include_directories(perigee_curves PUBLIC ${CMAKE_SOURCE_DIR})

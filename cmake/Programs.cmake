@@ -1,12 +1,6 @@
 # `perigee` and the tools: one small main each, placed in build/<preset>/bin.
 add_executable(perigee src/app/main.cc)
-target_link_libraries(perigee PRIVATE perigee_flags perigee_app)
-
-# Reading and drawing curves serve more than one tool.
-file(GLOB curve_sources CONFIGURE_DEPENDS tools/plot/*.cc)
-add_library(perigee_curves STATIC ${curve_sources})
-target_link_libraries(perigee_curves PUBLIC perigee_base PRIVATE perigee_flags nlohmann_json::nlohmann_json)
-target_include_directories(perigee_curves PUBLIC ${CMAKE_SOURCE_DIR})
+target_link_libraries(perigee PRIVATE perigee_flags perigee_checked perigee_app)
 
 file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cc)
 foreach(source IN LISTS tool_sources)
@@ -14,7 +8,7 @@ foreach(source IN LISTS tool_sources)
     file(GLOB parts CONFIGURE_DEPENDS tools/${name}/*.cc)  # of a tool that does not fit one file
     list(REMOVE_ITEM parts ${curve_sources})
     add_executable(${name} ${source} ${parts})
-    target_link_libraries(${name} PRIVATE perigee_flags perigee_app perigee_curves CLI11::CLI11
+    target_link_libraries(${name} PRIVATE perigee_flags perigee_checked perigee_app perigee_curves CLI11::CLI11
         nlohmann_json::nlohmann_json)
 endforeach()
 

@@ -172,9 +172,8 @@ int main(int argc, char** argv) {
     CLI11_PARSE(app, argc, argv);
     try {
         perigee::run(request);
-    } catch (perigee::Error const& error) {
-        fmt::print(stderr, "error ({}): {}\n", to_string(error.category()), error.what());
-        return error.exit_code();
+    } catch (std::exception const& error) {
+        return perigee::report_failure("attention_probe", error);
     }
     return 0;
 }

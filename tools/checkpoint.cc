@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/printable.h"
 #include "checkpoint/manifest.h"
 #include "hf/config.h"
 #include "hf/weights.h"
@@ -111,49 +112,50 @@ Difference compare(Tensors const& a, Tensors const& b, std::string const& name) 
 int diff(FileSystem& files, Path const& first, Path const& second) {
     Tensors const a(files, resolve(files, first)), b(files, resolve(files, second));
     int64_t same = 0, differ = 0;
-    fmt::print("{:>12} {:>12} {:>14}  tensor\n", "max", "relative", "cosine");
+    print_printable("{:>12} {:>12} {:>14}  tensor\n", "max", "relative", "cosine");
     for (auto const& [name, shape] : a.shapes()) {
         auto const other = b.shapes().find(name);
         if (other == b.shapes().end() || other->second != shape) {
-            fmt::print("{:>40}  {} {}\n",
-                       other == b.shapes().end() ? "only in the first" : "in the second as " + other->second.str(),
-                       name, shape.str());
+            print_printable("{:>40}  {} {}\n",
+                            other == b.shapes().end() ? "only in the first" : "in the second as " + other->second.str(),
+                            name, shape.str());
             ++differ;
             continue;
         }
         Difference const d = compare(a, b, name);
-        fmt::print("{:>12.4g} {:>12.4g} {:>14.10f}  {} {}\n", d.largest, d.relative(), d.cosine(), name, shape.str());
+        print_printable("{:>12.4g} {:>12.4g} {:>14.10f}  {} {}\n", d.largest, d.relative(), d.cosine(), name,
+                        shape.str());
         ++(d.largest == 0 ? same : differ);
     }
     for (auto const& [name, shape] : b.shapes()) {
         if (a.shapes().contains(name)) continue;
-        fmt::print("{:>40}  {} {}\n", "only in the second", name, shape.str());
+        print_printable("{:>40}  {} {}\n", "only in the second", name, shape.str());
         ++differ;
     }
-    fmt::print("{} tensors are equal, {} are not\n", same, differ);
+    print_printable("{} tensors are equal, {} are not\n", same, differ);
     return differ == 0 ? 0 : 1;
 }
 
 void inspect_checkpoint(FileSystem& files, Path const& folder) {
     Manifest const manifest = read_manifest(files, folder);
     RunState const& state = manifest.state;
-    fmt::print("{}: step {}, {} samples, {} updates, seed {}\n", folder.string(), state.step, state.consumed_samples,
-               state.applied_updates, state.seed);
-    for (auto const& [key, value] : state.info) fmt::print("  {}: {}\n", key, value);
+    print_printable("{}: step {}, {} samples, {} updates, seed {}\n", folder.string(), state.step,
+                    state.consumed_samples, state.applied_updates, state.seed);
+    for (auto const& [key, value] : state.info) print_printable("  {}: {}\n", key, value);
     for (Manifest::File const& file : manifest.files)
-        fmt::print("  {}  {}  sha256 {}\n", file.name, format_bytes(file.bytes), file.sha256);
+        print_printable("  {}  {}  sha256 {}\n", file.name, format_bytes(file.bytes), file.sha256);
     int64_t elements = 0;
     for (auto const& [name, tensor] : manifest.tensors) {
         elements += tensor.shape.size();
-        fmt::print("{:<5} {:<18} {}\n", to_string(tensor.dtype), tensor.shape.str(), name);
+        print_printable("{:<5} {:<18} {}\n", to_string(tensor.dtype), tensor.shape.str(), name);
         for (Manifest::Piece const& piece : tensor.pieces)
             if (tensor.pieces.size() > 1)
-                fmt::print("        {} from {} in {}: {} elements from {}\n", piece.shard.extent.str(),
-                           piece.shard.begin.str(), manifest.files[piece.file].name, piece.shard.flat_count,
-                           piece.shard.flat_begin);
+                print_printable("        {} from {} in {}: {} elements from {}\n", piece.shard.extent.str(),
+                                piece.shard.begin.str(), manifest.files[piece.file].name, piece.shard.flat_count,
+                                piece.shard.flat_begin);
     }
-    fmt::print("{} tensors, {} elements in {} files\n", manifest.tensors.size(), format_count(elements),
-               manifest.files.size());
+    print_printable("{} tensors, {} elements in {} files\n", manifest.tensors.size(), format_count(elements),
+                    manifest.files.size());
 }
 
 void inspect_hugging_face(FileSystem& files, Path const& folder) {
@@ -163,10 +165,10 @@ void inspect_hugging_face(FileSystem& files, Path const& folder) {
     int64_t elements = 0;
     for (auto const& [name, shape] : weights.shapes()) {
         elements += shape.size();
-        fmt::print("{:<5} {:<18} {}\n", weights.dtype(name), shape.str(), name);
+        print_printable("{:<5} {:<18} {}\n", weights.dtype(name), shape.str(), name);
     }
-    fmt::print("{} tensors, {} elements{}\n", weights.shapes().size(), format_count(elements),
-               config.attention ? "; with MoBA's settings" : "");
+    print_printable("{} tensors, {} elements{}\n", weights.shapes().size(), format_count(elements),
+                    config.attention ? "; with MoBA's settings" : "");
 }
 
 int run(std::string const& command, std::vector<Path> const& folders, FileSystem& files) {
@@ -175,8 +177,8 @@ int run(std::string const& command, std::vector<Path> const& folders, FileSystem
     bool const is_checkpoint = files.exists(folder / kManifestName);
     if (command == "verify" && is_checkpoint) {
         Checkpoint const checkpoint = Checkpoint::open(files, folder);
-        fmt::print("{}: every file is what the manifest says; {} tensors, each stored once\n", folder.string(),
-                   checkpoint.tensors().size());
+        print_printable("{}: every file is what the manifest says; {} tensors, each stored once\n", folder.string(),
+                        checkpoint.tensors().size());
     } else if (is_checkpoint) {
         inspect_checkpoint(files, folder);
     } else {
@@ -204,11 +206,7 @@ int main(int argc, char** argv) {
         return perigee::run(app.get_subcommands().front()->get_name(), folders, *perigee::make_file_system());
     } catch (CLI::ParseError const& error) {
         return app.exit(error) == 0 ? 0 : static_cast<int>(perigee::Category::config);
-    } catch (perigee::Error const& error) {
-        fmt::print(stderr, "checkpoint: {}\n", error.what());
-        return error.exit_code();
     } catch (std::exception const& error) {
-        fmt::print(stderr, "checkpoint: {}\n", error.what());
-        return static_cast<int>(perigee::Category::internal);
+        return perigee::report_failure("checkpoint", error);
     }
 }

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 
+#include "base/printable.h"
 #include "checkpoint/manifest.h"
 #include "config/config.h"
 #include "hf/convert.h"
@@ -104,8 +105,8 @@ void convert(Options const& options, FileSystem& files) {
         export_folder(files, checkpoint, to, options.output, show_progress(bar));
     }
     bar.clear();
-    fmt::print("{}: {} of {}\n", options.output.string(), is_hugging_face ? "a checkpoint" : "a Hugging Face folder",
-               options.source.string());
+    print_printable("{}: {} of {}\n", options.output.string(),
+                    is_hugging_face ? "a checkpoint" : "a Hugging Face folder", options.source.string());
 }
 
 }  // namespace
@@ -121,12 +122,8 @@ int main(int argc, char** argv) {
         perigee::convert(options, *perigee::make_file_system());
     } catch (CLI::ParseError const& error) {
         return app.exit(error) == 0 ? 0 : static_cast<int>(perigee::Category::config);
-    } catch (perigee::Error const& error) {
-        fmt::print(stderr, "convert: {}\n", error.what());
-        return error.exit_code();
     } catch (std::exception const& error) {
-        fmt::print(stderr, "convert: {}\n", error.what());
-        return static_cast<int>(perigee::Category::internal);
+        return perigee::report_failure("convert", error);
     }
     return 0;
 }

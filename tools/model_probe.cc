@@ -96,9 +96,8 @@ int main(int argc, char** argv) {
     request.sparse = block->count() > 0;
     try {
         perigee::run(request);
-    } catch (perigee::Error const& error) {
-        fmt::print(stderr, "error ({}): {}\n", to_string(error.category()), error.what());
-        return error.exit_code();
+    } catch (std::exception const& error) {
+        return perigee::report_failure("model_probe", error);
     }
     return 0;
 }

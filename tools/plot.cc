@@ -6,9 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <fstream>
 
 #include "base/error.h"
+#include "base/printable.h"
+#include "io/file_system.h"
 #include "tools/plot/chart.h"
 
 namespace {
@@ -24,9 +25,8 @@ int64_t terminal_columns() {
     return known ? std::min<int64_t>(size.ws_col, kWidestByDefault) : 80;
 }
 
-void write_file(std::string const& path, std::string const& text) {
-    std::ofstream file(path, std::ios::binary);
-    if (!(file << text << std::flush)) fail(Category::data, "{}: cannot be written", path);
+void write_file(FileSystem& files, std::string const& path, std::string const& text) {
+    files.create(path)->write_at(0, std::as_bytes(std::span(text)));
 }
 
 }  // namespace
@@ -41,23 +41,23 @@ int main(int argc, char** argv) {
     app.add_option("--key", key, "what to draw: loss, grad_norm, lr, tokens_per_s, ...; evaluations are eval_<key>");
     app.add_option("--output", output, "write an SVG file here");
     app.add_flag("--terminal", terminal, "draw on the terminal also when --output is given");
-    app.add_option("--width", columns, "columns of the terminal drawing")->check(CLI::PositiveNumber);
-    app.add_option("--height", rows, "rows of the terminal drawing")->check(CLI::PositiveNumber);
+    app.add_option("--width", columns, "columns of the terminal drawing")->check(CLI::Range(1, 1000));
+    app.add_option("--height", rows, "rows of the terminal drawing")->check(CLI::Range(1, 1000));
     CLI11_PARSE(app, argc, argv);
     try {
+        auto const files = make_file_system();
         std::vector<plot::RunLog> runs;
         for (std::string const& folder : folders) {
-            runs.push_back(plot::read_run(folder, key));
+            runs.push_back(plot::read_run(*files, folder, key));
             if (int64_t const lines = runs.back().unreadable_lines; lines > 0)
-                fmt::print(stderr, "plot: {}: {} unreadable lines left out\n", folder, lines);
+                fmt::print(stderr, "plot: {}: {} unreadable lines left out\n", printable_name(folder), lines);
         }
         plot::Chart const chart = plot::make_chart(key, runs);
-        if (!output.empty()) write_file(output, plot::draw_svg(chart));
+        if (!output.empty()) write_file(*files, output, plot::draw_svg(chart));
         if (terminal || output.empty())
             fmt::print("{}", plot::draw_terminal(chart, columns, rows, isatty(STDOUT_FILENO)));
         return 0;
-    } catch (Error const& error) {
-        fmt::print(stderr, "plot: {}\n", error.what());
-        return error.exit_code();
+    } catch (std::exception const& error) {
+        return report_failure("plot", error);
     }
 }

@@ -33,7 +33,7 @@ void write_results(Study const& study, FileSystem& files) {
     std::string const table = to_markdown(study, rows);
     files.replace_text(study.output_dir / "table.md", table);
     files.replace_text(study.output_dir / "table.csv", to_csv(study, rows));
-    if (auto const found = curves(study, rows); !found.empty())
+    if (auto const found = curves(study, rows, files); !found.empty())
         files.replace_text(study.output_dir / "figure.svg", plot::draw_svg(plot::make_chart(study.figure, found)));
     fmt::print("{}", table);
 }
@@ -72,11 +72,7 @@ int main(int argc, char** argv) {
     CLI11_PARSE(app, argc, argv);
     try {
         return study::run(file, options, *make_file_system());
-    } catch (Error const& error) {
-        fmt::print(stderr, "study: {}\n", error.what());
-        return error.exit_code();
     } catch (std::exception const& error) {
-        fmt::print(stderr, "study: {}\n", error.what());
-        return static_cast<int>(Category::internal);
+        return report_failure("study", error);
     }
 }

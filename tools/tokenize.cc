@@ -75,12 +75,8 @@ int main(int argc, char** argv) {
         perigee::tokenize(options, *perigee::make_file_system());
     } catch (CLI::ParseError const& error) {
         return app.exit(error) == 0 ? 0 : static_cast<int>(perigee::Category::config);
-    } catch (perigee::Error const& error) {
-        fmt::print(stderr, "tokenize: {}\n", error.what());
-        return error.exit_code();
     } catch (std::exception const& error) {
-        fmt::print(stderr, "tokenize: {}\n", error.what());
-        return static_cast<int>(perigee::Category::internal);
+        return perigee::report_failure("tokenize", error);
     }
     return 0;
 }

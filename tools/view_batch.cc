@@ -69,12 +69,8 @@ int main(int argc, char** argv) {
     CLI11_PARSE(app, argc, argv);
     try {
         perigee::show(request, *perigee::make_file_system());
-    } catch (perigee::Error const& error) {
-        fmt::print(stderr, "view_batch: {}\n", error.what());
-        return error.exit_code();
     } catch (std::exception const& error) {
-        fmt::print(stderr, "view_batch: {}\n", error.what());
-        return static_cast<int>(perigee::Category::internal);
+        return perigee::report_failure("view_batch", error);
     }
     return 0;
 }

@@ -1,13 +1,17 @@
 #include "app/app.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <exception>
 #include <variant>
 
 #include "app/check.h"
 #include "app/command_line.h"
+#include "app/fit.h"
 #include "app/follow.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
 #include "config/config.h"
@@ -82,18 +86,17 @@ int complete(Job const& job) {
 }
 
 int run_train(RunOptions const& options, Job const& job) {
+    check_fits(options, job.launch.world().size(), job.launch.local_size());
     std::string const problem = export_problem(options.model, options.attention);
     if (!problem.empty() && job.launch.world().rank() == 0)
         log::warn("this model cannot be exported to a Hugging Face folder: {}", problem);
     try {
         Trainer trainer(options, job.launch.world(), job.files, to_yaml(options), &job.watchdog);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
-    } catch (Error const& e) {
-        job.watchdog.record(e.category(), e.what());
-        throw;
     } catch (std::exception const& e) {
-        job.watchdog.record(Category::internal, e.what());
-        throw;
+        Error const error = as_error(e);
+        job.watchdog.record(error.category(), error.what());
+        throw error;
     }
 }
 
@@ -117,12 +120,16 @@ int run_generate(Trained const& trained, Job const& job) {
     Session session(options, job.launch.world(), job.files);
     int64_t const step = session.load_weights(trained.checkpoint).step;
     bool const speaks = job.launch.world().rank() == 0;
-    if (speaks && options.chat.format == ChatFormat::none) fmt::print("{}", options.generate.prompt);
+    // A model may write anything, and a terminal obeys escape sequences. A pipe gets the text as it is.
+    auto const shown = [on_terminal = ::isatty(STDOUT_FILENO) == 1](std::string const& text) {
+        return on_terminal ? printable(text) : text;
+    };
+    if (speaks && options.chat.format == ChatFormat::none) fmt::print("{}", shown(options.generate.prompt));
     job.watchdog.enter(Section::first_step, step);
     generate(session, step, [&](std::string const& text) {
         job.watchdog.enter(Section::step, step);  // each token has the limit of a step
         if (!speaks) return;
-        fmt::print("{}", text);
+        fmt::print("{}", shown(text));
         std::fflush(stdout);
     });
     if (speaks) fmt::print("\n");
@@ -179,10 +186,9 @@ int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config c
     }
     try {
         return dispatch({std::get<CommandLine>(parsed), config, launch, watchdog, files});
-    } catch (Error const& e) {
-        launch.abort(e.exit_code(), fmt::format("{} error: {}", to_string(e.category()), e.what()));
     } catch (std::exception const& e) {
-        launch.abort(static_cast<int>(Category::internal), fmt::format("internal error: {}", e.what()));
+        Error const error = as_error(e);
+        launch.abort(error.exit_code(), fmt::format("{} error: {}", to_string(error.category()), error.what()));
     }
 }
 
@@ -202,9 +208,10 @@ int run_app(int argc, char** argv, FileSystem& files) {
         if (!config.problem) watchdog.limit_by(config.options.watchdog);
         Launch launch(&argc, &argv);
         return run_job(parsed, config, launch, watchdog, files);
-    } catch (Error const& e) {  // joining the job failed: there is no job yet to end
-        fmt::print(stderr, "perigee: {} error: {}\n", to_string(e.category()), e.what());
-        return e.exit_code();
+    } catch (std::exception const& e) {  // joining the job failed: there is no job yet to end
+        Error const error = as_error(e);
+        fmt::print(stderr, "perigee: {} error: {}\n", to_string(error.category()), printable(error.what()));
+        return error.exit_code();
     }
 }
 

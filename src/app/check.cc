@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
 
 #include "app/dry_run.h"
 #include "config/config.h"
@@ -76,6 +77,11 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
     line("attention", flops.attention, 3 * flops.attention);
     line("gate", flops.gate, flops.gate);
     line("sum", flops.linear + flops.attention + flops.gate, flops.training());
+    if (flops.causal_pairs > 0) {
+        fmt::print("#   MoBA attends {:.1f}% of the causal keys\n", 100 * flops.sparse_pairs / flops.causal_pairs);
+        if (flops.sparse_pairs >= flops.causal_pairs)
+            fmt::print("#   warning: {}\n", full_attention_warning(options.attention.moba));
+    }
 }
 
 }  // namespace
@@ -92,6 +98,10 @@ void print_check(RunOptions const& options, int world_size) {
     print_memory(options, mesh, cost.memory);
     print_flops(options, mesh);
     print_traffic(cost.sent);
+    if (auto const reason = unsupported(options, world_size)) {
+        std::fflush(stdout);
+        fail(Category::config, "this is a plan only: train refuses it: {}", *reason);
+    }
 }
 
 }  // namespace perigee

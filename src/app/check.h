@@ -7,7 +7,7 @@ namespace perigee {
 
 /// Prints to stdout the resolved configuration as YAML and, as YAML comments, the layout over `world_size` ranks,
 /// parameters, bytes per rank by class, FLOPs, and what each rank sends in a step. `options` are resolved and free of
-/// problems.
+/// problems. Throws Category::config afterwards, in train's words, where train would refuse to start.
 void print_check(RunOptions const& options, int world_size);
 
 }  // namespace perigee

@@ -16,6 +16,11 @@ class AddressSpace : public Device {
     void* allocate(size_t bytes) override {
         constexpr uintptr_t kAlignment = 256;
         uintptr_t const begin = next_;
+        if (bytes > kEnd - next_)
+            fail(Category::config,
+                 "a rank would need more than {} bytes, which no machine has: make model, sequence or micro-batch "
+                 "smaller, or take more ranks",
+                 kEnd - kBegin);
         next_ += (bytes + kAlignment) / kAlignment * kAlignment;
         return reinterpret_cast<void*>(begin);
     }
@@ -197,11 +202,15 @@ StepCost step_cost(RunOptions const& options, int world_size) {
         return ledger.take();
     };
     Traffic const one = play(0);
-    for (AttentionSwitch const& change : options.attention.schedule) play(change.step);
-    batches.push_back(batches.front());
-    Traffic const two = play(0);
-
+    // One step of each kind is enough, however often the schedule switches.
+    for (AttentionKind const kind : {AttentionKind::full, AttentionKind::moba}) {
+        auto const at = std::ranges::find(options.attention.schedule, kind, &AttentionSwitch::kind);
+        if (at != options.attention.schedule.end()) play(at->step);
+    }
     int64_t const samples = options.train.micro_batch_size * session.mesh().shape().dp;
+    int64_t const accumulation = options.train.global_batch_size / samples;
+    if (accumulation > 1) batches.push_back(batches.front());
+    Traffic const two = accumulation > 1 ? play(0) : one;
     Arena const& arena = session.arena();
     return {.memory = {.weights = session.weights().bytes(),
                        .gradients = learner.gradients().bytes(),
@@ -212,7 +221,7 @@ StepCost step_cost(RunOptions const& options, int world_size) {
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),
                        .messages = arena.peak_bytes(Use::communication)},
-            .sent = extrapolate(one, two, options.train.global_batch_size / samples - 1)};
+            .sent = extrapolate(one, two, accumulation - 1)};
 }
 
 }  // namespace perigee

@@ -1,5 +1,12 @@
 #include "base/error.h"
 
+#include <cerrno>
+#include <cstdio>
+#include <new>
+#include <system_error>
+
+#include "base/printable.h"
+
 namespace perigee {
 
 char const* to_string(Category category) noexcept {
@@ -18,8 +25,33 @@ char const* to_string(Category category) noexcept {
             return "hang";
         case Category::communication:
             return "communication";
+        case Category::memory:
+            return "memory";
     }
     return "unknown";
+}
+
+Error as_error(std::exception const& exception) {
+    if (auto const* error = dynamic_cast<Error const*>(&exception)) return *error;
+    auto const* system = dynamic_cast<std::system_error const*>(&exception);
+    bool const starved = dynamic_cast<std::bad_alloc const*>(&exception) != nullptr ||
+                         dynamic_cast<std::length_error const*>(&exception) != nullptr ||
+                         (system != nullptr && (system->code().value() == ENOMEM || system->code().value() == EAGAIN));
+    if (!starved) return Error(Category::internal, exception.what());
+    return OutOfMemory(fmt::format(
+        "the host has no memory left for this process, or a limit on it (ulimit -v, a control group) is reached ({})",
+        exception.what()));
+}
+
+int report_failure(char const* program, std::exception const& exception) noexcept {
+    try {
+        Error const error = as_error(exception);
+        std::fputs(fmt::format("{}: {}\n", program, printable(error.what())).c_str(), stderr);
+        return error.exit_code();
+    } catch (std::exception const&) {  // not even memory for the message
+        std::fputs("out of memory\n", stderr);
+        return static_cast<int>(Category::memory);
+    }
 }
 
 namespace detail {

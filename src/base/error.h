@@ -10,7 +10,16 @@
 
 namespace perigee {
 
-enum class Category { internal = 1, config = 2, data = 3, checkpoint = 4, numeric = 5, hang = 6, communication = 7 };
+enum class Category {
+    internal = 1,
+    config = 2,
+    data = 3,
+    checkpoint = 4,
+    numeric = 5,
+    hang = 6,
+    communication = 7,
+    memory = 8
+};
 
 /// Exit code of a command that was told to stop (base/stop_request.h); training has saved what there was to save.
 inline constexpr int kExitPreempted = 75;
@@ -25,11 +34,18 @@ class Error : public std::runtime_error {
     Category category_;
 };
 
-/// A device has no memory left for what was asked; says so to the user.
+/// The host or a device has no memory left for what was asked; says so to the user.
 class OutOfMemory : public Error {
   public:
-    explicit OutOfMemory(std::string const& message) : Error(Category::internal, message) {}
+    explicit OutOfMemory(std::string const& message) : Error(Category::memory, message) {}
 };
+
+/// Any exception as an Error. What the standard library throws for want of memory or threads becomes Category::memory,
+/// what is no Error otherwise Category::internal.
+Error as_error(std::exception const& exception);
+
+/// For the end of a tool's main: prints "PROGRAM: message" to standard error and returns the exit code.
+int report_failure(char const* program, std::exception const& exception) noexcept;
 
 /// The category as a user reads it: "config", "data", ...
 char const* to_string(Category category) noexcept;

@@ -8,6 +8,8 @@
 #include <memory>
 #include <mutex>
 
+#include "base/printable.h"
+
 namespace perigee::log {
 
 namespace {
@@ -50,7 +52,7 @@ void write(Level level, std::string const& line) {
     std::string text = s.rank != 0 ? fmt::format("rank {}: ", s.rank) : "";
     if (level == Level::warning) text += "warning: ";
     if (level == Level::error) text += "error: ";
-    text += line;
+    text += printable(line);
     if (s.before) s.before();
     s.logger.info(text);
     s.logger.flush();

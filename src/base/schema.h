@@ -24,6 +24,12 @@ inline Range at_least(double low) { return {.low = low}; }
 inline Range above(double low) { return {.low = low, .strict_low = true}; }
 inline Range between(double low, double high) { return {.low = low, .high = high}; }
 
+/// Upper ends of integer keys, such that products of any few of them fit in 64 bits.
+inline constexpr double kMostSteps = 1e12;
+inline constexpr double kMostRanks = 1 << 20;
+inline constexpr double kMostLayers = 1 << 12;
+inline constexpr int64_t kMostTokens = int64_t{1} << 24;  ///< of a sample, and of a micro-batch
+
 class Schema;
 
 /// One key. Targets point into the described struct, which must outlive the schema.

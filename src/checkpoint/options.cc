@@ -4,9 +4,11 @@ namespace perigee {
 
 void describe(Schema& schema, CheckpointOptions& options) {
     schema
-        .add("every", options.every, at_least(0), "steps between checkpoints; 0: only at the end and when told to stop")
-        .add("keep_last", options.keep_last, at_least(0), "checkpoints to keep, the newest ones; 0 keeps all")
-        .add("keep_every", options.keep_every, at_least(0),
+        .add("every", options.every, between(0, kMostSteps),
+             "steps between checkpoints; 0: only at the end and when told to stop")
+        .add("keep_last", options.keep_last, between(0, kMostSteps),
+             "checkpoints to keep, the newest ones; 0 keeps all")
+        .add("keep_every", options.keep_every, between(0, kMostSteps),
              "besides, keep for ever the checkpoints whose step is a multiple of this; 0: none")
         .add("keep_best", options.keep_best,
              "besides, keep the checkpoint with the lowest validation loss so far; eval.every must then be a multiple "

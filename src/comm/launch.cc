@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/printable.h"
 #include "comm/launcher.h"
 #include "comm/leftovers.h"
 #include "comm/mpi/check.h"
@@ -27,7 +28,7 @@ using detail::check_mpi;
 constexpr std::chrono::seconds kAbortPatience{5};
 
 void say(std::string const& message) noexcept {
-    std::fprintf(stderr, "perigee: %s\n", message.c_str());
+    std::fprintf(stderr, "perigee: %s\n", printable(message).c_str());
     std::fflush(stderr);
 }
 

@@ -1,10 +1,5 @@
 #include "config/config.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <memory>
-
 #include "base/error.h"
 #include "config/scalars.h"
 #include "config/schema_yaml.h"
@@ -30,16 +25,14 @@ constexpr char kReferenceHead[] =
     "true; `eval` and `generate` take them from the checkpoint, except those given on the command line.\n"
     "`perigee check CONFIG` shows the resolved configuration without starting anything.\n";
 
-/// At most one byte more than the cap, so that a device or an endless pipe does no harm.
+/// The configuration's text; the caps on it are the parser's.
 std::string read_text(std::string const& path) {
-    std::unique_ptr<std::FILE, int (*)(std::FILE*)> const file(std::fopen(path.c_str(), "rb"), &std::fclose);
-    if (!file) fail(Category::config, "{}: cannot open the configuration: {}", path, std::strerror(errno));
-    std::string text(kMaxYamlBytes + 1, '\0');
-    errno = 0;
-    text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-    if (std::ferror(file.get()))
-        fail(Category::config, "{}: cannot read the configuration: {}", path, std::strerror(errno));
-    return text;
+    try {
+        return make_file_system()->read_text(path, static_cast<int64_t>(kMaxYamlBytes));
+    } catch (Error const& e) {
+        if (e.category() == Category::memory) throw;
+        fail(Category::config, "the configuration cannot be read: {}", e.what());
+    }
 }
 
 /// Defaults for a run that starts from the weights in `folder`.

@@ -149,6 +149,10 @@ class Reader {
         bool const is_text =
             node.kind == YamlNode::Kind::scalar && (node.quoted || classify(node.text) == ScalarKind::text);
         if (!is_text) return wrong_type(path, node, "text", hint(ScalarKind::text, node));
+        if (node.text.find('\0') != std::string::npos)
+            return findings_.add(node.place, fmt::format("{}: text without the character NUL is expected, found {}: no "
+                                                         "path can hold it",
+                                                         path, shown(node.text)));
         *target = node.text;
     }
 

@@ -40,7 +40,7 @@ void describe(Schema& schema, DataOptions& options) {
         "validation_fraction", options.validation_fraction, between(0, 0.5),
         "instead of `validation`: hold out the last documents of each training set, as few as hold this share of "
         "its tokens");
-    schema.add("sequence_length", options.sequence_length, between(1, 1 << 30), "tokens per sample");
+    schema.add("sequence_length", options.sequence_length, between(1, kMostTokens), "tokens per sample");
     schema.choice("packing", options.packing, {{"cut", Packing::cut}, {"best_fit", Packing::best_fit}},
                   "how samples are made: cut lays documents end to end and cuts at every sequence_length tokens; "
                   "best_fit keeps documents whole, as many to a sample as fit, and pads the rest");

@@ -129,9 +129,14 @@ void read_text(TextReader& reader, TextOptions const& options, UseDocument const
             blank_run = 0;
             document += line;
         }
-        if (static_cast<int64_t>(document.size() + blanks.size()) > kMaxDocumentBytes) {
-            fail(Category::data, "{}:{}: a document of more than {} bytes; blank lines can split it",
-                 reader.path().string(), reader.line_number(), kMaxDocumentBytes);
+        int64_t const most = reader.limit(kMaxDocumentBytes);
+        if (static_cast<int64_t>(document.size() + blanks.size()) > most) {
+            fail(Category::data, "{}:{}: a document of more than {} bytes; blank lines can split it{}",
+                 reader.path().string(), reader.line_number(), most,
+                 most < kMaxDocumentBytes
+                     ? fmt::format(". It comes from {} compressed ones: if that is meant, decompress the file first",
+                                   reader.bytes_read())
+                     : "");
         }
     }
     use(document, reader.bytes_read());

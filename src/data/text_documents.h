@@ -20,7 +20,7 @@ struct TextOptions {
 };
 
 inline constexpr int64_t kMaxJsonLineBytes = int64_t{64} << 20;
-inline constexpr int64_t kMaxDocumentBytes = int64_t{1} << 30;
+inline constexpr int64_t kMaxDocumentBytes = int64_t{1} << 30;  ///< of a compressed file less: TextReader::limit()
 
 /// Files and, of folders, all files below whose name ends in one of `suffixes` (all if none given; .gz does not count),
 /// in the order given, folders sorted by name. Files of folders that hold no text go to `skipped`. Throws

@@ -86,14 +86,21 @@ std::string_view TextReader::ahead() {
     return std::string_view(text_).substr(begin_);
 }
 
+int64_t TextReader::limit(int64_t max_bytes) const {
+    return inflater_ ? std::min(max_bytes, std::max(kFreeBytes, kMostExpansion * offset_)) : max_bytes;
+}
+
 bool TextReader::read_line(std::string& line, int64_t max_bytes) {
     line.clear();
     while (begin_ < text_.size() || refill()) {
         size_t const newline = text_.find('\n', begin_);
         size_t const end = newline == std::string::npos ? text_.size() : newline + 1;
         if (line.empty()) ++line_number_;
-        if (static_cast<int64_t>(line.size() + end - begin_) > max_bytes) {
-            fail(Category::data, "{}:{}: a line of more than {} bytes", path_.string(), line_number_, max_bytes);
+        if (int64_t const most = limit(max_bytes); static_cast<int64_t>(line.size() + end - begin_) > most) {
+            fail(Category::data, "{}:{}: a line of more than {} bytes{}", path_.string(), line_number_, most,
+                 most < max_bytes
+                     ? fmt::format(", from {} compressed ones: if that is meant, decompress the file first", offset_)
+                     : "");
         }
         line.append(text_, begin_, end - begin_);
         begin_ = end;

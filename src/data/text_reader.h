@@ -16,11 +16,17 @@ class TextReader {
     ~TextReader();
 
     /// Replaces `line` by the next one with its line end; false after the last. Throws Category::data naming file and
-    /// line for lines of more than `max_bytes` and for damaged or truncated compression.
+    /// line for lines of more than limit(max_bytes) and for damaged or truncated compression.
     bool read_line(std::string& line, int64_t max_bytes);
 
     /// What read_line() will read next, some kilobytes; empty at the end.
     std::string_view ahead();
+
+    /// `max_bytes`; of a compressed file at most kFreeBytes, or kMostExpansion times what was read of it where that is
+    /// more. Text shrinks 3 to 10 times, so only a file made to fill the memory meets this limit.
+    int64_t limit(int64_t max_bytes) const;
+    static constexpr int64_t kFreeBytes = int64_t{64} << 20;
+    static constexpr int64_t kMostExpansion = 32;
 
     Path const& path() const { return path_; }
     int64_t line_number() const { return line_number_; }  ///< of the line read last; the first is 1

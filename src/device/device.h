@@ -25,6 +25,8 @@ class Device {
     virtual void synchronize() = 0;
     /// Bytes of a GPU's memory that are taken, by this process or another; 0 for the host's memory.
     virtual int64_t used_bytes() const { return 0; }
+    /// Bytes of a GPU's memory; 0 for the host's, see device/host_memory.h.
+    virtual int64_t total_bytes() const { return 0; }
     /// "cpu", or the GPU's name.
     virtual std::string name() const = 0;
     virtual bool is_host() const = 0;

@@ -14,7 +14,8 @@ void describe(Schema& schema, SamplingOptions& options) {
         .add("prompt", options.prompt,
              "text that `perigee generate` continues or, with a chat.template, what the user says")
         .add("system", options.system, "with a chat.template: the system message before it; empty: none")
-        .add("max_tokens", options.max_tokens, at_least(1), "tokens to generate, unless the document ends before")
+        .add("max_tokens", options.max_tokens, between(1, 1 << 30),
+             "tokens to generate, unless the document ends before")
         .add("temperature", options.temperature, at_least(0),
              "logits are divided by it: below 1 is more predictable, 0 always takes the most likely token")
         .add("top_p", options.top_p, {.low = 0, .high = 1, .strict_low = true},

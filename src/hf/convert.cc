@@ -71,9 +71,24 @@ void write_text(FileSystem& files, Path const& path, std::string const& text) {
     file->sync();
 }
 
+bool is_inside(Path const& file, Path const& folder) {
+    return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first == folder.end();
+}
+
+/// A companion as a file of its folder. A link may lead elsewhere inside it, or to the blobs of a Hugging Face cache
+/// (MODEL/snapshots/REVISION/NAME -> MODEL/blobs/HASH): a stranger's folder must not have other files copied.
+Path inside(FileSystem& files, Path const& folder, std::string const& name) {
+    Path const home = files.resolve(folder), file = files.resolve(folder / name);
+    Path const snapshots = home.parent_path();
+    bool const in_cache = snapshots.filename() == "snapshots" && is_inside(file, snapshots.parent_path() / "blobs");
+    if (is_inside(file, home) || in_cache) return file;
+    fail(Category::data, "{} is a link to {}, outside of its folder: put the file itself there, or remove the link",
+         (folder / name).string(), file.string());
+}
+
 void copy_companions(FileSystem& files, Path const& from, Path const& to) {
     for (std::string const& name : companion_files(files, from)) {
-        auto const in = files.open(from / name);
+        auto const in = files.open(inside(files, from, name));
         auto const out = files.create(to / name);
         std::vector<std::byte> buffer(static_cast<size_t>(std::min(in->size(), kCopyBytes)));
         for (int64_t at = 0; at < in->size(); at += std::ssize(buffer)) {

@@ -10,14 +10,21 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <optional>
 #include <system_error>
 #include <utility>
+
+#include "base/printable.h"
+#include "io/bus_errors.h"
 
 namespace perigee {
 
 IoError::IoError(std::string const& operation, Path const& path, int errno_value)
-    : Error(Category::data,
-            fmt::format("cannot {} {}: {}", operation, path.string(), std::generic_category().message(errno_value))),
+    : IoError(operation, path, errno_value, std::generic_category().message(errno_value)) {}
+
+IoError::IoError(std::string const& operation, Path const& path, int errno_value, std::string const& reason)
+    : Error(errno_value == ENOMEM ? Category::memory : Category::data,
+            fmt::format("cannot {} {}: {}", operation, printable_name(path.string()), reason)),
       errno_(errno_value) {}
 
 LockedError::LockedError(Path const& path, std::string const& holder)
@@ -35,11 +42,33 @@ auto retry(Call&& call) {
     return result;
 }
 
+/// What stands where a regular file was expected, and what to do.
+char const* name_of(mode_t mode) {
+    if (S_ISFIFO(mode)) return "it is a pipe, and a regular file is needed: write its content to a file first";
+    if (S_ISCHR(mode)) return "it is a character device, and a regular file is needed";
+    if (S_ISBLK(mode)) return "it is a block device, and a regular file is needed";
+    return "it is no regular file";
+}
+
+/// An open file, or folder where `flags` say so. Nothing else is accepted, but devices to write to: a pipe or a device
+/// could wait for ever, which O_NONBLOCK keeps the opening itself from; on regular files it means nothing.
 class Descriptor {
   public:
     Descriptor(Path path, int flags, char const* operation) : path_(std::move(path)) {
-        fd_ = retry([&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); });
-        if (fd_ < 0) throw IoError(operation, path_, errno);
+        fd_ = retry([&] { return ::open(path_.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666); });
+        // Writing into a pipe that nobody reads, and opening a socket, end here.
+        if (fd_ < 0)
+            throw errno == ENXIO ? IoError(operation, path_, ENXIO, name_of(mode())) : IoError(operation, path_, errno);
+        try {
+            mode_t const found = mode();
+            bool const wants_folder = (flags & O_DIRECTORY) != 0;
+            if (!wants_folder && S_ISDIR(found)) throw IoError(operation, path_, EISDIR);
+            bool const swallows = S_ISCHR(found) && (flags & O_ACCMODE) == O_WRONLY;  // such as /dev/null
+            if (!wants_folder && !S_ISREG(found) && !swallows) throw IoError(operation, path_, EINVAL, name_of(found));
+        } catch (...) {
+            ::close(fd_);
+            throw;
+        }
     }
     ~Descriptor() { ::close(fd_); }
     Descriptor(Descriptor const&) = delete;
@@ -51,16 +80,18 @@ class Descriptor {
     void sync() const {
         if (retry([&] { return ::fsync(fd_); }) < 0) throw IoError("sync", path_, errno);
     }
-    /// Size of a regular file; anything else (a folder, a pipe) is refused.
-    int64_t regular_size() const {
-        struct stat status {};
-        if (::fstat(fd_, &status) < 0) throw IoError("inspect", path_, errno);
-        if (S_ISDIR(status.st_mode)) throw IoError("read", path_, EISDIR);
-        if (!S_ISREG(status.st_mode)) throw IoError("read", path_, EINVAL);
-        return status.st_size;
-    }
+    int64_t size() const { return status().st_size; }
 
   private:
+    /// Of the open file, or of the path where it cannot be opened.
+    struct stat status() const {
+        struct stat found {};
+        int const result = fd_ >= 0 ? ::fstat(fd_, &found) : ::stat(path_.c_str(), &found);
+        if (result < 0) throw IoError("inspect", path_, errno);
+        return found;
+    }
+    mode_t mode() const { return status().st_mode; }
+
     Path path_;
     int fd_ = -1;
 };
@@ -89,7 +120,7 @@ class PosixWritableFile : public WritableFile {
 
 class PosixReadableFile : public ReadableFile {
   public:
-    explicit PosixReadableFile(Path const& path) : file_(path, O_RDONLY, "open"), size_(file_.regular_size()) {}
+    explicit PosixReadableFile(Path const& path) : file_(path, O_RDONLY, "open"), size_(file_.size()) {}
 
     int64_t size() const override { return size_; }
     void read_at(int64_t offset, std::span<std::byte> bytes) override {
@@ -114,13 +145,15 @@ class PosixMappedFile : public MappedFile {
   public:
     explicit PosixMappedFile(Path const& path) {
         Descriptor const file(path, O_RDONLY, "open");
-        auto const size = static_cast<size_t>(file.regular_size());
+        auto const size = static_cast<size_t>(file.size());
         if (size == 0) return;  // mmap refuses empty ranges
         void* memory = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd(), 0);
         if (memory == MAP_FAILED) throw IoError("map", path, errno);
         bytes_ = {static_cast<std::byte const*>(memory), size};
+        shrinking_.emplace(bytes_, path.string());
     }
     ~PosixMappedFile() override {
+        shrinking_.reset();
         if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
     }
     PosixMappedFile(PosixMappedFile const&) = delete;
@@ -130,6 +163,7 @@ class PosixMappedFile : public MappedFile {
 
   private:
     std::span<std::byte const> bytes_;
+    std::optional<BusErrorScope> shrinking_;
 };
 
 class PosixFileLock : public FileLock {
@@ -193,7 +227,7 @@ class PosixFileSystem : public FileSystem {
 
     bool exists(Path const& path) const override { return std::filesystem::exists(status(path)); }
     bool is_directory(Path const& path) const override { return std::filesystem::is_directory(status(path)); }
-    int64_t file_size(Path const& path) const override { return Descriptor(path, O_RDONLY, "open").regular_size(); }
+    int64_t file_size(Path const& path) const override { return Descriptor(path, O_RDONLY, "open").size(); }
     std::vector<std::string> list(Path const& directory) const override {
         std::error_code error;
         std::vector<std::string> names;
@@ -204,6 +238,9 @@ class PosixFileSystem : public FileSystem {
         if (error) throw IoError("list", directory, error.value());
         std::sort(names.begin(), names.end());
         return names;
+    }
+    Path resolve(Path const& path) const override {
+        return checked("follow", path, [&](auto& error) { return std::filesystem::canonical(path, error); });
     }
     int64_t free_bytes(Path const& path) const override {
         Path existing = std::filesystem::absolute(path);

@@ -1,5 +1,8 @@
 // All file access of the program goes through this interface, so that tests can make any operation fail, stop the
-// process there, or lose what was not yet synced. Errors throw IoError with the path and the system's reason.
+// process there, or lose what was not yet synced. Errors throw IoError with the path and the system's reason:
+// Category::memory where the system has no memory, otherwise Category::data. Only regular files are opened, and
+// devices to write to: a pipe or a device in a file's place is refused at once. A mapped file that shrinks ends the
+// process, see io/bus_errors.h.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +22,7 @@ using Path = std::filesystem::path;
 class IoError : public Error {
   public:
     IoError(std::string const& operation, Path const& path, int errno_value);
+    IoError(std::string const& operation, Path const& path, int errno_value, std::string const& reason);
     int errno_value() const { return errno_; }
 
   private:
@@ -87,6 +91,7 @@ class FileSystem {
     virtual bool is_directory(Path const& path) const = 0;
     virtual int64_t file_size(Path const& path) const = 0;
     virtual std::vector<std::string> list(Path const& directory) const = 0;  ///< names, sorted
+    virtual Path resolve(Path const& path) const = 0;  ///< absolute, without links; the file must exist
     virtual int64_t free_bytes(Path const& path) const = 0;
 
     // Over the above.

@@ -13,15 +13,21 @@ Session::Session() {
 }
 
 std::string last_error() {
-    std::string text;
+    struct Found {
+        std::string text;
+        bool starved = false;
+    } found;
     // Walking upwards starts where the error arose, the most telling place.
     auto first = [](unsigned, H5E_error2_t const* error, void* out) -> herr_t {
-        auto& found = *static_cast<std::string*>(out);
-        if (found.empty() && error->desc != nullptr) found = error->desc;
+        auto& into = *static_cast<Found*>(out);
+        into.starved |=
+            error->maj_num == H5E_RESOURCE && (error->min_num == H5E_NOSPACE || error->min_num == H5E_CANTALLOC);
+        if (into.text.empty() && error->desc != nullptr) into.text = error->desc;
         return 0;
     };
-    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first, &text);
-    return text.empty() ? "unknown HDF5 error" : text;
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first, &found);
+    if (found.starved) throw OutOfMemory(fmt::format("out of memory: HDF5: {}", found.text));
+    return found.text.empty() ? "unknown HDF5 error" : found.text;
 }
 
 Handle file_type(DType dtype) {

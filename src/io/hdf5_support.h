@@ -23,7 +23,7 @@ class Session {
     std::unique_lock<std::mutex> lock_;
 };
 
-/// The library's own description of its last error.
+/// The library's own description of its last error; throws OutOfMemory where it had no memory.
 std::string last_error();
 
 class Handle {

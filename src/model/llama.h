@@ -27,10 +27,13 @@ void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const
 /// over real document lengths, and for block-sparse layers the executed blocks and the gate. A training step costs 3
 /// times that, the gate counted once.
 struct ForwardFlops {
-    double linear = 0;     ///< projections and classifier
-    double attention = 0;  ///< scores and values
-    double gate = 0;       ///< MoBA's block scores, forward only
+    double linear = 0;        ///< projections and classifier
+    double attention = 0;     ///< scores and values
+    double gate = 0;          ///< MoBA's block scores, forward only
+    double sparse_pairs = 0;  ///< query-key pairs that heads of block-sparse layers attend, one head of each layer
+    double causal_pairs = 0;  ///< those that they would attend in full
     double training() const { return 3 * (linear + attention) + gate; }
+    ForwardFlops& operator+=(ForwardFlops const& more);
 };
 ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,
                            std::span<int32_t const> cu_seqlens);

@@ -16,21 +16,24 @@ Pairs full_pairs(int64_t length) {
     return {.attended = 0.5 * static_cast<double>(length) * static_cast<double>(length + 1)};
 }
 
+/// In closed form: a document may have as many blocks as tokens.
 Pairs sparse_pairs(int64_t length, BlockBudget const& budget) {
+    auto const B = static_cast<double>(budget.block_size);
+    auto const whole = static_cast<double>(length / budget.block_size);  // blocks
+    auto const rest = static_cast<double>(length % budget.block_size);   // queries of the last, shorter one
+    auto const most = static_cast<double>(budget.slots());               // chosen past blocks
+    // Blocks 0 to most - 1 have fewer past blocks than may be chosen.
+    double const few = std::min(whole, most);
+    double const chosen = few * (few - 1) / 2 + (whole - few) * most;  // over the whole blocks
     Pairs pairs;
-    for (int64_t block = 0; block < moba_blocks(length, budget.block_size); ++block) {
-        int64_t const begin = block * budget.block_size;
-        auto const queries = static_cast<double>(std::min(length - begin, budget.block_size));
-        auto const chosen = static_cast<double>(std::min(block, budget.slots()) * budget.block_size);
-        pairs.attended += queries * (queries + 1) / 2 + queries * chosen;
-        pairs.scored += queries * static_cast<double>(block);
-    }
+    pairs.attended = whole * B * (B + 1) / 2 + B * B * chosen;
+    pairs.attended += rest * (rest + 1) / 2 + rest * B * std::min(whole, most);
+    pairs.scored = B * whole * (whole - 1) / 2 + rest * whole;
     return pairs;
 }
 
 /// Of one layer.
-Pairs pairs_of(Selection const& selection, std::span<int32_t const> cu_seqlens) {
-    auto const budget = budget_of(selection);
+Pairs pairs_of(std::optional<BlockBudget> const& budget, std::span<int32_t const> cu_seqlens) {
     Pairs sum;
     for (size_t i = 1; i < cu_seqlens.size(); ++i) {
         int64_t const length = cu_seqlens[i] - cu_seqlens[i - 1];
@@ -43,15 +46,32 @@ Pairs pairs_of(Selection const& selection, std::span<int32_t const> cu_seqlens) 
 
 }  // namespace
 
+ForwardFlops& ForwardFlops::operator+=(ForwardFlops const& more) {
+    linear += more.linear;
+    attention += more.attention;
+    gate += more.gate;
+    sparse_pairs += more.sparse_pairs;
+    causal_pairs += more.causal_pairs;
+    return *this;
+}
+
 ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,
                            std::span<int32_t const> cu_seqlens) {
-    int64_t const D = model.hidden_size, K = model.head_size(), H = model.num_attention_heads, G = model.kv_heads();
-    int64_t const per_layer = D * (H + 2 * G) * K + H * K * D + 3 * D * model.intermediate_size;
-    int64_t const weights = model.num_hidden_layers * per_layer + model.vocab_size * D;
+    int64_t const K = model.head_size(), H = model.num_attention_heads, G = model.kv_heads();
+    int64_t const weights = model.num_hidden_layers * weights_per_layer(model) + model.vocab_size * model.hidden_size;
     ForwardFlops flops;
     flops.linear = 2.0 * static_cast<double>(weights) * (cu_seqlens.empty() ? 0 : cu_seqlens.back());
+    Pairs const full = pairs_of(std::nullopt, cu_seqlens);
+    std::optional<BlockBudget> known;  // layers share their budget as a rule
+    Pairs sparse;
     for (Selection const& selection : selections) {
-        Pairs const pairs = pairs_of(selection, cu_seqlens);
+        auto const budget = budget_of(selection);
+        if (budget && budget != known) sparse = pairs_of(known = budget, cu_seqlens);
+        Pairs const& pairs = budget ? sparse : full;
+        if (budget) {
+            flops.sparse_pairs += sparse.attended;
+            flops.causal_pairs += full.attended;
+        }
         flops.attention += 4.0 * static_cast<double>(K * H) * pairs.attended;
         if (auto const* const gate = std::get_if<MobaOptions>(&selection)) {
             int64_t const choosers = gate->selection == MobaSelection::per_group ? G : H;

@@ -18,7 +18,7 @@ void describe(Schema& schema, RopeScaling& o) {
                    {"yarn", RopeType::yarn}},
                   "how rotary frequencies are stretched to contexts longer than the original");
     schema.add("factor", o.factor, at_least(1), "ratio of the new context length to the original");
-    schema.add("original_max_position_embeddings", o.original_max_position_embeddings, at_least(0),
+    schema.add("original_max_position_embeddings", o.original_max_position_embeddings, between(0, 1 << 30),
                "context length before stretching (llama3, yarn); 0 takes max_position_embeddings");
     schema.add("low_freq_factor", o.low_freq_factor, above(0),
                "llama3: waves longer than the original length over this are stretched fully");
@@ -39,7 +39,7 @@ void describe(Schema& schema, ModelOptions& o) {
     schema.add("hidden_size", o.hidden_size, between(1, 1 << 20), "width of the residual stream").defines_model();
     schema.add("intermediate_size", o.intermediate_size, between(1, 1 << 22), "width of the SwiGLU layer")
         .defines_model();
-    schema.add("num_hidden_layers", o.num_hidden_layers, between(1, 1 << 12), "number of transformer blocks")
+    schema.add("num_hidden_layers", o.num_hidden_layers, between(1, kMostLayers), "number of transformer blocks")
         .defines_model();
     schema.add("num_attention_heads", o.num_attention_heads, between(1, 1 << 12), "query heads").defines_model();
     schema
@@ -69,6 +69,11 @@ void describe(Schema& schema, ModelOptions& o) {
                "data.tokenizer");
 }
 
+int64_t weights_per_layer(ModelOptions const& o) {
+    int64_t const attention = (2 * o.num_attention_heads + 2 * o.kv_heads()) * o.head_size();
+    return o.hidden_size * (attention + 3 * o.intermediate_size);
+}
+
 std::vector<std::string> problems(ModelOptions const& o) {
     std::vector<std::string> found;
     if (o.head_dim == 0 && o.hidden_size % o.num_attention_heads != 0)
@@ -95,6 +100,13 @@ std::vector<std::string> problems(ModelOptions const& o) {
     return found;
 }
 
+std::string full_attention_warning(MobaOptions const& moba) {
+    return fmt::format(
+        "MoBA attends every causal key, as full attention does: no document is longer than attention.block_size ({}) "
+        "times attention.top_k ({}) = {} tokens. Choose smaller ones, or longer documents",
+        moba.block_size, moba.top_k, moba.block_size * moba.top_k);
+}
+
 void describe(Schema& schema, MobaOptions& o) {
     schema.add("block_size", o.block_size, between(1, 1 << 30), "keys per block").defines_model();
     schema
@@ -114,12 +126,12 @@ void describe(Schema& schema, MobaOptions& o) {
 }
 
 void describe(Schema& schema, FullLayers& o) {
-    schema.add("last", o.last, at_least(0), "the last so many layers stay full");
-    schema.add("layers", o.layers, at_least(0), "numbers of further layers that stay full, counted from 0");
+    schema.add("last", o.last, between(0, kMostLayers), "the last so many layers stay full");
+    schema.add("layers", o.layers, between(0, kMostLayers), "numbers of further layers that stay full, counted from 0");
 }
 
 void describe(Schema& schema, AttentionSwitch& o) {
-    schema.add("step", o.step, at_least(0), "first step, counted from 0, that uses this kind");
+    schema.add("step", o.step, between(0, kMostSteps), "first step, counted from 0, that uses this kind");
     schema.choice("kind", o.kind, {{"full", AttentionKind::full}, {"moba", AttentionKind::moba}},
                   "attention of the layers that are not in full_layers");
 }

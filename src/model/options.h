@@ -49,7 +49,13 @@ void describe(Schema& schema, ModelOptions& options);
 /// Sentences about fields that contradict each other; empty when all is well. Keys are given as in the YAML.
 std::vector<std::string> problems(ModelOptions const& options);
 
+/// Elements of the matrices of a layer: what its linear FLOPs are counted by.
+int64_t weights_per_layer(ModelOptions const& options);
+
 enum class AttentionKind { full, moba };
+
+/// What to say where documents are so short that MoBA leaves nothing out.
+std::string full_attention_warning(MobaOptions const& moba);
 
 /// What the backward of a block computes again rather than keeping it from the forward. Each saves more memory than the
 /// one before; gradients are the same bits.

@@ -8,14 +8,14 @@ namespace perigee {
 
 void describe(Schema& schema, ScheduleOptions& options) {
     schema
-        .add("warmup_steps", options.warmup_steps, at_least(0),
+        .add("warmup_steps", options.warmup_steps, between(0, kMostSteps),
              "steps over which the learning rate rises linearly to its peak")
         .choice(
             "decay", options.decay,
             {{"cosine", Decay::cosine}, {"linear", Decay::linear}, {"wsd", Decay::wsd}, {"constant", Decay::constant}},
             "course after the warm-up; wsd stays at the peak and falls linearly at the end")
         .add("min_lr_ratio", options.min_lr_ratio, between(0, 1), "learning rate at the end, as a share of the peak")
-        .add("decay_steps", options.decay_steps, at_least(0),
+        .add("decay_steps", options.decay_steps, between(0, kMostSteps),
              "wsd: steps of the final fall; 0 takes a fifth of the run");
 }
 

@@ -3,9 +3,10 @@
 namespace perigee {
 
 void describe(Schema& schema, ParallelOptions& options) {
-    schema.add("tensor", options.tensor, at_least(1), "ranks that share every matrix (tensor parallel)");
-    schema.add("context", options.context, at_least(1), "ranks that share every sequence (context parallel)");
-    schema.add("data", options.data, at_least(-1),
+    schema.add("tensor", options.tensor, between(1, kMostRanks), "ranks that share every matrix (tensor parallel)");
+    schema.add("context", options.context, between(1, kMostRanks),
+               "ranks that share every sequence (context parallel)");
+    schema.add("data", options.data, between(-1, kMostRanks),
                "ranks that train on different samples (data parallel); -1 takes whatever the job's ranks leave");
     schema.choice(
         "context_mode", options.context_mode,

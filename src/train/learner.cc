@@ -26,16 +26,19 @@ Learner::Learner(Session& session)
 StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};
     auto const selections = session_.selections(state.step);
-    double weight = 0, flops = 0;
+    double weight = 0;
+    ForwardFlops flops;
     for (Batch const& b : batches) {
         weight = std::accumulate(b.weights_T.begin(), b.weights_T.end(), weight);
         r.tokens += b.tokens();
-        flops += forward_flops(options_.model, selections, b.cu_seqlens).training();
+        flops += forward_flops(options_.model, selections, b.cu_seqlens);
     }
     // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
     r.loss_weight = mesh_.dp().sum(weight);
     r.tokens = mesh_.dp().sum(r.tokens);
-    r.flops = mesh_.dp().sum(flops);
+    r.flops = mesh_.dp().sum(flops.training());
+    double const causal_pairs = mesh_.dp().sum(flops.causal_pairs), sparse_pairs = mesh_.dp().sum(flops.sparse_pairs);
+    if (causal_pairs > 0) r.attended_share = sparse_pairs / causal_pairs;
     if (!(r.loss_weight > 0))
         fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
              state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
@@ -75,12 +78,14 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
         try {
             session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, selections,
                                         session_.arena());
-        } catch (OutOfMemory const& e) {
+        } catch (std::exception const& e) {
+            Error const error = as_error(e);
+            if (error.category() != Category::memory) throw;
             MemoryUse const use{.weights = session_.weights().bytes(),
                                 .gradients = grads_.view.bytes(),
                                 .optimizer = optimizer_.bytes(),
                                 .activations = session_.arena().capacity_bytes()};
-            throw OutOfMemory(out_of_memory_report(e.what(), use, options_));
+            throw OutOfMemory(out_of_memory_report(error.what(), use, options_));
         }
     }
     optimizer_.add_squares(on_device.rows(1, 2), grads_.view);

@@ -38,9 +38,9 @@ std::vector<std::string> remedies(RunOptions const& options) {
 }  // namespace
 
 std::string out_of_memory_report(std::string const& what, MemoryUse const& use, RunOptions const& options) {
-    std::string text = fmt::format("{}\n  weights {}, gradients {}, optimizer {}, activations so far {}", what,
-                                   format_bytes(use.weights), format_bytes(use.gradients), format_bytes(use.optimizer),
-                                   format_bytes(use.activations));
+    std::string text =
+        fmt::format("{}\n  weights {}, gradients {}, optimizer {}, activations {}", what, format_bytes(use.weights),
+                    format_bytes(use.gradients), format_bytes(use.optimizer), format_bytes(use.activations));
     for (std::string const& remedy : remedies(options)) text += "\n  try " + remedy;
     return text;
 }

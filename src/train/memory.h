@@ -13,7 +13,7 @@ struct MemoryUse {
     int64_t weights = 0;
     int64_t gradients = 0;
     int64_t optimizer = 0;
-    int64_t activations = 0;  ///< as far as they were laid out
+    int64_t activations = 0;  ///< and all else that a step lays out, as far as it did
 };
 
 /// `what` failed, where memory went, and the three cheapest remedies that these options leave, one line each.

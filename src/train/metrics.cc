@@ -38,11 +38,12 @@ std::string log_line(StepReport const& r, double eta_seconds) {
 }
 
 std::string to_json(StepReport const& r) {
+    std::string const share = r.attended_share ? fmt::format(R"("attended_share":{},)", number(*r.attended_share)) : "";
     return fmt::format(
-        R"({{"step":{},"loss":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{},"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g},"memory_bytes":{}}})",
+        R"({{"step":{},"loss":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{},{}"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g},"memory_bytes":{}}})",
         r.step, number(r.loss), number(r.grad_norm), number(r.lr), r.skipped, r.tokens, number(r.loss_weight),
-        r.consumed_samples, r.seconds, static_cast<double>(r.tokens) / r.seconds, r.flops / r.seconds / r.ranks * 1e-12,
-        resident_bytes());
+        r.consumed_samples, share, r.seconds, static_cast<double>(r.tokens) / r.seconds,
+        r.flops / r.seconds / r.ranks * 1e-12, resident_bytes());
 }
 
 std::string to_json(EvalReport const& r) {

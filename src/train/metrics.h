@@ -20,6 +20,8 @@ struct StepReport {
     double seconds = 0;
     double flops = 0;  ///< executed, all ranks: causal attention over real documents, MoBA's blocks and gate
     int ranks = 1;
+    std::optional<double> attended_share =
+        {};  ///< of the causal keys, in MoBA layers: executed pairs over causal pairs
 };
 
 /// What one layer's attention means for learning, see model/reach.h.

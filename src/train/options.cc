@@ -1,17 +1,16 @@
 #include "train/options.h"
 
-#include <limits>
-
 #include "base/error.h"
 #include "parallel/context.h"
 
 namespace perigee {
 
 void describe(Schema& schema, TrainOptions& options) {
-    schema.add("steps", options.steps, between(1, 1e12), "optimizer steps of the whole run, resumed parts included")
+    schema
+        .add("steps", options.steps, between(1, kMostSteps), "optimizer steps of the whole run, resumed parts included")
         .add("global_batch_size", options.global_batch_size, between(1, 1 << 30),
              "samples per step over all ranks; gradient accumulation follows from it")
-        .add("micro_batch_size", options.micro_batch_size, between(1, 1 << 30), "samples per rank and forward pass")
+        .add("micro_batch_size", options.micro_batch_size, between(1, 1 << 16), "samples per rank and forward pass")
         .choice("recompute", options.recompute,
                 {{"none", Recompute::none},
                  {"elementwise", Recompute::elementwise},
@@ -33,21 +32,23 @@ void describe(Schema& schema, TrainOptions& options) {
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")
-        .add("max_skipped_in_a_row", options.max_skipped_in_a_row, at_least(0),
+        .add("max_skipped_in_a_row", options.max_skipped_in_a_row, between(0, kMostSteps),
              "with non_finite: skip, stop when more steps than this are skipped one after the other");
 }
 
 void describe(Schema& schema, EvalOptions& options) {
     schema
-        .add("every", options.every, at_least(0), "steps between evaluations on held-out data; 0: never while training")
-        .add("samples", options.samples, at_least(1), "held-out samples per evaluation, or all where there are fewer")
+        .add("every", options.every, between(0, kMostSteps),
+             "steps between evaluations on held-out data; 0: never while training")
+        .add("samples", options.samples, between(1, 1 << 30),
+             "held-out samples per evaluation, or all where there are fewer")
         .add("reach", options.reach,
              "also report, per layer, the share of tokens that receive gradient, on as many of the next training "
              "samples, and for mock data of task far_recall the share of needed blocks that MoBA chose");
 }
 
 void describe(Schema& schema, LogOptions& options) {
-    schema.add("every", options.every, at_least(1), "steps between log lines; metrics.jsonl has every step")
+    schema.add("every", options.every, between(1, kMostSteps), "steps between log lines; metrics.jsonl has every step")
         .add("progress", options.progress, "show a progress bar on a terminal");
 }
 
@@ -95,10 +96,14 @@ void check_batch(RunOptions const& options, int dp, Sentences& out) {
             "ranks ({})",
             train.global_batch_size, train.micro_batch_size, dp);
     }
-    constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
     if (train.micro_batch_size > kMostTokens / options.data.sequence_length) {
         out.add("train.micro_batch_size ({}) times data.sequence_length ({}) must be at most {} tokens",
                 train.micro_batch_size, options.data.sequence_length, kMostTokens);
+    }
+    constexpr int64_t kMostSamples = int64_t{1} << 60;
+    if (train.steps > kMostSamples / train.global_batch_size) {
+        out.add("train.steps ({}) times train.global_batch_size ({}) must be at most {} samples", train.steps,
+                train.global_batch_size, kMostSamples);
     }
 }
 
@@ -124,6 +129,29 @@ int check_layout(RunOptions const& options, int world_size, Sentences& out) {
     } catch (Error const& error) {
         out.add("{}", error.what());
         return 1;
+    }
+}
+
+/// Larger ones fit no machine, and planning them would take as long as they are large.
+void check_size(RunOptions const& options, Sentences& out) {
+    constexpr double kMostParameters = 1e13;
+    constexpr int64_t kMostBuckets = 1 << 16;
+    ModelOptions const& model = options.model;
+    auto const parameters =
+        static_cast<double>(model.num_hidden_layers) * static_cast<double>(weights_per_layer(model)) +
+        2.0 * static_cast<double>(model.vocab_size * model.hidden_size);
+    if (parameters > kMostParameters) {
+        return out.add(
+            "model: {:.2g} parameters, at most {:.0g} can be planned for: hidden_size ({}), intermediate_size ({}), "
+            "num_hidden_layers ({}) or vocab_size ({}) is too large",
+            parameters, kMostParameters, model.hidden_size, model.intermediate_size, model.num_hidden_layers,
+            model.vocab_size);
+    }
+    double const gradients = 4 * parameters / static_cast<double>(options.parallel.tensor) / (1 << 20);  // MiB
+    if (gradients / static_cast<double>(options.parallel.bucket_mib) > kMostBuckets) {
+        out.add("parallel.bucket_mib ({}) cuts {:.4g} MiB of gradients into more than {} buckets: make it at least {}",
+                options.parallel.bucket_mib, gradients, kMostBuckets,
+                static_cast<int64_t>(gradients / kMostBuckets) + 1);
     }
 }
 
@@ -171,6 +199,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     out.add_all(problems(options.chat));
     int const dp = check_layout(options, world_size, out);
     check_batch(options, dp, out);
+    check_size(options, out);
     check_schedule(options, out);
     check_data(options, out);
     return std::move(out.list);

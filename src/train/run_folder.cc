@@ -42,6 +42,14 @@ void for_each_metric(FileSystem& files, Path const& output_dir, Use&& use) {
 
 nlohmann::json parse(std::string_view line) { return nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false); }
 
+/// Perigee writes integers only, but anybody may edit the file.
+int64_t step_of(nlohmann::json const& line, Path const& output_dir) {
+    auto const step = line.find("step");
+    if (step != line.end() && step->is_number_integer()) return step->get<int64_t>();
+    fail(Category::data, "{}: `step` must be an integer in the line {}: correct that line, or remove it",
+         (output_dir / kMetrics).string(), line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+}
+
 }  // namespace
 
 RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::move(path)) {
@@ -95,7 +103,7 @@ void RunFolder::rewind_metrics(int64_t step) {
     for_each_metric(*files_, path_, [&](std::string_view line, int64_t end) {
         auto const object = parse(line);
         if (!object.is_object()) return false;
-        int64_t const done = object.value("step", step + 1);
+        int64_t const done = step_of(object, path_);
         if (done > step || (done == step && object.contains("eval_loss"))) return false;
         keep = end;
         return true;
@@ -111,7 +119,7 @@ std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_
         if (!object.is_object()) return false;
         auto const loss = object.find("eval_loss");
         if (loss == object.end() || !loss->is_number()) return true;
-        EvalReport const report{.step = object.value("step", int64_t{-1}), .loss = loss->get<double>()};
+        EvalReport const report{.step = step_of(object, output_dir), .loss = loss->get<double>()};
         bool const better = !best || report.loss < best->loss;
         if (better && files.exists(checkpoint_root(output_dir) / step_name(report.step))) best = report;
         return true;

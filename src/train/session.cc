@@ -41,10 +41,15 @@ CudaOptions cuda_options(RunOptions const& options) {
             .moba_scratch = static_cast<size_t>(options.train.moba_scratch_mib) << 20};
 }
 
+std::optional<std::string> unsupported(RunOptions const& options, int ranks) {
+    if (takes_gpu(options.device, ranks) && ranks > 1)
+        return fmt::format("device: cuda computes on one GPU with one rank, and this job has {} ranks", ranks);
+    return std::nullopt;
+}
+
 Machine make_machine(RunOptions const& options, int ranks) {
+    if (auto const reason = unsupported(options, ranks)) fail(Category::config, "{}", *reason);
     if (takes_gpu(options.device, ranks)) {
-        if (ranks > 1)
-            fail(Category::config, "device: cuda computes on one GPU with one rank, and this job has {} ranks", ranks);
         auto device = make_cuda_device(0);
         auto ops = make_cuda_ops(*device, cuda_options(options));
         return {std::move(device), std::move(ops)};

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -40,6 +42,9 @@ struct Machine {
 /// Whether this choice means a GPU on this machine, and what is asked of it.
 bool takes_gpu(DeviceChoice choice, int ranks);
 CudaOptions cuda_options(RunOptions const& options);
+
+/// What no build can train yet though it can be planned, as a sentence; nothing where a run can start.
+std::optional<std::string> unsupported(RunOptions const& options, int ranks);
 
 /// As `device` and `threads` say, for one of `ranks`: a GPU serves one rank alone. Throws Category::config.
 Machine make_machine(RunOptions const& options, int ranks);

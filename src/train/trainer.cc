@@ -84,6 +84,7 @@ void Trainer::start() {
         state_.run_id = world.broadcast_text(run_id.empty() ? new_run_id() : run_id, 0);
     }
     first_step_ = state_.step;
+    say_attention();
     if (!folder_) return;
     clean_up(session_.files(), checkpoint_root(options_.output_dir));
     folder_->rewind_metrics(state_.step);
@@ -132,6 +133,17 @@ void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
     state_.run_id = mesh_.world().broadcast_text(now, 0);
     if (!then.empty() && then != state_.run_id)
         log::info("the checkpoint is of another run, {}; this one is {}", then, state_.run_id);
+}
+
+void Trainer::say_attention() const {
+    MobaOptions const& moba = options_.attention.moba;
+    if (state_.step >= options_.train.steps) return;
+    int64_t const first = state_.consumed_samples + mesh_.dp_rank() * options_.train.micro_batch_size;
+    Batch const batch = make_batch(*train_data_, first, options_.train.micro_batch_size);
+    ForwardFlops const flops = forward_flops(options_.model, session_.selections(state_.step), batch.cu_seqlens);
+    if (flops.causal_pairs > 0)
+        log::info("MoBA: blocks of {}, top {}: {:.1f}% of the causal keys are attended in the first micro-batch",
+                  moba.block_size, moba.top_k, 100 * flops.sparse_pairs / flops.causal_pairs);
 }
 
 Outcome Trainer::run() {
@@ -221,6 +233,8 @@ void Trainer::report(StepReport const& r) {
     double const eta = seconds_per_step_ * static_cast<double>(options_.train.steps - r.step);
     if (r.step % options_.log.every == 0 || r.step == options_.train.steps || r.skipped)
         log::info("{}", log_line(r, eta));
+    if (r.attended_share && *r.attended_share >= 1 && std::exchange(moba_acts_, false))
+        log::warn("step {}: {}", r.step, full_attention_warning(options_.attention.moba));
     if (!folder_) return;
     folder_->append_metrics(to_json(r));
     progress_.update(r.step, options_.train.steps, eta);

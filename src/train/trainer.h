@@ -59,6 +59,8 @@ class Trainer {
     /// Those of the next step; what comes after them is read while that step computes.
     std::vector<Batch> next_batches();
     void report(StepReport const& report);
+    /// Says which share of the causal keys MoBA attends in a micro-batch of this rank, before the first step.
+    void say_attention() const;
     bool evaluation_due() const;  ///< of the state after the last step
     void run_evaluation();
     void consider_best(RunState::Best const& now);
@@ -85,6 +87,7 @@ class Trainer {
     std::chrono::steady_clock::time_point save_began_;
     int64_t first_step_ = 0;       ///< of this process, for the time left
     double seconds_per_step_ = 0;  ///< smoothed
+    bool moba_acts_ = true;        ///< no step has attended every causal key yet
 };
 
 }  // namespace perigee

@@ -88,7 +88,8 @@ TEST(RunOptionsYaml, OfAMissingFileNamesIt) {
         ADD_FAILURE() << "accepted";
     } catch (Error const& error) {
         EXPECT_EQ(error.category(), Category::config);
-        EXPECT_STREQ(error.what(), "/nowhere/at_all.yaml: cannot open the configuration: No such file or directory");
+        EXPECT_STREQ(error.what(),
+                     "the configuration cannot be read: cannot open /nowhere/at_all.yaml: No such file or directory");
     }
     EXPECT_THROW(load_config(std::filesystem::temp_directory_path(), {}), Error);
 }
@@ -189,7 +190,7 @@ TEST(Problems, NameTheKeysAndBothNumbers) {
         {"model: {num_key_value_heads: 2}\nparallel: {context: 4, context_mode: ulysses}",
          4,
          {"2 key/value", "context = 4"}},
-        {"train: {global_batch_size: 4194304, micro_batch_size: 4194304}", 1, {"4194304", "1024", "2147483647"}},
+        {"train: {global_batch_size: 65536, micro_batch_size: 65536}", 1, {"65536", "1024", "16777216"}},
     };
     for (Rule const& rule : rules) {
         auto const found = problems(with(rule.yaml), rule.world_size);

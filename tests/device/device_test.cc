@@ -80,7 +80,9 @@ TEST_F(GpuDevice, KeepsDataAlignedAndUnchanged) {
 
 TEST_F(GpuDevice, SaysSoWhenMemoryIsExhaustedAndStaysUsable) {
     auto gpu = make_cuda_device(0);
-    EXPECT_EQ(category_of([&] { gpu->allocate(size_t{1} << 50); }), Category::internal);
+    EXPECT_EQ(category_of([&] { gpu->allocate(size_t{1} << 50); }), Category::memory);
+    auto const beyond = static_cast<size_t>(gpu->total_bytes()) + 1;
+    EXPECT_EQ(category_of([&] { gpu->allocate(beyond); }), Category::memory);
     expect_keeps_data(*gpu);
 }
 

@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/example.h"
 #include "hf/hf_folder.h"
 #include "support/fault_file_system.h"
+#include "support/temporary_folder.h"
 
 namespace perigee {
 namespace {
@@ -209,6 +211,40 @@ TEST(Convert, no_half_folder_ever_has_the_final_name) {
         }
         EXPECT_GT(named, 0);
     }
+}
+
+TEST(Conversion, TakesNoFileFromOutsideOfTheFolder) {
+    TemporaryFolder const work;
+    auto const files = make_file_system();
+    Path const outside = work.path() / "secret", folder = work.path() / "model";
+    files->make_directories(folder);
+    files->replace_text(outside, "not for you");
+    write_folder(*files, folder, small_config("llama", false), ElementType::f32, 1);
+    std::filesystem::create_symlink("../secret", folder / "tokenizer.json");
+    try {
+        import_checkpoint(*files, folder, work.path() / "out", [](int64_t, int64_t) {});
+        FAIL() << "copied " << files->read_text(work.path() / "out" / "tokenizer.json", 100);
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::data);
+        EXPECT_THAT(e.what(), HasSubstr("tokenizer.json is a link to "));
+        EXPECT_THAT(e.what(), HasSubstr(outside.string()));
+    }
+    EXPECT_FALSE(files->exists(work.path() / "out"));
+
+    // A link inside the folder, and into the blobs of Hugging Face's cache, is what it stands for.
+    std::filesystem::remove(folder / "tokenizer.json");
+    files->replace_text(folder / "other.json", "inside");
+    std::filesystem::create_symlink("other.json", folder / "tokenizer.json");
+    EXPECT_NO_THROW(convert_in(*files, folder, work.path() / "inside"));
+    EXPECT_EQ(files->read_text(work.path() / "inside" / "tokenizer.json", 100), "inside");
+    Path const snapshot = work.path() / "models--a--b" / "snapshots" / "abc";
+    files->make_directories(snapshot);
+    write_folder(*files, snapshot, small_config("llama", false), ElementType::f32, 1);
+    files->make_directories(work.path() / "models--a--b" / "blobs");
+    files->replace_text(work.path() / "models--a--b" / "blobs" / "123", "cached");
+    std::filesystem::create_symlink("../../blobs/123", snapshot / "tokenizer.json");
+    EXPECT_NO_THROW(convert_in(*files, snapshot, work.path() / "cached"));
+    EXPECT_EQ(files->read_text(work.path() / "cached" / "tokenizer.json", 100), "cached");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -217,6 +218,56 @@ TEST(MemoryFileSystem, KeepsOnlyWhatWasSyncedWhenPowerIsLost) {
     EXPECT_EQ(after(2, Unsynced::dropped)->read_text("/d/c", 99), "named too late");
     files.sync_directory("/d");
     EXPECT_THAT(after(0, Unsynced::dropped)->list("/d"), ElementsAre("a", "c"));
+}
+
+TEST(PosixFiles, APipeOrADeviceInAFilesPlaceIsRefusedAtOnce) {
+    testing::TemporaryFolder const folder;
+    auto const files = make_file_system();
+    Path const pipe = folder.path() / "pipe";
+    ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+    // Each would wait for somebody at the other end.
+    EXPECT_THAT(message_of([&] { files->open(pipe); }), AllOf(HasSubstr(pipe.string()), HasSubstr("it is a pipe")));
+    EXPECT_THAT(message_of([&] { files->map(pipe); }), HasSubstr("it is a pipe"));
+    EXPECT_THAT(message_of([&] { files->create(pipe); }), HasSubstr("it is a pipe"));
+    EXPECT_THAT(message_of([&] { files->append(pipe); }), HasSubstr("it is a pipe"));
+    EXPECT_THAT(message_of([&] { files->lock(pipe, "me"); }), HasSubstr("it is a pipe"));
+    EXPECT_THAT(message_of([&] { files->file_size(pipe); }), HasSubstr("it is a pipe"));
+    EXPECT_THAT(message_of([&] { files->open("/dev/zero"); }), HasSubstr("character device"));
+    EXPECT_THAT(message_of([&] { files->open(folder.path()); }), HasSubstr("Is a directory"));
+}
+
+TEST(PosixFiles, AMessageShowsControlCharactersOfAPath) {
+    EXPECT_THAT(message_of([&] { make_file_system()->open("/nowhere/\x1b[31m\nred"); }),
+                HasSubstr("/nowhere/\\x1b[31m\\x0ared"));
+}
+
+TEST(PosixFilesDeathTest, AMappedFileThatShrinksIsNamed) {
+    testing::TemporaryFolder const folder;
+    auto const files = make_file_system();
+    Path const path = folder.path() / "tokens.bin";
+    put(*files, path, std::string(100000, 'x'));
+    EXPECT_EXIT(
+        {
+            auto const mapped = files->map(path);
+            files->append(path)->truncate(10);
+            std::byte volatile sink = mapped->bytes()[90000];
+            (void)sink;
+        },
+        ::testing::ExitedWithCode(3), "data error: .*tokens.bin shrank");
+}
+
+TEST(PosixFilesDeathTest, OtherBusErrorsEndTheProcessAsBefore) {
+    testing::TemporaryFolder const folder;
+    auto const files = make_file_system();
+    Path const path = folder.path() / "whole";
+    put(*files, path, std::string(100000, 'x'));
+    EXPECT_EXIT(
+        {
+            auto const mapped = files->map(path);
+            ::raise(SIGBUS);
+            ::raise(SIGBUS);
+        },
+        ::testing::KilledBySignal(SIGBUS), "");
 }
 
 }  // namespace

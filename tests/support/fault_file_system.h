@@ -49,6 +49,7 @@ class FaultFileSystem : public FileSystem {
     std::unique_ptr<FileLock> lock(Path const& path, std::string const& holder) override;
     bool exists(Path const& path) const override { return inner_.exists(path); }
     bool is_directory(Path const& path) const override { return inner_.is_directory(path); }
+    Path resolve(Path const& path) const override { return inner_.resolve(path); }
     int64_t file_size(Path const& path) const override { return inner_.file_size(path); }
     std::vector<std::string> list(Path const& directory) const override;
     int64_t free_bytes(Path const& path) const override { return free_bytes_.value_or(inner_.free_bytes(path)); }

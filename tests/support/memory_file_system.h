@@ -28,6 +28,7 @@ class MemoryFileSystem : public FileSystem {
     std::unique_ptr<FileLock> lock(Path const& path, std::string const& holder) override;
     bool exists(Path const& path) const override;
     bool is_directory(Path const& path) const override;
+    Path resolve(Path const& path) const override { return path.lexically_normal(); }
     int64_t file_size(Path const& path) const override;
     std::vector<std::string> list(Path const& directory) const override;
     int64_t free_bytes(Path const&) const override { return int64_t{1} << 40; }

@@ -75,12 +75,36 @@ check "two trends, two raw lines, one line of evaluations" [ "$(grep -c '<polyli
 check "the SVG is well formed" python3 -c "import sys, xml.dom.minidom as x; x.parse(sys.argv[1])" "$work/two.svg"
 check "no coordinate is lost" bash -c "! grep -qE '(nan|inf)[ ,\"]' '$work/two.svg'"
 
-check "a folder without metrics" fails_with 3 "none/metrics.jsonl: cannot be read" "$work/none"
+check "a folder without metrics" fails_with 3 "none/metrics.jsonl: no such file" "$work/none"
 check "an unknown key, with those that exist" \
     fails_with 3 "'los'; found: eval_loss, loss, lr, step" "$work/falling" --key los
 check "a key without any number" fails_with 3 "'grad_norm'" "$work/falling" --key grad_norm
 check "an output that cannot be written" \
-    fails_with 3 "no/such.svg: cannot be written" "$work/falling" --output "$work/no/such.svg"
+    fails_with 3 "cannot create .*no/such.svg" "$work/falling" --output "$work/no/such.svg"
+
+# Numbers that no loss should be: every drawing ends at once, on the terminal and as SVG.
+quickly() { timeout 5 "$plot" "$@" --terminal --output "$work/odd.svg" >"$work/out" 2>"$work/err"; }
+mkdir "$work/odd"
+numbers=(0 -0.0 1 -1 null 5e-324 1e-310 2.2250738585072014e-308 1e-9 1e16 10000000000000002 1e199 -1e199 1e308 -1e308 1.7976931348623157e308)
+for first in "${numbers[@]}"; do
+    for second in "${numbers[@]}"; do
+        printf '{"step":1,"loss":1}\n{"step":2,"loss":%s,"eval_loss":%s}\n{"step":3,"loss":%s}\n' "$first" "$second" "$second"
+    done
+done >"$work/pairs"
+while read -r a && read -r b && read -r c; do
+    printf '%s\n%s\n%s\n' "$a" "$b" "$c" >"$work/odd/metrics.jsonl"
+    quickly "$work/odd" || { check "draws $b $c" false; break; }
+done <"$work/pairs"
+for steps in "1 2" "0 0" "1e15 999999999999999" "-1 5" "1e300 1e301" "5e-324 1e-323" "0.5 0.25"; do
+    read -r first second <<<"$steps"
+    printf '{"step":%s,"loss":1}\n{"step":%s,"loss":2}\n{"step":7,"loss":3}\n' "$first" "$second" >"$work/odd/metrics.jsonl"
+    check "draws steps $steps" quickly "$work/odd"
+done
+yes '{"step":1,"loss":2,"more":"' | head -c 3000000 | tr -d '\n' >"$work/odd/metrics.jsonl"
+printf '"}\n{"step":2,"loss":2}\n' >>"$work/odd/metrics.jsonl"
+check "a line of 3 MB is left out" draw "$work/odd"
+check "and told of" grep -q ': 1 unreadable lines' "$work/err"
+check "a drawing too wide is refused" [ "$("$plot" "$work/falling" --width 1000000000 >/dev/null 2>&1; echo $?)" != 0 ]
 
 ((failures == 0)) && echo "plot: all as expected"
 exit $((failures > 0))

@@ -55,6 +55,26 @@ TEST_F(RunFolderTest, rewinding_drops_later_steps_the_last_evaluation_and_a_torn
     EXPECT_EQ(text("metrics.jsonl"), "");
 }
 
+TEST_F(RunFolderTest, a_line_of_a_wrong_type_is_named_and_no_fault_of_the_program) {
+    RunFolder folder(*files_, path_);
+    for (char const* step : {R"("x")", "1.5", "null", "[1]"}) {
+        folder.rewind_metrics(0);
+        folder.append_metrics(fmt::format(R"({{"step":{},"eval_loss":2.5}})", step));
+        files_->make_directories(checkpoint_root(path_) / "step_00000001");
+        for (bool const rewinds : {true, false}) {
+            try {
+                rewinds ? folder.rewind_metrics(5) : (void)best_evaluation(*files_, path_);
+                ADD_FAILURE() << "accepted: " << step;
+            } catch (Error const& e) {
+                EXPECT_EQ(e.category(), Category::data);
+                EXPECT_THAT(e.what(), HasSubstr("metrics.jsonl: `step` must be an integer"));
+                EXPECT_THAT(e.what(), HasSubstr(step));
+            }
+        }
+        files_->remove_all(path_ / "metrics.jsonl");
+    }
+}
+
 TEST_F(RunFolderTest, log_lines_are_copied_into_the_folder) {
     {
         RunFolder folder(*files_, path_);

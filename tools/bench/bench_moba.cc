@@ -336,8 +336,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
     try {
         return perigee::run(argc, argv);
-    } catch (perigee::Error const& error) {
-        fmt::print(stderr, "bench_moba: {}\n", error.what());
-        return error.exit_code();
+    } catch (std::exception const& error) {
+        return perigee::report_failure("bench_moba", error);
     }
 }

@@ -292,8 +292,7 @@ int main(int argc, char** argv) {
         auto const ops = perigee::make_cuda_ops(*device);
         perigee::Bench(settings, *ops).run();
     } catch (std::exception const& error) {
-        fmt::print(stderr, "bench_ops: {}\n", error.what());
-        return 1;
+        return perigee::report_failure("bench_ops", error);
     }
     return 0;
 }

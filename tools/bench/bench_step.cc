@@ -208,8 +208,7 @@ int main(int argc, char** argv) {
         return 0;
     } catch (CLI::ParseError const& e) {
         return app.exit(e);
-    } catch (perigee::Error const& e) {
-        fmt::print(stderr, "bench_step: {}\n", e.what());
-        return e.exit_code();
+    } catch (std::exception const& e) {
+        return perigee::report_failure("bench_step", e);
     }
 }

@@ -288,7 +288,6 @@ int main(int argc, char** argv) {
     try {
         perigee::run(options);
     } catch (std::exception const& e) {
-        fmt::print(stderr, "bench_train: {}\n", e.what());
-        return 1;
+        return perigee::report_failure("bench_train", e);
     }
 }

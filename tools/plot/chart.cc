@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
+
 namespace perigee::plot {
 
 namespace {
@@ -14,9 +16,9 @@ constexpr size_t kShortRun = 20;      // points that need no trend line
 constexpr double kSmoothing = 0.012;  // standard deviation of the trend's window, as a share of the run
 constexpr double kWildest = 0.01;     // share of raw values that may leave the window at the top
 
-std::vector<Point> finite(std::vector<Point> const& points) {
+std::vector<Point> drawable(std::vector<Point> const& points) {
     std::vector<Point> kept;
-    std::copy_if(points.begin(), points.end(), std::back_inserter(kept), [](Point p) { return std::isfinite(p.y); });
+    std::copy_if(points.begin(), points.end(), std::back_inserter(kept), is_drawable);
     return kept;
 }
 
@@ -74,10 +76,15 @@ void include(Interval& interval, double value) {
     interval.high = std::max(interval.high, value);
 }
 
+/// Values that differ by less count as one: ticks between them could not be told apart, or not be computed.
+double least_size(Interval interval) {
+    return std::max(1e-9 * std::max(std::abs(interval.low), std::abs(interval.high)), 1e-200);
+}
+
 Interval with_margin(Interval interval, double share) {
     double const size = interval.high - interval.low;
     // A single value still needs a window around it.
-    double const margin = size > 0 ? share * size : std::max(0.05 * std::abs(interval.high), 1e-3);
+    double const margin = size > least_size(interval) ? share * size : std::max(0.05 * std::abs(interval.high), 1e-3);
     return {interval.low - margin, interval.high + margin};
 }
 
@@ -95,8 +102,8 @@ Chart make_chart(std::string const& key, std::vector<RunLog> const& runs) {
     Interval const nothing{HUGE_VAL, -HUGE_VAL};
     Chart chart{.key = key, .curves = {}, .x = nothing, .y = nothing};
     for (RunLog const& run : runs) {
-        auto const logged = finite(run.train);
-        Curve curve{.name = run.name, .raw = extremes(logged), .smooth = trend(logged), .eval = finite(run.eval)};
+        auto const logged = drawable(run.train);
+        Curve curve{.name = run.name, .raw = extremes(logged), .smooth = trend(logged), .eval = drawable(run.eval)};
         for (auto const* points : {&curve.smooth, &curve.eval})
             for (Point const p : *points) include(chart.x, p.x), include(chart.y, p.y);
         std::vector<double> values;
@@ -110,12 +117,14 @@ Chart make_chart(std::string const& key, std::vector<RunLog> const& runs) {
         chart.curves.push_back(std::move(curve));
     }
     if (chart.x.low > 0 && chart.x.low < 0.05 * chart.x.high) chart.x.low = 0;
-    chart.x = chart.x.high > chart.x.low ? chart.x : Interval{chart.x.low - 1, chart.x.high + 1};
+    if (!(chart.x.high - chart.x.low > least_size(chart.x))) chart.x = with_margin(chart.x, 0);
     chart.y = with_margin(chart.y, 0.04);
     return chart;
 }
 
 std::vector<Tick> ticks(Interval interval, int64_t count, double finest) {
+    PERIGEE_CHECK(interval.high - interval.low >= 0.5 * least_size(interval), "ticks from {} to {}", interval.low,
+                  interval.high);
     double const rough = (interval.high - interval.low) / static_cast<double>(std::max<int64_t>(count, 1));
     double const power = std::pow(10, std::floor(std::log10(rough)));
     double const lead = rough / power;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/printable.h"
 #include "tools/plot/chart.h"
 
 namespace perigee::plot {
@@ -47,7 +48,10 @@ class Canvas {
         if (x < 0 || y < 0 || x >= dots_wide() || y >= dots_high()) return;
         at(x / 2, y / 4) = {.dots = 0, .diamond = true, .curve = curve};
     }
+    /// Ends outside the canvas are moved to just beyond its edge.
     void line(double x0, double y0, double x1, double y1, size_t curve) {
+        for (double* x : {&x0, &x1}) *x = std::clamp(*x, -1.0, static_cast<double>(dots_wide()));
+        for (double* y : {&y0, &y1}) *y = std::clamp(*y, -1.0, static_cast<double>(dots_high()));
         auto const steps = static_cast<int64_t>(std::ceil(std::max({std::abs(x1 - x0), std::abs(y1 - y0), 1.0})));
         for (int64_t i = 0; i <= steps; ++i) {
             double const t = static_cast<double>(i) / static_cast<double>(steps);
@@ -91,15 +95,15 @@ void draw_curves(Chart const& chart, Canvas& canvas) {
 
 std::string legend(Chart const& chart, bool color) {
     std::string text;
+    std::string const key = printable_name(chart.key);
     for (size_t c = 0; c < chart.curves.size(); ++c) {
         Curve const& curve = chart.curves[c];
         auto const paint = [&](std::string_view mark) {
             return color ? fmt::format("\x1b[{}m{}\x1b[0m", kColors[c % kColors.size()], mark) : std::string(mark);
         };
-        text += fmt::format("{}{}", c > 0 ? "   " : "", curve.name);
-        if (!curve.raw.empty()) text += fmt::format("  {} {} {:.4g}", paint(kLine), chart.key, curve.raw.back().y);
-        if (!curve.eval.empty())
-            text += fmt::format("  {} eval_{} {:.4g}", paint(kDiamond), chart.key, curve.eval.back().y);
+        text += fmt::format("{}{}", c > 0 ? "   " : "", printable_name(curve.name));
+        if (!curve.raw.empty()) text += fmt::format("  {} {} {:.4g}", paint(kLine), key, curve.raw.back().y);
+        if (!curve.eval.empty()) text += fmt::format("  {} eval_{} {:.4g}", paint(kDiamond), key, curve.eval.back().y);
     }
     return text;
 }

@@ -15,9 +15,9 @@ namespace perigee::study {
 namespace {
 
 /// No points where the run never logged the key.
-plot::RunLog read_key(Study const& study, Run const& run, std::string const& key) {
+plot::RunLog read_key(FileSystem& files, Study const& study, Run const& run, std::string const& key) {
     try {
-        return plot::read_run(study.folder(run).string(), key);
+        return plot::read_run(files, study.folder(run).string(), key);
     } catch (Error const& error) {
         if (error.category() != Category::data) throw;
         return {};
@@ -68,7 +68,7 @@ std::vector<Row> collect(Study const& study, FileSystem& files) {
         if (run.settings.empty() || !is_finished(study, run, files)) continue;
         Row row{.run = &run, .values = {}};
         for (std::string const& metric : study.metrics) {
-            auto const points = read_key(study, run, metric).train;
+            auto const points = read_key(files, study, run, metric).train;
             bool const known = !points.empty() && std::isfinite(points.back().y);
             row.values.push_back(known ? std::optional(points.back().y) : std::nullopt);
         }
@@ -107,12 +107,12 @@ std::string to_markdown(Study const& study, std::vector<Row> const& rows) {
     return text;
 }
 
-std::vector<plot::RunLog> curves(Study const& study, std::vector<Row> const& rows) {
+std::vector<plot::RunLog> curves(Study const& study, std::vector<Row> const& rows, FileSystem& files) {
     std::vector<plot::RunLog> result;
     for (auto const& same : by_case(study, rows)) {
         std::map<double, std::vector<double>> values;  // of all seeds, by step
         for (Row const& row : same)
-            for (plot::Point const p : read_key(study, *row.run, study.figure).train)
+            for (plot::Point const p : read_key(files, study, *row.run, study.figure).train)
                 if (std::isfinite(p.y)) values[p.x].push_back(p.y);
         plot::RunLog curve{.name = case_name(study, *same.front().run), .train = {}, .eval = {}};
         for (auto const& [step, found] : values) {

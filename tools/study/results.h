@@ -22,6 +22,6 @@ std::string to_csv(Study const& study, std::vector<Row> const& rows);
 /// One line per case: the mean over its seeds, and where there are several the range.
 std::string to_markdown(Study const& study, std::vector<Row> const& rows);
 /// One curve per case: Study::figure over the steps, the mean over its finished seeds. Empty where nothing finished.
-std::vector<plot::RunLog> curves(Study const& study, std::vector<Row> const& rows);
+std::vector<plot::RunLog> curves(Study const& study, std::vector<Row> const& rows, FileSystem& files);
 
 }  // namespace perigee::study

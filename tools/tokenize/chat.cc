@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/printable.h"
 #include "config/config.h"
 #include "data/chat_encoder.h"
 #include "data/indexed_dataset.h"
@@ -23,16 +24,16 @@ RunOptions load(ChatInputs const& inputs) {
 void print_summary(ChatInputs const& inputs, ChatCounts const& counts, IndexedDatasetWriter const& writer,
                    int64_t loss_tokens) {
     double const share = 100 * static_cast<double>(loss_tokens) / static_cast<double>(writer.tokens());
-    fmt::print("{}.bin, .idx: {} conversations, {} tokens ({}), of which {:.2f}% carry loss\n", inputs.output.string(),
-               fmt::group_digits(writer.documents()), fmt::group_digits(writer.tokens()),
-               to_string(writer.token_type()), share);
+    print_printable("{}.bin, .idx: {} conversations, {} tokens ({}), of which {:.2f}% carry loss\n",
+                    inputs.output.string(), fmt::group_digits(writer.documents()), fmt::group_digits(writer.tokens()),
+                    to_string(writer.token_type()), share);
     for (auto const& [count, what] : {std::pair{counts.shortened, "longer than chat.max_tokens, shortened"},
                                       {counts.too_long, "longer than chat.max_tokens, dropped"},
                                       {counts.without_loss, "without a token that carries loss, dropped"},
                                       {counts.malformed, "malformed, skipped"}}) {
-        if (count > 0) fmt::print("  {} {}\n", fmt::group_digits(count), what);
+        if (count > 0) print_printable("  {} {}\n", fmt::group_digits(count), what);
     }
-    if (counts.malformed > 0) fmt::print("  the first malformed one is {}\n", counts.first_malformed);
+    if (counts.malformed > 0) print_printable("  the first malformed one is {}\n", counts.first_malformed);
 }
 
 }  // namespace

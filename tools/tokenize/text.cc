@@ -5,6 +5,7 @@
 #include <future>
 #include <thread>
 
+#include "base/printable.h"
 #include "data/indexed_dataset.h"
 #include "data/tokenizer.h"
 #include "train/progress.h"
@@ -139,7 +140,7 @@ void tokenize_text(TextInputs const& inputs, FileSystem& files) {
     pipeline.finish();
     meter.clear();
     writer.finish();
-    fmt::print(
+    print_printable(
         "{}.bin, .idx: {} documents, {} tokens ({}, {} tokenizer) from {} files, {:.2f} MB of text; {} empty "
         "documents skipped; {:.2f} M tokens/s on {} threads\n",
         inputs.output.string(), fmt::group_digits(writer.documents()), fmt::group_digits(writer.tokens()),

@@ -10,6 +10,7 @@ namespace perigee {
 void check_cuda(cudaError_t code, char const* call) {
     if (code == cudaSuccess) return;
     cudaGetLastError();  // otherwise the next call would report this error again
+    if (code == cudaErrorMemoryAllocation) throw OutOfMemory(fmt::format("out of memory: {} failed", call));
     fail(Category::internal, "{} failed: {}", call, cudaGetErrorString(code));
 }
 
@@ -43,6 +44,13 @@ int64_t CudaDevice::used_bytes() const {
     size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     return static_cast<int64_t>(total - free);
+}
+
+int64_t CudaDevice::total_bytes() const {
+    use();
+    size_t free = 0, total = 0;
+    check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return static_cast<int64_t>(total);
 }
 
 void CudaDevice::release(void* memory) noexcept { cudaFree(memory); }

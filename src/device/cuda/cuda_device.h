@@ -25,6 +25,7 @@ class CudaDevice final : public Device {
     void release_host(void* memory) noexcept override;
     void synchronize() override;
     int64_t used_bytes() const override;
+    int64_t total_bytes() const override;
     std::string name() const override { return name_; }
     bool is_host() const override { return false; }
 

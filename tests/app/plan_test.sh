@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# `check` as a user meets it: at once whatever the sizes, with train's own words where train would refuse, and with the
+# share of keys that MoBA attends.
+set -uo pipefail
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+set +e
+perigee=$PERIGEE_BIN/perigee
+cat >"$scratch/run.yaml" <<YAML
+output_dir: $scratch/run
+model: {vocab_size: 320, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2}
+attention: {kind: moba, block_size: 16, top_k: 2, full_layers: {last: 1}}
+data: {mock_data: true, sequence_length: 128}
+train: {steps: 2, global_batch_size: 64}
+threads: 1
+device: cpu
+log: {progress: false}
+YAML
+check() { timeout 10 "$perigee" check "$scratch/run.yaml" "$@" >"$scratch/printed" 2>"$scratch/log"; }
+
+# Refused by train, so refused by check, after the plan.
+check device=cuda model.head_dim=32 --world-size 64
+[ $? = 2 ] || complain "64 GPUs: not exit 2"
+grep -q 'data 64 x context 1 x tensor 1' "$scratch/printed" || complain "64 GPUs: no plan"
+words='device: cuda computes on one GPU with one rank, and this job has'
+grep -q "train refuses it: $words 64 ranks" "$scratch/log" || complain "64 GPUs: not train's words"
+ranks 2 "$perigee" train "$scratch/run.yaml" device=cuda model.head_dim=32
+[ $? = 2 ] || complain "train on two GPUs: not exit 2"
+grep -q "$words 2 ranks" "$scratch/log" || complain "train on two GPUs: other words"
+
+# Overflowing products and sizes beyond all machines are refused, not fatal.
+check parallel.tensor=4294967296 parallel.context=4294967296
+[ $? = 2 ] || complain "an overflowing layout: not exit 2"
+check model.num_hidden_layers=1000000 train.steps=1000000000000
+[ $? = 2 ] || complain "a million layers: not exit 2"
+check 'output_dir="runs/a\0b"'
+[ $? = 2 ] && grep -q 'NUL' "$scratch/log" || complain "NUL in a path is not refused"
+check 'data={mock_data: false, train: [{path: "a\0b"}]}'
+[ $? = 2 ] && grep -q 'NUL' "$scratch/log" || complain "NUL in a data path is not refused"
+
+# MoBA that leaves keys out, and MoBA that cannot.
+check || complain "check"
+grep -q 'MoBA attends 34\.9% of the causal keys' "$scratch/printed" || complain "no share of attended keys"
+grep -q 'warning' "$scratch/printed" && complain "a warning without reason"
+check attention.top_k=8
+grep -q 'MoBA attends 100\.0% of the causal keys' "$scratch/printed" || complain "no share of 100%"
+grep -q 'warning: MoBA attends every causal key.*block_size (16).*top_k (8) = 128 tokens' "$scratch/printed" || complain "no warning of MoBA that cannot act"
+
+"$perigee" train "$scratch/run.yaml" >"$scratch/printed" 2>"$scratch/log" || complain "train"
+grep -qE 'MoBA: blocks of 16, top 2: [0-9.]+% of the causal keys are attended' "$scratch/log" || complain "no share at the start"
+[ "$(grep -cE '"attended_share":0\.[0-9]+,' "$scratch/run/metrics.jsonl")" = 2 ] || complain "no share in the metrics"
+grep -q 'warning: .*MoBA' "$scratch/log" && complain "a warning of a run that is sparse"
+"$perigee" train "$scratch/run.yaml" attention.top_k=8 output_dir="$scratch/full" >"$scratch/printed" 2>"$scratch/log" || complain "train"
+[ "$(grep -c 'warning: step 1: MoBA attends every causal key' "$scratch/log")" = 1 ] || complain "MoBA cannot act, and nothing says so"
+grep -q '"attended_share":1,' "$scratch/full/metrics.jsonl" || complain "no share of 1 in the metrics"
+"$perigee" train "$scratch/run.yaml" attention.kind=full output_dir="$scratch/dense" >"$scratch/printed" 2>"$scratch/log" || complain "train"
+grep -q 'attended_share' "$scratch/dense/metrics.jsonl" && complain "a share without MoBA"
+verdict

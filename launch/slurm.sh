@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A Slurm batch job: sbatch launch/slurm.sh CONFIG [key=value...]; edit the lines below, or override them on sbatch's
 # command line. Two minutes before the time limit, and on preemption, every rank is told to save (SIGUSR1); the job then
-# leaves with code 75 and goes back into the queue, where it resumes from that checkpoint.
+# leaves with code 75 and goes back into the queue, where it resumes from that checkpoint; also when it is told so while it
+# starts.
 #SBATCH --job-name=perigee
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -11,6 +12,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=perigee-%j.log
+asked=
+trap 'asked=1' TERM USR1
 set -uo pipefail
 if [ $# -lt 1 ]; then
     echo "usage: sbatch $0 CONFIG [key=value...]" >&2
@@ -20,10 +23,22 @@ fi
 cd "${SLURM_SUBMIT_DIR:-.}"
 program=${PERIGEE:-build/cpu/bin/perigee}
 
-# The first rank to leave with code 75 must not take along others that are about to; a rank that fails ends the job itself.
-code=0
-srun --mpi=pmix --kill-on-bad-exit=0 --wait=30 "$program" train "$@" || code=$?
-if [ "$code" = 75 ]; then
+requeue() {
     scontrol requeue "$SLURM_JOB_ID"
-fi
+    exit 75
+}
+
+[ -z "$asked" ] || requeue  # told to stop before anything began
+# The first rank to leave with code 75 must not take along others that are about to; a rank that fails ends the job itself.
+srun --mpi=pmix --kill-on-bad-exit=0 --wait=30 "$program" train "$@" &
+srun=$!
+forward() { kill -USR1 "$srun" 2>/dev/null; }  # srun passes it on to the ranks
+trap forward TERM USR1
+[ -z "$asked" ] || forward
+code=0
+while wait "$srun"; code=$?; kill -0 "$srun" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
+# 138 and 143: SIGUSR1 or SIGTERM met srun or a rank in the moment before it handles them, with nothing to save yet.
+case $code in
+    75 | 138 | 143) requeue ;;
+esac
 exit "$code"

@@ -12,6 +12,7 @@
 #include "app/follow.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/stop_request.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
 #include "config/config.h"
@@ -161,24 +162,29 @@ int dispatch(Job const& job) {
 /// The watchdog looks at the ranks of the host while this lives.
 class Watched {
   public:
-    Watched(Watchdog& watchdog, Launch& launch) : watchdog_(watchdog) {
+    Watched(Watchdog& watchdog, Launch& launch) : watchdog_(watchdog), world_(launch.world()) {
         watchdog_.join(launch.board(), [&launch](Watchdog::Ending const& ending) {
             if (ending.at_once) launch.leave(ending.exit_code, ending.message);
             launch.abort(ending.exit_code, ending.message, ending.patience);
         });
     }
-    ~Watched() { watchdog_.part(); }
+    ~Watched() {
+        if (std::uncaught_exceptions() == 0) world_.barrier();  // who waits for the others here can still name them
+        watchdog_.part();
+    }
     Watched(Watched const&) = delete;
     Watched& operator=(Watched const&) = delete;
 
   private:
     Watchdog& watchdog_;
+    Comm& world_;
 };
 
 int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config const& config, Launch& launch,
             Watchdog& watchdog, FileSystem& files) {
     log::set_rank(launch.world().rank());
     Watched const watched(watchdog, launch);
+    if (stop_requested()) launch.leave(kExitPreempted, "told to stop: nothing to save yet");
     if (auto const* notice = std::get_if<CommandLineNotice>(&parsed)) {
         if (notice->exit_code != 0) launch.abort(notice->exit_code, notice->text);
         if (launch.world().rank() == 0) fmt::print("{}", notice->text);

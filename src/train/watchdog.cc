@@ -136,6 +136,7 @@ void Watchdog::part() {
     board_ = {{&alone_, 1}, 0};
     end_job_ = end_alone_;
     joined_ = false;
+    parted_ = true;
     seen_alive_.assign(1, false);
 }
 
@@ -244,9 +245,10 @@ std::optional<Watchdog::Ending> Watchdog::why_to_end(bool late) {
     if (!late) return std::nullopt;
     if (joined_) return error(Category::hang, describe_hang(board_, limit_s_));
     Ending ending = error(
-        Category::hang, fmt::format("joining the job takes longer than watchdog.setup_s, {:g} s: process {} on host {} "
-                                    "waits in MPI_Init for ranks that did not start or cannot be reached",
-                                    limit_s_, alone_.pid.load(), host_name()));
+        Category::hang,
+        fmt::format(
+            "process {} on host {} waits in {} for ranks that hang, did not start or cannot be reached (limit {:g} s)",
+            alone_.pid.load(), host_name(), parted_ ? "MPI_Finalize" : "MPI_Init", limit_s_));
     ending.patience = kLauncherPatience;
     return ending;
 }

@@ -86,7 +86,7 @@ class Watchdog {
     std::mutex mutex_;
     std::condition_variable changed_;
     bool stop_ = false;
-    bool joined_ = false, holds_stop_ = false;
+    bool joined_ = false, parted_ = false, holds_stop_ = false;
     bool ending_ = false;  ///< the job ends, and its board must stay
     Path folder_;
     int64_t sections_entered_ = 0;

@@ -48,7 +48,10 @@ while [[ $1 == -* ]]; do
 done
 [ "$pmi" = pmix ] || exit 1
 rm -f "$STUB"/code.*
-mpirun -q --oversubscribe --mca orte_abort_on_non_zero_status "$kill_others" -n "$SLURM_NTASKS" "$STUB/bin/task" "$@"
+mpirun -q --oversubscribe --mca orte_abort_on_non_zero_status "$kill_others" -n "$SLURM_NTASKS" "$STUB/bin/task" "$@" &
+tasks=$!
+trap 'kill -USR1 $(pgrep -f "^$1 train ")' USR1  # signals go on to the tasks
+while wait "$tasks"; kill -0 "$tasks" 2>/dev/null; do :; done
 highest=0
 for ((task = 0; task < SLURM_NTASKS; ++task)); do
     code=$(cat "$STUB/code.$task" 2>/dev/null || echo 143)
@@ -102,6 +105,37 @@ for signal in USR1 TERM; do
     grep -q "resumed at step 8 " "$scratch/log" || complain "SIG$signal: not resumed"
     diff <(numbers "$scratch/whole") <(numbers "$folder") >"$scratch/diff" || complain "SIG$signal: losses differ"
 done
+
+# --- Preempted while it starts: before srun began, and in ranks that have no handler yet.
+cat >"$scratch/preempt" <<'STUB'
+# Sourced by the batch script's shell: SIGTERM comes just before its `cd`, the first time.
+trap '[[ $BASH_COMMAND == cd\ * && ! -e $STUB/preempted ]] && touch "$STUB/preempted" && kill -TERM $$' DEBUG
+STUB
+folder=$scratch/early
+sed -i "s|bash ./slurm_script|BASH_ENV=\${PREEMPT:-} bash ./slurm_script|" "$scratch/bin/sbatch"
+PREEMPT=$scratch/preempt submit perigee "$folder"
+finish
+[ -e "$scratch/preempted" ] || complain "preempted before srun: no signal was sent"
+[ "$code" = 0 ] || complain "preempted before srun: exit code $code"
+[ "$(asked)" = "requeue 17" ] || complain "preempted before srun: asked for: $(asked)"
+diff <(numbers "$scratch/whole") <(numbers "$folder") >"$scratch/diff" || complain "preempted before srun: losses differ"
+
+folder=$scratch/unhandled
+sed -i '1a mkdir "$STUB/unhandled.$OMPI_COMM_WORLD_RANK" 2>/dev/null \&\& kill -USR1 $$' "$scratch/bin/task"
+submit perigee "$folder"
+finish
+[ "$code" = 0 ] || complain "preempted in ranks without a handler: exit code $code"
+[ "$(asked)" = "requeue 17" ] || complain "preempted in ranks without a handler: asked for: $(asked)"
+
+# --- Told while srun runs, the batch script passes it on.
+folder=$scratch/batch
+PERIGEE_KILL=write:metrics.jsonl:8 PERIGEE_KILL_BY=wait submit perigee_faulty "$folder"
+eventually 120 grep -qs "waiting for a signal" "$scratch/log" || complain "signal to the batch script: does not train"
+kill -TERM "$(pgrep -f '^bash ./slurm_script run.yaml')"
+finish
+[ "$code" = 0 ] || complain "signal to the batch script: exit code $code"
+[ "$(asked)" = "requeue 17" ] || complain "signal to the batch script: asked for: $(asked)"
+grep -q "resumed at step 8 " "$scratch/log" || complain "signal to the batch script: not resumed at step 8"
 
 submit perigee "$scratch/bad" optimizer.lr=fast
 finish

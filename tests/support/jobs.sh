@@ -12,12 +12,12 @@ threads: 1
 log: {progress: false}
 YAML
 
-# start RANKS FOLDER PROGRAM [key=value...]: in the background, as $job
+# start RANKS FOLDER PROGRAM [key=value...]: in the background, as $job; $command is `train` where it is not set
 start() {
     local n=$1 folder=$2 program=$3
     shift 3
     timeout -k 5 300 "$PERIGEE_SOURCE/launch/mpirun.sh" "$n" \
-        "$PERIGEE_BIN/$program" train "$scratch/run.yaml" output_dir="$folder" "$@" >"$scratch/log" 2>&1 &
+        "$PERIGEE_BIN/$program" "${command:-train}" "$scratch/run.yaml" output_dir="$folder" "$@" >"$scratch/log" 2>&1 &
     job=$!
 }
 finish() { code=0; wait "$job" || code=$?; }

@@ -76,6 +76,41 @@ resumes "stopped in the last save"
 run 2 "$folder" perigee train.steps=50
 hang setup 1 open:rank_0001.h5:1 train.steps=60
 
+# --- A rank that never joins its job: MPI_Init of the others does not return.
+rm -rf "$scratch/absent"
+begin=$(seconds)
+PERIGEE_KILL=join PERIGEE_KILL_RANK=1 PERIGEE_KILL_BY=19 run 2 "$scratch/absent" perigee_faulty "${limits[@]}"
+[ "$code" = 6 ] || complain "a rank that never joins: exit code $code"
+one_line "a rank that never joins" "^perigee: hang error: process [0-9]+ on host .* waits in MPI_Init for ranks that .*\(limit $limit s\)"
+eventually 15 none_left "$scratch/absent" || complain "a rank that never joins: processes are left"
+at_most "$(since "$begin")" 15 || complain "a rank that never joins: gone after $(since "$begin") s"
+
+# --- `eval` and `generate` have the limits of their sections.
+declare -A limit_of=([eval]=watchdog.eval_s=$limit [generate]=watchdog.step_s=$limit)
+for what in eval generate; do
+    command=$what start 2 "$scratch/whole" perigee "${limit_of[$what]}" eval.samples=1000000 generate.max_tokens=1000000 \
+        generate.prompt=a model.max_position_embeddings=1000000
+    eventually 20 said "weights of step 40" || complain "$what: does not begin"
+    sleep 0.5
+    kill -STOP "$(rank_pid "$scratch/whole" 1)"
+    begin=$(seconds)
+    finish
+    one_line "$what" "perigee: hang error: rank 1 \(process [0-9]+ on host .*\) hangs in section (eval|step|first_step) .*no sign of life"
+    [ "$code" = 6 ] || complain "$what: exit code $code"
+    eventually 15 none_left "$scratch/whole" || complain "$what: processes are left"
+    at_most "$(since "$begin")" 15 || complain "$what: gone after $(since "$begin") s"
+    if ls "$scratch/whole"/failure_rank_* >/dev/null 2>&1; then complain "$what: it writes into the folder of a run"; fi
+done
+
+# --- MPI_Abort does not return: the process ends itself.
+rm -rf "$folder"
+begin=$(seconds)
+PERIGEE_ABORT=hang PERIGEE_KILL=write:metrics.jsonl:5 PERIGEE_KILL_BY=throw run 2 "$folder" perigee_faulty
+[ "$code" = 1 ] || complain "MPI_Abort does not return: exit code $code"
+one_line "MPI_Abort does not return" "^perigee: internal error: thrown by the test"
+eventually 15 none_left "$folder" || complain "MPI_Abort does not return: processes are left"
+at_most "$(since "$begin")" 20 || complain "MPI_Abort does not return: took $(since "$begin") s"
+
 # --- A job that is stopped as a whole and goes on is not a hang.
 rm -rf "$folder"
 start 2 "$folder" perigee "${limits[@]}" train.steps=500

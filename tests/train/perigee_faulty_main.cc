@@ -2,6 +2,8 @@
 // before (or after) the COUNT-th operation of that name (`any`: of any name) on a path that contains PATH_PART. Only
 // rank PERIGEE_KILL_RANK (default 0; `all`: every one) dies by itself. Operation names: support/fault_file_system.h.
 // PERIGEE_KILL_DELAY: it dies so many microseconds after that point, whatever it does then.
+// PERIGEE_KILL=join: it dies before it joins its job.
+// PERIGEE_ABORT=hang: MPI_Abort does not return.
 // PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, or `wait`
 // for a signal, 20 seconds at most, which it announces.
 #include <unistd.h>
@@ -54,6 +56,13 @@ void disturb(std::string const& how) {
 
 }  // namespace
 
+// The program's own MPI_Abort comes before the library's. MPI_Comm is a pointer in Open MPI.
+extern "C" int PMPI_Abort(void* comm, int code);
+extern "C" int MPI_Abort(void* comm, int code) {
+    while (environment("PERIGEE_ABORT", "") == "hang") ::pause();
+    return PMPI_Abort(comm, code);
+}
+
 int main(int argc, char** argv) {
     perigee::catch_stop_signals();
     auto real = perigee::make_file_system();
@@ -61,7 +70,9 @@ int main(int argc, char** argv) {
     std::string plan = environment("PERIGEE_KILL", "");
     std::string const victim = environment("PERIGEE_KILL_RANK", "0");
     bool const mine = victim == "all" || victim == environment("OMPI_COMM_WORLD_RANK", "0");
-    if (!plan.empty() && mine) {
+    if (plan == "join" && mine) {
+        disturb(environment("PERIGEE_KILL_BY", "9"));
+    } else if (!plan.empty() && mine) {
         std::string const name = cut(plan);
         std::string const part = cut(plan);
         int64_t left = std::stoll(cut(plan));

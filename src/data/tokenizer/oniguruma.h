@@ -15,8 +15,8 @@ class Oniguruma {
     /// Throws Category::config for what is not a pattern or matches an empty text.
     explicit Oniguruma(std::string const& pattern);
 
-    /// Begin and end of the first match that begins at `from` or later. `text` is whole UTF-8. Throws Category::config for
-    /// an empty match, Category::data where the pattern backtracks without end. May be called from several threads.
+    /// Begin and end of the first match that begins at `from` or later. `text` is whole UTF-8. Throws Category::config
+    /// for an empty match, Category::data where the pattern backtracks without end. May be called from several threads.
     std::optional<std::pair<size_t, size_t>> find(std::string_view text, size_t from) const;
 
   private:

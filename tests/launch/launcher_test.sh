@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# A job and its launcher: every command stops with code 75 from the launcher's first line on; ranks whose launch script was
+# killed, or hung up, save and leave; those whose mpirun was killed end; the next start removes what was left behind.
+set -euo pipefail
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+source "$PERIGEE_SOURCE/tests/support/signals.sh"
+script="$PERIGEE_SOURCE/launch/mpirun.sh" perigee=$PERIGEE_BIN/perigee
+folder=$scratch/run
+arguments=("$scratch/run.yaml" output_dir="$folder")
+forever=(train.steps=10000000 log.every=1000000 checkpoint.every=0)
+expect_code() { [ "$code" = "$2" ] || complain "$1: exit code $code instead of $2"; }
+
+# --- While it starts.
+for delay in 0 0.02 0.1 0.3; do
+    for command in "$script 2 $perigee" "$perigee"; do
+        [ "$command" != "$perigee" ] || [ "$delay" = 0 ] || continue
+        rm -rf "$folder"
+        begin $command train "${arguments[@]}" "${forever[@]}"
+        pause "$delay"
+        kill -USR1 "$job"
+        finish
+        expect_code "stopped after $delay s: $command" 75
+        eventually 10 job_ended "$folder" || complain "stopped after $delay s: processes are left"
+        [ -e "$folder/metrics.jsonl" ] || grep -q "told to stop.* nothing to save" "$scratch/log" ||
+            complain "stopped after $delay s: it does not say that there was nothing to save"
+    done
+done
+clean || complain "left behind: $(left_behind)"
+
+# --- The script, mpirun or both are killed, or the terminal hangs up.
+mpirun_pid() { pgrep -f "^mpirun .* output_dir=$folder( |\$)"; }
+saved_all() {  # saved_all WHAT: a checkpoint of the last step
+    eventually 10 grep -q "told to stop: saved at step $(grep -c '"loss"' "$folder/metrics.jsonl")" "$folder/log.txt" ||
+        complain "$1: not saved at the last step"
+}
+for victim in script mpirun both terminal; do
+    rm -rf "$folder"
+    if [ $victim = terminal ]; then
+        setsid script --quiet --command "$script 2 $perigee train ${arguments[*]} ${forever[*]}; echo code \$? >$scratch/code" \
+            /dev/null >"$scratch/log" 2>&1 </dev/null &
+        job=$!
+    else
+        begin "$script" 2 "$perigee" train "${arguments[@]}" "${forever[@]}"
+    fi
+    eventually 30 steps_done "$folder" 3 || complain "$victim: does not train"
+    case $victim in
+        script | terminal) kill -KILL "$job" ;;
+        mpirun) kill -KILL "$(mpirun_pid)" ;;
+        both) kill -KILL "$job" "$(mpirun_pid)" ;;
+    esac
+    finish
+    eventually 10 job_ended "$folder" || complain "$victim killed: processes are left: $(processes "$folder")"
+    case $victim in script | terminal) saved_all "$victim killed" ;; esac
+    "$perigee" check "${arguments[@]}" >/dev/null 2>&1 || complain "$victim killed: the next start fails"
+    eventually 5 clean || complain "$victim killed: left behind: $(left_behind)"
+done
+
+# --- A job that lives keeps what is its own, whoever starts beside it.
+rm -rf "$folder"
+begin "$script" 2 "$perigee" train "${arguments[@]}" "${forever[@]}"
+eventually 30 steps_done "$folder" 3 || complain "does not train"
+before=$(find "$TMPDIR" -name 'perigee-*' -o -name 'pid.*' | sort; ls /dev/shm | grep -F .vader_segment || true)
+"$perigee" check "${arguments[@]}" >/dev/null 2>&1
+[ "$before" = "$(find "$TMPDIR" -name 'perigee-*' -o -name 'pid.*' | sort; ls /dev/shm | grep -F .vader_segment || true)" ] ||
+    complain "a start beside a job removes what the job uses"
+kill -INT "$job"
+finish
+expect_code "a job with another beside it" 75
+
+# --- Commands that save nothing.
+for command in "eval eval.samples=100000000" "generate generate.prompt=a generate.max_tokens=100000000 \
+    model.max_position_embeddings=100000000"; do
+    begin "$perigee" ${command%% *} "${arguments[@]}" ${command#* }
+    eventually 20 grep -q "weights of step" "$scratch/log" || complain "$command: does not begin"
+    kill -INT "$job"
+    since_signal=$(seconds)
+    finish
+    expect_code "${command%% *}" 75
+    at_most "$(since "$since_signal")" 5 || complain "${command%% *}: took $(since "$since_signal") s to end"
+done
+
+# --- A signal right after main's first line.
+for command in train eval generate check; do
+    PERIGEE_KILL=join PERIGEE_KILL_BY=wait begin "$PERIGEE_BIN/perigee_faulty" $command "${arguments[@]}"
+    eventually 20 grep -q "waiting for a signal" "$scratch/log" || complain "$command: does not wait"
+    kill -TERM "$job"
+    finish
+    expect_code "$command, at its first line" 75
+    [ "$(grep -c '^step:\|^{\|parameters' "$scratch/log")" = 0 ] || complain "$command, at its first line: it went on"
+done
+verdict

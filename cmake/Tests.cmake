@@ -6,14 +6,21 @@ file(GLOB support_sources CONFIGURE_DEPENDS tests/support/*.cc)
 list(FILTER support_sources EXCLUDE REGEX "_main\\.cc$")
 add_library(test_support STATIC ${support_sources})
 target_include_directories(test_support PUBLIC ${CMAKE_SOURCE_DIR}/tests)
-target_link_libraries(test_support PUBLIC perigee_app perigee_flags GTest::gtest GTest::gmock)
+target_link_libraries(test_support PUBLIC perigee_app perigee_flags perigee_quick GTest::gtest GTest::gmock
+    nlohmann_json::nlohmann_json hdf5::hdf5 yaml-cpp::yaml-cpp)
+# All test programs share one precompiled header, so all of them are compiled with the options of this library.
+target_precompile_headers(test_support PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:<gmock/gmock.h$<ANGLE-R>> $<$<COMPILE_LANGUAGE:CXX>:<gtest/gtest.h$<ANGLE-R>>
+    $<$<COMPILE_LANGUAGE:CXX>:<nlohmann/json.hpp$<ANGLE-R>> $<$<COMPILE_LANGUAGE:CXX>:<fmt/format.h$<ANGLE-R>>)
 
 # Open MPI unloads its plugins at exit, after which their leaks cannot be told from ours: real jobs run without the leak
 # check, the GoogleTest programs with it.
-set(job_environment "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
+# CPU tests compute on the CPU also where there is a GPU.
+set(cpu_environment "CUDA_VISIBLE_DEVICES=")
+set(job_environment "CUDA_VISIBLE_DEVICES=" "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
 if(PERIGEE_SANITIZE)
     list(APPEND job_environment "ASAN_OPTIONS=detect_leaks=0:handle_segv=0")
-    set(test_environment ENVIRONMENT "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/support/leaks.txt")
+    set(cpu_environment "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/support/leaks.txt")
 endif()
 
 file(GLOB test_folders LIST_DIRECTORIES true RELATIVE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/tests/*)
@@ -27,15 +34,15 @@ foreach(folder IN LISTS test_folders)
     endif()
     if(sources)
         add_executable(${folder}_tests ${sources})
-        target_link_libraries(${folder}_tests PRIVATE test_support GTest::gtest_main nlohmann_json::nlohmann_json
-            hdf5::hdf5 yaml-cpp::yaml-cpp)
+        target_link_libraries(${folder}_tests PRIVATE test_support GTest::gtest_main)
+        target_precompile_headers(${folder}_tests REUSE_FROM test_support)
         # Tests that need a GPU have Gpu in their suites' names and skip themselves without one: `ctest -L gpu` runs them
         # alone, one at a time, as some look at how much of its memory is taken.
         set(discovery TEST_PREFIX ${folder}/ DISCOVERY_TIMEOUT 60)
         gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER -*Gpu*.* TEST_LIST ${folder}_cpu
-            PROPERTIES TIMEOUT 300 ${test_environment})
+            PROPERTIES TIMEOUT 300 ENVIRONMENT ${cpu_environment})
         gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER *Gpu*.* TEST_LIST ${folder}_gpu
-            PROPERTIES TIMEOUT 300 LABELS gpu RESOURCE_LOCK gpu ${test_environment})
+            PROPERTIES TIMEOUT 300 LABELS gpu RESOURCE_LOCK gpu)
     endif()
     # Test helpers that are programs of their own: tests/<layer>/<name>_main.cc becomes bin/<name>.
     file(GLOB mains CONFIGURE_DEPENDS tests/${folder}/*_main.cc)

@@ -8,7 +8,9 @@ add_library(test_support STATIC ${support_sources})
 target_include_directories(test_support PUBLIC ${CMAKE_SOURCE_DIR}/tests)
 target_link_libraries(test_support PUBLIC perigee_app perigee_flags perigee_quick GTest::gtest GTest::gmock
     nlohmann_json::nlohmann_json hdf5::hdf5 yaml-cpp::yaml-cpp)
-# All test programs share one precompiled header, so all of them are compiled with the options of this library.
+# All test programs share one precompiled header, so this library is compiled with the options of a program.
+set_target_properties(test_support PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+target_compile_options(test_support PRIVATE -fPIE)
 target_precompile_headers(test_support PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:<gmock/gmock.h$<ANGLE-R>> $<$<COMPILE_LANGUAGE:CXX>:<gtest/gtest.h$<ANGLE-R>>
     $<$<COMPILE_LANGUAGE:CXX>:<nlohmann/json.hpp$<ANGLE-R>> $<$<COMPILE_LANGUAGE:CXX>:<fmt/format.h$<ANGLE-R>>)

@@ -74,11 +74,11 @@ TEST_F(TextTest, CompressedFilesReadLikePlainOnes) {
 TEST_F(TextTest, ACompressedFileCannotFillTheMemory) {
     std::string const bomb(static_cast<size_t>(TextReader::kFreeBytes) + 1, 'x');
     EXPECT_THAT(
-        error_of([&] { documents(gzip_file("line.gz", bomb)); }),
+        error_of(Category::data, [&] { documents(gzip_file("line.gz", bomb)); }),
         AllOf(HasSubstr("line.gz:1: a line of more than 67108864 bytes"), HasSubstr("decompress the file first")));
     std::string lines = bomb;
     for (size_t i = 99; i < lines.size(); i += 100) lines[i] = '\n';
-    EXPECT_THAT(error_of([&] { documents(gzip_file("lines.gz", lines)); }),
+    EXPECT_THAT(error_of(Category::data, [&] { documents(gzip_file("lines.gz", lines)); }),
                 AllOf(HasSubstr("a document of more than 67108864 bytes"), HasSubstr("decompress the file first")));
     EXPECT_EQ(documents(text_file("plain", lines)).front().size(), lines.size());
 }

@@ -44,6 +44,9 @@ foreach(library IN ITEMS "pcre2 pcre2-8 pcre2.h" "sentencepiece sentencepiece se
     target_include_directories(${name} SYSTEM INTERFACE ${${variable}_INCLUDE})
     target_link_libraries(${name} INTERFACE ${${variable}_LIBRARY})
 endforeach()
+# Oniguruma has functions of the names regcomp, regexec, ... with other flags: the C library's must be found first, by
+# every library of the program.
+set_property(TARGET oniguruma PROPERTY INTERFACE_LINK_LIBRARIES -l:libc.so.6 ${ONIGURUMA_LIBRARY})
 
 add_library(perigee_flags INTERFACE)
 target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror>)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The built programs are hardened: position independent, all relocations read-only before main, stack protector,
-# fortified functions, checked indices of the standard library.
+# fortified functions, checked indices of the standard library; no other library takes the C library's place.
 set -uo pipefail
 failures=0
 complain() { echo "FAILED: $1"; failures=$((failures + 1)); }
@@ -18,6 +18,9 @@ for name in perigee tokenize convert plot checkpoint; do
     grep -q __stack_chk_fail <<<"$symbols" || complain "$name has no stack protector"
     grep -qE '__[a-z]+_chk(@|$)' <<<"$symbols" || complain "$name has no fortified function"
     grep -q 'glibcxx_assert_fail' <<<"$symbols" || complain "$name does not check indices"
+    # Oniguruma would give regcomp() another meaning for every library of the program.
+    libraries=$(readelf -dW "$program" | sed -n 's/.*NEEDED.*\[\(libc\|libonig\)\.so.*/\1/p')
+    [ "${libraries%%$'\n'*}" = libc ] || complain "$name finds functions of Oniguruma before the C library's"
 done
 [ "$failures" = 0 ] && echo "all hardened"
 exit $((failures > 0))

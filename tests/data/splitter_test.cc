@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <regex.h>
 
 #include "data/tokenizer/utf8.h"
 #include "megatron_files.h"
@@ -107,6 +108,14 @@ TEST(Regex, WhatPcre2ReadsOtherwiseGoesToOniguruma) {
     EXPECT_TRUE(Regex(kGpt2).is_pcre2());
 }
 
+TEST(Regex, OnigurumaLeavesPosixPatternsToLibc) {
+    EXPECT_FALSE(Regex(R"(\w)").is_pcre2());  // it is loaded
+    regex_t posix;
+    ASSERT_EQ(regcomp(&posix, "^a+$", REG_EXTENDED | REG_NOSUB), 0);
+    EXPECT_EQ(regexec(&posix, "aa", 0, nullptr, 0), 0);
+    regfree(&posix);
+}
+
 TEST(Regex, WhatIsNoPatternOrMatchesNothingIsRefused) {
     std::pair<char const*, char const*> const cases[] = {
         {"*a", "not understood"},    {"(a", "not understood"},
@@ -131,7 +140,8 @@ TEST(Regex, EndlessBacktrackingIsAnErrorOfTheData) {
 
 TEST(Regex, TimeIsBoundedForATextNotForAMatch) {
     // Each digit begins a search to the end of the text: no match takes long, all together the square of the text.
-    for (char const* const pattern : {R"(\p{N}(?=\p{N}*\p{Lu}))", R"(\p{N}(?=\p{N}*\p{Lu})|\p{N})"}) {
+    for (char const* const pattern :
+         {R"(\p{N}(?=\p{N}*\p{Lu}))", R"(\p{N}(?=\p{N}*\p{Lu})|\p{N})", R"(\w(?=\w*\p{Lu})|\w)"}) {
         EXPECT_THAT(testing::error_of(Category::data, [&] { words(pattern, std::string(300'000, '7')); }),
                     ::testing::AllOf(HasSubstr(pattern), HasSubstr("takes too long for a text of 300000 bytes")));
     }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kMatchLimit = 10'000'000;  // steps of one match; the patterns in use need a few per character
 constexpr PCRE2_SIZE kStarts = 1024;          // places where a match may begin, between looks at the clock
-constexpr int kMatches = 64;                  // matches between looks at the clock
+constexpr int kMatches = 64;                  // matches of PCRE2 between looks at the clock
 constexpr double kFreeSeconds = 1, kSecondsPerByte = 2e-6;  // of a text: patterns in use take 1e-8
 constexpr uint32_t kHeapLimitKiB = 64 << 10;
 constexpr size_t kJitStackBytes = size_t{4} << 20;
@@ -134,7 +134,7 @@ std::optional<Regex::Match> Regex::find_from(std::string_view text, size_t from,
 /// A stretch of possible beginnings at a time, so that time is bounded in between.
 std::optional<Regex::Match> Regex::find(std::string_view text, size_t from, Scratch& scratch) const {
     while (from <= text.size()) {
-        if (--scratch.impl_->matches < 0) {
+        if (--scratch.impl_->matches < 0 || code_->oniguruma) {
             scratch.impl_->matches = kMatches;
             if (seconds_of_thread() > scratch.impl_->end)
                 fail(Category::data, "the pattern \"{}\" takes too long for a text of {} bytes", code_->pattern,

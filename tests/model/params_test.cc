@@ -125,6 +125,27 @@ TEST(ForwardFlops, CountPairsOneByOne) {
     EXPECT_EQ(two_moba.training(), 3 * (two_moba.linear + two_moba.attention) + two_moba.gate);
 }
 
+TEST(ForwardFlops, RulesOfPositionExecuteWhatTheGatesLayersDoWithoutTheGate) {
+    ModelOptions const options = tiny_options();
+    MobaOptions const moba{.block_size = 4, .top_k = 3};
+    std::vector<int32_t> const borders{0, 23, 24, 24, 40};
+    auto const flops = [&](Selection const& rule) {
+        return forward_flops(options, std::vector<Selection>{rule, FullAttention{}, rule}, borders);
+    };
+    ForwardFlops const gate = flops(moba);
+    ASSERT_GT(gate.gate, 0);
+    for (Selection const& rule : {Selection(NearestBlocks{.block_size = 4, .top_k = 3}),
+                                  Selection(RandomBlocks{.block_size = 4, .top_k = 3, .seed = 5, .layer = 1})}) {
+        ForwardFlops const found = flops(rule);
+        EXPECT_EQ(found.attention, gate.attention);
+        EXPECT_EQ(found.linear, gate.linear);
+        EXPECT_EQ(found.sparse_pairs, gate.sparse_pairs);
+        EXPECT_EQ(found.causal_pairs, gate.causal_pairs);
+        EXPECT_EQ(found.gate, 0);
+        EXPECT_EQ(found.training(), gate.training() - gate.gate);
+    }
+}
+
 }  // namespace
 
 }  // namespace perigee::testing

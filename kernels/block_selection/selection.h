@@ -9,7 +9,7 @@
 
 #include "kernels/block_selection/nearest_blocks.h"
 #include "kernels/block_selection/random_blocks.h"
-#include "kernels/moba/moba.h"
+#include "kernels/moba_gate/options.h"
 
 namespace perigee {
 

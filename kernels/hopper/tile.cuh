@@ -27,7 +27,7 @@ __host__ __device__ constexpr int tile_bytes() {
 
 /// Bytes from the beginning of a tile of kRows rows to the eight numbers (row, 8 piece ... 8 piece + 7).
 template <int kRows>
-__host__ __device__ __forceinline__ constexpr uint32_t piece_offset(int row, int piece) {
+__host__ __device__ __forceinline__ constexpr uint32_t swizzled_offset(int row, int piece) {
     return static_cast<uint32_t>(piece / 8 * panel_bytes<kRows>() + row * kPanelRowBytes +
                                  ((piece % 8) ^ (row % 8)) * 16);
 }
@@ -40,7 +40,7 @@ __device__ __forceinline__ T& dynamic_tiles() {
 }
 
 /// Starts copying 16 bytes into a piece, or zeros where not `there`; `from` is then not read.
-__device__ __forceinline__ void copy_piece(uint32_t to, void const* from, bool there) {
+__device__ __forceinline__ void copy_vector(uint32_t to, void const* from, bool there) {
     asm volatile(
         "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\n"
         "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, none;\n}" ::"r"(to),

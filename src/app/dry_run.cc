@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/moba_gate/plan.h"
 #include "ops/gpu_attention.h"
 #include "train/learner.h"
 
@@ -65,21 +66,23 @@ class DryOps : public Ops {
 
   private:
     void note(AttentionForward const& args) {
-        if (!goes_to_cudnn(args)) note(args, MobaTask::forward, !routing_of(args).empty());
+        if (!goes_to_cudnn(args)) note(args, AttentionTask::forward, !routing_of(args).empty());
     }
     void note(AttentionBackward const& args) {
-        if (!goes_to_cudnn(args, options_.deterministic)) note(args, MobaTask::backward, forward_left_routing(args));
+        if (!goes_to_cudnn(args, options_.deterministic))
+            note(args, AttentionTask::backward, forward_left_routing(args));
     }
     void note(SelectBlocks const& args) {
-        if (args.chosen_THS.size() > 0 && std::holds_alternative<MobaOptions>(args.selection))
-            note(args, MobaTask::select, false);
+        auto const* const gate = std::get_if<MobaOptions>(&args.selection);
+        if (args.chosen_THS.size() == 0 || device_->is_host() || gate == nullptr) return;
+        scratch_ = std::max(scratch_, plan_moba_gate(block_sparse_shape(args, KernelArch::sm90), *gate).scratch_bytes);
     }
     template <class Args>
-    void note(Args const& args, MobaTask task, bool routing_elsewhere) {
+    void note(Args const& args, AttentionTask task, bool routing_elsewhere) {
         if (device_->is_host()) return;
-        MobaShape shape = moba_shape(args, MobaKernels::hopper);
+        BlockSparseShape shape = block_sparse_shape(args, KernelArch::sm90);
         shape.deterministic = options_.deterministic;
-        MobaPlan const plan = plan_moba(shape, task, options_.moba_scratch);
+        BlockSparsePlan const plan = plan_attention(shape, task, options_.moba_scratch);
         scratch_ = std::max(scratch_, plan.bytes_beside(routing_elsewhere));
     }
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "kernels/moba/moba.h"
+#include "kernels/moba_gate/options.h"
 
 namespace perigee {
 

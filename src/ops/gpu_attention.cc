@@ -8,7 +8,7 @@ namespace perigee {
 
 namespace {
 
-// A routing table has room for so many documents, or for those that are of so many blocks on average.
+// Routing has room for so many documents, or for those that are of so many blocks on average.
 constexpr int64_t kFewDocuments = 16, kBlocksOfDocument = 4;
 
 /// With so few blocks in every document, all are selected.
@@ -26,30 +26,29 @@ bool suits_cudnn(auto const& args) {
            head_dim % 8 == 0 && head_dim <= 256;
 }
 
-MobaShape describe(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
-                   MobaOptions const& options, MobaKernels gpu) {
+BlockSparseShape describe(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                          BlockBudget const& budget, KernelArch arch) {
     return {.tokens = k_TGK[0],
             .queries = q_THK[0],
             .documents = std::ssize(cu_seqlens) - 1,
             .heads = q_THK[1],
             .kv_heads = k_TGK[1],
             .head_dim = q_THK[2],
-            .options = options,
-            .gpu = gpu};
+            .block_size = budget.block_size,
+            .top_k = budget.top_k,
+            .arch = arch};
 }
 
-MobaOptions options_of(BlockBudget const& budget) { return {.block_size = budget.block_size, .top_k = budget.top_k}; }
-
-MobaShape checked(MobaShape const& shape) {
-    if (std::string const refusal = moba_refusal(shape); !refusal.empty())
+BlockSparseShape checked(BlockSparseShape const& shape) {
+    if (std::string const refusal = attention_refusal(shape); !refusal.empty())
         fail(Category::config, "attention on the GPU: {}", refusal);
     return shape;
 }
 
-MobaShape attention_shape(auto const& args, MobaKernels gpu) {
+BlockSparseShape attention_shape(auto const& args, KernelArch arch) {
     auto const* const sparse = std::get_if<BlockSparse>(&args.attended);
-    MobaShape const shape = describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens,
-                                     sparse != nullptr ? options_of(sparse->budget) : MobaOptions{}, gpu);
+    BlockBudget const budget = sparse != nullptr ? sparse->budget : BlockBudget{.block_size = 1, .top_k = 1};
+    BlockSparseShape const shape = describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, budget, arch);
     if (sparse != nullptr) return checked(shape);
     int32_t longest = 0;
     for (size_t d = 1; d < args.cu_seqlens.size(); ++d)
@@ -65,22 +64,26 @@ bool goes_to_cudnn(AttentionBackward const& args, bool deterministic) {
     return suits_cudnn(args) && !args.add_to_dkv && !deterministic;
 }
 
-MobaShape moba_shape(AttentionForward const& args, MobaKernels gpu) { return attention_shape(args, gpu); }
-MobaShape moba_shape(AttentionBackward const& args, MobaKernels gpu) { return attention_shape(args, gpu); }
-MobaShape moba_shape(SelectBlocks const& args, MobaKernels gpu) {
-    return checked(
-        describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, std::get<MobaOptions>(args.selection), gpu));
+BlockSparseShape block_sparse_shape(AttentionForward const& args, KernelArch arch) {
+    return attention_shape(args, arch);
+}
+BlockSparseShape block_sparse_shape(AttentionBackward const& args, KernelArch arch) {
+    return attention_shape(args, arch);
+}
+BlockSparseShape block_sparse_shape(SelectBlocks const& args, KernelArch arch) {
+    BlockBudget const budget = budget_of(args.selection).value();
+    return checked(describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, budget, arch));
 }
 
 int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                          BlockBudget const& budget) {
-    MobaShape shape = describe(q_THK, k_TGK, cu_seqlens, options_of(budget), MobaKernels::mma);
+    BlockSparseShape shape = describe(q_THK, k_TGK, cu_seqlens, budget, KernelArch::sm80);
     int64_t const room =
         std::max(shape.tokens / (kBlocksOfDocument * std::max<int64_t>(budget.block_size, 1)), kFewDocuments);
     if (shape.documents > room) return 0;
     shape.documents = room;
-    if (!moba_refusal(shape).empty()) return 0;
-    return static_cast<int64_t>(moba_lists_bytes(shape) / sizeof(int32_t));
+    if (!attention_refusal(shape).empty()) return 0;
+    return static_cast<int64_t>(routing_bytes(shape) / sizeof(int32_t));
 }
 
 bool forward_left_routing(AttentionBackward const& args) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/moba/moba_plan.h"
+#include "kernels/block_sparse_attention/plan.h"
 #include "ops/ops.h"
 
 namespace perigee {
@@ -17,12 +17,12 @@ bool build_uses_cudnn();
 bool goes_to_cudnn(AttentionForward const& args);
 bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
 
-/// The problem for the own kernels, which are block-sparse; full attention is one block per document. Throws
-/// Category::config where they do not take it.
-MobaShape moba_shape(AttentionForward const& args, MobaKernels gpu);
-MobaShape moba_shape(AttentionBackward const& args, MobaKernels gpu);
+/// The problem for the block-sparse kernels; full attention is one block per document. Throws Category::config where
+/// they do not take it.
+BlockSparseShape block_sparse_shape(AttentionForward const& args, KernelArch arch);
+BlockSparseShape block_sparse_shape(AttentionBackward const& args, KernelArch arch);
 /// The same for the gate; `args.selection` is it.
-MobaShape moba_shape(SelectBlocks const& args, MobaKernels gpu);
+BlockSparseShape block_sparse_shape(SelectBlocks const& args, KernelArch arch);
 
 /// Ops::routing_size on a GPU.
 int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "device/device.h"
+#include "kernels/block_sparse_attention/plan.h"
 #include "ops/operations.h"
 
 namespace perigee {
@@ -82,8 +83,8 @@ struct CudaOptions {
     /// then runs on the own, slower kernels, MoBA's adds up in a fixed order, and matrix products run by the algorithm
     /// that cuBLASLt names first.
     bool deterministic = false;
-    bool graphs = true;                       ///< repeat() replays CUDA graphs
-    size_t moba_scratch = kMobaScratchBytes;  ///< bytes that MoBA's kernels may take: the option of plan_moba
+    bool graphs = true;                            ///< repeat() replays CUDA graphs
+    size_t moba_scratch = kAttentionScratchBytes;  ///< budget in bytes of plan_attention
 };
 /// bf16 on an NVIDIA GPU, fp32 where numbers accumulate: what `device: cuda` runs. `cuda` is from make_cuda_device.
 /// Throws Category::config where the build has no CUDA.

@@ -4,14 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "base/error.h"
 #include "device/cuda/cuda_device.h"
-#include "kernels/moba/cuda/stages.h"
-#include "kernels/moba/moba_reference.h"
+#include "kernels/block_sparse_attention/stages.h"
+#include "kernels/moba_gate/gate.h"
+#include "kernels/moba_gate/reference.h"
 #include "support/random.h"
 
 namespace perigee::testing {
@@ -90,13 +93,33 @@ inline ReferenceProblem make_gpu_problem(GpuMobaCase const& c) {
             .d_o = random_bf16(T * c.heads * c.head_dim, c.seed * 8 + 3)};
 }
 
+/// Budgets of scratch memory with which the same kernels take more and more passes, down to the least that fits.
+inline std::vector<size_t> shrinking_budgets(BlockSparseShape const& shape, AttentionTask task) {
+    std::vector<size_t> budgets;
+    try {
+        for (size_t bytes = kAttentionScratchBytes;;) {
+            BlockSparsePlan const plan = plan_attention(shape, task, bytes);
+            if (plan.arch != plan_attention(shape, task).arch) break;
+            budgets.push_back(plan.scratch_bytes);
+            bytes = plan.scratch_bytes - 1;
+        }
+    } catch (Error const&) {
+    }
+    return budgets;
+}
+/// Just enough for the forward and the backward.
+inline size_t least_budget(BlockSparseShape const& shape) {
+    return std::max(shrinking_budgets(shape, AttentionTask::forward).back(),
+                    shrinking_budgets(shape, AttentionTask::backward).back());
+}
+
 /// A problem on the GPU. Queries [begin, end) of the pack; the host vectors are always those of the whole pack.
 class GpuMoba {
   public:
-    GpuMoba(ReferenceProblem const& p, MobaOptions const& options, MobaKernels kernels = moba_cuda_kernels())
-        : GpuMoba(p, options, 0, p.tokens(), kMobaScratchBytes, kernels) {}
+    GpuMoba(ReferenceProblem const& p, MobaOptions const& options, KernelArch arch = kernel_arch())
+        : GpuMoba(p, options, 0, p.tokens(), kAttentionScratchBytes, arch) {}
     GpuMoba(ReferenceProblem const& p, MobaOptions const& options, int64_t begin, int64_t end,
-            size_t scratch_limit = kMobaScratchBytes, MobaKernels kernels = moba_cuda_kernels())
+            size_t scratch_limit = kAttentionScratchBytes, KernelArch arch = kernel_arch())
         : device_(make_cuda_device(0)),
           shape_{.tokens = p.tokens(),
                  .queries = end - begin,
@@ -104,45 +127,53 @@ class GpuMoba {
                  .heads = p.heads,
                  .kv_heads = p.kv_heads,
                  .head_dim = p.head_dim,
-                 .options = options,
-                 .gpu = kernels},
+                 .block_size = options.block_size,
+                 .top_k = options.top_k,
+                 .arch = arch},
+          options_(options),
+          scratch_limit_(scratch_limit),
           begin_(begin),
           borders_(*device_, p.cu_seqlens),
           q_(*device_, rows(to_bf16(p.q), p.heads * p.head_dim)),
           k_(*device_, to_bf16(p.k)),
           v_(*device_, to_bf16(p.v)),
           d_o_(*device_, rows(to_bf16(p.d_o), p.heads * p.head_dim)) {
-        problem_ = {.shape = shape_,
-                    .query_begin = begin,
+        problem_ = {.query_begin = begin,
                     .cu_seqlens = borders_.data(),
                     .scale = p.scale,
                     .q = q_.data(),
                     .k = k_.data(),
                     .v = v_.data(),
-                    .scratch_limit = scratch_limit,
                     .stream = dynamic_cast<CudaDevice&>(*device_).stream()};
     }
 
     /// Of those the GPU has; by default the best.
-    void use(MobaKernels kernels) { shape_.gpu = problem_.shape.gpu = kernels; }
+    void use(KernelArch arch) { shape_.arch = arch; }
     /// By default the backward is deterministic.
-    void add_in_any_order() { shape_.deterministic = problem_.shape.deterministic = false; }
-    /// The backward takes the lists that the forward made.
-    void keep_lists() {
-        lists_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(moba_lists_bytes(shape_)));
-        problem_.lists = lists_->data();
+    void add_in_any_order() { shape_.deterministic = false; }
+    /// The backward takes the routing that the forward made.
+    void keep_routing() {
+        routing_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(routing_bytes(shape_)));
+        problem_.routing = routing_->data();
     }
-    std::vector<unsigned char> lists() const { return lists_->get(); }
-    MobaShape const& shape() const { return shape_; }
+    std::vector<unsigned char> routing() const { return routing_->get(); }
+    BlockSparseShape const& shape() const { return shape_; }
     Device& device() { return *device_; }
 
-    /// A stage list with fresh scratch memory.
-    moba::Stage stage(MobaTask task) {
-        MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
-        size_t const bytes = plan.bytes_beside(lists_ != nullptr);
-        scratch_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(bytes));
-        problem_.scratch = scratch_->data();
-        return moba::make_stage(problem_, task);
+    /// Stages with fresh scratch memory.
+    block_sparse::Stage stage(AttentionTask task) {
+        BlockSparsePlan const plan = plan_attention(shape_, task, scratch_limit_);
+        problem_.scratch = new_scratch(plan.bytes_beside(routing_ != nullptr));
+        return block_sparse::make_stage(plan, problem_);
+    }
+    moba_gate::Stage gate() {
+        MobaGatePlan const plan = plan_moba_gate(shape_, options_);
+        return moba_gate::make_stage(plan, {.query_begin = begin_,
+                                            .cu_seqlens = borders_.data(),
+                                            .q = q_.data(),
+                                            .k = k_.data(),
+                                            .scratch = new_scratch(plan.scratch_bytes),
+                                            .stream = problem_.stream});
     }
     void choose(std::vector<int32_t> const& chosen) {
         chosen_ = std::make_unique<GpuArray<int32_t>>(*device_, rows(chosen, shape_.heads * shape_.slots()));
@@ -157,9 +188,9 @@ class GpuMoba {
     }
 
     std::vector<int32_t> select() {
-        stage(MobaTask::select);
+        moba_gate::Stage const stage = gate();
         GpuArray<int32_t> chosen(*device_, shape_.queries * shape_.heads * shape_.slots());
-        moba_cuda_select(problem_, chosen.data());
+        moba_gate_select(stage.plan, stage.problem, chosen.data());
         scratch_->get();
         return chosen.get();
     }
@@ -169,10 +200,10 @@ class GpuMoba {
         bool operator==(Forward const&) const = default;
     };
     Forward forward() {
-        stage(MobaTask::forward);
+        BlockSparsePlan const plan = stage(AttentionTask::forward).plan;
         GpuArray<bf16> o(*device_, shape_.queries * shape_.heads * shape_.head_dim);
         GpuArray<float> lse(*device_, shape_.queries * shape_.heads);
-        moba_cuda_forward(problem_, o.data(), lse.data());
+        block_sparse_forward(plan, problem_, o.data(), lse.data());
         scratch_->get();
         return {to_double(o.get()), lse.get()};
     }
@@ -182,38 +213,45 @@ class GpuMoba {
     };
     /// From o and lse of these queries. `before`: what dk and dv held, to be added to; empty to be overwritten.
     Backward backward(std::vector<double> const& o, std::vector<float> const& lse, Backward const& before = {}) {
-        stage(MobaTask::backward);
+        BlockSparsePlan const plan = stage(AttentionTask::backward).plan;
         bool const add = !before.dk.empty();
         int64_t const keys = shape_.tokens * shape_.kv_heads * shape_.head_dim;
         GpuArray<bf16> const o_in(*device_, to_bf16(o)), dq(*device_, std::ssize(o));
         GpuArray<float> const lse_in(*device_, lse);
         GpuArray<bf16> const dk = add ? GpuArray<bf16>(*device_, to_bf16(before.dk)) : GpuArray<bf16>(*device_, keys);
         GpuArray<bf16> const dv = add ? GpuArray<bf16>(*device_, to_bf16(before.dv)) : GpuArray<bf16>(*device_, keys);
-        moba_cuda_backward(problem_, {.d_o = d_o_.data(),
-                                      .o = o_in.data(),
-                                      .lse = lse_in.data(),
-                                      .dq = dq.data(),
-                                      .dk = dk.data(),
-                                      .dv = dv.data(),
-                                      .add_to_dkv = add});
+        block_sparse_backward(plan, problem_,
+                              {.d_o = d_o_.data(),
+                               .o = o_in.data(),
+                               .lse = lse_in.data(),
+                               .dq = dq.data(),
+                               .dk = dk.data(),
+                               .dv = dv.data(),
+                               .add_to_dkv = add});
         scratch_->get();
         return {to_double(dq.get()), to_double(dk.get()), to_double(dv.get())};
     }
 
   private:
+    void* new_scratch(size_t bytes) {
+        scratch_ = std::make_unique<GpuArray<unsigned char>>(*device_, static_cast<int64_t>(bytes));
+        return scratch_->data();
+    }
     template <class T>
     std::vector<T> rows(std::vector<T> const& all, int64_t width) const {
         return {all.begin() + begin_ * width, all.begin() + (begin_ + shape_.queries) * width};
     }
 
     std::unique_ptr<Device> device_;
-    MobaShape shape_;
+    BlockSparseShape shape_;
+    MobaOptions options_;
+    size_t scratch_limit_;
     int64_t begin_;
     GpuArray<int32_t> borders_;
     GpuArray<bf16> q_, k_, v_, d_o_;
     std::unique_ptr<GpuArray<int32_t>> chosen_;
-    std::unique_ptr<GpuArray<unsigned char>> lists_, scratch_;
-    MobaProblem problem_;
+    std::unique_ptr<GpuArray<unsigned char>> routing_, scratch_;
+    BlockSparseProblem problem_;
 };
 
 /// Skips its tests, visibly, without a GPU.

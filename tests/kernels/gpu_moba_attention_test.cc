@@ -47,7 +47,7 @@ double largest_difference(std::vector<float> const& a, std::vector<double> const
     return most;
 }
 
-void expect_right(GpuMoba& gpu, MobaKernels kernels, ReferenceResult const& reference, std::string const& where) {
+void expect_right(GpuMoba& gpu, KernelArch kernels, ReferenceResult const& reference, std::string const& where) {
     std::string const what = where + " by " + name_of(kernels);
     gpu.use(kernels);
     auto const forward = gpu.forward();
@@ -61,8 +61,8 @@ void expect_right(GpuMoba& gpu, MobaKernels kernels, ReferenceResult const& refe
 
 /// By all kernels that this GPU has.
 void expect_right(GpuMoba& gpu, ReferenceResult const& reference, std::string const& what) {
-    expect_right(gpu, MobaKernels::mma, reference, what);
-    if (moba_cuda_kernels() != MobaKernels::mma) expect_right(gpu, moba_cuda_kernels(), reference, what);
+    expect_right(gpu, KernelArch::sm80, reference, what);
+    if (kernel_arch() != KernelArch::sm80) expect_right(gpu, kernel_arch(), reference, what);
 }
 
 void expect_right(GpuMobaCase const& c, std::vector<int32_t> const& chosen, std::string const& what) {
@@ -108,7 +108,7 @@ TEST_F(GpuMobaAttention, LargeBlocks) {
 
 /// Too much for the reference: the kernels, which it has judged one by one, must agree.
 TEST_F(GpuMobaAttention, ManyTilesPerMultiprocessor) {
-    if (moba_cuda_kernels() == MobaKernels::mma) GTEST_SKIP() << "one kind of kernels";
+    if (kernel_arch() == KernelArch::sm80) GTEST_SKIP() << "one kind of kernels";
     for (int64_t const dim : {64, 128}) {
         GpuMobaCase c{.cu_seqlens = {0, 1700, 1701, 5000}, .heads = 6, .kv_heads = 3, .head_dim = dim};
         auto const p = make_gpu_problem(c);
@@ -118,7 +118,7 @@ TEST_F(GpuMobaAttention, ManyTilesPerMultiprocessor) {
             gpu.choose(random_choice(c));
             auto const best = gpu.forward();
             ASSERT_EQ(gpu.forward(), best) << to_string(gpu.shape());
-            gpu.use(MobaKernels::mma);
+            gpu.use(KernelArch::sm80);
             auto const other = gpu.forward();
             EXPECT_LT(relative_error(best.o, other.o), kTolerance) << to_string(gpu.shape());
             EXPECT_LT(relative_error(best.lse, other.lse), 1e-5) << to_string(gpu.shape());
@@ -207,7 +207,7 @@ TEST_F(GpuMobaAttention, FullAttentionByTheSameKernels) {
     GpuMobaCase const c{.cu_seqlens = {0, 70, 70, 400, 401}, .heads = 6};
     auto const p = make_gpu_problem(c);
     for (int64_t const longest : {330, 1000}) {
-        GpuMoba gpu(p, as_full_attention({.options = c.options}, longest).options);
+        GpuMoba gpu(p, MobaOptions{.block_size = longest, .top_k = 1});
         expect_right(gpu, reference_attention(p), "full");
     }
 }
@@ -243,7 +243,7 @@ TEST_F(GpuMobaAttention, InfiniteValuesBeyondABlockAreNotSeen) {
                     std::fill_n(infinite.v.begin() + t * c.kv_heads * dim, c.kv_heads * dim, INFINITY);
             GpuMoba gpu(infinite, c.options);
             gpu.choose(chosen);
-            for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+            for (KernelArch const kernels : {KernelArch::sm80, kernel_arch()}) {
                 gpu.use(kernels);
                 auto const o = gpu.forward().o;
                 for (auto const& [first, last] : {std::pair{int64_t{0}, B}, {2 * B, int64_t{end}}}) {
@@ -275,7 +275,7 @@ void infinite_keys_have_no_gradients(int64_t B, int64_t rest, int64_t next) {
             GpuMoba gpu(infinite, c.options);
             gpu.choose(chosen);
             for (auto const& [kernels, any_order] :
-                 {std::pair{MobaKernels::mma, false}, {moba_cuda_kernels(), false}, {moba_cuda_kernels(), true}}) {
+                 {std::pair{KernelArch::sm80, false}, {kernel_arch(), false}, {kernel_arch(), true}}) {
                 gpu.use(kernels);
                 if (any_order) gpu.add_in_any_order();
                 auto const got = gpu.backward(truth.o, {truth.lse.begin(), truth.lse.end()});
@@ -318,7 +318,7 @@ TEST_F(GpuMobaAttention, ScoresOfMinusInfinityAddNothing) {
             std::vector<int32_t> chosen(2 * half * 4, -1);
             for (int64_t row = 0; row < 2 * half * 4; ++row)
                 if (row / 4 % half >= B) chosen[row] = 0;
-            for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+            for (KernelArch const kernels : {KernelArch::sm80, kernel_arch()}) {
                 GpuMoba gpu(p, c.options, kernels), local(p, {.block_size = B, .top_k = 1}, kernels);
                 gpu.choose(chosen);
                 auto const y = gpu.forward();
@@ -348,7 +348,7 @@ TEST_F(GpuMobaAttention, KeysNobodyChoseGetOwnGradientsOnly) {
     EXPECT_EQ(routed.backward(a.o, a.lse), own.backward(b.o, b.lse));
 }
 
-TEST_F(GpuMobaAttention, WavesDoNotChangeABit) {
+TEST_F(GpuMobaAttention, PassesDoNotChangeABit) {
     GpuMobaCase const c{.cu_seqlens = {0, 333, 700}, .options = {.block_size = 32, .top_k = 4}};
     auto const p = make_gpu_problem(c);
     auto const chosen = random_choice(c);
@@ -356,59 +356,61 @@ TEST_F(GpuMobaAttention, WavesDoNotChangeABit) {
     all.choose(chosen);
     auto const o = all.forward();
     auto const gradients = all.backward(o.o, o.lse);
-    for (size_t const bytes : {size_t{1}, size_t{300000}, size_t{700000}}) {
-        GpuMoba waves(p, c.options, 0, 700, bytes);
-        waves.choose(chosen);
-        EXPECT_GT(plan_moba(waves.shape(), MobaTask::forward, bytes).waves(), 1);
-        EXPECT_EQ(waves.forward(), o) << bytes;
-        EXPECT_EQ(waves.backward(o.o, o.lse), gradients) << bytes;
+    for (size_t const bytes : {testing::least_budget(all.shape()), size_t{300000}, size_t{700000}}) {
+        GpuMoba passes(p, c.options, 0, 700, bytes);
+        passes.choose(chosen);
+        EXPECT_GT(plan_attention(passes.shape(), AttentionTask::forward, bytes).passes(), 1);
+        EXPECT_EQ(passes.forward(), o) << bytes;
+        EXPECT_EQ(passes.backward(o.o, o.lse), gradients) << bytes;
     }
 }
 
 /// What the plan does where a head's q is larger than the cache: too large for a test.
-TEST_F(GpuMobaAttention, WavesOfSomeQueriesOfSomeHeadsDoNotChangeABit) {
+TEST_F(GpuMobaAttention, PassesOfSomeQueriesOfSomeHeadsDoNotChangeABit) {
     GpuMobaCase const c{
         .cu_seqlens = {0, 333, 700}, .heads = 6, .kv_heads = 3, .options = {.block_size = 32, .top_k = 4}};
     auto const p = make_gpu_problem(c);
     GpuMoba gpu(p, c.options);
     gpu.choose(random_choice(c));
-    for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+    for (KernelArch const kernels : {KernelArch::sm80, kernel_arch()}) {
         gpu.use(kernels);
         auto const all = gpu.forward();
-        moba::Stage stage = gpu.stage(MobaTask::forward);
-        stage.plan.wave_kv_heads = stage.plan.wave_chunks = 2;
-        ASSERT_EQ(stage.plan.waves(), 2 * 3);
+        block_sparse::Stage stage = gpu.stage(AttentionTask::forward);
+        stage.plan.pass_kv_heads = stage.plan.pass_chunks = 2;
+        ASSERT_EQ(stage.plan.passes(), 2 * 3);
         testing::GpuArray<bf16> const o(gpu.device(), std::ssize(all.o));
         testing::GpuArray<float> const lse(gpu.device(), std::ssize(all.lse));
-        moba::build_block_table(stage);
-        moba::build_lists(stage);
-        for (int64_t i = 0; i < stage.plan.waves(); ++i) {
-            moba::Wave const wave = moba::wave_of(stage.plan, i);
-            moba::plan_tiles(stage, wave);
-            moba::attend_chosen(stage, wave);
-            moba::attend_own(stage, wave, o.data(), lse.data());
+        block_sparse::build_block_table(stage);
+        block_sparse::build_routing(stage);
+        for (int64_t i = 0; i < stage.plan.passes(); ++i) {
+            block_sparse::Pass const pass = block_sparse::pass_of(stage.plan, i);
+            block_sparse::count_tiles(stage, pass);
+            block_sparse::attend_selected(stage, pass);
+            block_sparse::attend_local(stage, pass, o.data(), lse.data());
         }
         EXPECT_EQ(testing::to_double(o.get()), all.o) << name_of(kernels);
         EXPECT_EQ(lse.get(), all.lse) << name_of(kernels);
     }
 }
 
-TEST_F(GpuMobaAttention, KeptListsDoNotChangeABit) {
+TEST_F(GpuMobaAttention, KeptRoutingDoesNotChangeABit) {
     for (auto const& [B, top_k] : {std::pair{32, 4}, {128, 3}, {128, 1}, {300, 2}})
-        for (auto const& [begin, end, bytes] : {std::tuple{0, 700, kMobaScratchBytes}, {200, 650, size_t{1}}})
-            for (MobaKernels const kernels : {MobaKernels::mma, moba_cuda_kernels()}) {
+        for (auto const& [begin, end, least] : {std::tuple{0, 700, false}, {200, 650, true}})
+            for (KernelArch const kernels : {KernelArch::sm80, kernel_arch()}) {
                 GpuMobaCase const c{.cu_seqlens = {0, 133, 700}, .options = {.block_size = B, .top_k = top_k}};
                 auto const p = make_gpu_problem(c);
+                GpuMoba const plain(p, c.options, begin, end, kAttentionScratchBytes, kernels);
+                size_t const bytes = least ? testing::least_budget(plain.shape()) : kAttentionScratchBytes;
                 GpuMoba kept(p, c.options, begin, end, bytes, kernels);
                 GpuMoba again(p, c.options, begin, end, bytes, kernels);
                 SCOPED_TRACE(to_string(kept.shape()));
                 for (GpuMoba* const gpu : {&kept, &again}) gpu->choose(random_choice(c));
-                kept.keep_lists();
+                kept.keep_routing();
                 auto const y = kept.forward();
                 EXPECT_EQ(y, again.forward());
-                auto const lists = kept.lists();
+                auto const routing = kept.routing();
                 EXPECT_EQ(kept.backward(y.o, y.lse), again.backward(y.o, y.lse));
-                EXPECT_EQ(kept.lists(), lists);
+                EXPECT_EQ(kept.routing(), routing);
             }
 }
 
@@ -421,7 +423,7 @@ TEST_F(GpuMobaAttention, RangesOfQueriesAddUp) {
         GpuMoba::Backward sum;
         std::vector<double> o, dq;
         for (auto const& [begin, end] : {std::pair{0, 77}, {77, 320}, {320, 500}}) {
-            GpuMoba part(p, c.options, begin, end, kMobaScratchBytes);
+            GpuMoba part(p, c.options, begin, end, kAttentionScratchBytes);
             part.choose(chosen);
             auto const forward = part.forward();
             sum = part.backward(forward.o, forward.lse, sum);

@@ -1,9 +1,8 @@
 // The fused backward on Hopper against the fp64 reference: its blocks are runs of 128 keys, its lists are cut into
-// pieces, and its sums can be carried over waves. Given the reference's o and lse, and the routing.
+// pieces, and its sums can be carried over passes. Given the reference's o and lse, and the routing.
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <set>
 
 #include "kernels/gpu_moba.h"
 
@@ -21,8 +20,7 @@ class GpuMobaFused : public testing::GpuMobaTest {
   protected:
     void SetUp() override {
         GpuMobaTest::SetUp();
-        if (!IsSkipped() && moba_cuda_kernels() != MobaKernels::hopper)
-            GTEST_SKIP() << "no Hopper GPU, or not built for it";
+        if (!IsSkipped() && kernel_arch() != KernelArch::sm90) GTEST_SKIP() << "no Hopper GPU, or not built for it";
     }
 };
 
@@ -73,7 +71,7 @@ void expect_right(GpuMobaCase const& c, std::vector<int32_t> chosen, std::string
     Truth const truth = truth_of(c, std::move(chosen));
     GpuMoba gpu(truth.problem, c.options);
     gpu.choose(truth.chosen);
-    ASSERT_EQ(plan_moba(gpu.shape(), MobaTask::backward).kernels, MobaKernels::hopper);
+    ASSERT_EQ(plan_attention(gpu.shape(), AttentionTask::backward).arch, KernelArch::sm90);
     auto const first = gpu.backward(truth.result.o, truth.lse());
     expect_close(first, truth.result, what + ": " + to_string(gpu.shape()));
     EXPECT_EQ(gpu.backward(truth.result.o, truth.lse()), first) << what;
@@ -170,17 +168,14 @@ TEST_F(GpuMobaFused, OneRowOfEveryList) {
                  "one row");
 }
 
-/// A budget with which the backward takes that many waves, or more; there must be one.
-size_t budget_of_waves(MobaShape const& shape, int64_t waves) {
-    for (size_t bytes = kMobaScratchBytes;;) {
-        MobaPlan const plan = plan_moba(shape, MobaTask::backward, bytes);
-        if (plan.waves() >= waves) return bytes;
-        bytes = plan.scratch_bytes - 1;
-    }
+/// A budget with which the backward takes that many passes, or more; there must be one.
+size_t budget_of_passes(BlockSparseShape const& shape, int64_t passes) {
+    for (size_t const bytes : testing::shrinking_budgets(shape, AttentionTask::backward))
+        if (plan_attention(shape, AttentionTask::backward, bytes).passes() >= passes) return bytes;
+    fail(Category::internal, "no budget makes {} passes of {}", passes, to_string(shape));
 }
 
-/// A list in pieces, carried and shared sums, visits that add to dq and a partial run of keys, small enough for
-/// compute-sanitizer.
+/// Split KV tiles, carried sums, sums in dq and a KV tile cut short, small enough for compute-sanitizer.
 TEST_F(GpuMobaFused, SmallForSanitizers) {
     for (auto const& [dim, k] : {std::pair{64, 2}, {128, 2}, {128, 33}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 150, 450},
@@ -190,17 +185,13 @@ TEST_F(GpuMobaFused, SmallForSanitizers) {
                             .options = {.block_size = 128, .top_k = k}};
         Truth const truth = truth_of(c, route(c, [](int64_t, int64_t, int64_t, int64_t s) { return s == 0 ? 0 : -1; }));
         for (bool const deterministic : {true, false})
-            for (int64_t const waves : {1, 2}) {
-                MobaShape shape = GpuMoba(truth.problem, c.options).shape();
+            for (int64_t const passes : {1, 2}) {
+                BlockSparseShape shape = GpuMoba(truth.problem, c.options).shape();
                 shape.deterministic = deterministic;
-                size_t const bytes = budget_of_waves(shape, waves);
-                MobaPlan const plan = plan_moba(shape, MobaTask::backward, bytes);
-                EXPECT_EQ(plan.kernels, MobaKernels::hopper) << to_string(plan);
-                EXPECT_EQ(plan.shares_sums, !deterministic && waves == 2) << to_string(plan);
-                EXPECT_EQ(plan.adds_to_dq, !deterministic && waves == 1 && k == 2) << to_string(plan);
-                if (plan.shares_sums) {  // 194 queries of the second wave choose the long document's first block
-                    EXPECT_GE(194 * 16, 6 * plan.piece_rows) << to_string(plan);  // of up to four times as many
-                }
+                size_t const bytes = budget_of_passes(shape, passes);
+                BlockSparsePlan const plan = plan_attention(shape, AttentionTask::backward, bytes);
+                EXPECT_EQ(plan.arch, KernelArch::sm90) << to_string(plan);
+                EXPECT_EQ(plan.adds_to_dq, !deterministic && passes == 1 && k == 2) << to_string(plan);
                 GpuMoba gpu(truth.problem, c.options, 0, 450, bytes);
                 if (!deterministic) gpu.add_in_any_order();
                 gpu.choose(truth.chosen);
@@ -228,7 +219,7 @@ void agrees_on_many_items(GpuMobaCase const& c) {
     EXPECT_EQ(gpu.backward(forward.o, forward.lse), fused);
     gpu.add_in_any_order();
     auto const any_order = gpu.backward(forward.o, forward.lse);
-    gpu.use(MobaKernels::mma);
+    gpu.use(KernelArch::sm80);
     auto const parts = gpu.backward(forward.o, forward.lse);
     for (GpuMoba::Backward const& x : {fused, any_order})
         for (auto part : {&GpuMoba::Backward::dq, &GpuMoba::Backward::dk, &GpuMoba::Backward::dv})
@@ -265,12 +256,11 @@ TEST_F(GpuMobaFused, FullCoverageIsFullAttention) {
     }
 }
 
-/// Waves change the pieces that lists are cut into, hence the order in which dk and dv are summed, and, where those go
-/// from wave to wave as bf16, their rounding; of dq not a bit. Documents begin where waves do not, hence waves begin
-/// inside of runs.
-void waves_give_the_same(int32_t border, int32_t tokens, int64_t heads,
-                         std::vector<std::pair<int64_t, int64_t>> const& dims_and_blocks) {
-    std::set<bool> carried;  // of waves of queries
+/// Passes change the splits of KV tiles, hence the order in which dk and dv are summed; of dq not a bit. Documents
+/// begin where passes do not, hence passes begin inside of KV tiles.
+void passes_give_the_same(int32_t border, int32_t tokens, int64_t heads,
+                          std::vector<std::pair<int64_t, int64_t>> const& dims_and_blocks) {
+    bool carried = false;
     for (auto const& [dim, B] : dims_and_blocks) {
         GpuMobaCase const c{.cu_seqlens = {0, border, tokens},
                             .heads = heads,
@@ -280,38 +270,38 @@ void waves_give_the_same(int32_t border, int32_t tokens, int64_t heads,
         GpuMoba all(truth.problem, c.options);
         all.choose(truth.chosen);
         auto const gradients = all.backward(truth.result.o, truth.lse());
-        expect_close(gradients, truth.result, "one wave");
-        MobaPlan const whole = plan_moba(all.shape(), MobaTask::backward);
-        ASSERT_EQ(whole.waves(), 1) << to_string(whole);
-        size_t const head = whole.partial.bytes / static_cast<size_t>(whole.wave_kv_heads);
-        size_t const others = whole.scratch_bytes - whole.partial.bytes;
-        for (size_t const bytes : {others + head, others / 2 + head, others / 3 + head / 2, others / 4}) {
-            GpuMoba waves(truth.problem, c.options, 0, tokens, bytes);
-            waves.choose(truth.chosen);
-            MobaPlan const plan = plan_moba(waves.shape(), MobaTask::backward, bytes);
-            ASSERT_EQ(plan.kernels, MobaKernels::hopper) << to_string(plan);
-            ASSERT_GT(plan.waves(), 1) << to_string(plan);
-            auto const parts = waves.backward(truth.result.o, truth.lse());
+        expect_close(gradients, truth.result, "one pass");
+        auto const budgets = testing::shrinking_budgets(all.shape(), AttentionTask::backward);
+        ASSERT_GT(budgets.size(), 1u);
+        for (size_t const bytes : {budgets[1], budgets[budgets.size() / 2], budgets.back()}) {
+            GpuMoba passes(truth.problem, c.options, 0, tokens, bytes);
+            passes.choose(truth.chosen);
+            BlockSparsePlan const plan = plan_attention(passes.shape(), AttentionTask::backward, bytes);
+            ASSERT_EQ(plan.arch, KernelArch::sm90) << to_string(plan);
+            auto const parts = passes.backward(truth.result.o, truth.lse());
             EXPECT_EQ(parts.dq, gradients.dq) << to_string(plan);
             expect_close(parts, truth.result, to_string(plan));
-            EXPECT_EQ(waves.backward(truth.result.o, truth.lse()), parts) << to_string(plan);
-            if (plan.wave_chunks < plan.chunks) carried.insert(plan.carried.bytes > 0);
+            EXPECT_EQ(passes.backward(truth.result.o, truth.lse()), parts) << to_string(plan);
+            carried = carried || plan.carried.bytes > 0;
         }
     }
-    EXPECT_EQ(carried.size(), 2u);
+    EXPECT_TRUE(carried);
 }
 
-TEST_F(GpuMobaFused, WavesGiveTheSame) { waves_give_the_same(133, 900, 2, {{128, 384}, {64, 512}}); }
-TEST_F(GpuMobaFused, WavesGiveTheSameAtLength) {
-    waves_give_the_same(433, 1300, 8, {{64, 256}, {128, 256}, {128, 384}, {64, 512}});
+TEST_F(GpuMobaFused, PassesGiveTheSame) { passes_give_the_same(133, 900, 2, {{128, 384}, {64, 512}}); }
+TEST_F(GpuMobaFused, PassesGiveTheSameAtLength) {
+    passes_give_the_same(433, 1300, 8, {{64, 256}, {128, 256}, {128, 384}, {64, 512}});
 }
 
-/// The backward of ranges of queries one after the other, the sums of keys passed on.
+/// The backward of ranges of queries one after the other, which add to the same dk and dv; `least`: of scratch memory.
 GpuMoba::Backward backward_of_ranges(GpuMobaCase const& c, Truth const& truth, std::vector<int64_t> const& borders,
-                                     size_t bytes, bool deterministic) {
+                                     bool least, bool deterministic) {
     GpuMoba::Backward sum;
     std::vector<double> dq;
     for (size_t i = 0; i + 1 < borders.size(); ++i) {
+        BlockSparseShape shape = GpuMoba(truth.problem, c.options, borders[i], borders[i + 1]).shape();
+        shape.deterministic = deterministic;
+        size_t const bytes = least ? testing::least_budget(shape) : kAttentionScratchBytes;
         GpuMoba part(truth.problem, c.options, borders[i], borders[i + 1], bytes);
         if (!deterministic) part.add_in_any_order();
         part.choose(truth.chosen);
@@ -326,41 +316,39 @@ GpuMoba::Backward backward_of_ranges(GpuMobaCase const& c, Truth const& truth, s
     return sum;
 }
 
-/// Pieces of all waves of a head add to one sum of their keys, where rows visit too many runs to add to dq.
-TEST_F(GpuMobaFused, PiecesOfAllWavesShareSumsAtLength) {
+/// Rows see too many KV tiles to add to dq, and nearly all select the first block, which is split in every pass.
+TEST_F(GpuMobaFused, SplitsOfManyPassesAtLength) {
     for (auto const& [dim, B, k] : {std::tuple{64, 128, 33}, {128, 512, 9}, {128, 700, 7}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 133, 1500},
                             .heads = 16,
                             .kv_heads = 2,
                             .head_dim = dim,
                             .options = {.block_size = B, .top_k = k}};
-        // Some rows of every block choose it, and nearly all the first, whose list is cut into pieces in every wave.
         Truth const truth = truth_of(c, route(c, [](int64_t t, int64_t block, int64_t row, int64_t s) -> int64_t {
                                          if (s == 0) return row % 5 == 0 ? -1 : 0;
                                          return s == 1 ? t % block : -1;
                                      }));
-        MobaShape shape = GpuMoba(truth.problem, c.options).shape();
+        BlockSparseShape shape = GpuMoba(truth.problem, c.options).shape();
         shape.deterministic = false;
-        size_t const bytes = budget_of_waves(shape, 4);
-        MobaPlan const plan = plan_moba(shape, MobaTask::backward, bytes);
-        ASSERT_TRUE(plan.shares_sums) << to_string(plan);
-        ASSERT_GE(plan.wave_queries() * 8, 6 * plan.piece_rows) << to_string(plan);  // pieces of up to four times that
-        GpuMoba waves(truth.problem, c.options, 0, 1500, bytes);
-        waves.add_in_any_order();
-        waves.choose(truth.chosen);
-        expect_close(waves.backward(truth.result.o, truth.lse()), truth.result, to_string(plan));
-        // And where ranges of queries follow each other, whose sums are in dk and dv.
-        expect_close(backward_of_ranges(c, truth, {0, 700, 1500}, bytes / 2, false), truth.result, to_string(plan));
+        size_t const bytes = budget_of_passes(shape, 4);
+        BlockSparsePlan const plan = plan_attention(shape, AttentionTask::backward, bytes);
+        ASSERT_FALSE(plan.adds_to_dq) << to_string(plan);
+        ASSERT_GT(plan.carried.bytes, 0u) << to_string(plan);
+        GpuMoba passes(truth.problem, c.options, 0, 1500, bytes);
+        passes.add_in_any_order();
+        passes.choose(truth.chosen);
+        expect_close(passes.backward(truth.result.o, truth.lse()), truth.result, to_string(plan));
+        expect_close(backward_of_ranges(c, truth, {0, 700, 1500}, false, false), truth.result, to_string(plan));
     }
 }
 
 TEST_F(GpuMobaFused, RangesOfQueriesAddUp) {
     for (bool const deterministic : {true, false})
-        for (size_t const bytes : {kMobaScratchBytes, size_t{1}})
+        for (bool const least : {false, true})
             for (int64_t const top_k : {1, 3}) {
                 GpuMobaCase const c{.cu_seqlens = {0, 100, 900}, .options = {.block_size = 128, .top_k = top_k}};
                 Truth const truth = truth_of(c, random_route(c));
-                expect_close(backward_of_ranges(c, truth, {0, 77, 520, 900}, bytes, deterministic), truth.result,
+                expect_close(backward_of_ranges(c, truth, {0, 77, 520, 900}, least, deterministic), truth.result,
                              deterministic ? "ranges" : "ranges, any order");
             }
 }
@@ -371,8 +359,8 @@ double error_of_rows(std::vector<double> const& x, std::vector<double> const& tr
                           std::vector<double>(truth.begin() + first, truth.end()));
 }
 
-/// Rows that visit as many runs of keys as they can, each of which adds to their dq: their errors are no larger.
-TEST_F(GpuMobaFused, ManyVisitsAddToDqItself) {
+/// Rows that see as many KV tiles as they can, each of which adds to their dq: their errors are no larger.
+TEST_F(GpuMobaFused, ManyKvTilesAddToDq) {
     for (auto const& [dim, B, k] :
          {std::tuple{64, 128, 8}, {128, 128, 8}, {128, 128, 16}, {128, 512, 3}, {64, 1024, 3}, {128, 1024, 2}}) {
         auto const T = static_cast<int32_t>(B * k + 200);
@@ -387,13 +375,14 @@ TEST_F(GpuMobaFused, ManyVisitsAddToDqItself) {
         GpuMoba gpu(truth.problem, c.options);
         gpu.choose(truth.chosen);
         int64_t const full = (T - 200 - B) * c.heads * dim;  // rows that see k blocks
-        auto const places = gpu.backward(truth.result.o, truth.lse());
+        auto const partials = gpu.backward(truth.result.o, truth.lse());
         gpu.add_in_any_order();
-        MobaPlan const plan = plan_moba(gpu.shape(), MobaTask::backward);
+        BlockSparsePlan const plan = plan_attention(gpu.shape(), AttentionTask::backward);
         ASSERT_TRUE(plan.adds_to_dq && plan.partial.bytes == 0) << to_string(plan);
         auto const sums = gpu.backward(truth.result.o, truth.lse());
         expect_close(sums, truth.result, to_string(plan));
-        EXPECT_LT(error_of_rows(sums.dq, truth.result.dq, full), 1.1 * error_of_rows(places.dq, truth.result.dq, full))
+        EXPECT_LT(error_of_rows(sums.dq, truth.result.dq, full),
+                  1.1 * error_of_rows(partials.dq, truth.result.dq, full))
             << to_string(plan);
     }
 }
@@ -417,7 +406,7 @@ TEST_F(GpuMobaFused, SumsInDqHaveTheRangeOfTheGradients) {
         std::vector<float> const lse(truth.lse.begin(), truth.lse.end());
         GpuMoba gpu(p, c.options);
         gpu.choose(chosen);
-        auto const places = gpu.backward(truth.o, lse).dq;
+        auto const partials = gpu.backward(truth.o, lse).dq;
         gpu.add_in_any_order();
         auto const sums = gpu.backward(truth.o, lse).dq;
         for (int64_t size = 0; size < 3; ++size) {
@@ -427,9 +416,9 @@ TEST_F(GpuMobaFused, SumsInDqHaveTheRangeOfTheGradients) {
                     if (size_of(i) == size) some.push_back(std::ldexp(x[i], 20 * static_cast<int>(size) - exponent));
                 return some;
             };
-            double const with_places = relative_error(of_size(places), of_size(truth.dq));
-            EXPECT_LT(with_places, 2 * kTolerance);  // outliers leave little of small differences
-            EXPECT_LT(relative_error(of_size(sums), of_size(truth.dq)), 1.1 * with_places)
+            double const with_partials = relative_error(of_size(partials), of_size(truth.dq));
+            EXPECT_LT(with_partials, 2 * kTolerance);  // outliers leave little of small differences
+            EXPECT_LT(relative_error(of_size(sums), of_size(truth.dq)), 1.1 * with_partials)
                 << "2^" << exponent << ", size " << size;
         }
     }

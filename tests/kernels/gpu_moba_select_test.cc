@@ -13,7 +13,7 @@ using testing::GpuMoba;
 using testing::GpuMobaCase;
 using testing::make_gpu_problem;
 using GpuMobaSelection = testing::GpuMobaTest;
-using GpuMobaLists = testing::GpuMobaTest;
+using GpuRouting = testing::GpuMobaTest;
 
 /// Scores closer than this, relative to the sum of the products' magnitudes, may be ordered either way in fp32.
 constexpr double kNearTie = 1e-5;
@@ -26,10 +26,10 @@ TEST_F(GpuMobaSelection, BlocksRestartAtEveryDocument) {
         for (int64_t const B : {32, 64, 100}) {
             GpuMobaCase const c{.cu_seqlens = cu, .options = {.block_size = B, .top_k = 3}};
             GpuMoba gpu(make_gpu_problem(c), c.options);
-            moba::Stage const stage = gpu.stage(MobaTask::select);
-            moba::build_block_table(stage);
-            auto const blocks = gpu.read(stage.scratch.blocks, stage.plan.blocks);
-            auto const block_of = gpu.read(stage.scratch.block_of, cu.back());
+            moba_gate::Stage const stage = gpu.gate();
+            moba_gate::build_block_table(stage);
+            auto const blocks = gpu.read(stage.scratch.table.blocks, stage.plan.blocks);
+            auto const block_of = gpu.read(stage.scratch.table.block_of, cu.back());
             size_t next = 0;
             for (size_t d = 0; d + 1 < cu.size(); ++d) {
                 size_t const first = next;
@@ -51,11 +51,11 @@ TEST_F(GpuMobaSelection, CentroidsAreRoundedMeansOfCompleteBlocks) {
         GpuMobaCase const c{.cu_seqlens = kPacks[1], .head_dim = dim, .options = {.block_size = 48, .top_k = 2}};
         auto const p = make_gpu_problem(c);
         GpuMoba gpu(p, c.options);
-        moba::Stage const stage = gpu.stage(MobaTask::select);
-        moba::build_block_table(stage);
-        moba::pool_keys(stage);
+        moba_gate::Stage const stage = gpu.gate();
+        moba_gate::build_block_table(stage);
+        moba_gate::pool_centroids(stage);
         int64_t const width = c.kv_heads * dim;
-        auto const blocks = gpu.read(stage.scratch.blocks, stage.plan.blocks);
+        auto const blocks = gpu.read(stage.scratch.table.blocks, stage.plan.blocks);
         auto const means = gpu.read(stage.scratch.centroids, stage.plan.blocks * width);
         for (int64_t b = 0; b < stage.plan.blocks; ++b)
             for (int64_t i = 0; i < width; ++i) {
@@ -86,17 +86,16 @@ int64_t wrong_rows(ReferenceProblem const& p, MobaOptions const& options, std::v
 }
 
 /// The kernels of any GPU, and the best of this one.
-std::vector<MobaKernels> kernels_here() {
-    if (moba_cuda_kernels() == MobaKernels::mma) return {MobaKernels::mma};
-    return {MobaKernels::mma, moba_cuda_kernels()};
+std::vector<KernelArch> archs_here() {
+    if (kernel_arch() == KernelArch::sm80) return {KernelArch::sm80};
+    return {KernelArch::sm80, kernel_arch()};
 }
 
 /// wrong_rows of every kernel that there is, added up.
 int64_t wrong_choices(GpuMobaCase const& c) {
     auto const p = make_gpu_problem(c);
     int64_t wrong = 0;
-    for (MobaKernels const kernels : kernels_here())
-        wrong += wrong_rows(p, c.options, GpuMoba(p, c.options, kernels).select());
+    for (KernelArch const arch : archs_here()) wrong += wrong_rows(p, c.options, GpuMoba(p, c.options, arch).select());
     return wrong;
 }
 
@@ -156,8 +155,8 @@ TEST_F(GpuMobaSelection, ARangeOfQueries) {
     GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3}};
     auto const p = make_gpu_problem(c);
     for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
-        for (MobaKernels const kernels : kernels_here()) {
-            GpuMoba gpu(p, c.options, begin, end, kMobaScratchBytes, kernels);
+        for (KernelArch const arch : archs_here()) {
+            GpuMoba gpu(p, c.options, begin, end, kAttentionScratchBytes, arch);
             EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), begin), 0);
         }
 }
@@ -223,8 +222,8 @@ TEST_F(GpuMobaSelection, TheLaterOfEqualScoresWins) {
         auto p = make_gpu_problem(c);
         int64_t const width = c.kv_heads * c.head_dim, S = top_k - 1;
         for (size_t i = 0; i < p.k.size(); ++i) p.k[i] = p.k[i % static_cast<size_t>(width)];  // identical keys
-        for (MobaKernels const kernels : kernels_here()) {
-            auto const chosen = GpuMoba(p, c.options, kernels).select();
+        for (KernelArch const arch : archs_here()) {
+            auto const chosen = GpuMoba(p, c.options, arch).select();
             for (int64_t t = 0; t < 1000; ++t)
                 for (int64_t h = 0; h < c.heads; ++h)
                     for (int64_t s = 0; s < S; ++s) {
@@ -259,8 +258,8 @@ TEST_F(GpuMobaSelection, OfFewScoresThatDifferTheLaterBlocksWin) {
         for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16}) {
             GpuMobaCase const c = many_blocks(900, dim, top_k);
             auto const p = of_whole_numbers(c);
-            for (MobaKernels const kernels : kernels_here())
-                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, kernels).select()), 0) << dim << " " << top_k;
+            for (KernelArch const arch : archs_here())
+                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, arch).select()), 0) << dim << " " << top_k;
         }
 }
 
@@ -322,8 +321,8 @@ TEST_F(GpuMobaSelection, NaNAndInfinitiesAmongManyBlocks) {
                 double const kind = std::abs(kinds[first]);  // one for all keys of a block
                 p.k[t * dim] = kind < 0.7 ? nan : kind < 1.6 ? -infinity : kind < 2.3 ? p.k[first * dim] : infinity;
             }
-            for (MobaKernels const kernels : kernels_here())
-                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, kernels).select()), 0) << dim << " " << top_k;
+            for (KernelArch const arch : archs_here())
+                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, arch).select()), 0) << dim << " " << top_k;
         }
 }
 
@@ -366,19 +365,19 @@ std::vector<int32_t> random_choice(GpuMobaCase const& c, uint64_t seed) {
 }
 
 /// Builds the lists of a choice and compares every one with what the choice says.
-void expect_lists_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen) {
+void expect_routing_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen) {
     GpuMoba gpu(make_gpu_problem(c), c.options);
     gpu.choose(chosen);
-    moba::Stage const stage = gpu.stage(MobaTask::forward);
-    moba::build_block_table(stage);
-    moba::build_lists(stage);
-    int64_t const blocks = stage.plan.blocks, places = gpu.shape().places(), chunks = stage.plan.chunks;
+    block_sparse::Stage const stage = gpu.stage(AttentionTask::forward);
+    block_sparse::build_block_table(stage);
+    block_sparse::build_routing(stage);
+    int64_t const blocks = stage.plan.blocks, places = gpu.shape().slots_per_kv_head(), chunks = stage.plan.chunks;
     int64_t const T = c.cu_seqlens.back(), G = c.kv_heads, R = c.heads / G, S = c.options.top_k - 1;
-    auto const table = gpu.read(stage.scratch.blocks, blocks);
-    auto const block_of = gpu.read(stage.scratch.block_of, T);
-    auto const begin = gpu.read(stage.scratch.list_begin, G * (blocks + 1));
-    auto const list = gpu.read(stage.scratch.list, G * places);
-    auto const ends = gpu.read(stage.scratch.places, G * blocks * chunks);
+    auto const table = gpu.read(stage.scratch.table.blocks, blocks);
+    auto const block_of = gpu.read(stage.scratch.table.block_of, T);
+    auto const begin = gpu.read(stage.scratch.offsets, G * (blocks + 1));
+    auto const indices = gpu.read(stage.scratch.indices, G * places);
+    auto const ends = gpu.read(stage.scratch.chunk_ends, G * blocks * chunks);
     for (int64_t g = 0; g < G; ++g) {
         std::vector<std::vector<uint32_t>> expected(static_cast<size_t>(blocks));
         std::vector<int32_t> expected_ends(static_cast<size_t>(blocks * chunks));
@@ -394,7 +393,7 @@ void expect_lists_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen) {
         for (int64_t b = 0; b < blocks; ++b) {
             int32_t const from = begin[g * (blocks + 1) + b], to = begin[g * (blocks + 1) + b + 1];
             ASSERT_EQ(to - from, std::ssize(expected[b])) << "block " << b;
-            auto const first = list.begin() + g * places;
+            auto const first = indices.begin() + g * places;
             ASSERT_EQ(std::vector<uint32_t>(first + from, first + to), expected[b]) << "block " << b;
         }
         auto const first = ends.begin() + g * blocks * chunks;
@@ -402,17 +401,17 @@ void expect_lists_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen) {
     }
 }
 
-TEST_F(GpuMobaLists, HoldTheRowsThatChoseABlockInOrder) {
+TEST_F(GpuRouting, HoldTheRowsThatChoseABlockInOrder) {
     for (auto const& cu : kPacks)
         for (int const kind : {0, 1, 2, 3, 4}) {
             SCOPED_TRACE(kind);
-            expect_lists_of({.cu_seqlens = cu, .heads = 6, .options = {.block_size = 32, .top_k = 4}},
-                            adversarial(cu, 32, 6, 3, kind));
+            expect_routing_of({.cu_seqlens = cu, .heads = 6, .options = {.block_size = 32, .top_k = 4}},
+                              adversarial(cu, 32, 6, 3, kind));
         }
 }
 
 /// More blocks than a thread block counts, more rows than it sorts at a time, more slots than a lane holds.
-TEST_F(GpuMobaLists, OfManyBlocksPlacesAndHeads) {
+TEST_F(GpuRouting, OfManyBlocksPlacesAndHeads) {
     for (auto const& [heads, kv_heads, B, top_k] :
          {std::tuple{4, 2, 1, 3}, {4, 1, 1, 8}, {1, 1, 2, 10}, {24, 2, 8, 5}, {17, 1, 64, 7}, {3, 3, 16, 64}}) {
         GpuMobaCase const c{.cu_seqlens = {0, 3, 3, 2700, 3001},
@@ -421,7 +420,7 @@ TEST_F(GpuMobaLists, OfManyBlocksPlacesAndHeads) {
                             .head_dim = 32,
                             .options = {.block_size = B, .top_k = top_k}};
         SCOPED_TRACE(top_k);
-        expect_lists_of(c, random_choice(c, static_cast<uint64_t>(heads)));
+        expect_routing_of(c, random_choice(c, static_cast<uint64_t>(heads)));
     }
 }
 

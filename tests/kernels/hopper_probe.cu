@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(256) probe_kernel(HopperProbe const p, __grid_
     }
     for (int i = thread; i < kRows * D / 8; i += 256) {
         int const row = i / (D / 8), piece = i % (D / 8), from = p.gather[row];
-        copy_piece(shared_address(a) + piece_offset<kRows>(row, piece), p.a + max(from, 0) * D + piece * 8, from >= 0);
+        copy_vector(shared_address(a) + swizzled_offset<kRows>(row, piece), p.a + max(from, 0) * D + piece * 8,
+                    from >= 0);
     }
     finish_copies();
     fence_shared_for_async();

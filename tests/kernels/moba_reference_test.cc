@@ -1,6 +1,6 @@
 // The reference must itself be right: its gradients against finite differences, its routing against choices made by
 // hand.
-#include "kernels/moba/moba_reference.h"
+#include "kernels/moba_gate/reference.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

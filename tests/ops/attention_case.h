@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/moba/moba_reference.h"
+#include "kernels/moba_gate/reference.h"
 #include "ops/ops.h"
 #include "support/random.h"
 

@@ -1,6 +1,6 @@
 // MoBA and full attention through the operations of the GPU, whichever kernels those choose, against the fp64
 // reference.
-#include "kernels/moba/moba_reference.h"
+#include "kernels/block_sparse_attention/reference.h"
 #include "ops/gpu_case.h"
 
 namespace perigee::testing {

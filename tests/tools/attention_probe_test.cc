@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "io/tensor_file.h"
-#include "kernels/moba/moba_reference.h"
+#include "kernels/moba_gate/reference.h"
 #include "support/random.h"
 #include "support/temporary_folder.h"
 

@@ -27,8 +27,8 @@ expect src/data/a.cc '#include "data/b.h"' ok
 expect src/base/a.h '#include "io/file_system.h"' bad         # up
 expect src/data/a.cc '#include "optim/optimizer.h"' bad       # sideways
 expect src/data/a.h '  #  include "train/options.h"' bad      # spaces
-expect kernels/moba/a.cu '#include "ops/ops.h"' bad           # from the kernels
-expect kernels/moba/a.cu '#include <cuda_runtime.h>' ok
+expect kernels/moba_gate/a.cu '#include "ops/ops.h"' bad           # from the kernels
+expect kernels/moba_gate/a.cu '#include <cuda_runtime.h>' ok
 expect src/data/a.cc '#include "b.h"' bad                     # not from a layer's root
 expect src/io/a.cc '#include <hdf5.h>' ok
 expect src/data/a.cc '#include <hdf5.h>' bad

@@ -7,7 +7,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "kernels/moba/cuda/stages.h"
+#include "kernels/block_sparse_attention/stages.h"
+#include "kernels/moba_gate/gate.h"
 #include "ops/ops.h"
 #include "tools/bench/gpu_timer.h"
 #include "tools/bench/moba_work.h"
@@ -22,7 +23,7 @@ struct Settings {
     std::vector<std::string> routings = {"uniform", "recency", "sink"};
     std::vector<std::string> parts = {"choice", "lists", "forward", "backward", "whole"};
     double seconds = 0.2, rest = 0.2;
-    size_t scratch_mib = kMobaScratchBytes >> 20;
+    size_t scratch_mib = kAttentionScratchBytes >> 20;
     bool dense = false, mma = false, table = false, deterministic = false;
     std::string json;
 };
@@ -43,8 +44,9 @@ class Bench {
                  .heads = s.heads,
                  .kv_heads = s.kv_heads,
                  .head_dim = s.head_dim,
-                 .options = s.moba,
-                 .gpu = s.mma ? MobaKernels::mma : moba_cuda_kernels(),
+                 .block_size = s.moba.block_size,
+                 .top_k = s.moba.top_k,
+                 .arch = s.mma ? KernelArch::sm80 : kernel_arch(),
                  .deterministic = s.deterministic},
           borders_(equal_documents(tokens, s.documents)),
           costs_(shape_, borders_) {
@@ -56,15 +58,13 @@ class Bench {
         if (numbers > 0) lists_ = make(DType::i32, {numbers});
         TensorView const borders = make(DType::i32, {s.documents + 1});
         ops_->upload(borders, borders_.data());
-        problem_ = {.shape = shape_,
-                    .cu_seqlens = borders.as<int32_t>(),
+        problem_ = {.cu_seqlens = borders.as<int32_t>(),
                     .scale = 1 / std::sqrt(static_cast<double>(s.head_dim)),
                     .q = q_.as<bf16>(),
                     .k = k_.as<bf16>(),
                     .v = v_.as<bf16>(),
                     .chosen = chosen_.as<int32_t>(),
-                    .lists = lists_.data,
-                    .scratch_limit = s.scratch_mib << 20,
+                    .routing = lists_.data,
                     .stream = stream_};
         gradients_ = {.d_o = d_o_.as<bf16>(),
                       .o = o_.as<bf16>(),
@@ -160,13 +160,16 @@ class Bench {
                 .scale = problem_.scale,
                 .attended = attended(sparse)};
     }
-    moba::Stage stage(MobaTask task) {
-        MobaPlan const plan = plan_moba(shape_, task, problem_.scratch_limit);
+    block_sparse::Stage stage(AttentionTask task) {
+        BlockSparsePlan const plan = plan_attention(shape_, task, s_.scratch_mib << 20);
         fmt::print("  {}\n", to_string(plan));
+        problem_.scratch = new_scratch(plan.bytes_beside(!lists_.empty()));
+        return block_sparse::make_stage(plan, problem_);
+    }
+    void* new_scratch(size_t bytes) {
         scratch_ = {};
-        scratch_ = Buffer(*device_, plan.bytes_beside(!lists_.empty()) + 256);
-        problem_.scratch = scratch_.data();
-        return moba::make_stage(problem_, task);
+        scratch_ = Buffer(*device_, bytes + 256);
+        return scratch_.data();
     }
     void time(std::string const& name, std::string const& routing, Cost const& cost,
               std::function<void()> const& work) {
@@ -184,75 +187,85 @@ class Bench {
                             {"terabytes_per_second", tbytes},
                             {"floor_ms", cost.floor_ms()}});
     }
-    static void each_wave(moba::Stage const& stage, std::function<void(moba::Wave const&)> const& work) {
-        for (int64_t i = 0; i < stage.plan.waves(); ++i) work(moba::wave_of(stage.plan, i));
+    static void each_pass(block_sparse::Stage const& stage,
+                          std::function<void(block_sparse::Pass const&)> const& work) {
+        for (int64_t i = 0; i < stage.plan.passes(); ++i) work(block_sparse::pass_of(stage.plan, i));
     }
 
     void select() {
         if (!routed()) return;
-        moba::Stage const st = stage(MobaTask::select);
-        time("block table", "", {}, [&] { moba::build_block_table(st); });
-        time("pool", "", costs_.pool(), [&] { moba::pool_keys(st); });
-        time("gate", "", costs_.gate(), [&] { moba::choose_blocks(st, chosen_.as<int32_t>()); });
-        time("choice", "", costs_.select(), [&] { moba_cuda_select(problem_, chosen_.as<int32_t>()); });
+        MobaGatePlan const plan = plan_moba_gate(shape_, s_.moba);
+        moba_gate::Stage const st = moba_gate::make_stage(plan, {.cu_seqlens = problem_.cu_seqlens,
+                                                                 .q = problem_.q,
+                                                                 .k = problem_.k,
+                                                                 .scratch = new_scratch(plan.scratch_bytes),
+                                                                 .stream = stream_});
+        time("block table", "", {}, [&] { moba_gate::build_block_table(st); });
+        time("pool", "", costs_.pool(), [&] { moba_gate::pool_centroids(st); });
+        time("gate", "", costs_.gate(), [&] { moba_gate::select_blocks(st, chosen_.as<int32_t>()); });
+        time("choice", "", costs_.select(), [&] { moba_gate_select(plan, st.problem, chosen_.as<int32_t>()); });
     }
     void forward(std::string const& routing) {
-        moba::Stage const st = stage(MobaTask::forward);
-        moba::build_block_table(st);
-        if (routed()) moba::build_lists(st);
+        block_sparse::Stage const st = stage(AttentionTask::forward);
+        block_sparse::build_block_table(st);
+        if (routed()) block_sparse::build_routing(st);
         if (routed() && wants("lists")) {
-            time("lists", routing, costs_.lists(), [&] { moba::build_lists(st); });
-            time("tiles", routing, {}, [&] { each_wave(st, [&](moba::Wave const& w) { moba::plan_tiles(st, w); }); });
+            time("lists", routing, costs_.lists(), [&] { block_sparse::build_routing(st); });
+            time("tiles", routing, {},
+                 [&] { each_pass(st, [&](block_sparse::Pass const& w) { block_sparse::count_tiles(st, w); }); });
         }
         if (!wants("forward")) return;
         if (routed())
             time("chosen blocks", routing, costs_.chosen(), [&] {
-                each_wave(st, [&](moba::Wave const& wave) {
-                    moba::plan_tiles(st, wave);
-                    moba::attend_chosen(st, wave);
+                each_pass(st, [&](block_sparse::Pass const& pass) {
+                    block_sparse::count_tiles(st, pass);
+                    block_sparse::attend_selected(st, pass);
                 });
             });
         time("own block, merge", routing, costs_.own(), [&] {
-            each_wave(st, [&](moba::Wave const& wave) { moba::attend_own(st, wave, o_.as<bf16>(), lse_.as<float>()); });
+            each_pass(st, [&](block_sparse::Pass const& pass) {
+                block_sparse::attend_local(st, pass, o_.as<bf16>(), lse_.as<float>());
+            });
         });
         time("forward", routing, costs_.forward(),
-             [&] { moba_cuda_forward(problem_, o_.as<bf16>(), lse_.as<float>()); });
+             [&] { block_sparse_forward(st.plan, problem_, o_.as<bf16>(), lse_.as<float>()); });
     }
     void backward(std::string const& routing) {
-        moba::Stage const st = stage(MobaTask::backward);
+        block_sparse::Stage const st = stage(AttentionTask::backward);
         if (lists_.empty()) {  // else they are the forward's
-            moba::build_block_table(st);
-            if (routed()) moba::build_lists(st);
+            block_sparse::build_block_table(st);
+            if (routed()) block_sparse::build_routing(st);
         }
-        time("row products", routing, {}, [&] { moba::row_products(st, gradients_); });
-        if (st.plan.kernels == MobaKernels::hopper)
+        time("row products", routing, {}, [&] { block_sparse::preprocess_backward(st, gradients_); });
+        if (st.plan.arch == KernelArch::sm90)
             fused_backward(st, routing);
         else
             backward_by_parts(st, routing);
-        time("backward", routing, costs_.backward(), [&] { moba_cuda_backward(problem_, gradients_); });
+        time("backward", routing, costs_.backward(), [&] { block_sparse_backward(st.plan, problem_, gradients_); });
     }
-    void fused_backward(moba::Stage const& st, std::string const& routing) {
-        moba::Wave const first = moba::wave_of(st.plan, 0);
-        time("items, first wave", routing, {}, [&] { moba::plan_items(st, first); });
+    void fused_backward(block_sparse::Stage const& st, std::string const& routing) {
+        block_sparse::Pass const first = block_sparse::pass_of(st.plan, 0);
+        time("items, first pass", routing, {}, [&] { block_sparse::schedule_work_items(st, first); });
         time("items and products", routing, {}, [&] {
-            each_wave(st, [&](moba::Wave const& wave) {
-                moba::plan_items(st, wave);
-                moba::fused_gradients(st, wave, gradients_);
+            each_pass(st, [&](block_sparse::Pass const& pass) {
+                block_sparse::schedule_work_items(st, pass);
+                block_sparse::attend_backward_sm90(st, pass, gradients_);
             });
         });
-        time("sums, first wave", routing, {}, [&] { moba::sum_gradients(st, first, gradients_); });
+        time("sums, first pass", routing, {}, [&] { block_sparse::reduce_gradients_sm90(st, first, gradients_); });
     }
-    void backward_by_parts(moba::Stage const& st, std::string const& routing) {
-        time("dk, dv", routing, {}, [&] { moba::key_gradients(st, gradients_); });
+    void backward_by_parts(block_sparse::Stage const& st, std::string const& routing) {
+        time("dk, dv", routing, {}, [&] { block_sparse::dkv_sm80(st, gradients_); });
         if (routed())
             time("dq of chosen blocks", routing, {}, [&] {
-                each_wave(st, [&](moba::Wave const& wave) {
-                    moba::plan_tiles(st, wave);
-                    moba::query_gradients_chosen(st, wave, gradients_);
+                each_pass(st, [&](block_sparse::Pass const& pass) {
+                    block_sparse::count_tiles(st, pass);
+                    block_sparse::dq_selected_sm80(st, pass, gradients_);
                 });
             });
-        time("dq of own block, sum", routing, {},
-             [&] { each_wave(st, [&](moba::Wave const& wave) { moba::query_gradients_own(st, wave, gradients_); }); });
+        time("dq of own block, sum", routing, {}, [&] {
+            each_pass(st, [&](block_sparse::Pass const& pass) { block_sparse::dq_local_sm80(st, pass, gradients_); });
+        });
     }
 
     Settings const& s_;
@@ -261,14 +274,14 @@ class Bench {
     cudaStream_t stream_;
     GpuTimer timer_;
     Shape rows_, keys_;
-    MobaShape shape_;
+    BlockSparseShape shape_;
     std::vector<int32_t> borders_;
     MobaCosts costs_;
     std::vector<Buffer> buffers_;
     Buffer scratch_;
     TensorView q_, k_, v_, d_o_, o_, dq_, dk_, dv_, lse_, chosen_, lists_;
-    MobaProblem problem_;
-    MobaGradients gradients_;
+    BlockSparseProblem problem_;
+    BlockSparseGradients gradients_;
     nlohmann::json results_ = nlohmann::json::array();
 };
 

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "base/philox.h"
-#include "kernels/moba/moba_plan.h"
+#include "kernels/block_sparse_attention/plan.h"
 
 namespace perigee {
 
 /// Choices [T, H, S]. uniform: any past block; recency: the block d back with probability ~ 1/d; sink: also block 0,
 /// always.
-inline std::vector<int32_t> make_routing(MobaShape const& s, std::vector<int32_t> const& borders,
+inline std::vector<int32_t> make_routing(BlockSparseShape const& s, std::vector<int32_t> const& borders,
                                          std::string const& kind) {
     int64_t const S = s.slots(), T = borders.back();
     std::vector<int32_t> chosen(static_cast<size_t>(T * s.heads * S), -1);
@@ -22,7 +22,7 @@ inline std::vector<int32_t> make_routing(MobaShape const& s, std::vector<int32_t
     for (size_t d = 0; d + 1 < borders.size(); ++d)
 #pragma omp parallel for
         for (int64_t row = borders[d] * s.heads; row < borders[d + 1] * s.heads; ++row) {
-            int64_t const current = (row / s.heads - borders[d]) / s.options.block_size, count = std::min(S, current);
+            int64_t const current = (row / s.heads - borders[d]) / s.block_size, count = std::min(S, current);
             int32_t* const choice = chosen.data() + row * S;
             int64_t taken = 0;
             if (kind == "sink" && count > 0) choice[taken++] = 0;
@@ -55,12 +55,12 @@ inline char const* const kFloorFormula =
 /// Of the parts of one problem.
 class MobaCosts {
   public:
-    MobaCosts(MobaShape const& s, std::vector<int32_t> const& borders) : s_(s) {
-        double const B = static_cast<double>(s.options.block_size), H = static_cast<double>(s.heads) * 1e-12;
+    MobaCosts(BlockSparseShape const& s, std::vector<int32_t> const& borders) : s_(s) {
+        double const B = static_cast<double>(s.block_size), H = static_cast<double>(s.heads) * 1e-12;
         for (size_t d = 0; d + 1 < borders.size(); ++d)
             for (int64_t t = 0; t < borders[d + 1] - borders[d]; ++t) {
-                int64_t const current = t / s.options.block_size;
-                own_pairs_ += H * static_cast<double>(t % s.options.block_size + 1);
+                int64_t const current = t / s.block_size;
+                own_pairs_ += H * static_cast<double>(t % s.block_size + 1);
                 all_pairs_ += H * static_cast<double>(t + 1);
                 visits_ += H * static_cast<double>(std::min(s.slots(), current));
                 candidates_ += H * static_cast<double>(current);
@@ -94,7 +94,7 @@ class MobaCosts {
     double keys() const { return 2e-12 * static_cast<double>(s_.tokens * s_.kv_heads * s_.head_dim); }
     double choice() const { return 4e-12 * static_cast<double>(s_.queries * s_.heads * s_.slots()); }
 
-    MobaShape s_;
+    BlockSparseShape s_;
     double own_pairs_ = 0, chosen_pairs_ = 0, all_pairs_ = 0, visits_ = 0, candidates_ = 0;  // 1e12
 };
 

@@ -1,6 +1,8 @@
-// MoBA's operations on the GPU, and full attention by the same kernels where cuDNN does not serve.
+// Selection of blocks and block-sparse attention on the GPU. Full attention runs by the same kernels where cuDNN does
+// not serve.
 #include "kernels/block_selection/select_by_position.h"
-#include "kernels/moba/cuda/moba_cuda.h"
+#include "kernels/block_sparse_attention/block_sparse_attention.h"
+#include "kernels/moba_gate/gate.h"
 #include "ops/checks.h"
 #include "ops/cuda/cuda_ops.h"
 #include "ops/gpu_attention.h"
@@ -9,39 +11,35 @@ namespace perigee {
 namespace {
 
 template <class Args>
-MobaProblem problem_of(Args const& args, int32_t const* borders, cudaStream_t stream) {
-    return {.shape = moba_shape(args, moba_cuda_kernels()),
-            .query_begin = args.query_begin,
-            .cu_seqlens = borders,
-            .q = args.q_THK.template as<bf16>(),
-            .k = args.k_TGK.template as<bf16>(),
-            .stream = stream};
-}
-
-template <class Args>
-MobaProblem attention_of(Args const& args, int32_t const* borders, cudaStream_t stream) {
-    MobaProblem problem = problem_of(args, borders, stream);
-    problem.scale = args.scale;
-    problem.v = args.v_TGK.template as<bf16>();
+BlockSparseProblem problem_of(Args const& args, int32_t const* cu_seqlens, cudaStream_t stream) {
+    BlockSparseProblem problem{.query_begin = args.query_begin,
+                               .cu_seqlens = cu_seqlens,
+                               .scale = args.scale,
+                               .q = args.q_THK.template as<bf16>(),
+                               .k = args.k_TGK.template as<bf16>(),
+                               .v = args.v_TGK.template as<bf16>(),
+                               .stream = stream};
     if (auto const* const sparse = std::get_if<BlockSparse>(&args.attended); sparse && sparse->budget.slots() > 0)
         problem.chosen = sparse->chosen_THS.template as<int32_t>();
     return problem;
 }
 
-/// The backward reads them, but for one of no queries, which had no forward to write them.
-void give_routing(MobaProblem& problem, TensorView routing_L) {
-    PERIGEE_CHECK(static_cast<size_t>(routing_L.bytes()) >= moba_lists_bytes(problem.shape), "{} of routing for {}",
-                  routing_L.shape.str(), to_string(problem.shape));
-    problem.lists = routing_L.as<int32_t>();
+/// The backward only reads it.
+void* checked_routing(BlockSparsePlan const& plan, TensorView routing_L) {
+    PERIGEE_CHECK(static_cast<size_t>(routing_L.bytes()) >= plan.routing.bytes, "{} for the routing of {}",
+                  routing_L.shape.str(), to_string(plan.shape));
+    return routing_L.as<int32_t>();
 }
 
 }  // namespace
 
-void CudaOps::give_scratch(MobaProblem& problem, MobaTask task) {
-    problem.shape.deterministic = options_.deterministic;
-    problem.scratch_limit = options_.moba_scratch;
-    MobaPlan const plan = plan_moba(problem.shape, task, problem.scratch_limit);
-    problem.scratch = scratch(plan.bytes_beside(problem.lists != nullptr));
+BlockSparsePlan const& CudaOps::plan(BlockSparseShape shape, AttentionTask task) {
+    shape.deterministic = options_.deterministic;
+    for (BlockSparsePlan const& plan : plans_)
+        if (plan.task == task && plan.shape == shape) return plan;
+    if (plans_.size() == kPlans) plans_.pop_back();
+    plans_.push_front(plan_attention(shape, task, options_.moba_scratch));
+    return plans_.front();
 }
 
 int64_t CudaOps::routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
@@ -61,29 +59,39 @@ void CudaOps::compute(SelectBlocks const& args) {
                                      .first_head = args.first_head},
                                     args.selection, stream()))
         return;
-    MobaProblem problem = problem_of(args, borders(args.cu_seqlens), stream());
-    give_scratch(problem, MobaTask::select);
-    moba_cuda_select(problem, args.chosen_THS.as<int32_t>());
+    MobaGatePlan const plan =
+        plan_moba_gate(block_sparse_shape(args, kernel_arch()), std::get<MobaOptions>(args.selection));
+    moba_gate_select(plan,
+                     {.query_begin = args.query_begin,
+                      .cu_seqlens = borders(args.cu_seqlens),
+                      .q = args.q_THK.as<bf16>(),
+                      .k = args.k_TGK.as<bf16>(),
+                      .scratch = scratch(plan.scratch_bytes),
+                      .stream = stream()},
+                     args.chosen_THS.as<int32_t>());
 }
 
 void CudaOps::block_attention_forward(AttentionForward const& args) {
-    MobaProblem problem = attention_of(args, borders(args.cu_seqlens), stream());
-    if (TensorView const routing = routing_of(args); !routing.empty()) give_routing(problem, routing);
-    give_scratch(problem, MobaTask::forward);
-    moba_cuda_forward(problem, args.o_THK.as<bf16>(), args.lse_TH.as<float>());
+    BlockSparsePlan const& plan = this->plan(block_sparse_shape(args, kernel_arch()), AttentionTask::forward);
+    BlockSparseProblem problem = problem_of(args, borders(args.cu_seqlens), stream());
+    if (TensorView const routing = routing_of(args); !routing.empty()) problem.routing = checked_routing(plan, routing);
+    problem.scratch = scratch(plan.bytes_beside(problem.routing != nullptr));
+    block_sparse_forward(plan, problem, args.o_THK.as<bf16>(), args.lse_TH.as<float>());
 }
 
 void CudaOps::block_attention_backward(AttentionBackward const& args) {
-    MobaProblem problem = attention_of(args, borders(args.cu_seqlens), stream());
-    if (forward_left_routing(args)) give_routing(problem, routing_of(args));
-    give_scratch(problem, MobaTask::backward);
-    moba_cuda_backward(problem, {.d_o = args.do_THK.as<bf16>(),
-                                 .o = args.o_THK.as<bf16>(),
-                                 .lse = args.lse_TH.as<float>(),
-                                 .dq = args.dq_THK.as<bf16>(),
-                                 .dk = args.dk_TGK.as<bf16>(),
-                                 .dv = args.dv_TGK.as<bf16>(),
-                                 .add_to_dkv = args.add_to_dkv});
+    BlockSparsePlan const& plan = this->plan(block_sparse_shape(args, kernel_arch()), AttentionTask::backward);
+    BlockSparseProblem problem = problem_of(args, borders(args.cu_seqlens), stream());
+    if (forward_left_routing(args)) problem.routing = checked_routing(plan, routing_of(args));
+    problem.scratch = scratch(plan.bytes_beside(problem.routing != nullptr));
+    block_sparse_backward(plan, problem,
+                          {.d_o = args.do_THK.as<bf16>(),
+                           .o = args.o_THK.as<bf16>(),
+                           .lse = args.lse_TH.as<float>(),
+                           .dq = args.dq_THK.as<bf16>(),
+                           .dk = args.dk_TGK.as<bf16>(),
+                           .dv = args.dv_TGK.as<bf16>(),
+                           .add_to_dkv = args.add_to_dkv});
 }
 
 }  // namespace perigee

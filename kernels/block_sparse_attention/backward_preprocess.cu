@@ -1,0 +1,139 @@
+// What a backward begins with: of every row the numbers that are gathered with it, rowsum(do * o) among them. Where
+// visits add to dq, it is cleared here, and each row's factor needs the max_abs numbers of do, k and v: the bits of
+// bf16 without a sign are in the order of the numbers, infinity and then NaN above all.
+#include <bit>
+
+#include "kernels/block_sparse_attention/backward_sm90.cuh"
+#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/block_sparse_attention/mma_tile.cuh"
+
+namespace perigee::block_sparse {
+namespace {
+
+constexpr int kProductThreads = 256, kRowsAtOnce = 4;
+
+__device__ __forceinline__ float dot(uint32_t x, uint32_t y) { return low(x) * low(y) + high(x) * high(y); }
+
+/// Of two columns each: the larger of `max_abs` and what eight numbers hold.
+__device__ __forceinline__ uint32_t larger(uint32_t max_abs, uint4 const& eight) {
+    constexpr uint32_t kNoSigns = 0x7fff7fff;
+    uint32_t const first = __vmaxu2(eight.x & kNoSigns, eight.y & kNoSigns);
+    uint32_t const second = __vmaxu2(eight.z & kNoSigns, eight.w & kNoSigns);
+    return __vmaxu2(max_abs, __vmaxu2(first, second));
+}
+
+/// Makes *to the larger of itself and what the block's threads found. All of them call, once in a kernel.
+__device__ __forceinline__ void note_max_abs(uint32_t* to, uint32_t found) {
+    __shared__ uint32_t of_warps[32];
+    found = __reduce_max_sync(kAllLanes, max(found & 0xffff, found >> 16));
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = found;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    found = threadIdx.x < blockDim.x / 32 ? of_warps[threadIdx.x] : 0;
+    found = __reduce_max_sync(kAllLanes, found);
+    if (threadIdx.x == 0 && found > *to) atomicMax(to, found);  // few do: a block that reads an old number asks in vain
+}
+
+/// Lanes that share a row, each with 16 bytes of it at a time: as many as read all of it at once, if that is a power of
+/// two.
+template <int D>
+constexpr int kLanesOfRow = std::has_single_bit(unsigned{D / 8}) ? D / 8 : 4;
+
+/// What kLanesOfRow neighbours found; all of them learn it.
+template <int kLanes, class T, class F>
+__device__ __forceinline__ T of_row(T x, F combine) {
+#pragma unroll
+    for (int other = 1; other < kLanes; other *= 2) x = combine(x, __shfl_xor_sync(kAllLanes, x, other));
+    return x;
+}
+
+/// All loads of do and o that a thread makes are under way at once. Where visits add to dq, also clears the rows there
+/// and says by what each is multiplied meanwhile.
+template <int D>
+__global__ void __launch_bounds__(kProductThreads) preprocess_kernel(AttentionArgs const a) {
+    constexpr int kLanes = kLanesOfRow<D>, kVectors = D / 8 / kLanes, kGroups = kProductThreads / kLanes;
+    int const lane = threadIdx.x % kLanes;
+    int64_t const first = int64_t{blockIdx.x} * (kRowsAtOnce * kGroups) + threadIdx.x / kLanes;
+    int64_t const rows = int64_t{a.queries} * a.heads;
+    uint4 x[kRowsAtOnce][kVectors], y[kRowsAtOnce][kVectors];
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r)
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            int64_t const at = min(first + r * kGroups, rows - 1) * D + (i * kLanes + lane) * 8;
+            x[r][i] = *reinterpret_cast<uint4 const*>(a.d_o + at);
+            y[r][i] = *reinterpret_cast<uint4 const*>(a.o + at);
+        }
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+        int64_t const row = first + r * kGroups;
+        float sum = 0;
+        uint32_t max_abs = 0;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            uint4 const p = x[r][i], q = y[r][i];
+            sum += dot(p.x, q.x) + dot(p.y, q.y) + dot(p.z, q.z) + dot(p.w, q.w);
+            max_abs = larger(max_abs, p);
+        }
+        sum = of_row<kLanes>(sum, [](float m, float n) { return m + n; });
+        max_abs =
+            of_row<kLanes>(max(max_abs & 0xffff, max_abs >> 16), [](uint32_t m, uint32_t n) { return max(m, n); });
+        if (row >= rows) continue;
+        if (a.max_abs != nullptr)
+#pragma unroll
+            for (int i = 0; i < kVectors; ++i)
+                *reinterpret_cast<uint4*>(a.dq + row * D + (i * kLanes + lane) * 8) = uint4{};
+        if (lane != 0) continue;
+        float const factor = a.max_abs != nullptr ? factor_of_row(max_abs, a.max_abs[0], a.max_abs[1], D) : 1;
+        a.rows[row] = {base_of_weights(a.lse[row]), sum, factor};
+    }
+}
+
+struct KeyTensors {
+    uint4 const* k;
+    uint4 const* v;
+    int64_t count;      ///< of each, in eights
+    uint32_t* max_abs;  ///< of k, of v
+};
+__global__ void __launch_bounds__(kProductThreads) max_abs_kernel(KeyTensors const t) {
+    uint4 const* const x = blockIdx.y == 0 ? t.k : t.v;
+    uint32_t max_abs = 0;
+    int64_t const step = int64_t{gridDim.x} * kProductThreads;
+    for (int64_t i = int64_t{blockIdx.x} * kProductThreads + threadIdx.x; i < t.count; i += 4 * step) {
+        uint4 part[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) part[j] = i + j * step < t.count ? x[i + j * step] : uint4{};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) max_abs = larger(max_abs, part[j]);
+    }
+    note_max_abs(t.max_abs + blockIdx.y, max_abs);
+}
+
+}  // namespace
+
+void preprocess_backward(Stage const& stage, BlockSparseGradients const& gradients) {
+    BlockSparseShape const& s = stage.plan.shape;
+    AttentionArgs args = attention_args(stage, {});
+    args.d_o = gradients.d_o;
+    args.o = gradients.o;
+    args.lse = gradients.lse;
+    args.dq = gradients.dq;
+    if (stage.plan.adds_to_dq) {
+        args.max_abs = stage.scratch.max_abs;
+        check_cuda(cudaMemsetAsync(args.max_abs, 0, stage.plan.max_abs.bytes, stage.problem.stream),
+                   "preprocess_backward");
+        int64_t const count = s.tokens * s.kv_heads * s.head_dim / 8;
+        int64_t const blocks = std::min(ceil_div(count, kProductThreads), 8 * kernels::multiprocessors());
+        launch({"largest_keys", blocks, 2, kProductThreads, 0, stage.problem.stream}, max_abs_kernel,
+               KeyTensors{reinterpret_cast<uint4 const*>(args.k), reinterpret_cast<uint4 const*>(args.v), count,
+                          args.max_abs});
+    }
+    with_head_dim(s.head_dim, [&]<int D>() {
+        int64_t const rows = s.queries * s.heads;
+        launch({"preprocess_backward", ceil_div(rows, kRowsAtOnce * (kProductThreads / kLanesOfRow<D>)), 1,
+                kProductThreads, 0, stage.problem.stream},
+               preprocess_kernel<D>, args);
+    });
+}
+
+}  // namespace perigee::block_sparse

@@ -1,0 +1,348 @@
+// The fused backward on Hopper: all five products of a tile of rows against a run of 128 keys, once. A persistent
+// thread block takes items; one warpgroup gathers rows of q and do into a ring of stages, two hold the sums dk and dv
+// of 64 keys each. Products of a tile, transposed so that weights are left factors straight from registers:
+//
+//     S' = K q'    dP' = V do'    dv += P' do    dk += dS' q    dq = dS K (dS by shared memory; half each)
+//
+// A tile's dq is written out while its dk is still under way. After FlashAttention-3's backward (Shah et al., arXiv
+// 2407.08608), with gathered rows; a row's dq is added up in dq itself, or has a address for each tile_group of runs
+// (fused.cuh).
+#include "kernels/block_sparse_attention/backward_sm90_producer.cuh"
+#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/hopper/product.cuh"
+#include "kernels/hopper/tensor_map.h"
+
+namespace perigee::block_sparse {
+namespace {
+
+using hopper::Inner;
+
+/// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq, which is added to dq itself or has
+/// chunk_ends.
+template <int D, bool kAddsToDq>
+class Consumer {
+    using T = Tiling<D>;
+    static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
+    static constexpr int kSteps = T::kRows / 16;
+
+  public:
+    __device__ Consumer(BackwardArgs const& f, BackwardShared<D>& shared)
+        : f_(f),
+          a_(f.a),
+          shared_(shared),
+          warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {}  // known to be the warp's
+
+    __device__ void run() {
+        for (;; count_ += 2) {
+            shared_.keys_full.wait(count_ / 2 % 2);
+            WorkItem const& item = shared_.items[count_ / 2 % kItemRing];
+            if (item.end == kNoWork) break;
+            float dk[D / 2], dv[D / 2];
+#pragma unroll
+            for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
+            process(item, dk, dv);
+            arrive_as_warp(shared_.keys_free[count_ / 2 % 2]);
+            finish(item, dk, dv);
+        }
+    }
+
+  private:
+    /// A thread's part of a tile's dq.
+    struct QueryPart {
+        bf16* to[2];
+        uint32_t word[2][2][4];
+
+        __device__ __forceinline__ void round(float const (&dq)[32], float const (&factor)[2]) {
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                float const* const x = &dq[16 * (i / 4 % 2) + 4 * (i % 4) + 2 * (i / 8)];
+                uint32_t& to = word[i / 8][i / 4 % 2][i % 4];
+                if constexpr (kAddsToDq)
+                    to = pack_halves(x[0] * factor[i / 8], x[1] * factor[i / 8]);
+                else
+                    to = pack(x[0], x[1]);
+            }
+        }
+        __device__ __forceinline__ void write(bool add) const {
+            uint32_t const thread = hopper::thread_anew(), column = (D == 128 ? thread / 128 * 64 : 0) + thread % 4 * 8;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int part = 0; part < 2; ++part) {
+                    bf16* const address = to[half] + column + 32 * part;
+                    if constexpr (kAddsToDq) {
+                        add_halves_where(address, to[half] != nullptr, word[half][part]);
+                        continue;
+                    }
+                    store_where(address, to[half] != nullptr && !add, word[half][part]);
+                    add_where(address, to[half] != nullptr && add, word[half][part]);
+                }
+        }
+    };
+
+    __device__ void process(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
+        int32_t const end = item.end;
+        int32_t first = item.begin;
+        if (first >= end) return;
+        await_rows();
+        bool const add = (item.flags & kAddToPartial) != 0;
+        for (int last = -1; first < end; first += T::kRows) {
+            int const stage = ring_.stage;
+            float s[kScores], dp[kScores], dq[32];
+            start_scores(s, shared_.k, shared_.q[stage]);
+            hopper::products_wait<1>();  // dk of the last tile
+            if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
+            start_scores(dp, shared_.v, shared_.d_o[stage]);
+            hopper::products_wait<1>();
+            hopper::pin(s);
+            weights(s, stage, a_.scale * kLog2e);
+            if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
+            uint32_t p[kSteps][4], ds[kSteps][4];
+            round(p, s);
+            add_products(dv, p, shared_.d_o[stage]);
+            hopper::products_wait<1>();  // all but dv
+            hopper::pin(dp);
+            score_gradients(dp, s, stage);
+            round(ds, dp);
+            store_scores(ds);
+            hopper::fence_shared_for_async();
+            hopper::named_sync(kScoresBarrier, kConsumers);
+            start_query_gradient(dq);
+            QueryPart part;
+            part.to[0] = dq_of_row(stage, 0), part.to[1] = dq_of_row(stage, 1);
+            hopper::products_wait<1>();  // dv, whose factors' registers are needed
+            add_products(dk, ds, shared_.q[stage]);
+            last = stage;
+            ring_.advance();
+            count_ ^= 1;
+            if (first + T::kRows < end) await_rows();
+            hopper::products_wait<1>();  // all but dk
+            hopper::pin(dq);
+            float factor[2] = {};
+            if constexpr (kAddsToDq)
+                for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[last][row_of_dq(half)];
+            part.round(dq, factor);
+            part.write(add);  // while dk is made: what is read from shared memory after this waits for it
+        }
+        hopper::products_wait<0>();
+        hopper::pin(dk);
+        hopper::pin(dv);
+        arrive_as_warp(shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages]);
+    }
+
+    static __device__ __forceinline__ void round(uint32_t (&left)[kSteps][4], float const (&x)[kScores]) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) hopper::to_left(left[i], x, i);
+    }
+
+    template <Inner kInnerA, Inner kInnerB, int kCount>
+    static __device__ __forceinline__ void product(float (&x)[kCount], uint64_t left, uint64_t right, int step) {
+        if (step == 0)
+            hopper::multiply_first<kInnerA, kInnerB>(x, left, right);
+        else
+            hopper::multiply<kInnerA, kInnerB>(x, left, right, true);
+    }
+
+    /// The first of a thread's two keys, of a run; of its columns of scores, which are rows of the tile; of its rows of
+    /// dq.
+    static __device__ uint32_t key_of_thread() {
+        uint32_t const thread = hopper::thread_anew();
+        return thread / 32 * 16 + thread % 32 / 4;
+    }
+    static __device__ uint32_t column_of_thread() { return hopper::thread_anew() % 4 * 2; }
+
+    /// Until the rows of the step are there. They were written by ordinary copies and are read by the tensor cores: the
+    /// fence is here, as the copying warps would wait for all the copies they have under way.
+    __device__ void await_rows() const {
+        shared_.rows_known[ring_.stage].wait(ring_.parity());
+        shared_.rows_full[ring_.stage].wait(ring_.parity());
+        hopper::fence_shared_for_async();
+    }
+
+    /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
+    __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
+        uint32_t const left = hopper::shared_address(keys), right = hopper::shared_address(rows);
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step)
+            product<Inner::columns, Inner::columns>(x, hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step),
+                                                    hopper::columns_factor<T::kRows>(right, 0, step), step);
+        hopper::products_commit();
+    }
+    /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q).
+    __device__ void add_products(float (&sum)[D / 2], uint32_t const (&x)[kSteps][4], unsigned char const* rows) const {
+        uint32_t const right = hopper::shared_address(rows);
+        hopper::pin(sum);
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            hopper::multiply<Inner::rows>(sum, x[step], hopper::rows_factor<T::kRows>(right, 0, step), true);
+        hopper::products_commit();
+    }
+    /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
+    __device__ void start_query_gradient(float (&dq)[32]) const {
+        uint32_t const left = hopper::shared_address(shared_.ds[count_ % 2]), right = hopper::shared_address(shared_.k);
+        int const row_panel = D == 128 ? 0 : warpgroup_, column_panel = D == 128 ? warpgroup_ : 0;
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < kKvTile / 16; ++step)
+            product<Inner::rows, Inner::rows>(dq, hopper::rows_factor<kKvTile>(left, row_panel, step),
+                                              hopper::rows_factor<kKvTile>(right, column_panel, step), step);
+        hopper::products_commit();
+    }
+
+    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
+        float const* const bases = &shared_.base[stage][column_of_thread()];
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
+            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - base.x);
+            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - base.y);
+            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
+            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
+        }
+    }
+    __device__ void mask(float (&s)[kScores], int stage, int32_t my_key) const {
+        int32_t const* const limits = &shared_.limit[stage][column_of_thread()];
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            int2 const limit = *reinterpret_cast<int2 const*>(limits + 8 * j);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (my_key + half * 8 > limit.x) s[4 * j + 2 * half] = 0;
+                if (my_key + half * 8 > limit.y) s[4 * j + 2 * half + 1] = 0;
+            }
+        }
+    }
+    __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
+        float const* const deltas = &shared_.delta[stage][column_of_thread()];
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const delta = *reinterpret_cast<float2 const*>(deltas + 8 * j);
+#pragma unroll
+            for (int half = 0; half < 4; half += 2) {
+                dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] - delta.x);
+                dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] - delta.y);
+            }
+        }
+    }
+    __device__ void store_scores(uint32_t const (&ds)[kSteps][4]) const {
+        uint32_t const tile = hopper::shared_address(shared_.ds[count_ % 2]), thread = hopper::thread_anew();
+        int const key = static_cast<int>(thread / 32 * 16 + thread % 16), vector = static_cast<int>(thread % 32 / 16);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            hopper::store_matrices(tile + hopper::swizzled_offset<kKvTile>(key, 2 * step + vector), ds[step]);
+    }
+    /// The thread's first or second row of a tile's dq; where its part goes, null where there is no row.
+    static __device__ uint32_t row_of_dq(int half) {
+        uint32_t const thread = hopper::thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
+        return row + (D == 128 ? 0 : thread / 128 * 64);
+    }
+    __device__ bf16* dq_of_row(int stage, int half) const { return shared_.to[stage][row_of_dq(half)]; }
+    __device__ void finish(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
+        int const consumer = hopper::thread_anew();
+        if (item.split >= 0) {
+            store_sums<D>(sums_of<D>(f_.splits, item.split, 0, consumer), dk);
+            store_sums<D>(sums_of<D>(f_.splits, item.split, 1, consumer), dv);
+            return;
+        }
+        if (f_.carry) {
+            bool const add = (item.flags & kAddToSums) != 0;
+            store_sums<D>(sums_of<D>(f_.carried, item.carried, 0, consumer), dk, add);
+            store_sums<D>(sums_of<D>(f_.carried, item.carried, 1, consumer), dv, add);
+            return;
+        }
+        KeyRange const keys{item.key + consumer / 128 * 64, item.key_end, item.g, a_.add_to_dkv};
+        write_key_gradient<D>(a_, dk, a_.scale, a_.dk, consumer, keys);
+        write_key_gradient<D>(a_, dv, 1.0f, a_.dv, consumer, keys);
+    }
+
+    BackwardArgs const& f_;
+    AttentionArgs const& a_;
+    BackwardShared<D>& shared_;
+    int warpgroup_;
+    RingPosition<T::kStages> ring_;
+    uint32_t count_ = 0;  ///< of items, and in the lowest bit which buffer of dS is next
+};
+
+struct ProductArgs {
+    BackwardArgs f;
+    KeyMaps keys;
+};
+
+template <int D, bool kAddsToDq>
+__global__ void __launch_bounds__(kProducers + kConsumers, 1)
+    backward_kernel(__grid_constant__ ProductArgs const args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    BackwardArgs const& f = args.f;
+    auto& shared = hopper::dynamic_tiles<BackwardShared<D>>();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < Tiling<D>::kStages; ++i) {
+            shared.rows_known[i].init(kWarpArrivals);
+            shared.rows_full[i].init(2 * 32);
+            shared.rows_free[i].init(kConsumers / 32 * kWarpArrivals);
+        }
+        for (int i = 0; i < 2; ++i) {
+            shared.item_known[i].init(kWarpArrivals);
+            shared.keys_free[i].init(kConsumers / 32 * kWarpArrivals);
+        }
+        shared.keys_full.init(1);
+        shared.keys_here.init(1);
+        hopper::publish_barriers();
+    }
+    __syncthreads();
+    if (threadIdx.x < kConsumers) {
+        hopper::take_registers<240>();
+        Consumer<D, kAddsToDq>(f, shared).run();
+    } else {
+        hopper::give_registers_up<24>();
+        switch (threadIdx.x / 32 - kConsumers / 32) {
+            case 0:
+                RowScheduler<D>(f, shared).run();
+                break;
+            case 1:
+                copy_rows(shared, f.a.q, shared.q, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.base[stage][i], &f.a.rows[at].base, there);
+                });
+                break;
+            case 2:
+                copy_rows(shared, f.a.d_o, shared.d_o, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.delta[stage][i], &f.a.rows[at].delta, there);
+                    if constexpr (kAddsToDq) copy_4(&shared.factor[stage][i], &f.a.rows[at].factor, there);
+                });
+                break;
+            default:
+                copy_keys<D>(args.keys, shared);
+        }
+    }
+#endif
+}
+
+template <int D, bool kAddsToDq>
+void launch_backward(Stage const& stage, BackwardArgs const& args) {
+    BlockSparseShape const& shape = stage.plan.shape;
+    auto const map = [&](bf16 const* x) {
+        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kKvTile);
+    };
+    launch({"attend_backward_sm90", kernels::multiprocessors(), 1, kProducers + kConsumers, sizeof(BackwardShared<D>),
+            stage.problem.stream},
+           backward_kernel<D, kAddsToDq>, ProductArgs{args, {map(stage.problem.k), map(stage.problem.v)}});
+}
+
+}  // namespace
+
+void attend_backward_sm90(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
+    BackwardArgs const args = backward_args(stage, pass, gradients);
+    auto const run = [&]<int D>() {
+        if (args.adds_to_dq)
+            launch_backward<D, true>(stage, args);
+        else
+            launch_backward<D, false>(stage, args);
+    };
+    if (stage.plan.shape.head_dim == 64)
+        run.operator()<64>();
+    else
+        run.operator()<128>();
+}
+
+}  // namespace perigee::block_sparse

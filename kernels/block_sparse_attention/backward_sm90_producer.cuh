@@ -1,0 +1,182 @@
+// The producers of the fused backward: a warp that looks rows up, two that gather them, one that brings keys. Each has
+// 24 registers, so that the consumers can have 240; what can be read again from shared memory is not rescale.
+#pragma once
+
+#include "kernels/block_sparse_attention/backward_sm90_shared.cuh"
+#include "kernels/hopper/bulk_copy.cuh"
+
+namespace perigee::block_sparse {
+
+/// The first producer warp: takes items, and looks up the rows of every tile.
+template <int D>
+class RowScheduler {
+    using T = Tiling<D>;
+
+  public:
+    __device__ RowScheduler(BackwardArgs const& f, BackwardShared<D>& shared)
+        : f_(f), a_(f.a), shared_(shared), lane_(threadIdx.x % 32) {}
+
+    __device__ void run() {
+        for (uint32_t n = 0;; ++n) {
+            int32_t word = take();
+            while (__shfl_sync(kAllLanes, word, offsetof(WorkItem, end) / sizeof(int32_t)) == kFiller) word = take();
+            shared_.keys_free[n % 2].wait((n / 2 & 1) ^ 1);  // of the item before the last one
+            WorkItem& item = shared_.items[n % kItemRing];
+            if (lane_ < kWorkItemWords) reinterpret_cast<int32_t*>(&item)[lane_] = word;
+            arrive_as_warp(shared_.item_known[n % 2]);
+            if (item.end == kNoWork) break;
+            look_up_rows(item);
+        }
+        shared_.rows_free[ring_.stage].wait(ring_.free_parity());
+        if (lane_ == 0) shared_.at[ring_.stage][0] = kNoMore;
+        arrive_as_warp(shared_.rows_known[ring_.stage]);
+    }
+
+  private:
+    /// A word of the next item's description; -1 where there is none. Tile groups are taken whole.
+    __device__ int32_t take() {
+        if (next_ % f_.tile_group == 0) {
+            if (lane_ == 0) next_ = atomicAdd(f_.counters + 1, f_.tile_group);
+            next_ = __shfl_sync(kAllLanes, next_, 0);
+        }
+        int32_t const index = next_++;
+        return index < f_.counters[0] && lane_ < kWorkItemWords
+                   ? reinterpret_cast<int32_t const*>(f_.items + index)[lane_]
+                   : -1;
+    }
+
+    __device__ void look_up_rows(WorkItem const& item) {
+        fetch_entries(item, item.begin, 0);
+        int buffer = 0;
+        for (int32_t first = item.begin; first < item.end; first += T::kRows, ring_.advance(), buffer ^= 1) {
+            int const stage = ring_.stage;
+            fetch_entries(item, first + T::kRows, buffer ^ 1);
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            shared_.rows_free[stage].wait(ring_.free_parity());
+#pragma unroll 1
+            for (int i = lane_; i < T::kRows; i += 32) look_up(item, first + i, shared_.entries[buffer][i], stage, i);
+            arrive_as_warp(shared_.rows_known[stage]);
+        }
+        wait_for_copies();  // the buffers are free for the next item
+    }
+    /// Those of a tile that are in the indices; a lane fetches what it will use.
+    __device__ void fetch_entries(WorkItem const& item, int32_t first, int buffer) const {
+        uint32_t const* const indices = a_.indices + item.g * a_.indices_stride + item.indices;
+#pragma unroll 1
+        for (int i = lane_; i < T::kRows; i += 32) {
+            copy_4(&shared_.entries[buffer][i], indices + first + i, first + i < min(item.routed, item.end));
+        }
+        commit_copies();
+    }
+    /// QueryRow `i`; `entry` is that of the indices, where the row is in it.
+    __device__ __forceinline__ void look_up(WorkItem const& item, int32_t i, uint32_t entry, int stage,
+                                            int row_in_tile) const {
+        int32_t const in_block = i - item.routed;
+        bool const local = in_block >= 0;
+        shared_.limit[stage][row_in_tile] =
+            min(item.key_end - 1, local ? item.local_token + f_.query_of(in_block) : INT_MAX);
+        int32_t const row = local ? item.local_row + in_block : static_cast<int32_t>(entry >> 6);
+        int32_t const query = f_.query_of(row), at = query * a_.heads + item.g * a_.group + row - query * a_.group;
+        bool const there = i >= item.first && i < item.end;
+        shared_.at[stage][row_in_tile] = there ? at : -1;
+        // Of the block's local rows the first tile_group's row_in_tile is in dq; the others' follow those of the slots.
+        int32_t const slot = local ? a_.slots * f_.tile_groups - 1 : static_cast<int32_t>(entry & 63) * f_.tile_groups;
+        bool const in_dq = f_.adds_to_dq || (local && (item.flags & kFirstTileGroup) != 0);
+        int32_t const index = in_dq ? at
+                                    : static_cast<int32_t>(static_cast<uint32_t>(item.first_slot) +
+                                                           static_cast<uint32_t>(row) * f_.row_slots + slot);
+        shared_.to[stage][row_in_tile] = there ? (in_dq ? a_.dq : a_.partial) + int64_t{index} * D : nullptr;
+    }
+
+    BackwardArgs const& f_;
+    AttentionArgs const& a_;
+    BackwardShared<D>& shared_;
+    int lane_;
+    int32_t next_ = 0;  ///< item
+    RingPosition<T::kStages> ring_;
+};
+
+template <int D>
+struct RowVectors {
+    static constexpr int kOfRow = D / 8;         // of 16 bytes
+    static constexpr int kAtOnce = 32 / kOfRow;  // rows that one instruction of a warp copies
+};
+
+/// The second and third producer warps: rows of q with their base, rows of do with their delta and factor. Numbers of a
+/// tile's i-th row, number `at` of all, are copied by `copy_stats(stage, i, at, whether it is there)`.
+template <int D, class CopyStats>
+__device__ void copy_rows(BackwardShared<D>& shared, bf16 const* rows,
+                          unsigned char (&tiles)[Tiling<D>::kStages][Tiling<D>::kTileBytes],
+                          CopyStats const& copy_stats) {
+    using T = Tiling<D>;
+    for (RingPosition<T::kStages> ring;; ring.advance()) {
+        int const stage = ring.stage;
+        shared.rows_known[stage].wait(ring.parity());
+        if (shared.at[stage][0] == kNoMore) break;
+        int const lane = static_cast<int>(hopper::thread_anew() % 32), vector = lane % RowVectors<D>::kOfRow;
+#pragma unroll 1
+        for (int i = lane; i < T::kRows; i += 32) {
+            int32_t const at = shared.at[stage][i];
+            copy_stats(stage, i, max(at, 0), at >= 0);
+        }
+        // Every group of kOfRow lanes copies consecutive rows.
+        constexpr int kRowsOfGroup = T::kRows / RowVectors<D>::kAtOnce;
+        int const first = lane / RowVectors<D>::kOfRow * kRowsOfGroup;
+        auto const* source = reinterpret_cast<unsigned char const*>(rows + vector * 8);
+        asm volatile("" : "+l"(source));  // a sum: else every address adds its parts anew
+        uint32_t to = hopper::shared_address(tiles[stage]) + hopper::swizzled_offset<T::kRows>(first, vector);
+#pragma unroll 1
+        for (int i = first; i < first + kRowsOfGroup; i += 4) {
+            int4 const at = *reinterpret_cast<int4 const*>(&shared.at[stage][i]);
+            auto const copy = [&](int row, int32_t from) {  // the next rows: other bits of swizzle
+                hopper::copy_vector((to ^ row * 16) + row * hopper::kPanelRowBytes,
+                                    source + int64_t{from} * static_cast<int64_t>(D * sizeof(bf16)), from >= 0);
+            };
+            copy(0, at.x), copy(1, at.y), copy(2, at.z), copy(3, at.w);
+            to = (to ^ 4 * 16) + 4 * hopper::kPanelRowBytes;
+        }
+        shared.rows_full[stage].arrive_when_copied();
+    }
+    hopper::finish_copies();
+}
+
+/// The keys and values of all tokens, for the copy engine.
+struct KeyMaps {
+    CUtensorMap k, v;
+};
+
+/// The fourth producer warp: keys and values, by the copy engine. Past a short run's end it brings those of other
+/// blocks, which become zeros here: their weights are masked, but zero times infinity would not be zero.
+template <int D>
+__device__ void copy_keys(KeyMaps const& maps, BackwardShared<D>& shared) {
+    using T = Tiling<D>;
+    uint32_t parity = 0;
+    for (uint32_t n = 0;; ++n) {
+        shared.item_known[n % 2].wait(n / 2 & 1);
+        WorkItem const& item = shared.items[n % kItemRing];
+        if (n > 0) shared.keys_free[(n - 1) % 2].wait((n - 1) / 2 & 1);
+        if (item.end == kNoWork) break;
+        int const keys = item.begin < item.end ? item.key_end - item.key : kKvTile;
+        if (threadIdx.x % 32 == 0 && item.begin >= item.end) shared.keys_full.arrive();  // nobody will look at them
+        if (threadIdx.x % 32 == 0 && item.begin < item.end) {
+            Barrier& landed = keys < kKvTile ? shared.keys_here : shared.keys_full;
+            landed.arrive_and_expect(2 * T::kKeyBytes);
+#pragma unroll 1
+            for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel) {
+                int const column = panel * hopper::kPanelColumns, at = panel * hopper::panel_bytes<kKvTile>();
+                hopper::copy_box(shared.k + at, maps.k, landed, column, item.g, item.key);
+                hopper::copy_box(shared.v + at, maps.v, landed, column, item.g, item.key);
+            }
+        }
+        __syncwarp();
+        if (keys == kKvTile) continue;
+        shared.keys_here.wait(parity);
+        parity ^= 1;
+        hopper::clear_rows<kKvTile, D>(shared.k, keys);
+        hopper::clear_rows<kKvTile, D>(shared.v, keys);
+        if (threadIdx.x % 32 == 0) shared.keys_full.arrive();
+    }
+    if (threadIdx.x % 32 == 0) shared.keys_full.arrive();  // that there is nothing more
+}
+
+}  // namespace perigee::block_sparse

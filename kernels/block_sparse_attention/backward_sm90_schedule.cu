@@ -1,0 +1,182 @@
+// The items of the fused backward, from the routing' lengths: splits of at least split_rows query_rows, so that a block
+// that everybody chose is spread over all multiprocessors. Where they are cut follows from the routing alone.
+#include "kernels/block_sparse_attention/backward_sm90.cuh"
+#include "kernels/block_sparse_attention/launch.cuh"
+
+namespace perigee::block_sparse {
+namespace {
+
+constexpr float kFirstSplits = 4;  ///< times as large as the last: half of a multiprocessor's share of the work
+
+/// What the keys of one block meet in a pass.
+struct BlockWork {
+    Block block;
+    int32_t indices;  ///< first routed row, in the head's indices
+    int32_t count;    ///< of routed rows
+    int32_t kv_tiles;
+    int32_t splits;          ///< of every kv_tile
+    int32_t partial_splits;  ///< of them, those that leave sums of their local
+    int32_t items;           ///< in whole tile_groups
+};
+
+__device__ int32_t local_begin(AttentionArgs const& a, int32_t key) { return max(key, a.query_begin + a.pass_begin); }
+__device__ int32_t local_rows(AttentionArgs const& a, Block const& block) {
+    return max(min(block.end, a.query_begin + a.pass_end) - local_begin(a, block.begin), 0) * a.group;
+}
+
+/// Pieces need be small only where the pass comes to its end, for all multiprocessors to end together; larger ones
+/// before save sums that are written and read once more. What is left of the pass is guessed from heads and tokens.
+__device__ int64_t rows_of_split(BackwardArgs const& f, int32_t head, int32_t begin) {
+    float const tokens = static_cast<float>(f.a.query_begin + f.a.pass_end);
+    float const left = static_cast<float>(f.pass_heads - head) - static_cast<float>(begin) / tokens;
+    float const times = kFirstSplits * left / static_cast<float>(f.pass_heads);
+    return static_cast<int64_t>(static_cast<float>(f.split_rows) * fmaxf(times, 1));
+}
+
+__device__ BlockWork work_of_block(BackwardArgs const& f, int32_t head, int32_t index) {
+    AttentionArgs const& a = f.a;
+    int64_t const g = a.head + head;
+    BlockWork x{};
+    x.block = a.blocks[index];
+    x.kv_tiles = (x.block.end - x.block.begin + kKvTile - 1) / kKvTile;
+    if (x.kv_tiles == 0 || x.block.begin >= f.later) return x;
+    if (a.slots > 0) {
+        int32_t const* const ends = a.chunk_ends + (g * a.capacity + index) * a.chunks;
+        int32_t const before = a.chunk > 0 ? ends[a.chunk - 1] : 0;
+        x.indices = a.offsets[g * (a.capacity + 1) + index] + before;
+        x.count = ends[a.end_chunk - 1] - before;
+    }
+    int32_t const query_rows = local_rows(a, x.block) + x.count;
+    // A kv_tile that nobody visits needs work only where its sums are begun.
+    bool const summed = x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
+    int64_t const rows = rows_of_split(f, head, x.block.begin);
+    x.splits = query_rows == 0 && summed ? 0 : max(static_cast<int32_t>((query_rows + rows / 2) / rows), 1);
+    x.partial_splits = x.splits > 1 ? x.splits : 0;
+    x.items = (x.kv_tiles + f.tile_group - 1) / f.tile_group * f.tile_group * x.splits;
+    return x;
+}
+
+__global__ void __launch_bounds__(kScanThreads) count_work_items(BackwardArgs const f) {
+    auto const head = static_cast<int32_t>(blockIdx.x);
+    int64_t const at = int64_t{head} * (f.a.capacity + 1);
+    exclusive_scan(
+        f.a.capacity, [&](int b) { return work_of_block(f, head, b).items; }, f.item_begin + at);
+    exclusive_scan(
+        f.a.capacity,
+        [&](int b) {
+            BlockWork const x = work_of_block(f, head, b);
+            return x.kv_tiles * x.partial_splits;
+        },
+        f.split_begin + at);
+}
+
+/// A split of a kv_tile. Pieces are cut from the query_rows of the block's first kv_tile, so that all kv_tiles of a
+/// tile_group share their rows. The local rows that do not see the kv_tile are left out, a multiple of kKvTile of them:
+/// all others keep their chunk_ends in the tiles.
+__device__ void cut_split(AttentionArgs const& a, BlockWork const& x, int32_t split, WorkItem& item) {
+    int32_t const local_first = local_begin(a, x.block.begin), local_all = local_rows(a, x.block);
+    int32_t const left_out = min(max(item.key - local_first, 0) / kKvTile * kKvTile * a.group, local_all);
+    item.local_token = local_first + left_out / a.group;
+    item.local_row = (item.local_token - a.query_begin) * a.group;
+    int64_t const query_rows = int64_t{x.count} + local_all, tiles = (query_rows + kKvTile - 1) / kKvTile;
+    auto const cut = [&](int32_t i) {
+        auto const at = static_cast<int32_t>(min(tiles * i / x.splits * kKvTile, query_rows));
+        return at <= x.count ? at : max(at - left_out, x.count);
+    };
+    item.first = cut(split);
+    item.begin = item.first / kKvTile * kKvTile;
+    item.end = cut(split + 1);
+    if (item.first == item.end) item.begin = item.end;
+    int32_t const local = local_all - left_out;
+    bool const part = item.key_end - item.key < kKvTile;
+    item.masked = part ? 0 : x.count;
+    item.masked_end = part ? INT_MAX : x.count + min(max(item.key_end - 1 - item.local_token, 0) * a.group, local);
+}
+
+/// One warp per (block, head). Neighbours in the indices of items share their rows: kv_tiles of keys go fastest.
+__global__ void __launch_bounds__(256) fill_work_items(BackwardArgs const f) {
+    AttentionArgs const& a = f.a;
+    auto const index = static_cast<int32_t>(blockIdx.x * 8 + threadIdx.x / 32);
+    auto const head = static_cast<int32_t>(blockIdx.y);
+    int const lane = threadIdx.x % 32;
+    int32_t items = 0, splits = 0;  // before this head
+    for (int32_t h = 0; h < head; ++h) {
+        items += f.item_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
+        splits += f.split_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
+    }
+    if (index == 0 && head == f.pass_heads - 1 && lane == 0) {
+        f.counters[0] = items + f.item_begin[int64_t{head + 1} * (a.capacity + 1) - 1];
+        f.counters[1] = 0;
+    }
+    if (index >= a.capacity) return;
+    BlockWork const x = work_of_block(f, head, index);
+    int64_t const at = int64_t{head} * (a.capacity + 1) + index;
+    items += f.item_begin[at];
+    splits += f.split_begin[at];
+    int32_t const of_split = x.splits == 0 ? 0 : x.items / x.splits;
+    for (int32_t i = lane; i < x.items; i += 32) {
+        int32_t const kv_tile = i % of_split, split = i / of_split;
+        WorkItem item{};
+        item.g = a.head + head;
+        item.key = x.block.begin + kv_tile * kKvTile;
+        item.key_end = min(x.block.end, item.key + kKvTile);
+        item.indices = x.indices;
+        item.routed = x.count;
+        item.first_slot =
+            static_cast<int32_t>((int64_t{head} * a.pass_rows - int64_t{a.pass_begin} * a.group) * f.row_slots +
+                                 kv_tile / f.tile_group);  // modulo 2^32
+        item.flags = (kv_tile % f.tile_group != 0 ? kAddToPartial : 0) | (x.block.begin < f.earlier ? kAddToSums : 0) |
+                     (kv_tile < f.tile_group ? kFirstTileGroup : 0);
+        if (kv_tile < x.kv_tiles)
+            cut_split(a, x, split, item);
+        else
+            item.end = kFiller;
+        item.split = x.partial_splits > 0 ? splits + kv_tile * x.partial_splits + split : -1;
+        item.carried = carried_slot(f, index, item.key);
+        f.items[items + i] = item;
+    }
+}
+
+}  // namespace
+
+BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
+    BlockSparsePlan const& plan = stage.plan;
+    Scratch const& s = stage.scratch;
+    BackwardArgs f{};
+    f.a = attention_args(stage, pass);
+    f.a.d_o = gradients.d_o;
+    f.a.o = gradients.o;
+    f.a.dq = gradients.dq;
+    f.a.dk = gradients.dk;
+    f.a.dv = gradients.dv;
+    f.a.add_to_dkv = gradients.add_to_dkv;
+    f.items = static_cast<WorkItem*>(s.items);
+    f.item_begin = s.item_begin;
+    f.split_begin = s.split_begin;
+    f.counters = s.counters;
+    f.splits = reinterpret_cast<float4*>(s.splits);
+    f.carried = reinterpret_cast<float4*>(s.carried);
+    f.pass_heads = static_cast<int32_t>(pass.heads);
+    f.kv_tiles = static_cast<int32_t>(plan.kv_tiles);
+    f.tile_group = static_cast<int32_t>(plan.tile_group);
+    f.tile_groups = static_cast<int32_t>(plan.kv_tiles / plan.tile_group);
+    f.row_slots = static_cast<int32_t>(plan.row_slots);
+    f.split_rows = static_cast<int32_t>(plan.split_rows);
+    f.inverse_group = f.a.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.a.group + 1);
+    f.whole_kv_tiles = plan.whole_kv_tiles();
+    f.carry = plan.pass_chunks < plan.chunks;
+    f.carry_out = pass.chunk + pass.chunks < plan.chunks;
+    f.earlier = pass.chunk > 0 ? f.a.query_begin + f.a.pass_begin : INT_MIN;
+    f.adds_to_dq = plan.adds_to_dq;
+    f.later = f.carry_out ? f.a.query_begin + f.a.pass_end : INT_MAX;
+    return f;
+}
+
+void schedule_work_items(Stage const& stage, Pass const& pass) {
+    BackwardArgs const args = backward_args(stage, pass, {});
+    launch({"count_work_items", pass.heads, 1, kScanThreads, 0, stage.problem.stream}, count_work_items, args);
+    launch({"fill_work_items", ceil_div(stage.plan.blocks, 8), pass.heads, 256, 0, stage.problem.stream},
+           fill_work_items, args);
+}
+
+}  // namespace perigee::block_sparse

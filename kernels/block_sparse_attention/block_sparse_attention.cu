@@ -1,0 +1,112 @@
+#include "kernels/block_sparse_attention/block_sparse_attention.h"
+
+#include <algorithm>
+
+#include "kernels/block_sparse_attention/stages.h"
+#include "kernels/common/built_for.h"
+
+namespace perigee {
+namespace block_sparse {
+
+Scratch scratch_of(BlockSparsePlan const& plan, void* memory, void* routing) {
+    auto* const base = static_cast<unsigned char*>(memory);
+    auto const at = [&]<class T>(T*& pointer, ScratchRegion const& region) {
+        bool const elsewhere = routing != nullptr && region.offset >= plan.routing.offset;
+        unsigned char* const address = elsewhere
+                                           ? static_cast<unsigned char*>(routing) + region.offset - plan.routing.offset
+                                           : base + region.offset;
+        pointer = static_cast<T*>(static_cast<void*>(address));
+    };
+    Scratch s{};
+    at(s.table.first, plan.first);
+    at(s.table.blocks, plan.block_table);
+    at(s.table.block_of, plan.block_of);
+    at(s.chunk_ends, plan.chunk_ends);
+    at(s.chunk_starts, plan.chunk_starts);
+    at(s.totals, plan.totals);
+    at(s.arrived, plan.arrived);
+    at(s.offsets, plan.offsets);
+    at(s.indices, plan.indices);
+    at(s.tiles, plan.tiles);
+    at(s.partial, plan.partial);
+    at(s.partial_lse, plan.partial_lse);
+    at(s.rows, plan.row_stats);
+    at(s.max_abs, plan.max_abs);
+    at(s.items, plan.items);
+    at(s.splits, plan.splits);
+    at(s.carried, plan.carried);
+    at(s.item_begin, plan.item_begin);
+    at(s.split_begin, plan.split_begin);
+    at(s.counters, plan.counters);
+    return s;
+}
+
+Stage make_stage(BlockSparsePlan const& plan, BlockSparseProblem const& problem) {
+    check_query_range(plan.shape, problem.query_begin);
+    return {plan, problem, scratch_of(plan, problem.scratch, problem.routing)};
+}
+
+Pass pass_of(BlockSparsePlan const& plan, int64_t index) {
+    int64_t const per_head = (plan.chunks + plan.pass_chunks - 1) / plan.pass_chunks;
+    int64_t const head = index / per_head * plan.pass_kv_heads, chunk = index % per_head * plan.pass_chunks;
+    return {head, std::min(plan.pass_kv_heads, plan.shape.kv_heads - head), chunk,
+            std::min(plan.pass_chunks, plan.chunks - chunk)};
+}
+
+void build_block_table(Stage const& stage) {
+    build_block_table(stage.scratch.table, stage.plan.shape, stage.plan.blocks, stage.problem.cu_seqlens,
+                      stage.problem.stream);
+}
+
+}  // namespace block_sparse
+
+KernelArch kernel_arch() {
+    return kernels::built_for() == kernels::BuiltFor::hopper ? KernelArch::sm90 : KernelArch::sm80;
+}
+
+void block_sparse_forward(BlockSparsePlan const& plan, BlockSparseProblem const& problem, bf16* o, float* lse) {
+    check_task(plan, AttentionTask::forward);
+    if (plan.shape.queries == 0) return;
+    block_sparse::Stage const stage = block_sparse::make_stage(plan, problem);
+    bool const routed = plan.shape.slots() > 0;
+    block_sparse::build_block_table(stage);
+    if (routed) block_sparse::build_routing(stage);
+    for (int64_t i = 0; i < plan.passes(); ++i) {
+        block_sparse::Pass const pass = block_sparse::pass_of(plan, i);
+        if (routed) {
+            block_sparse::count_tiles(stage, pass);
+            block_sparse::attend_selected(stage, pass);
+        }
+        block_sparse::attend_local(stage, pass, o, lse);
+    }
+}
+
+void block_sparse_backward(BlockSparsePlan const& plan, BlockSparseProblem const& problem,
+                           BlockSparseGradients const& gradients) {
+    check_task(plan, AttentionTask::backward);
+    if (plan.shape.tokens == 0) return;
+    block_sparse::Stage const stage = block_sparse::make_stage(plan, problem);
+    bool const queries = plan.shape.queries > 0, routed = plan.shape.slots() > 0 && queries;
+    bool const forward_left_routing = problem.routing != nullptr && queries;  // no queries: no forward ran
+    if (!forward_left_routing) block_sparse::build_block_table(stage);
+    block_sparse::preprocess_backward(stage, gradients);
+    if (routed && !forward_left_routing) block_sparse::build_routing(stage);
+    bool const sm90 = plan.arch == KernelArch::sm90;
+    if (!sm90) block_sparse::dkv_sm80(stage, gradients);
+    for (int64_t i = 0; i < plan.passes(); ++i) {
+        block_sparse::Pass const pass = block_sparse::pass_of(plan, i);
+        if (sm90) {
+            block_sparse::schedule_work_items(stage, pass);
+            block_sparse::attend_backward_sm90(stage, pass, gradients);
+            block_sparse::reduce_gradients_sm90(stage, pass, gradients);
+            continue;
+        }
+        if (routed) {
+            block_sparse::count_tiles(stage, pass);
+            block_sparse::dq_selected_sm80(stage, pass, gradients);
+        }
+        block_sparse::dq_local_sm80(stage, pass, gradients);
+    }
+}
+
+}  // namespace perigee

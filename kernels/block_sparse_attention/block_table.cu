@@ -1,0 +1,74 @@
+// The blocks of all documents, worked out on the device from the documents' borders.
+#include <algorithm>
+
+#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/block_sparse_attention/scan.cuh"
+#include "kernels/block_sparse_attention/stages.h"
+
+namespace perigee::block_sparse {
+namespace {
+
+struct TableArgs {
+    int32_t const* cu_seqlens;
+    int32_t* first;
+    Block* blocks;
+    int32_t* block_of;
+    int32_t documents, tokens, capacity, block_size;
+};
+
+__global__ void __launch_bounds__(kScanThreads) count_blocks(TableArgs const a) {
+    start_early();
+    exclusive_scan(
+        a.documents,
+        [&](int d) {
+            int32_t const length = a.cu_seqlens[d + 1] - a.cu_seqlens[d];
+            return length > 0 ? (length - 1) / a.block_size + 1 : 0;
+        },
+        a.first);
+}
+
+/// The last document that begins at or before token t: the one that holds it, as empty ones come before it.
+__device__ int find_document(int32_t const* cu_seqlens, int documents, int t) {
+    int low = 0, high = documents;
+    while (high - low > 1) {
+        int const middle = (low + high) / 2;
+        if (cu_seqlens[middle] <= t)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+__global__ void __launch_bounds__(256) fill_table(TableArgs const a) {
+    start_early();
+    int const i = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x);
+    if (i < a.tokens) {
+        int const d = find_document(a.cu_seqlens, a.documents, i);
+        int32_t const begin = a.cu_seqlens[d], end = a.cu_seqlens[d + 1], at = (i - begin) / a.block_size;
+        int32_t const block = a.first[d] + at;
+        a.block_of[i] = block;
+        if (i == begin + at * a.block_size)
+            a.blocks[block] = {i, end - i > a.block_size ? i + a.block_size : end, a.first[d], d};
+    }
+    if (i < a.capacity && i >= a.first[a.documents]) a.blocks[i] = {0, 0, 0, 0};
+}
+
+}  // namespace
+
+void build_block_table(BlockTable const& table, BlockSparseShape const& shape, int64_t capacity,
+                       int32_t const* cu_seqlens, cudaStream_t stream) {
+    TableArgs const args{cu_seqlens,
+                         table.first,
+                         table.blocks,
+                         table.block_of,
+                         static_cast<int32_t>(shape.documents),
+                         static_cast<int32_t>(shape.tokens),
+                         static_cast<int32_t>(capacity),
+                         static_cast<int32_t>(std::min<int64_t>(shape.block_size, int64_t{1} << 30))};
+    bool const early = starts_early(shape);
+    launch({"count_blocks", 1, 1, kScanThreads, 0, stream, 1, early}, count_blocks, args);
+    launch({"fill_table", ceil_div(shape.tokens, 256), 1, 256, 0, stream, 1, early}, fill_table, args);
+}
+
+}  // namespace perigee::block_sparse

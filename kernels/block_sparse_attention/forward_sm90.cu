@@ -1,0 +1,83 @@
+// The forward on Hopper: tiles of 128 or 192 rows of q against tiles of keys, by persistent thread blocks whose warps
+// have different work. One warp has the copy engine bring keys and values, the others of the first warpgroup gather
+// rows, and two or three warpgroups, a warpgroup of 64 rows each, do products and softmax. kernels/moba/README.md has a
+// picture.
+#include "kernels/block_sparse_attention/forward_sm90.h"
+#include "kernels/block_sparse_attention/forward_sm90_overlapped.cuh"
+#include "kernels/block_sparse_attention/forward_sm90_short.cuh"
+#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/hopper/tensor_map.h"
+
+namespace perigee::block_sparse {
+namespace {
+
+template <class T>
+constexpr int threads() {
+    return 128 * (1 + T::kWarpgroups);
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads<T>(), 1) forward_sm90_kernel(__grid_constant__ ForwardArgs const args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    auto& shared = hopper::dynamic_tiles<ForwardShared<T>>();
+    if (threadIdx.x == 0) init_barriers(shared);
+    __syncthreads();
+    int const warpgroup = hopper::uniform(static_cast<int>(threadIdx.x / 128));
+    if (warpgroup == 0) {
+        hopper::give_registers_up<T::kShort ? 80 : 56>();
+        int const warp = threadIdx.x / 32;
+        if (warp < T::kWarpgroups)
+            RowGatherer<T>(args, shared, warp).run();
+        else if (warp == 3)
+            bring_keys(args, shared);
+    } else if constexpr (T::kShort) {
+        hopper::take_registers<144>();
+        ShortConsumer<T>(args, shared, warpgroup - 1).run();
+    } else {
+        hopper::take_registers<224>();
+        OverlappedConsumer<T>(args, shared, warpgroup - 1).run();
+    }
+#endif
+}
+
+template <class T>
+void launch_tiling(Stage const& stage, Pass const& pass, AttentionArgs const& attention, int64_t tiles) {
+    static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
+    BlockSparseShape const& shape = stage.plan.shape;
+    auto const map = [&](bf16 const* x) {
+        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, T::kKeys);
+    };
+    ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v), static_cast<int32_t>(pass.heads),
+                           !T::kLocal && shape.block_size <= T::kKeys * T::kKeyStages};
+    int64_t const blocks = std::min(kernels::multiprocessors(), tiles);
+    launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, threads<T>(), sizeof(ForwardShared<T>),
+            stage.problem.stream},
+           forward_sm90_kernel<T>, args);
+}
+
+template <Part kPart>
+void launch_forward(Stage const& stage, Pass const& pass, AttentionArgs const& attention, int64_t tiles) {
+    if (stage.plan.shape.head_dim == 64)
+        launch_tiling<ForwardTiling<64, kPart>>(stage, pass, attention, tiles);
+    else
+        launch_tiling<ForwardTiling<128, kPart>>(stage, pass, attention, tiles);
+}
+
+}  // namespace
+
+void attend_selected_sm90(Stage const& stage, Pass const& pass) {
+    int64_t const tiles = max_routed_tiles(stage.plan, pass) * pass.heads;
+    auto const launch = stage.plan.shape.block_size <= kShortBlock ? launch_forward<Part::short_blocks>
+                                                                   : launch_forward<Part::long_blocks>;
+    launch(stage, pass, attention_args(stage, pass), tiles);
+}
+
+void attend_local_sm90(Stage const& stage, Pass const& pass, bf16* o, float* lse) {
+    AttentionArgs args = attention_args(stage, pass);
+    args.o_out = o;
+    args.lse_out = lse;
+    args.tiles_per_block = tiles_per_block(stage.plan, stage.plan.shape.group(), 2 * kConsumerRows);
+    launch_forward<Part::local>(stage, pass, args, stage.plan.blocks * args.tiles_per_block * pass.heads);
+}
+
+}  // namespace perigee::block_sparse

@@ -1,0 +1,11 @@
+// attend_selected and attend_local (stages.h) by kernels for Hopper GPUs; head sizes 64 and 128.
+#pragma once
+
+#include "kernels/block_sparse_attention/stages.h"
+
+namespace perigee::block_sparse {
+
+void attend_selected_sm90(Stage const& stage, Pass const& pass);
+void attend_local_sm90(Stage const& stage, Pass const& pass, bf16* o, float* lse);
+
+}  // namespace perigee::block_sparse

@@ -1,0 +1,250 @@
+// What all warpgroups of the Hopper forward that multiply and do the softmax have in common. A warpgroup is one of
+// them: it works on 64 rows of every tile.
+#pragma once
+
+#include "kernels/block_sparse_attention/forward_sm90_producer.cuh"
+#include "kernels/hopper/product.cuh"
+
+namespace perigee::block_sparse {
+
+using hopper::Inner;
+
+/// What earlier weights and sums of the lane's two rows are worth after another tile of keys.
+struct Rescale {
+    float factor[2];
+    bool less;  ///< of some row of the warp; else all is worth what it was, and the factors are not set
+};
+
+/// Running sums of the lane's two rows, relative to about their maxima; scaled scores are s * scale, exponentials of
+/// base 2. A maximum that has grown little is left as it was, as weights up to 2^kSlack are no less precise: so a warp
+/// seldom has anything to rescale, and lanes seldom need each other's maxima. Each row decides for itself, whatever
+/// rows are beside it.
+template <int kKeys>
+struct Softmax {
+    static constexpr float kSlack = 8;
+    float top[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0, 0};  ///< of this lane's columns
+
+    /// Turns scores into weights relative to the maxima from here on.
+    __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, Rescale& rescale) {
+        float shift[2], added[2] = {0, 0}, most[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            most[half] = top[half];
+#pragma unroll
+            for (int n = 0; n < kKeys / 8; ++n)
+                most[half] = fmaxf(most[half], fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+        }
+        auto const grown = [&](int half) { return (most[half] - top[half]) * scale_log2 > kSlack; };
+        rescale.less = __any_sync(kAllLanes, grown(0) || grown(1));
+        if (rescale.less) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                most[half] = quad_max(most[half]);
+                if (!grown(half)) most[half] = top[half];
+                rescale.factor[half] = exp2_approx((top[half] - finite_base(most[half])) * scale_log2);
+                sum[half] *= rescale.factor[half];
+                top[half] = most[half];
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) shift[half] = finite_base(top[half]) * scale_log2;
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i) {
+            s[i] = exp2_approx(s[i] * scale_log2 - shift[i % 4 / 2]);
+            added[i % 4 / 2] += s[i];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) sum[half] += added[half];
+    }
+};
+
+/// Where a warpgroup is: a tile of rows, and which of its tiles of keys, in a ring of kKeyStages.
+template <int kKeyStages>
+struct TileCursor {
+    int32_t key_begin, key_tiles, seen_by_all, past, first_slot;
+    bool keys_go_on;
+    int32_t at[2];
+    int32_t key_tile = 0;
+    RingPosition<kKeyStages> first_keys = {}, keys = {};  ///< where the first, and this tile of keys is
+
+    __device__ bool last() const { return key_tile + 1 == key_tiles; }
+    __device__ void step() {
+        ++key_tile;
+        keys.advance();
+    }
+    /// From the last tile of keys: where the next tile of rows has its first.
+    __device__ RingPosition<kKeyStages> next_keys() const {
+        RingPosition<kKeyStages> next = keys;
+        next.advance();
+        return keys_go_on ? first_keys : next;
+    }
+};
+
+/// A warpgroup's dealings with the rings and its products: scores of a tile of keys, and results.
+template <class T>
+class ForwardConsumer {
+  public:
+    __device__ ForwardConsumer(ForwardArgs const& args, ForwardShared<T>& shared, int warpgroup)
+        : a_(args.attention),
+          shared_(shared),
+          stage_(warpgroup * T::kRowStages),
+          row_(static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4)),
+          scale_log2_(a_.scale * kLog2e),
+          lane_(threadIdx.x % 32) {
+        asm volatile("" : "+r"(lane_));  // rescale in a register: to read it anew takes long
+    }
+
+  protected:
+    static constexpr int D = T::D, kKeys = T::kKeys;
+    static constexpr bool kLocal = T::kLocal;
+    using Keys = RingPosition<T::kKeyStages>;
+    using Cursor = TileCursor<T::kKeyStages>;
+
+    /// The next tile that has rows for this warpgroup, whose first keys are at `keys`.
+    __device__ Cursor next_tile(Keys keys) {
+        for (;;) {
+            shared_.q_full[stage_].wait(parity_);
+            ConsumerRows const& rows = shared_.rows[stage_];
+            Cursor cursor{rows.key_begin,
+                          rows.key_tiles,
+                          rows.seen_by_all,
+                          rows.past,
+                          rows.first_slot + row_ * a_.slots,
+                          !kLocal && rows.keys_go_on,
+                          {rows.at[row_], rows.at[row_ + 8]},
+                          0,
+                          keys,
+                          keys};
+            if (!T::kShort || cursor.key_tiles == 0 || rows.there) return cursor;
+            release_rows();
+            if (!cursor.keys_go_on) keys = pass_keys(cursor);
+        }
+    }
+    /// Past a tile's keys that this warpgroup has no rows for.
+    __device__ Keys pass_keys(Cursor at) {
+        for (; at.key_tile < at.key_tiles; at.step()) {
+            await_keys(at);
+            release(shared_.k_free[at.keys.stage]);
+            await_values(at);
+            release(shared_.v_free[at.keys.stage]);
+        }
+        return at.keys;
+    }
+    /// This warp no longer reads what `barrier` guards.
+    __device__ void release(Barrier& barrier) const {
+        __syncwarp();
+        if (lane_ == 0) barrier.arrive();
+    }
+    __device__ void release_rows() {
+        shared_.q_free[stage_].arrive();
+        stage_ ^= 1;
+        parity_ ^= ~stage_ & 1;
+    }
+
+    /// Local rows are left factors in registers: products with tiles of 64 keys are otherwise short of shared memory's
+    /// bandwidth.
+    __device__ void load_rows(uint32_t (&q)[D / 16][4]) {
+        uint32_t const tile = hopper::shared_address(shared_.q[stage_]);
+        int const lane = threadIdx.x % 32, row = static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step)
+            hopper::load_matrices(q[step], tile + hopper::swizzled_offset<kConsumerRows>(row, step * 2 + lane / 16));
+    }
+
+    /// Where they are is looked up while they may still be on their way.
+    __device__ uint32_t await_keys(Cursor const& at) {
+        uint32_t const keys = hopper::uniform(hopper::shared_address(shared_.k[at.keys.stage]));
+        shared_.k_full[at.keys.stage].wait(at.keys.parity());
+        return keys;
+    }
+    __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Cursor const& at) {
+        uint32_t const k = await_keys(at);
+        hopper::pin(s);
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step)
+            hopper::multiply<Inner::columns>(s, rows[step], hopper::columns_factor<kKeys>(k, 0, step), step > 0);
+        hopper::products_commit();
+    }
+    __device__ void start_scores(float (&s)[kKeys / 2], Cursor const& at) {
+        uint32_t const k = await_keys(at), q = hopper::uniform(hopper::shared_address(shared_.q[stage_]));
+        hopper::products_begin();
+        hopper::multiply_first<Inner::columns, Inner::columns>(s, hopper::columns_factor<kConsumerRows>(q, 0, 0),
+                                                               hopper::columns_factor<kKeys>(k, 0, 0));
+#pragma unroll
+        for (int step = 1; step < D / 16; ++step)
+            hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kConsumerRows>(q, 0, step),
+                                                             hopper::columns_factor<kKeys>(k, 0, step), true);
+        hopper::products_commit();
+    }
+    __device__ void finish_scores(float (&s)[kKeys / 2], Cursor const& at) {
+        hopper::pin(s);
+        if (!at.keys_go_on) release(shared_.k_free[at.keys.stage]);
+        int32_t const key = at.key_begin + at.key_tile * kKeys;
+        bool const some_unseen = key + kKeys - 1 > at.seen_by_all;
+        int32_t sees[2] = {at.seen_by_all, at.seen_by_all};
+        if constexpr (kLocal)
+            if (some_unseen) sees[0] = shared_.sees[stage_][row_], sees[1] = shared_.sees[stage_][row_ + 8];
+        if (at.last()) release_rows();
+        if (!some_unseen) return;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int32_t const limit = sees[half], first = key + static_cast<int32_t>(threadIdx.x % 4) * 2;
+#pragma unroll
+            for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (first + n * 8 + i > limit) s[n * 4 + half * 2 + i] = -INFINITY;
+        }
+    }
+    __device__ static void to_weights(uint32_t (&weights)[kKeys / 16][4], float const (&s)[kKeys / 2]) {
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step) hopper::to_left(weights[step], s, step);
+    }
+    __device__ uint32_t await_values(Cursor const& at) {
+        uint32_t const values = hopper::uniform(hopper::shared_address(shared_.v[at.keys.stage]));
+        shared_.v_full[at.keys.stage].wait(at.keys.parity());
+        return values;
+    }
+    __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Cursor const& at) {
+        uint32_t const v = await_values(at);
+        hopper::pin(o);
+        hopper::products_begin();
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step)
+            hopper::multiply<Inner::rows>(o, weights[step], hopper::rows_factor<kKeys>(v, 0, step),
+                                          step > 0 || at.key_tile > 0);
+        hopper::products_commit();
+    }
+    /// Of a tile's first keys; what is in o counts as nothing.
+    __device__ void start_first_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Cursor const& at) {
+        uint32_t const v = await_values(at);
+        hopper::products_begin();
+        hopper::multiply_first<Inner::rows>(o, weights[0], hopper::rows_factor<kKeys>(v, 0, 0));
+#pragma unroll
+        for (int step = 1; step < kKeys / 16; ++step)
+            hopper::multiply<Inner::rows>(o, weights[step], hopper::rows_factor<kKeys>(v, 0, step), true);
+        hopper::products_commit();
+    }
+    __device__ void finish_outputs(float (&o)[D / 2], Cursor const& at) {
+        hopper::pin(o);
+        if (!at.keys_go_on) release(shared_.v_free[at.keys.stage]);
+    }
+    /// What was summed up to a tile of keys, for the next.
+    __device__ static void rescale(float (&o)[D / 2], Rescale const& rescale) {
+        if (!rescale.less) return;
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) o[i] *= rescale.factor[i % 4 / 2];
+    }
+
+    AttentionArgs const& a_;
+    ForwardShared<T>& shared_;
+    int stage_;  ///< of rows, among all warpgroups'
+    int row_;
+    uint32_t parity_ = 0;
+    float scale_log2_;
+    uint32_t lane_;
+};
+
+}  // namespace perigee::block_sparse

@@ -1,0 +1,138 @@
+// The warpgroups of the Hopper forward that attend chosen blocks of many keys, or a row's local block, with which they
+// merge its partials. Two tiles of keys are under way at a time: scores of the next while this one's become weights
+// (FlashAttention-3, arXiv 2407.08608).
+#pragma once
+
+#include "kernels/block_sparse_attention/forward_sm90_consumer.cuh"
+
+namespace perigee::block_sparse {
+
+template <class T>
+class OverlappedConsumer : ForwardConsumer<T> {
+  public:
+    __device__ OverlappedConsumer(ForwardArgs const& args, ForwardShared<T>& shared, int warpgroup)
+        : ForwardConsumer<T>(args, shared, warpgroup), ring_(shared.partials) {}
+
+    __device__ void run() {
+        Cursor now = next_tile({});
+        if (now.key_tiles == 0) return;
+        if constexpr (kLocal)
+            for (int s = 0; s < T::kPartialStages; ++s) ring_.start(a_, local_rows(now), s);
+        float s[kKeys / 2], o[D / 2];
+        Rescale rescale;
+        uint32_t weights[kKeys / 16][4], q[D / 16][4];
+        Softmax<kKeys> softmax, done;
+        PartialWeightsOf partials;
+        Cursor before{};
+        load_rows(q);
+        start_scores(s, q, now);
+        hopper::products_wait<0>();
+        finish_scores(s, now);
+        softmax.absorb(s, scale_log2_, rescale);
+        to_weights(weights, s);
+        for (;;) {
+            bool const ends = now.last();
+            Cursor then = now;
+            then.step();
+            if (ends) then = next_tile(now.next_keys());
+            if (then.key_tiles == 0) break;
+            if (ends) load_rows(q);
+            start_scores(s, q, then);
+            if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
+            start_outputs(o, weights, now);
+            if (ends) partials = PartialWeightsOf(a_, local_rows(now));
+            hopper::products_wait<1>();
+            finish_scores(s, then);
+            if (ends) {
+                done = softmax;
+                softmax = {};
+            }
+            softmax.absorb(s, scale_log2_, rescale);
+            hopper::settle(softmax.sum[0] + softmax.sum[1]);  // all of this while the products run
+            hopper::products_wait<0>();
+            finish_outputs(o, now);
+            to_weights(weights, s);
+            before = now;
+            now = then;
+        }
+        if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
+        start_outputs(o, weights, now);
+        partials = PartialWeightsOf(a_, local_rows(now));
+        hopper::products_wait<0>();
+        finish_outputs(o, now);
+        Cursor nothing{};
+        nothing.at[0] = nothing.at[1] = -1;
+        write(o, softmax, now, nothing, partials);
+        hopper::finish_copies();
+    }
+
+  private:
+    using Base = ForwardConsumer<T>;
+    using Base::a_, Base::scale_log2_, Base::D, Base::kKeys, Base::kLocal;
+    using Base::finish_outputs, Base::finish_scores, Base::next_tile, Base::start_outputs, Base::start_scores,
+        Base::to_weights;
+    using typename Base::Cursor;
+
+    struct NoWeights {
+        NoWeights() = default;
+        __device__ NoWeights(AttentionArgs const&, LocalRows const&) {}
+    };
+    using PartialWeightsOf = std::conditional_t<kLocal, PartialWeights, NoWeights>;
+
+    __device__ LocalRows local_rows(Cursor const& cursor) const {
+        return {{cursor.at[0], cursor.at[1]}, {cursor.first_slot, cursor.first_slot + 8 * a_.slots}, cursor.past};
+    }
+    __device__ void load_rows(uint32_t (&q)[D / 16][4]) {
+        if constexpr (kLocal) Base::load_rows(q);
+    }
+    __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Cursor const& at) {
+        if constexpr (kLocal)
+            Base::start_scores(s, rows, at);
+        else
+            Base::start_scores(s, at);
+    }
+
+    /// While the next scores are made: what was summed up to a tile of keys is written where it is a row tile's last,
+    /// else rescaled for the next.
+    __device__ void finish_step(float (&o)[D / 2], Cursor const& at, Cursor const& next, Softmax<kKeys> const& done,
+                                Rescale const& rescale, PartialWeightsOf const& partials) {
+        if (at.last())
+            write(o, done, at, next, partials);
+        else
+            Base::rescale(o, rescale);
+    }
+
+    /// The tile's results, normalised.
+    __device__ void write(float (&o)[D / 2], Softmax<kKeys> const& softmax, Cursor const& tile, Cursor const& next,
+                          PartialWeightsOf const& partials) {
+        float sum[2], lse[2];  // of base 2
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            sum[half] = quad_sum(softmax.sum[half]);
+            lse[half] = softmax.top[half] * scale_log2_ + log2_approx(sum[half]);
+        }
+        float* const lse_to = kLocal ? a_.lse_out : a_.partial_lse;
+        if constexpr (kLocal) {
+            merge_partials<D>(a_, ring_, local_rows(tile), local_rows(next), partials, o, sum, lse);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, o, half, inverse_of_sum(sum[half]),
+                             tile.at[half] >= 0);
+        } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                if (tile.at[half] >= 0) {
+                    PackedRow<D> packed;
+                    pack_partial<D>(packed, o, half, inverse_of_sum(sum[half]));
+                    write_partial<D>(a_.partial + vector_of_partial<D>(tile.at[half], 0), packed);
+                }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if (tile.at[half] >= 0 && threadIdx.x % 4 == 0) lse_to[tile.at[half]] = lse[half] * (1 / kLog2e);
+    }
+
+    typename T::Ring ring_;
+};
+
+}  // namespace perigee::block_sparse

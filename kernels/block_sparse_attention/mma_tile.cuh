@@ -1,0 +1,153 @@
+// Tiles of bf16 rows in shared memory and the products a warp makes of them. A row takes 16 bytes more than its
+// numbers, which spreads the 16-byte vectors that ldmatrix reads together over all banks for every multiple of 32.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/bf16.h"
+#include "kernels/block_sparse_attention/mma.cuh"
+#include "kernels/block_sparse_attention/scan.cuh"
+
+namespace perigee::block_sparse {
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr int kTileKeys = 64;  ///< keys of a step; a warp's scores are [16, 64] fragments
+
+template <int D>
+__host__ __device__ constexpr int tile_stride() {
+    return D + 8;
+}
+template <int D>
+__host__ __device__ constexpr size_t tile_bytes(int rows) {
+    return sizeof(bf16) * static_cast<size_t>(rows) * tile_stride<D>();
+}
+
+/// Starts copying kRows rows of D numbers; `row_at(row, there)` says where a row is and whether it is there (else
+/// zeros). All kThreads threads call.
+template <int D, int kRows, int kThreads, class RowAt>
+__device__ __forceinline__ void load_rows(bf16* to, RowAt row_at) {
+    constexpr int kVectors = D / 8;
+    static_assert(kRows * kVectors % kThreads == 0);
+#pragma unroll
+    for (int i = 0; i < kRows * kVectors / kThreads; ++i) {
+        int const vector = i * kThreads + static_cast<int>(threadIdx.x);
+        int const row = vector / kVectors, column = vector % kVectors * 8;
+        bool there = true;
+        bf16 const* const from = row_at(row, there);
+        copy_16(to + row * tile_stride<D>() + column, from + column, there);
+    }
+}
+
+/// The fragment of rows [row, row + 16), columns [16 step, 16 step + 16) as left factor.
+template <int D>
+__device__ __forceinline__ void load_left(uint32_t (&a)[4], bf16 const* tile, int row, int step) {
+    int const lane = threadIdx.x % 32;
+    ldmatrix(a, tile + (row + lane % 16) * tile_stride<D>() + step * 16 + lane / 16 * 8);
+}
+
+/// s [16, 64] += a [16, 16] * (columns [16 step, ...) of the 64 rows of the tile, transposed).
+template <int D>
+__device__ __forceinline__ void multiply_rows(float (&s)[8][4], uint32_t const (&a)[4], bf16 const* tile, int step) {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        uint32_t b[4];
+        ldmatrix(b, tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 + lane / 8 % 2 * 8);
+        mma(s[2 * pair], a, b[0], b[1]);
+        mma(s[2 * pair + 1], a, b[2], b[3]);
+    }
+}
+
+/// The same for kStrips strips of 16 rows that share the right factor.
+template <int D, int kStrips>
+__device__ __forceinline__ void multiply_rows(float (&s)[kStrips][8][4], uint32_t const (&a)[kStrips][4],
+                                              bf16 const* tile, int step) {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        uint32_t b[4];
+        ldmatrix(b, tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 + lane / 8 % 2 * 8);
+#pragma unroll
+        for (int m = 0; m < kStrips; ++m) {
+            mma(s[m][2 * pair], a[m], b[0], b[1]);
+            mma(s[m][2 * pair + 1], a[m], b[2], b[3]);
+        }
+    }
+}
+
+/// o [16, D] += a [16, 16] * (rows [16 step, 16 step + 16) of the tile), for kStrips strips of rows.
+template <int D, int kStrips>
+__device__ __forceinline__ void accumulate(float (&o)[kStrips][D / 8][4], uint32_t const (&a)[kStrips][4],
+                                           bf16 const* tile, int step) {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int pair = 0; pair < D / 16; ++pair) {
+        uint32_t b[4];
+        ldmatrix_transposed(b, tile + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
+#pragma unroll
+        for (int m = 0; m < kStrips; ++m) {
+            mma(o[m][2 * pair], a[m], b[0], b[1]);
+            mma(o[m][2 * pair + 1], a[m], b[2], b[3]);
+        }
+    }
+}
+
+/// Columns [16 step, 16 step + 16) of a result, rounded, as left factor of the next product.
+__device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&s)[8][4], int step) {
+    a[0] = pack(s[2 * step][0], s[2 * step][1]);
+    a[1] = pack(s[2 * step][2], s[2 * step][3]);
+    a[2] = pack(s[2 * step + 1][0], s[2 * step + 1][1]);
+    a[3] = pack(s[2 * step + 1][2], s[2 * step + 1][3]);
+}
+
+/// Rounds the [16, D] result of a warp into its local 16 rows of a tile.
+template <int D>
+__device__ __forceinline__ void store_result(bf16* tile, int row, float const (&o)[D / 8][4], float factor) {
+    int const lane = threadIdx.x % 32;
+    bf16* const at = tile + (row + lane / 4) * tile_stride<D>() + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+        *reinterpret_cast<uint32_t*>(at + n * 8) = pack(o[n][0] * factor, o[n][1] * factor);
+        *reinterpret_cast<uint32_t*>(at + n * 8 + 8 * tile_stride<D>()) = pack(o[n][2] * factor, o[n][3] * factor);
+    }
+}
+
+/// Copies rows [row, row + 16) of a tile to where `row_at(row)` says, 16 bytes at a time; nullptr skips a row. A warp's
+/// business.
+template <int D, class RowAt>
+__device__ __forceinline__ void write_rows(bf16 const* tile, int row, RowAt row_at) {
+    constexpr int kVectors = D / 8;
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 16 * kVectors / 32; ++i) {
+        int const vector = i * 32 + lane, r = row + vector / kVectors, column = vector % kVectors * 8;
+        bf16* const to = row_at(r);
+        if (to != nullptr)
+            *reinterpret_cast<uint4*>(to + column) =
+                *reinterpret_cast<uint4 const*>(tile + r * tile_stride<D>() + column);
+    }
+}
+
+/// What exponents are counted from: the max_abs, but where that is -infinity, as of nothing but scores of -infinity.
+__device__ __forceinline__ float finite_base(float most) { return most == -INFINITY ? 0 : most; }
+/// What the exponents of a row's final weights are counted from, in base 2: infinity for a row of nothing but scores of
+/// -infinity, whose weights are zeros then.
+__device__ __forceinline__ float base_of_weights(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
+/// A row that has nothing but scores of -infinity has an empty sum, and zeros as its result.
+__device__ __forceinline__ float inverse_of_sum(float sum) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+    return sum == 0 ? 0 : inverse;
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+    return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(kAllLanes, x, 1);
+    return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+
+}  // namespace perigee::block_sparse

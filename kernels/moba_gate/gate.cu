@@ -1,0 +1,117 @@
+// Centroids, and the choice of the gate's kernels.
+#include "kernels/moba_gate/gate.h"
+
+#include <algorithm>
+
+#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/block_sparse_attention/mma_tile.cuh"
+
+namespace perigee {
+namespace moba_gate {
+namespace {
+
+using namespace block_sparse;
+
+struct PoolArgs {
+    bf16 const* k;
+    bf16* centroids;
+    Block const* blocks;
+    int32_t kv_heads, block_size;
+};
+
+constexpr int kPoolLoads = 8;  // that a thread has in flight
+
+/// One block of one key/value head. Each thread sums the 8 columns of every so many rows; rows are then added in a
+/// fixed order.
+template <int D, int kThreads>
+__global__ void __launch_bounds__(kThreads) pool_kernel(PoolArgs const a) {
+    start_early();
+    constexpr int kColumns = D / 8, kRows = kThreads / kColumns;
+    __shared__ float sums[kRows][D];
+    Block const block = a.blocks[blockIdx.x];
+    int64_t const g = blockIdx.y;
+    bool const complete = block.end - block.begin == a.block_size;
+    int const thread = threadIdx.x, row = thread / kColumns, column = thread % kColumns * 8;
+    if (row < kRows) {
+        float sum[8] = {};
+        for (int begin = block.begin + row; complete && begin < block.end; begin += kPoolLoads * kRows) {
+            uint4 x[kPoolLoads];
+#pragma unroll
+            for (int i = 0; i < kPoolLoads; ++i) {
+                int const t = begin + i * kRows;
+                x[i] = t < block.end ? *reinterpret_cast<uint4 const*>(a.k + (int64_t{t} * a.kv_heads + g) * D + column)
+                                     : uint4{};
+            }
+#pragma unroll
+            for (int i = 0; i < kPoolLoads; ++i) {
+                sum[0] += low(x[i].x), sum[1] += high(x[i].x), sum[2] += low(x[i].y), sum[3] += high(x[i].y);
+                sum[4] += low(x[i].z), sum[5] += high(x[i].z), sum[6] += low(x[i].w), sum[7] += high(x[i].w);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[row][column + i] = sum[i];
+    }
+    __syncthreads();
+    if (thread < D / 2) {
+        float mean[2] = {};
+        for (int r = 0; r < kRows; ++r) mean[0] += sums[r][2 * thread], mean[1] += sums[r][2 * thread + 1];
+        float const size = static_cast<float>(a.block_size);
+        auto* const out = reinterpret_cast<uint32_t*>(a.centroids + (int64_t{blockIdx.x} * a.kv_heads + g) * D);
+        out[thread] = pack(mean[0] / size, mean[1] / size);
+    }
+}
+
+}  // namespace
+
+Stage make_stage(MobaGatePlan const& plan, MobaGateProblem const& problem) {
+    check_query_range(plan.shape, problem.query_begin);
+    auto const at = [&](ScratchRegion const& region) {
+        return static_cast<void*>(static_cast<unsigned char*>(problem.scratch) + region.offset);
+    };
+    return {plan,
+            problem,
+            {{static_cast<int32_t*>(at(plan.first)), static_cast<Block*>(at(plan.block_table)),
+              static_cast<int32_t*>(at(plan.block_of))},
+             static_cast<bf16*>(at(plan.centroids))}};
+}
+
+void build_block_table(Stage const& stage) {
+    build_block_table(stage.scratch.table, stage.plan.shape, stage.plan.blocks, stage.problem.cu_seqlens,
+                      stage.problem.stream);
+}
+
+void pool_centroids(Stage const& stage) {
+    BlockSparseShape const& shape = stage.plan.shape;
+    PoolArgs const args{stage.problem.k, stage.scratch.centroids, stage.scratch.table.blocks,
+                        static_cast<int32_t>(shape.kv_heads),
+                        static_cast<int32_t>(std::min<int64_t>(shape.block_size, int64_t{1} << 30))};
+    auto const pool = [&]<int kThreads>(auto kernel) {
+        launch({"pool", stage.plan.blocks, shape.kv_heads, kThreads, 0, stage.problem.stream, 1, starts_early(shape)},
+               kernel, args);
+    };
+    with_head_dim(shape.head_dim, [&]<int D>() {
+        if (args.block_size <= 256)
+            pool.operator()<128>(pool_kernel<D, 128>);
+        else
+            pool.operator()<512>(pool_kernel<D, 512>);
+    });
+}
+
+void select_blocks(Stage const& stage, int32_t* chosen) {
+    if (stage.plan.arch == KernelArch::sm90)
+        select_blocks_sm90(stage, chosen);
+    else
+        select_blocks_sm80(stage, chosen);
+}
+
+}  // namespace moba_gate
+
+void moba_gate_select(MobaGatePlan const& plan, MobaGateProblem const& problem, int32_t* chosen) {
+    if (plan.shape.queries == 0 || plan.slots() == 0) return;
+    moba_gate::Stage const stage = moba_gate::make_stage(plan, problem);
+    moba_gate::build_block_table(stage);
+    moba_gate::pool_centroids(stage);
+    moba_gate::select_blocks(stage, chosen);
+}
+
+}  // namespace perigee

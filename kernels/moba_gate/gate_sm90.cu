@@ -1,0 +1,322 @@
+// The selection on Hopper: products of a tile of rows with the mean keys of 64 blocks after the other, whose results
+// the warps sift for each row's best while the tensor cores make the next. One warp has the copy engine bring rows and
+// mean keys; warpgroups of 64 rows, their q in registers, do the rest. Thread blocks stay and take tiles in turns,
+// those with most candidates first. Blocks are walked from the latest to the first: recent ones tend to score high,
+// which settles the thresholds early.
+#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/hopper/bulk_copy.cuh"
+#include "kernels/hopper/product.cuh"
+#include "kernels/hopper/tensor_map.h"
+#include "kernels/moba_gate/gate.h"
+#include "kernels/moba_gate/top_k_rows.cuh"
+
+namespace perigee::moba_gate {
+namespace {
+
+using namespace block_sparse;
+using hopper::Barrier;
+using hopper::Inner;
+using hopper::RingPosition;
+
+constexpr int kStepBlocks = 64;
+constexpr int kStages = 4;
+
+struct GateArgs {
+    CUtensorMap q, centroids;
+    int32_t* chosen;
+    Block const* blocks;
+    int32_t const* block_of;
+    int32_t queries, query_begin, heads, kv_heads, group, slots;
+    int32_t tile_queries;  ///< of a tile: as many whole groups of heads as fit
+    int32_t tiles;         ///< of a key/value head
+    bool force_previous;
+};
+
+/// Candidates of a query: blocks [low, high).
+struct Range {
+    int32_t low;
+    int32_t high;
+};
+
+/// What a warp that chooses must know of a tile.
+struct alignas(16) TileInfo {
+    int32_t query, count, g;
+    int32_t steps;  ///< from the candidates of the last query to those of the first
+    int32_t end;    ///< candidates of the last query end here
+    Range always;   ///< candidates of all queries
+    int32_t alike;  ///< whether all queries have the same
+};
+
+template <int D, int kSlots, int kWarpgroups>
+struct GateShared {
+    static constexpr int kRows = 64 * kWarpgroups;
+    unsigned char q[hopper::tile_bytes<kRows, D>()];
+    unsigned char means[kStages][hopper::tile_bytes<kStepBlocks, D>()];
+    typename TopKRows<kSlots>::Laid laid[4 * kWarpgroups];
+    Range range[kRows];  ///< of the tile's queries
+    uint8_t query_of[kRows];
+    TileInfo tile_info;
+    Barrier q_full, q_free, full[kStages], free[kStages];
+};
+
+[[maybe_unused]] __device__ __forceinline__ TileInfo uniform(TileInfo const& w) {
+    using hopper::uniform;
+    return {uniform(w.query), uniform(w.count), uniform(w.g),
+            uniform(w.steps), uniform(w.end),   {uniform(w.always.low), uniform(w.always.high)},
+            uniform(w.alike)};
+}
+
+/// A tile of rows: queries [query, query + count) of all heads of key/value head g.
+struct Tile {
+    int32_t query;
+    int32_t count;
+    int32_t g;
+};
+[[maybe_unused]] __device__ __forceinline__ Tile tile_at(GateArgs const& a, int32_t item) {
+    int32_t const query = (a.tiles - 1 - item / a.kv_heads) * a.tile_queries;
+    return {query, min(a.tile_queries, a.queries - query), item % a.kv_heads};
+}
+
+/// The warp that has everything brought.
+template <int D, class Shared>
+__device__ void bring(GateArgs const& a, Shared& shared) {
+    constexpr int kPerLane = Shared::kRows / 32;
+    int const lane = threadIdx.x % 32;
+    Range range[kPerLane] = {};
+    auto const look_up = [&](int32_t item) {
+        if (item >= a.tiles * a.kv_heads) return;
+        Tile const tile = tile_at(a, item);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i)
+            if (i * 32 + lane < tile.count) {
+                int32_t const local = a.block_of[a.query_begin + tile.query + i * 32 + lane];
+                range[i] = {a.blocks[local].first, local};
+            }
+    };
+    look_up(static_cast<int32_t>(blockIdx.x));
+    RingPosition<1> rows;
+    RingPosition<kStages> ring;
+    for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
+        Tile const tile = tile_at(a, item);
+        shared.q_free.wait(rows.free_parity());
+        rows.advance();
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i)
+            if (i * 32 + lane < tile.count) shared.range[i * 32 + lane] = range[i];
+        __syncwarp();
+        Range const first = shared.range[0], last = shared.range[tile.count - 1];
+        int32_t const end = last.high, steps = (end - first.low + kStepBlocks - 1) / kStepBlocks;
+        if (lane == 0)
+            shared.tile_info = {tile.query,
+                                tile.count,
+                                tile.g,
+                                steps,
+                                end,
+                                {last.low, first.high},
+                                first.low == last.low && first.high == last.high};
+        if (lane != 0) {
+            shared.q_full.arrive();
+        } else {
+            shared.q_full.arrive_and_expect(a.tile_queries * a.group * D * 2);
+            for (int panel = 0; panel < D / 64; ++panel)
+                hopper::copy_box(shared.q + panel * hopper::panel_bytes<Shared::kRows>(), a.q, shared.q_full,
+                                 panel * 64, tile.g * a.group, tile.query, hopper::Keep::evict_first);
+        }
+        look_up(item + static_cast<int32_t>(gridDim.x));
+        for (int32_t step = 0; step < steps; ++step, ring.advance()) {
+            if (lane != 0) continue;
+            shared.free[ring.stage].wait(ring.free_parity());
+            shared.full[ring.stage].arrive_and_expect(hopper::tile_bytes<kStepBlocks, D>());
+            for (int panel = 0; panel < D / 64; ++panel)
+                hopper::copy_box(shared.means[ring.stage] + panel * hopper::panel_bytes<kStepBlocks>(), a.centroids,
+                                 shared.full[ring.stage], panel * 64, tile.g, end - (step + 1) * kStepBlocks,
+                                 hopper::Keep::evict_last);
+        }
+        __syncwarp();
+    }
+}
+
+/// Of a row's candidates, the lane's first row, the scores that belong to the tile of blocks from `from` on.
+[[maybe_unused]] __device__ __forceinline__ uint32_t candidates_of(Range const& range, int32_t from) {
+    int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
+    return scores_below(range.high - block) & ~scores_below(range.low - block);
+}
+
+/// Makes NaN of the scores that are not valid.
+[[maybe_unused]] __device__ __forceinline__ void erase_others(float (&s)[32], uint32_t valid) {
+#pragma unroll
+    for (int n = 0; n < 32; ++n)
+        if ((valid >> n & 1) == 0) s[n] = NAN;
+}
+
+/// Makes the blocks before the rows' local the best there are.
+[[maybe_unused]] __device__ __forceinline__ void force_previous(float (&s)[32], Range const (&range)[2], int32_t from) {
+    int32_t const block = from + static_cast<int32_t>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 32; ++n)
+        if (n / 4 * 8 + n % 2 == range[n / 2 % 2].high - 1 - block) s[n] = INFINITY;
+}
+
+/// s = q . means^T for the 64 mean keys of a stage; the warpgroup waits for the result.
+template <int D>
+__device__ __forceinline__ void multiply_means(float (&s)[32], uint32_t const (&q)[D / 16][4], uint32_t means) {
+    uint64_t const factor = hopper::columns_factor<kStepBlocks>(means, 0, 0);
+    hopper::products_begin();
+#pragma unroll
+    for (int part = 0; part < D / 16; ++part) {
+        // Descriptors count in 16 bytes, in their lower halves.
+        uint32_t const at = part / 4 * hopper::panel_bytes<kStepBlocks>() / 16 + part % 4 * 2;
+        hopper::multiply<Inner::columns>(s, q[part], factor >> 32 << 32 | (static_cast<uint32_t>(factor) + at),
+                                         part > 0);
+    }
+    hopper::products_commit();
+    hopper::products_wait<0>();
+    hopper::pin(s);
+}
+
+/// The row's blocks, counted from `low`, by the two lanes that have them.
+template <int kSlots>
+__device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots], int32_t low, int slots, int32_t* to) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+        if (i < slots && i % 2 == static_cast<int>(threadIdx.x) % 2)
+            to[i] = blocks[i] == INT32_MAX ? -1 : blocks[i] - low;
+}
+
+/// A warp of a warpgroup that chooses for 64 of the tile's rows.
+template <int D, int kSlots, class Shared>
+__device__ void select(GateArgs const& a, Shared& shared) {
+    int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
+    TopKRows<kSlots> best(shared.laid[thread / 32]);
+    uint32_t const q_tile = hopper::shared_address(shared.q), means = hopper::shared_address(shared.means);
+    int const first_row = warp_row + lane / 4;
+    auto const range_of = [&](int its_row, int32_t queries) {
+        int const query = shared.query_of[its_row];
+        return query < queries ? shared.range[query] : Range{0, -1};  // no row there
+    };
+    RingPosition<1> rows;
+    RingPosition<kStages> ring;
+    for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
+        shared.q_full.wait(rows.parity());
+        rows.advance();
+        TileInfo const tile = uniform(shared.tile_info);
+        uint32_t q[D / 16][4];
+#pragma unroll
+        for (int step = 0; step < D / 16; ++step)
+            hopper::load_matrices(
+                q[step], q_tile + hopper::swizzled_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
+        Range const range[2] = {range_of(first_row, tile.count), range_of(first_row + 8, tile.count)};
+        shared.q_free.arrive();
+
+        uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
+        // Of the lane's two rows of scores it has the indices of one.
+        best.begin(a.slots, (lane / 2 % 2 == 0 ? range[0] : range[1]).high >= 0);
+
+        for (int32_t step = 0; step < tile.steps; ++step, ring.advance()) {
+            float s[32];
+            shared.full[ring.stage].wait(ring.parity());
+            multiply_means<D>(s, q, means + ring.stage * hopper::tile_bytes<kStepBlocks, D>());
+            if (lane == 0) shared.free[ring.stage].arrive();
+            int32_t const from = tile.end - (step + 1) * kStepBlocks;
+            uint32_t valid = rows_there;
+            if (from < tile.always.low || from + kStepBlocks + a.force_previous > tile.always.high) {
+                uint32_t const first = candidates_of(tile.alike ? tile.always : range[0], from);
+                valid &= first | (tile.alike ? first : candidates_of(range[1], from)) << 2;
+                if (best.unfilled()) erase_others(s, valid);
+                if (a.force_previous) force_previous(s, range, from);
+            }
+            best.offer(s, valid, from);
+        }
+
+        int32_t blocks[kSlots];
+        best.finish(blocks);
+        if (best.there()) {
+            // Once a tile: what is not rescale for it leaves registers to the steps.
+            int const again = static_cast<int>(hopper::thread_anew()), second = again / 2 % 2;
+            int const row = again / 32 * 16 + again % 32 / 4 + second * 8;
+            int64_t const at =
+                int64_t{tile.query} * a.heads + tile.g * a.group + shared.query_of[row] * (a.heads - a.group) + row;
+            write_selection(blocks, second != 0 ? range[1].low : range[0].low, a.slots, a.chosen + at * a.slots);
+        }
+    }
+}
+
+/// Registers of a thread that chooses, by the number of warpgroups that do. One more brings, with what is left of those
+/// that a launch gives out: 128 for each of 512 threads, 96 for 640.
+template <int kWarpgroups>
+constexpr int kRegisters = kWarpgroups == 4 ? 104 : (512 - 56) / kWarpgroups / 8 * 8;
+
+template <int D, int kSlots, int kWarpgroups>
+__global__ void __launch_bounds__(128 * (kWarpgroups + 1), 1) gate_kernel(__grid_constant__ GateArgs const a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    start_early();
+    using Shared = GateShared<D, kSlots, kWarpgroups>;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    auto& shared = *reinterpret_cast<Shared*>(memory);
+    if (threadIdx.x == 0) {
+        shared.q_full.init(32);  // by every lane: racecheck follows no lane's numbers to another's arrival
+        shared.q_free.init(128 * kWarpgroups);
+        for (int i = 0; i < kStages; ++i) {
+            shared.full[i].init(1);
+            shared.free[i].init(4 * kWarpgroups);
+        }
+        hopper::publish_barriers();
+    }
+    if (threadIdx.x < Shared::kRows) shared.query_of[threadIdx.x] = static_cast<uint8_t>(threadIdx.x / a.group);
+    __syncthreads();
+    if (threadIdx.x < 128 * kWarpgroups) {
+        hopper::take_registers<kRegisters<kWarpgroups>>();
+        select<D, kSlots>(a, shared);
+    } else {
+        hopper::give_registers_up<56>();
+        if (threadIdx.x < 128 * kWarpgroups + 32) bring<D>(a, shared);
+    }
+#endif
+}
+
+template <int D, int kSlots, int kWarpgroups>
+void launch_gate(Stage const& stage, int32_t* chosen) {
+    BlockSparseShape const& s = stage.plan.shape;
+    auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
+    int64_t const tile_queries = 64 * kWarpgroups / s.group(), tiles = ceil_div(s.queries, tile_queries);
+    GateArgs const args{
+        .q = hopper::rows_map(stage.problem.q, s.queries, s.heads, D, narrow(tile_queries), narrow(s.group())),
+        .centroids = hopper::rows_map(stage.scratch.centroids, stage.plan.blocks, s.kv_heads, D, kStepBlocks),
+        .chosen = chosen,
+        .blocks = stage.scratch.table.blocks,
+        .block_of = stage.scratch.table.block_of,
+        .queries = narrow(s.queries),
+        .query_begin = narrow(stage.problem.query_begin),
+        .heads = narrow(s.heads),
+        .kv_heads = narrow(s.kv_heads),
+        .group = narrow(s.group()),
+        .slots = narrow(s.slots()),
+        .tile_queries = narrow(tile_queries),
+        .tiles = narrow(tiles),
+        .force_previous = stage.plan.options.force_previous};
+    launch({"gate", std::min(tiles * s.kv_heads, kernels::multiprocessors()), 1, 128 * (kWarpgroups + 1),
+            sizeof(GateShared<D, kSlots, kWarpgroups>), stage.problem.stream, 1, starts_early(s)},
+           gate_kernel<D, kSlots, kWarpgroups>, args);
+}
+
+template <int D>
+void launch_gate(Stage const& stage, int32_t* chosen) {
+    int64_t const slots = stage.plan.shape.slots();
+    if (slots <= 2)
+        launch_gate<D, 2, 4>(stage, chosen);
+    else if (slots <= 7)
+        launch_gate<D, 7, 4>(stage, chosen);
+    else
+        launch_gate<D, 15, 2>(stage, chosen);
+}
+
+}  // namespace
+
+void select_blocks_sm90(Stage const& stage, int32_t* chosen) {
+    if (stage.plan.shape.head_dim == 64)
+        launch_gate<64>(stage, chosen);
+    else
+        launch_gate<128>(stage, chosen);
+}
+
+}  // namespace perigee::moba_gate

@@ -1,0 +1,30 @@
+// Mixture of Block Attention: its options and the arithmetic of blocks, shared by every implementation.
+// Source: Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs", arXiv 2502.13189.
+#pragma once
+
+#include <cstdint>
+
+namespace perigee {
+
+/// One selection of blocks per query head, or one per group of query heads that share a key/value head (scored by the
+/// sum of the group's queries).
+enum class MobaSelection { per_head, per_group };
+
+/// The gate: a query's blocks are the top-k past ones by the dot product with their centroid.
+struct MobaOptions {
+    static constexpr char const* kName = "gate";
+    int64_t block_size = 512;     ///< B: keys per block
+    int64_t top_k = 3;            ///< k: blocks a query attends, its local included; k = 1 is block-local attention
+    bool force_previous = false;  ///< the block before the query's local is always among the k - 1
+    MobaSelection selection = MobaSelection::per_head;
+};
+
+/// Blocks of a document of `length` tokens: ceil(length / block_size).
+constexpr int64_t moba_blocks(int64_t length, int64_t block_size) { return (length + block_size - 1) / block_size; }
+
+/// With this few blocks every candidate is chosen, and MoBA is full causal attention.
+constexpr bool moba_covers_all(int64_t length, MobaOptions const& options) {
+    return moba_blocks(length, options.block_size) <= options.top_k;
+}
+
+}  // namespace perigee

@@ -1,0 +1,26 @@
+#include "kernels/moba_gate/plan.h"
+
+#include "base/error.h"
+
+namespace perigee {
+
+MobaGatePlan plan_moba_gate(BlockSparseShape const& s, MobaOptions const& options) {
+    std::string const refusal = attention_refusal(s);
+    PERIGEE_CHECK(refusal.empty(), "{}", refusal);
+    PERIGEE_CHECK(s.block_size == options.block_size && s.top_k == options.top_k, "{} for a gate of B {} k {}",
+                  to_string(s), options.block_size, options.top_k);
+    MobaGatePlan plan{.shape = s, .options = options, .blocks = max_blocks(s)};
+    // The sm90 gate keeps a row's top-k in registers; its tiles hold whole groups of heads.
+    bool const per_head = options.selection == MobaSelection::per_head || s.group() == 1;
+    bool const takes = (s.head_dim == 64 || s.head_dim == 128) && s.slots() <= 15 && s.group() <= 128 && per_head;
+    plan.arch = takes ? s.arch : KernelArch::sm80;
+    ScratchLayout layout;
+    plan.centroids = layout.take(plan.blocks * s.kv_heads * s.head_dim, 2);
+    plan.first = layout.take(s.documents + 1, sizeof(int32_t));
+    plan.block_table = layout.take(plan.blocks, 4 * sizeof(int32_t));
+    plan.block_of = layout.take(s.tokens, sizeof(int32_t));
+    plan.scratch_bytes = layout.end();
+    return plan;
+}
+
+}  // namespace perigee

@@ -1,5 +1,4 @@
-// dk and dv: a thread block owns 64 keys and sums over all rows that see them, first those of the block itself, then
-// those of its indices, in registers; nobody else writes these keys.
+// dk and dv by warp products: a thread block owns 64 keys and sums over all rows that see them, local, then routed.
 #include "kernels/block_sparse_attention/backward_sm80.cuh"
 #include "kernels/block_sparse_attention/launch.cuh"
 
@@ -21,7 +20,7 @@ struct KeyShared {
     int32_t limit[kRing][kRows];  ///< the last token a row sees; -1 for rows that are not there
 };
 
-/// All rows that see the keys from `key` on: those of the block from token `local_begin` on, then the indices.
+/// The rows that see the keys from `key` on: local rows from token `local_begin` on, then routed rows.
 struct BlockRows {
     int64_t g;
     int32_t local_begin, local_rows, offsets, rows;
@@ -41,7 +40,7 @@ __device__ BlockRows find_block_rows(AttentionArgs const& a, int32_t index, Bloc
     return x;
 }
 
-/// Row i of the query_rows: where it is, and the last token it sees.
+/// Row i: its index in q, and the last token it sees.
 struct QueryRow {
     int32_t at = -1;
     int32_t limit = -1;

@@ -1,5 +1,5 @@
-// dq: tiles of rows against one block's keys, as in the forward. Routed rows leave a partial gradient per visit; the
-// local block's kernel runs last and adds them in the order of the slots.
+// dq by warp products: query tiles against one block's keys. Routed rows leave a dQ partial per slot; the local block's
+// kernel runs last and adds them in the order of the slots.
 #include "kernels/block_sparse_attention/backward_sm80.cuh"
 #include "kernels/block_sparse_attention/launch.cuh"
 
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) dq_kernel(AttentionArgs 
                 }
             }
     }
-    __syncwarp();  // the warp is done with its rows of q: results take their place
+    __syncwarp();  // the warp is done with its rows of q: results overwrite them
     store_result<D>(shared.q, warp_row, dq[0], 1.0f);
     __syncwarp();
     write_rows<D>(shared.q, warp_row, [&](int r) -> bf16* {

@@ -1,6 +1,6 @@
-// What a backward begins with: of every row the numbers that are gathered with it, rowsum(do * o) among them. Where
-// visits add to dq, it is cleared here, and each row's factor needs the max_abs numbers of do, k and v: the bits of
-// bf16 without a sign are in the order of the numbers, infinity and then NaN above all.
+// Row statistics that the backward gathers with each row: LSE in base 2 and delta = rowsum(do * o). With adds_to_dq
+// also dq = 0 and each row's scale, from the largest do, k and v (bits of bf16 without signs are ordered as the
+// numbers).
 #include <bit>
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
@@ -14,7 +14,7 @@ constexpr int kProductThreads = 256, kRowsAtOnce = 4;
 
 __device__ __forceinline__ float dot(uint32_t x, uint32_t y) { return low(x) * low(y) + high(x) * high(y); }
 
-/// Of two columns each: the larger of `max_abs` and what eight numbers hold.
+/// Two columns each: the larger of `max_abs` and eight numbers.
 __device__ __forceinline__ uint32_t larger(uint32_t max_abs, uint4 const& eight) {
     constexpr uint32_t kNoSigns = 0x7fff7fff;
     uint32_t const first = __vmaxu2(eight.x & kNoSigns, eight.y & kNoSigns);
@@ -47,8 +47,7 @@ __device__ __forceinline__ T of_row(T x, F combine) {
     return x;
 }
 
-/// All loads of do and o that a thread makes are under way at once. Where visits add to dq, also clears the rows there
-/// and says by what each is multiplied meanwhile.
+/// All loads of do and o of a thread are in flight at once.
 template <int D>
 __global__ void __launch_bounds__(kProductThreads) preprocess_kernel(AttentionArgs const a) {
     constexpr int kLanes = kLanesOfRow<D>, kVectors = D / 8 / kLanes, kGroups = kProductThreads / kLanes;

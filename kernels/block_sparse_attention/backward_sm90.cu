@@ -1,12 +1,6 @@
-// The fused backward on Hopper: all five products of a tile of rows against a run of 128 keys, once. A persistent
-// thread block takes items; one warpgroup gathers rows of q and do into a ring of stages, two hold the sums dk and dv
-// of 64 keys each. Products of a tile, transposed so that weights are left factors straight from registers:
-//
-//     S' = K q'    dP' = V do'    dv += P' do    dk += dS' q    dq = dS K (dS by shared memory; half each)
-//
-// A tile's dq is written out while its dk is still under way. After FlashAttention-3's backward (Shah et al., arXiv
-// 2407.08608), with gathered rows; a row's dq is added up in dq itself, or has a address for each tile_group of runs
-// (fused.cuh).
+// The sm90 backward: all five products of a query tile against a KV tile of 128 keys, by persistent thread blocks that
+// take work items. After FlashAttention-3 (Shah et al., arXiv 2407.08608), with gathered rows. Scores are transposed,
+// so that weights are left factors straight from registers:
 #include "kernels/block_sparse_attention/backward_sm90_producer.cuh"
 #include "kernels/block_sparse_attention/launch.cuh"
 #include "kernels/hopper/product.cuh"
@@ -17,8 +11,7 @@ namespace {
 
 using hopper::Inner;
 
-/// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq, which is added to dq itself or has
-/// chunk_ends.
+/// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq.
 template <int D, bool kAddsToDq>
 class Consumer {
     using T = Tiling<D>;

@@ -1,19 +1,12 @@
-// The fused backward on Hopper: what its kernels share. Work is cut into items: a kv_tile of kKvTile keys of a block,
-// and a split of the rows that see it ("query_rows": those of the block's indices, then rows of the block itself).
-// Items of different tile_groups and the same split are neighbours: taken at about the same time, one brings the rows
-// into the cache.
-//
-// Runs of a block form tile_groups. Items of a tile_group follow each other in one thread block, each with the rows to
-// bring anew, as there a row always meets the same threads: the first kv_tile leaves a row's partial dq, the others add
-// to it, in bf16, in the L2 cache. The layout suits the registers it comes from, and is not scaled yet: of every 32
-// columns, the pair (2 c, 2 c + 1) lies at pair c / 4 + c % 4 * 4. sum_query_gradients adds the tile_groups' partial dq
-// in order; the first tile_group of a row's local block has its carried in dq. A split that has its keys to itself
-// writes dk and dv; else the splits' sums are added by sum_key_gradients.
-//
-// Where the order may be any, all kv_tiles of all blocks add to dq itself, as fp16, each a tile_group of its local;
-// each row is multiplied by a power of two such that no sum overflows. lay_query_gradients_out makes bf16 in its layout
-// of that. Or, where rows have chunk_ends and a head's queries several passes, all splits of all of these add to one
-// fp32 sum of their keys, which sum_key_gradients writes after the last.
+// What the kernels of the sm90 backward share.
+// A work item is a KV tile (kKvTile keys of a block) and a split of the query rows that see it: the block's routed
+// rows, then its local rows. Items of the same split are neighbours, so that one brings the rows into the L2 cache.
+// Deterministic: KV tiles of a tile group run in order in one thread block. The first stores a row's dQ partial in
+// bf16, the others add to it in the L2 cache. The first tile group of the local block uses dq itself. query_sums_kernel
+// adds the partials in order. Columns of partials are permuted: of 32, pair (2 c, 2 c + 1) is at pair c / 4 + c % 4
+// * 4. Non-deterministic (adds_to_dq): all KV tiles add fp16 to dq, each row scaled by a power of two against overflow.
+// query_layout_kernel rescales it to bf16.
+// A KV tile with one split writes dk and dv; else key_sums_kernel adds the sums of its splits.
 #pragma once
 
 #include <cstddef>
@@ -27,27 +20,27 @@ inline constexpr int kConsumers = 256;  ///< threads that hold dk and dv: two wa
 inline constexpr int kWorkItemWords = 16;
 inline constexpr int32_t kNoWork = -1, kFiller = -2;  ///< as the end of an item
 
-/// Of items: they add to the partial dq of earlier kv_tiles of the tile_group; to dk and dv of earlier passes; their
-/// tile_group is the block's first.
+/// Flags: add to the dQ partial of the tile group's earlier KV tiles; to carried dk and dv; first tile group of the
+/// block.
 inline constexpr int32_t kAddToPartial = 1, kAddToSums = 2, kFirstTileGroup = 4;
 
 struct alignas(16) WorkItem {
     int32_t g;            ///< key/value head
     int32_t key;          ///< keys [key, key_end)
     int32_t key_end;      ///
-    int32_t begin;        ///< query_rows [begin, end) of this split
-    int32_t end;          ///< kNoWork where there is none left, kFiller in a tile_group that is not full
-    int32_t indices;      ///< in the head's indices
-    int32_t routed;       ///< query_rows [0, routed) are entries indices + i; the others rows of the block itself
-    int32_t local_row;    ///< row of the first of those, counted from query 0 in the head's rows
+    int32_t begin;        ///< query rows [begin, end) of this split
+    int32_t end;          ///< kNoWork: nothing left; kFiller: pads a tile group
+    int32_t indices;      ///< first of the routed rows in the head's indices
+    int32_t routed;       ///< query rows [0, routed) are routed, the others local
+    int32_t local_row;    ///< first local row, counted in the head's rows
     int32_t local_token;  ///< its token
-    int32_t masked;       ///< query_rows [masked, masked_end) do not see all keys
+    int32_t masked;       ///< query rows [masked, masked_end) do not see all keys
     int32_t masked_end;   ///
-    int32_t first_slot;   ///< in `partial`, of this tile_group and row 0, slot 0
-    int32_t split;        ///< where the sums go, or -1: to `carried`, or to dk and dv
-    int32_t carried;      ///< in `carried`
-    int32_t first;  ///< of the split's query_rows; those from `begin` on only keep rows in their chunk_ends of a tile
-    int32_t flags;  ///< kAddToPartial, kAddToSums, kFirstTileGroup
+    int32_t first_slot;   ///< in `partial`, of this tile group, row 0, slot 0
+    int32_t split;        ///< index in `splits`; -1: sums go to `carried`, or to dk and dv
+    int32_t carried;      ///< index of the KV tile in `carried`
+    int32_t first;        ///< first row that counts; `begin` is rounded down to a whole tile
+    int32_t flags;        ///< kAddToPartial, kAddToSums, kFirstTileGroup
 };
 static_assert(sizeof(WorkItem) == kWorkItemWords * sizeof(int32_t));
 
@@ -55,16 +48,16 @@ struct BackwardArgs {
     AttentionArgs a;
     WorkItem* items;
     int32_t* item_begin;   ///< [pass heads, blocks + 1], counted from each head's first
-    int32_t* split_begin;  ///< the same, of splits that share their keys and have sums of their local
+    int32_t* split_begin;  ///< the same, of splits that leave sums
     int32_t* counters;     ///< items of the pass, and how many of them are taken
     float4* splits;        ///< [splits, 2, K / 8, kConsumers]
-    float4* carried;       ///< [kv_tiles of all blocks, 2, K / 8, kConsumers]: sums of earlier passes of the same head
+    float4* carried;       ///< [KV tiles of all blocks, 2, K / 8, kConsumers]: sums of earlier passes of the same head
     int32_t earlier;       ///< blocks that begin before this token were in an earlier pass of the head
     int32_t later;         ///< blocks that begin at or after this token are left to a later one
     int32_t pass_heads, kv_tiles, tile_group, tile_groups, row_slots, split_rows;
-    bool whole_kv_tiles;     ///< a whole block has whole kv_tiles
+    bool whole_kv_tiles;     ///< a whole block has whole KV tiles
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
-    bool carry;              ///< sums go from pass to pass in `carried`; else in dk and dv
+    bool carry;              ///< sums go from pass to pass in `carried`
     bool carry_out;          ///< there is a later pass
     bool adds_to_dq;         ///< dq is zero before, and has no partial results
 
@@ -117,10 +110,8 @@ __device__ __forceinline__ uint32_t pack_halves(float first, float second) {
     return x;
 }
 
-/// The power of two by which a row of dq is multiplied where visits add to it in fp16. Any sum of weights times (dP -
-/// delta) times a number of k, weights of a row being at most one together, is below 2 D |do| |v| |k| of the max_abs of
-/// the row of do, of v and of k, which are given as the bits of a bf16: the row's numbers stay below 2^15. One where a
-/// max_abs is not finite.
+/// The power of two that scales a row of dq while KV tiles add to it in fp16. Sums stay below 2^15: |dq| <= 2 D max|do|
+/// max|v| max|k|, given as bits of bf16, `d_o` of the row. One where a maximum is not finite.
 __device__ __forceinline__ float factor_of_row(uint32_t d_o, uint32_t k, uint32_t v, int head_dim) {
     constexpr int kBias = 127;
     auto const exponent = [](uint32_t bits) { return max(static_cast<int>(bits >> 7), 1) - (kBias - 1); };  // below 2^
@@ -131,7 +122,7 @@ __device__ __forceinline__ float factor_of_row(uint32_t d_o, uint32_t k, uint32_
 /// Of a power of two, exactly.
 __device__ __forceinline__ float inverse_of_power(float x) { return __int_as_float((254 << 23) - __float_as_int(x)); }
 
-/// Rounds and writes, or adds, the 64 keys' gradient that a warpgroup holds as a product's result [64, D].
+/// Writes or adds a warpgroup's gradient [64, D] of keys in bf16.
 struct KeyRange {
     int32_t key, end;
     int64_t g;
@@ -169,8 +160,7 @@ __device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float
         }
 }
 
-/// A warpgroup's [64, D] result, whole and in fp32, to or from where its thread finds it again. Added to what is there
-/// by the L2 cache, as nobody waits for it; one thread does so once in a launch, unless splits share sums.
+/// A warpgroup's fp32 result [64, D] to memory, each thread at its own address; `add`: in the L2 cache.
 template <int D>
 __device__ __forceinline__ void store_sums(float4* to, float const (&x)[D / 2], bool add = false) {
 #pragma unroll
@@ -192,13 +182,11 @@ __device__ __forceinline__ void add_sums(float (&x)[D / 2], float4 const* from) 
         x[4 * i] += y.x, x[4 * i + 1] += y.y, x[4 * i + 2] += y.z, x[4 * i + 3] += y.w;
     }
 }
-/// A carried in `carried` for the kv_tile that begins at `key` of the index-th block: different for all kv_tiles of a
-/// pack, and below tokens / kKvTile + the number of blocks; of documents, where kv_tiles end inside of blocks only with
-/// those.
+/// Index in `carried` of the KV tile that begins at `key` of the index-th block; unique in the pack.
 __device__ __forceinline__ int32_t carried_slot(BackwardArgs const& f, int32_t index, int32_t key) {
     return key / kKvTile + (f.whole_kv_tiles ? f.a.blocks[index].document : index);
 }
-/// Of dk (0) or dv (1) of the index-th kv_tile of keys.
+/// Sums of dk (0) or dv (1) of the index-th KV tile.
 template <int D>
 __device__ __forceinline__ float4* sums_of(float4* partial_splits, int32_t index, int which, int consumer) {
     return partial_splits + (int64_t{index} * 2 + which) * (D / 8) * kConsumers + consumer;

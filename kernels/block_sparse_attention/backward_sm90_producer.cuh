@@ -1,5 +1,5 @@
-// The producers of the fused backward: a warp that looks rows up, two that gather them, one that brings keys. Each has
-// 24 registers, so that the consumers can have 240; what can be read again from shared memory is not rescale.
+// Producer warps of the sm90 backward: one schedules rows, two gather them, one brings keys. With 24 registers each
+// they reread shared memory rather than keep values.
 #pragma once
 
 #include "kernels/block_sparse_attention/backward_sm90_shared.cuh"
@@ -59,7 +59,7 @@ class RowScheduler {
         }
         wait_for_copies();  // the buffers are free for the next item
     }
-    /// Those of a tile that are in the indices; a lane fetches what it will use.
+    /// Routed entries of a tile; a lane fetches what it will use.
     __device__ void fetch_entries(WorkItem const& item, int32_t first, int buffer) const {
         uint32_t const* const indices = a_.indices + item.g * a_.indices_stride + item.indices;
 #pragma unroll 1
@@ -68,7 +68,7 @@ class RowScheduler {
         }
         commit_copies();
     }
-    /// QueryRow `i`; `entry` is that of the indices, where the row is in it.
+    /// Query row `i`; `entry` is its routing entry, if it is routed.
     __device__ __forceinline__ void look_up(WorkItem const& item, int32_t i, uint32_t entry, int stage,
                                             int row_in_tile) const {
         int32_t const in_block = i - item.routed;
@@ -79,7 +79,7 @@ class RowScheduler {
         int32_t const query = f_.query_of(row), at = query * a_.heads + item.g * a_.group + row - query * a_.group;
         bool const there = i >= item.first && i < item.end;
         shared_.at[stage][row_in_tile] = there ? at : -1;
-        // Of the block's local rows the first tile_group's row_in_tile is in dq; the others' follow those of the slots.
+        // dQ partials of the local block follow those of the slots; its first tile group uses dq.
         int32_t const slot = local ? a_.slots * f_.tile_groups - 1 : static_cast<int32_t>(entry & 63) * f_.tile_groups;
         bool const in_dq = f_.adds_to_dq || (local && (item.flags & kFirstTileGroup) != 0);
         int32_t const index = in_dq ? at

@@ -1,5 +1,4 @@
-// What the fused backward left in parts, in a fixed order: dq from the visits of a row, unless those have added it up,
-// and dk and dv of keys whose rows were shared out.
+// Sums what the sm90 backward left in parts, in a fixed order: dQ partials, and dk and dv of split or carried KV tiles.
 #include <cuda_fp16.h>
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
@@ -31,7 +30,7 @@ __device__ uint64_t used_slots(AttentionArgs const& a, int32_t local_relative, i
 }
 
 /// A row of the pass by D / 8 lanes, eight numbers each. The first partials are read before it is known which are in
-/// use; that of the local block's first tile_group is the row of dq itself.
+/// use; the local block's first tile group is in dq itself.
 template <int D>
 __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs const x) {
     constexpr int kLanes = D / 8;
@@ -94,8 +93,7 @@ struct LayoutArgs {
 };
 constexpr int kLayoutThreads = 256, kLayoutsAtOnce = 4;
 
-/// What visits have added up, from fp16 to bf16, scaled and its columns in their order. A thread has kLayoutsAtOnce
-/// times eight numbers.
+/// Converts dq from scaled fp16 to bf16 with its columns in order: kLayoutsAtOnce times eight numbers a thread.
 __global__ void __launch_bounds__(kLayoutThreads) query_layout_kernel(LayoutArgs const x) {
     int64_t const first = int64_t{blockIdx.x} * (kLayoutsAtOnce * kLayoutThreads) + threadIdx.x;
     uint4 part[kLayoutsAtOnce];
@@ -120,7 +118,7 @@ __global__ void __launch_bounds__(kLayoutThreads) query_layout_kernel(LayoutArgs
     }
 }
 
-/// One thread block per (kv_tile of keys, head); those with one split are done, but for sums that were carried.
+/// One thread block per (KV tile, head). KV tiles with one split are done, unless their sums are carried.
 template <int D>
 __global__ void __launch_bounds__(kConsumers) key_sums_kernel(BackwardArgs const f) {
     AttentionArgs const& a = f.a;
@@ -160,7 +158,7 @@ void sum_query_gradients(Stage const& stage, Pass const& pass, BackwardArgs cons
            query_sums_kernel<D>, SumArgs{f, stage.scratch.table.block_of});
 }
 
-/// Of all rows: visits add to dq only where there is one pass.
+/// Of all rows: adds_to_dq means one pass.
 void lay_query_gradients_out(Stage const& stage, BackwardArgs const& f) {
     BlockSparseShape const& s = stage.plan.shape;
     int64_t const count = s.queries * s.heads * s.head_dim / 8;

@@ -1,5 +1,5 @@
-// The items of the fused backward, from the routing' lengths: splits of at least split_rows query_rows, so that a block
-// that everybody chose is spread over all multiprocessors. Where they are cut follows from the routing alone.
+// Work items of the sm90 backward, from the routing: splits of about split_rows query rows, so that a block that
+// everybody selected is spread over all multiprocessors. Splits follow from the routing alone.
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
 #include "kernels/block_sparse_attention/launch.cuh"
 
@@ -11,12 +11,12 @@ constexpr float kFirstSplits = 4;  ///< times as large as the last: half of a mu
 /// What the keys of one block meet in a pass.
 struct BlockWork {
     Block block;
-    int32_t indices;  ///< first routed row, in the head's indices
+    int32_t indices;  ///< of the first routed row
     int32_t count;    ///< of routed rows
     int32_t kv_tiles;
-    int32_t splits;          ///< of every kv_tile
-    int32_t partial_splits;  ///< of them, those that leave sums of their local
-    int32_t items;           ///< in whole tile_groups
+    int32_t splits;          ///< per KV tile
+    int32_t partial_splits;  ///< those that leave sums to add
+    int32_t items;           ///< in whole tile groups
 };
 
 __device__ int32_t local_begin(AttentionArgs const& a, int32_t key) { return max(key, a.query_begin + a.pass_begin); }
@@ -24,8 +24,8 @@ __device__ int32_t local_rows(AttentionArgs const& a, Block const& block) {
     return max(min(block.end, a.query_begin + a.pass_end) - local_begin(a, block.begin), 0) * a.group;
 }
 
-/// Pieces need be small only where the pass comes to its end, for all multiprocessors to end together; larger ones
-/// before save sums that are written and read once more. What is left of the pass is guessed from heads and tokens.
+/// Splits need be small only at the pass's end, for all multiprocessors to end together; larger ones before save sums.
+/// What is left of the pass is estimated from heads and tokens.
 __device__ int64_t rows_of_split(BackwardArgs const& f, int32_t head, int32_t begin) {
     float const tokens = static_cast<float>(f.a.query_begin + f.a.pass_end);
     float const left = static_cast<float>(f.pass_heads - head) - static_cast<float>(begin) / tokens;
@@ -47,7 +47,7 @@ __device__ BlockWork work_of_block(BackwardArgs const& f, int32_t head, int32_t 
         x.count = ends[a.end_chunk - 1] - before;
     }
     int32_t const query_rows = local_rows(a, x.block) + x.count;
-    // A kv_tile that nobody visits needs work only where its sums are begun.
+    // A KV tile that no row sees still has to write zeros, unless sums of it exist.
     bool const summed = x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
     int64_t const rows = rows_of_split(f, head, x.block.begin);
     x.splits = query_rows == 0 && summed ? 0 : max(static_cast<int32_t>((query_rows + rows / 2) / rows), 1);
@@ -70,9 +70,8 @@ __global__ void __launch_bounds__(kScanThreads) count_work_items(BackwardArgs co
         f.split_begin + at);
 }
 
-/// A split of a kv_tile. Pieces are cut from the query_rows of the block's first kv_tile, so that all kv_tiles of a
-/// tile_group share their rows. The local rows that do not see the kv_tile are left out, a multiple of kKvTile of them:
-/// all others keep their chunk_ends in the tiles.
+/// Cuts the query rows of the block's first KV tile, so that all KV tiles of a tile group share their rows. Local rows
+/// before the KV tile are left out in multiples of kKvTile: the others keep their row of the tile.
 __device__ void cut_split(AttentionArgs const& a, BlockWork const& x, int32_t split, WorkItem& item) {
     int32_t const local_first = local_begin(a, x.block.begin), local_all = local_rows(a, x.block);
     int32_t const left_out = min(max(item.key - local_first, 0) / kKvTile * kKvTile * a.group, local_all);
@@ -93,7 +92,7 @@ __device__ void cut_split(AttentionArgs const& a, BlockWork const& x, int32_t sp
     item.masked_end = part ? INT_MAX : x.count + min(max(item.key_end - 1 - item.local_token, 0) * a.group, local);
 }
 
-/// One warp per (block, head). Neighbours in the indices of items share their rows: kv_tiles of keys go fastest.
+/// One warp per (block, head). KV tiles go fastest: neighbouring items share their rows.
 __global__ void __launch_bounds__(256) fill_work_items(BackwardArgs const f) {
     AttentionArgs const& a = f.a;
     auto const index = static_cast<int32_t>(blockIdx.x * 8 + threadIdx.x / 32);

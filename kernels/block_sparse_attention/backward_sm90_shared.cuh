@@ -1,4 +1,4 @@
-// The fused backward's thread block: what its warps keep in shared memory, and how they hand it to each other.
+// Shared memory and barriers of a thread block of the sm90 backward.
 #pragma once
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
@@ -10,10 +10,10 @@ namespace perigee::block_sparse {
 using hopper::Barrier;
 using hopper::RingPosition;
 
-inline constexpr int kProducers = 128;    ///< a warpgroup, for the registers it gives up; each warp has its local task
+inline constexpr int kProducers = 128;    ///< a warpgroup, for the registers it gives up; each warp has a task
 inline constexpr uint32_t kItemRing = 4;  ///< at least the items in use: one is written out, one worked on, one loaded
 inline constexpr int kScoresBarrier = 1;  ///< named, of the consumers
-inline constexpr int32_t kNoMore = -2;    ///< in place of a row
+inline constexpr int32_t kNoMore = -2;    ///< instead of a row
 
 template <int D>
 struct Tiling {
@@ -31,7 +31,7 @@ struct BackwardShared {
     unsigned char q[T::kStages][T::kTileBytes], d_o[T::kStages][T::kTileBytes];
     unsigned char ds[2][T::kScoreBytes];  ///< transposed: [keys, rows]
     float base[T::kStages][T::kRows], delta[T::kStages][T::kRows], factor[T::kStages][T::kRows];
-    uint32_t entries[2][T::kRows];                 ///< of routing, on their way to the row scheduler
+    uint32_t entries[2][T::kRows];                 ///< routing entries, on their way to the row scheduler
     alignas(16) int32_t at[T::kStages][T::kRows];  ///< which row of [queries, H]; -1 for none
     bf16* to[T::kStages][T::kRows];                ///< where its dq goes: in `partial` or dq; null for none
     int32_t limit[T::kStages][T::kRows];           ///< the last token it sees

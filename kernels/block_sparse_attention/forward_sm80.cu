@@ -1,5 +1,5 @@
-// Attention over tiles of rows: FlashAttention's online softmax (Dao, arXiv 2307.08691) over one block's keys. Routed
-// rows leave a normalised partial result per visit; the local block's kernel runs last and merges them.
+// The forward by warp products: FlashAttention's online softmax (Dao, arXiv 2307.08691) of query tiles over one block's
+// keys. Routed rows leave a normalised partial per slot; the local block's kernel runs last and merges them.
 #include "kernels/block_sparse_attention/forward_sm90.h"
 #include "kernels/block_sparse_attention/launch.cuh"
 #include "kernels/block_sparse_attention/mma_tile.cuh"
@@ -55,8 +55,7 @@ struct SoftmaxState {
     }
 };
 
-/// o and lse of two rows of a strip (the lane's, and the one 8 below), joined with those of the row's visits:
-/// lse' = log sum exp(lse_j), o' = sum exp(lse_j - lse') o_j.
+/// Merges one row's o and lse with its partials: lse' = log sum exp(lse_j), o' = sum exp(lse_j - lse') o_j.
 template <int D>
 __device__ void merge(AttentionArgs const& a, Row const& row, int32_t local_relative, int half, float (&o)[D / 8][4],
                       float& lse) {
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
 
     int32_t local_relative = 0;
     if constexpr (kLocal) local_relative = static_cast<int32_t>(blockIdx.x) / a.tiles_per_block - work.block.first;
-    __syncwarp();  // the warp is done with its rows of q: results take their place
+    __syncwarp();  // the warp is done with its rows of q: results overwrite them
 #pragma unroll
     for (int m = 0; m < kStrips; ++m) {
 #pragma unroll

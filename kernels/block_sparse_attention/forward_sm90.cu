@@ -1,7 +1,5 @@
-// The forward on Hopper: tiles of 128 or 192 rows of q against tiles of keys, by persistent thread blocks whose warps
-// have different work. One warp has the copy engine bring keys and values, the others of the first warpgroup gather
-// rows, and two or three warpgroups, a warpgroup of 64 rows each, do products and softmax. kernels/moba/README.md has a
-// picture.
+// The sm90 forward: persistent thread blocks of one producer warpgroup (TMA for keys and values, gathered copies for
+// rows) and two or three consumer warpgroups of 64 query rows each. README.md has a picture.
 #include "kernels/block_sparse_attention/forward_sm90.h"
 #include "kernels/block_sparse_attention/forward_sm90_overlapped.cuh"
 #include "kernels/block_sparse_attention/forward_sm90_short.cuh"

@@ -1,4 +1,4 @@
-// attend_selected and attend_local (stages.h) by kernels for Hopper GPUs; head sizes 64 and 128.
+// attend_selected and attend_local (stages.h) for sm90; head sizes 64 and 128.
 #pragma once
 
 #include "kernels/block_sparse_attention/stages.h"

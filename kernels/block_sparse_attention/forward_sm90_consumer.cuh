@@ -1,5 +1,4 @@
-// What all warpgroups of the Hopper forward that multiply and do the softmax have in common. A warpgroup is one of
-// them: it works on 64 rows of every tile.
+// What the consumer warpgroups of the sm90 forward share. Each works on 64 rows of every tile.
 #pragma once
 
 #include "kernels/block_sparse_attention/forward_sm90_producer.cuh"
@@ -15,10 +14,8 @@ struct Rescale {
     bool less;  ///< of some row of the warp; else all is worth what it was, and the factors are not set
 };
 
-/// Running sums of the lane's two rows, relative to about their maxima; scaled scores are s * scale, exponentials of
-/// base 2. A maximum that has grown little is left as it was, as weights up to 2^kSlack are no less precise: so a warp
-/// seldom has anything to rescale, and lanes seldom need each other's maxima. Each row decides for itself, whatever
-/// rows are beside it.
+/// Online softmax of the lane's two rows, in base 2. A maximum that has grown by less than 2^kSlack of weight is kept,
+/// so a warp seldom rescales. Each row decides for itself, so that no result depends on other rows.
 template <int kKeys>
 struct Softmax {
     static constexpr float kSlack = 8;
@@ -59,7 +56,7 @@ struct Softmax {
     }
 };
 
-/// Where a warpgroup is: a tile of rows, and which of its tiles of keys, in a ring of kKeyStages.
+/// Position of a warpgroup: a query tile, and which of its KV tiles, in a ring of kKeyStages.
 template <int kKeyStages>
 struct TileCursor {
     int32_t key_begin, key_tiles, seen_by_all, past, first_slot;
@@ -81,7 +78,7 @@ struct TileCursor {
     }
 };
 
-/// A warpgroup's dealings with the rings and its products: scores of a tile of keys, and results.
+/// The rings and products of a warpgroup: scores of a KV tile, and outputs.
 template <class T>
 class ForwardConsumer {
   public:
@@ -92,7 +89,7 @@ class ForwardConsumer {
           row_(static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4)),
           scale_log2_(a_.scale * kLog2e),
           lane_(threadIdx.x % 32) {
-        asm volatile("" : "+r"(lane_));  // rescale in a register: to read it anew takes long
+        asm volatile("" : "+r"(lane_));  // kept in a register: rereading it is slow
     }
 
   protected:

@@ -1,6 +1,5 @@
-// The warpgroups of the Hopper forward that attend chosen blocks of many keys, or a row's local block, with which they
-// merge its partials. Two tiles of keys are under way at a time: scores of the next while this one's become weights
-// (FlashAttention-3, arXiv 2407.08608).
+// Consumers of the sm90 forward for long selected blocks and for the local block, which merges the partials. Scores of
+// the next KV tile overlap with the softmax of this one (FlashAttention-3, arXiv 2407.08608).
 #pragma once
 
 #include "kernels/block_sparse_attention/forward_sm90_consumer.cuh"

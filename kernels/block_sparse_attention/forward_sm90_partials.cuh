@@ -1,6 +1,6 @@
-// What becomes of a tile's results, straight from the registers of a warpgroup's product (kernels/hopper/product.cuh):
-// partial results to scratch memory and back, and the merge of a row's partials with its local block. `half` 0 or 1 is
-// the lane's row lane / 4 or the one 8 below; four lanes (a quad) share a row.
+// Results of a tile from the registers of a warpgroup's product: partials to scratch memory and back, and the merge of
+// a row's partials with its local block. `half` is the lane's row lane / 4 or the one 8 below; a quad of lanes shares a
+// row.
 #pragma once
 
 #include "kernels/block_sparse_attention/query_tiles.cuh"
@@ -14,8 +14,8 @@ __device__ __forceinline__ float log2_approx(float x) {
     return y;
 }
 
-/// Partial results are private to the forward, so a row's columns lie as the registers hold them, 16 bytes a lane: each
-/// access of a quad is 64 bytes in a row. Piece p of a lane has its pairs of columns 8 j + 2 (lane % 4) for j = 4 p ...
+/// Partials keep the registers' order of columns, 16 bytes a lane: a quad accesses 64 bytes in a row. Vector p of a
+/// lane has its pairs of columns 8 j + 2 (lane % 4), j = 4 p ...
 template <int D>
 __device__ __forceinline__ int64_t vector_of_partial(int32_t slot, int vector) {
     return int64_t{slot} * D + vector * 32 + threadIdx.x % 4 * 8;
@@ -38,8 +38,7 @@ __device__ __forceinline__ void pack_partial(PackedRow<D>& packed, float const (
     }
 }
 
-/// To the lane's first vector of a slot. What is written will not be read before it has left the cache; rows of q are
-/// to stay there.
+/// Streaming stores: rows of q are to stay in the cache.
 template <int D>
 __device__ __forceinline__ void write_partial(bf16* to, PackedRow<D> const& packed) {
 #pragma unroll
@@ -156,7 +155,7 @@ class PartialRing {
         hopper::end_copy_group();
         next();
     }
-    /// Waits for the oldest slot, whose place the next start takes.
+    /// Waits for the oldest slot, which the next start overwrites.
     __device__ void wait() const { hopper::wait_for_copy_groups<kStages - 1>(); }
     __device__ uint4 read(int half, int i) const {
         uint4 x;

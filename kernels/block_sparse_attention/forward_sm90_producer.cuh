@@ -1,5 +1,4 @@
-// What the Hopper forward's thread blocks share, and the warps that fill it: tiles of gathered rows, keys and values in
-// rings of stages.
+// Shared memory of the sm90 forward and the warps that fill it: rings of gathered rows, keys and values.
 #pragma once
 
 #include <type_traits>
@@ -27,7 +26,7 @@ template <int kHeadDim, Part kPart>
 struct ForwardTiling {
     static constexpr int D = kHeadDim;
     static constexpr bool kLocal = kPart == Part::local, kShort = kPart == Part::short_blocks;
-    static constexpr int kWarpgroups = kShort ? 3 : 2;  // warpgroups of consumers; each has its local gathering warp
+    static constexpr int kWarpgroups = kShort ? 3 : 2;  // warpgroups of consumers; each has a gathering warp
     static constexpr int kRows = kWarpgroups * kConsumerRows;
     static constexpr int kKeys = kLocal ? 64 : kShortBlock;          // of a tile
     static constexpr int kRowStages = 2;                             // tiles of rows
@@ -47,15 +46,14 @@ struct ForwardArgs {
 
 /// What a warpgroup must know of its rows of a tile.
 struct ConsumerRows {
-    int32_t
-        at[kConsumerRows];  ///< where the row's result goes: routed rows' slot, local rows' place in q; -1 for no row
-    int32_t key_begin;      ///< as tokens
-    int32_t key_tiles;      ///< 0: there are no more tiles of rows
-    int32_t seen_by_all;    ///< the last key that every row sees
-    int32_t past;           ///< blocks of the document before the rows' local
-    int32_t first_slot;     ///< of local rows: where the first row's partial results begin, were it there
-    bool there;             ///< any row at all
-    bool keys_go_on;        ///< the next tile has the same keys
+    int32_t at[kConsumerRows];  ///< where the result goes: slot of a routed row, row of q of a local one; -1: none
+    int32_t key_begin;          ///< as tokens
+    int32_t key_tiles;          ///< 0: there are no more tiles of rows
+    int32_t seen_by_all;        ///< the last key that every row sees
+    int32_t past;               ///< blocks of the document before the rows' local
+    int32_t first_slot;         ///< of local rows: where the first row's partial results begin, were it there
+    bool there;                 ///< any row at all
+    bool keys_go_on;            ///< the next tile has the same keys
 };
 
 template <class T>
@@ -89,10 +87,8 @@ __device__ void init_barriers(ForwardShared<T>& shared) {
     hopper::publish_barriers();
 }
 
-/// One warp, which fills a warpgroup's ring of rows. For short blocks, where a tile is soon done, it announces a tile
-/// while the copies of the next are under way, or when there is no room for those; else at once. The warpgroups take
-/// turns at the first rows of a tile, so that the last tile of a indices, where often only those are there, is not
-/// always the same warpgroup's.
+/// One warp that fills a warpgroup's ring of rows. For short blocks it announces a tile while the next one's copies are
+/// in flight, and warpgroups alternate at a tile's first rows, as a block's last tile is often not full.
 template <class T>
 class RowGatherer {
   public:
@@ -172,7 +168,7 @@ class RowGatherer {
 #pragma unroll
             for (int j = 0; j < 8 / kRowsAtOnce; ++j)
                 from[j] = q_ + int64_t{__shfl_sync(kAllLanes, at, eight + j * kRowsAtOnce + lane() / kLanes)} * T::D;
-                // The swizzle repeats after eight rows; before, a row's vectors are elsewhere by its number.
+                // The swizzle repeats after eight rows.
 #pragma unroll
             for (int j = 0; j < 8 / kRowsAtOnce; ++j)
                 hopper::copy_vector(

@@ -21,7 +21,7 @@ class RoutedScheduler {
     __device__ bool next(int count) {
         int32_t const before = tile_;
         tile_ += contiguous_ ? count : count * static_cast<int32_t>(gridDim.x);
-        if (head_ >= 0 && tile_ < end_ && tile_ < block_end_) {  // the same indices
+        if (head_ >= 0 && tile_ < end_ && tile_ < block_end_) {  // the same block
             work_.begin += (tile_ - before) * kRows;
             work_.end = min(indices_end_, work_.begin + kRows);
             return true;
@@ -67,7 +67,7 @@ class RoutedScheduler {
     int32_t heads_;
     bool contiguous_;
     int32_t head_ = -1, tile_ = 0, begin_ = 0, end_ = 0;   // tiles of the head
-    int32_t block_ = 0, block_begin_ = 0, block_end_ = 0;  // and the tiles of its indices
+    int32_t block_ = 0, block_begin_ = 0, block_end_ = 0;  // and its tiles
     int32_t indices_end_ = 0;
     Work work_;
 };

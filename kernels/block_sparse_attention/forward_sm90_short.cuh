@@ -1,5 +1,5 @@
-// The warpgroups of the Hopper forward that attend chosen blocks of few keys: one product makes all scores of a tile.
-// Each warpgroup does one thing after the other, three of them keep the tensor cores busy between them.
+// Consumers of the sm90 forward for short selected blocks: one product makes all scores of a tile. Three warpgroups
+// keep the tensor cores busy between them.
 #pragma once
 
 #include "kernels/block_sparse_attention/forward_sm90_consumer.cuh"

@@ -101,7 +101,7 @@ __device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&s)[8][4]
     a[3] = pack(s[2 * step + 1][2], s[2 * step + 1][3]);
 }
 
-/// Rounds the [16, D] result of a warp into its local 16 rows of a tile.
+/// Rounds the [16, D] result of a warp into its 16 rows of a tile.
 template <int D>
 __device__ __forceinline__ void store_result(bf16* tile, int row, float const (&o)[D / 8][4], float factor) {
     int const lane = threadIdx.x % 32;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void write_rows(bf16 const* tile, int row, RowAt row_
     }
 }
 
-/// What exponents are counted from: the max_abs, but where that is -infinity, as of nothing but scores of -infinity.
+/// The base of exponents: the maximum, or 0 where there are only scores of -infinity.
 __device__ __forceinline__ float finite_base(float most) { return most == -INFINITY ? 0 : most; }
 /// What the exponents of a row's final weights are counted from, in base 2: infinity for a row of nothing but scores of
 /// -infinity, whose weights are zeros then.

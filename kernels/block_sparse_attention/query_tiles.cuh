@@ -1,5 +1,4 @@
-// Which rows of q meet which keys: the tiles of rows that attention kernels work on, gathered from a indices of rows
-// that chose a block, or the rows of the block itself.
+// Query tiles: which rows of q meet which keys, routed rows of a block or its local rows.
 #pragma once
 
 #include <climits>
@@ -46,7 +45,7 @@ struct AttentionArgs {
     bf16* dk;
     bf16* dv;
     bool add_to_dkv;
-    uint32_t* max_abs;  ///< of k and v, where visits add to dq; else null
+    uint32_t* max_abs;  ///< of k and v with adds_to_dq; else null
 };
 AttentionArgs attention_args(Stage const& stage, Pass const& pass);
 /// No fewer tiles of routed rows than a key/value head has in a pass.
@@ -54,7 +53,7 @@ int64_t max_routed_tiles(BlockSparsePlan const& plan, Pass const& pass);
 /// Tiles of `tile` that a whole block has, at `per_token` rows a token.
 int32_t tiles_per_block(BlockSparsePlan const& plan, int64_t per_token, int64_t tile);
 
-/// A tile's work: rows [begin, end) of a indices, or of a block in order of tokens, then heads.
+/// A query tile: rows [begin, end) of a block's entries, or of a block in order of tokens, then heads.
 struct Work {
     int32_t head;   ///< in the pass
     int64_t g;      ///< key/value head
@@ -67,13 +66,13 @@ struct Work {
 
 /// Where a row is; -1 for none.
 struct Row {
-    int32_t at = -1;    ///< query * H + head
-    int32_t slot = -1;  ///< in `partial`: of this visit, or of the row's first slot where the work is the local block
+    int32_t at = -1;          ///< query * H + head
+    int32_t slot = -1;        ///< in `partial`: of this partial; for local rows the row's first slot
     int32_t limit = INT_MAX;  ///< the last token it sees; rows that are not there may see anything
 };
 
 /// The `tile`-th tile of kRows routed rows of a head of the pass; `block` is the last block whose tiles begin at or
-/// before it. `indices_end` is told where the pass's part of the indices ends.
+/// before it. `indices_end`: end of the block's entries in this pass.
 template <int kRows>
 __device__ Work routed_work(AttentionArgs const& a, int32_t head, int32_t block, int32_t tile, int32_t& indices_end) {
     Work work;
@@ -112,7 +111,7 @@ __device__ bool find_routed(AttentionArgs const& a, Work& work) {
 
 inline constexpr uint32_t kNoEntry = ~0u;
 
-/// The i-th row's entry in the work's indices, or kNoEntry.
+/// The i-th row's routing entry, or kNoEntry.
 __device__ __forceinline__ uint32_t routed_entry(AttentionArgs const& a, Work const& work, int i) {
     return work.begin + i < work.end ? a.indices[work.g * a.indices_stride + work.begin + i] : kNoEntry;
 }
@@ -194,7 +193,7 @@ __device__ void load_keys(AttentionArgs const& a, Work const& work, int32_t begi
     commit_copies();
 }
 
-/// Whether slot `s` of a row of `work`'s local block is in use; the same rule that routing are built by.
+/// Whether slot `s` of a row of `work`'s local block is in use; the rule of the routing.
 __device__ __forceinline__ bool slot_used(AttentionArgs const& a, int32_t local_relative, int32_t row, int s) {
     int32_t const selection = a.chosen[int64_t{row} * a.slots + s];
     return selection >= 0 && selection < local_relative;

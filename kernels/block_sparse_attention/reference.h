@@ -1,5 +1,5 @@
-// The slow and obvious fp64 reference of MoBA and of full causal attention, against which every implementation is
-// checked. Attention takes the selection of blocks as an input, so that choosing and attending are judged apart.
+// The fp64 reference of block-sparse and full causal attention, forward and backward. The selection is an input, so
+// that selecting and attending are judged apart.
 #pragma once
 
 #include <cstdint>

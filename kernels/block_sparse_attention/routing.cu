@@ -1,6 +1,5 @@
-// The selection turned around: for each (key/value head, block) the rows that chose it. Counting, running sums, and a
-// fill that sorts tiles of rows in shared memory, so that routing are written in runs and come out the same whatever
-// the timing.
+// Inverts a selection (query -> blocks) to CSR (block -> query rows) per kv head: count, scan, and a fill that sorts
+// tiles of rows in shared memory. Entries come out in order whatever the timing.
 #include <algorithm>
 
 #include "kernels/block_sparse_attention/launch.cuh"
@@ -73,8 +72,8 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
 constexpr int kScanBlocks = 32;                         // of a thread block, one for each lane
 constexpr int kScanChunks = 256 / (kScanThreads / 32);  // at most, of a warp
 
-/// Turns the counts of a indices's chunks into where each chunk begins (`chunk_starts`) and ends (`positions`) in the
-/// indices. The last thread block of a key/value head to get there finds out where its routing begin.
+/// Turns counts per chunk into the begin (`chunk_starts`) and end (`chunk_ends`) of each chunk in its block's entries.
+/// The last thread block of a kv head scans the blocks' totals into `offsets`.
 __global__ void __launch_bounds__(kScanThreads, 2) scan_routing(RoutingArgs const a) {
     start_early();
     constexpr int kWarps = kScanThreads / 32;
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(kScanThreads, 2) scan_routing(RoutingArgs cons
     for (int i = 0; i < kScanChunks; ++i) sum += count[i];
     of_warp[warp][lane] = sum;
     __syncthreads();
-    int32_t const sums = warp_inclusive_scan(of_warp[lane][warp], lane);  // of indices `warp`
+    int32_t const sums = warp_inclusive_scan(of_warp[lane][warp], lane);  // of block `warp`
     __syncthreads();
     of_warp[lane][warp] = sums;
     __syncthreads();
@@ -130,7 +129,7 @@ struct FillShared {
         uint32_t words[kFillWarps][kFillRange];
         uint32_t sorted[kTileRows * 2 * kPairs];  ///< block << 16 | batch of the tile << 6 | slot of the batch
     };
-    int32_t shift[kFillRange];  ///< from an entry's position in the sorted tile to that in the indices
+    int32_t shift[kFillRange];  ///< from an entry's position in the sorted tile to that in `indices`
     int32_t of_warp[kFillWarps];
 };
 

@@ -1,5 +1,5 @@
-// The selection as the kernels that turn it around read it: two lanes to a row, each with every other slot of a batch
-// of up to eight. A row's batches follow each other as rows of their local.
+// A selection as the routing kernels read it: two lanes to a row, each with every other slot of a batch of up to eight.
+// A row's batches count as rows of their own.
 #pragma once
 
 #include <cstdint>

@@ -143,8 +143,7 @@ __device__ void write_selection(TopKRow<kRegisters> const& best, int32_t first, 
         }
 }
 
-/// Scores of 64 queries of one selection (of a head, or of `summed` heads that share it) against 64 candidates at a
-/// time.
+/// 64 queries of one head, or of `summed` heads that share a selection, against 64 candidates at a time.
 template <int D, int kRegisters>
 __global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) {
     start_early();

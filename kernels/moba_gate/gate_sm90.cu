@@ -1,8 +1,6 @@
-// The selection on Hopper: products of a tile of rows with the mean keys of 64 blocks after the other, whose results
-// the warps sift for each row's best while the tensor cores make the next. One warp has the copy engine bring rows and
-// mean keys; warpgroups of 64 rows, their q in registers, do the rest. Thread blocks stay and take tiles in turns,
-// those with most candidates first. Blocks are walked from the latest to the first: recent ones tend to score high,
-// which settles the thresholds early.
+// The gate on sm90: query tiles against the centroids of 64 blocks at a time; warps sift the scores for each row's top
+// k while the tensor cores make the next. Blocks go from the latest to the first: recent ones tend to score high, which
+// settles thresholds early. Thread blocks are persistent and take the tiles with most candidates first.
 #include "kernels/block_sparse_attention/launch.cuh"
 #include "kernels/hopper/bulk_copy.cuh"
 #include "kernels/hopper/product.cuh"
@@ -183,7 +181,7 @@ __device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots],
             to[i] = blocks[i] == INT32_MAX ? -1 : blocks[i] - low;
 }
 
-/// A warp of a warpgroup that chooses for 64 of the tile's rows.
+/// A consumer warp: top k of 16 of the 64 rows of its warpgroup.
 template <int D, int kSlots, class Shared>
 __device__ void select(GateArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
@@ -209,7 +207,7 @@ __device__ void select(GateArgs const& a, Shared& shared) {
         shared.q_free.arrive();
 
         uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
-        // Of the lane's two rows of scores it has the indices of one.
+        // Of the lane's two rows of scores it keeps the top k of one.
         best.begin(a.slots, (lane / 2 % 2 == 0 ? range[0] : range[1]).high >= 0);
 
         for (int32_t step = 0; step < tile.steps; ++step, ring.advance()) {
@@ -231,7 +229,7 @@ __device__ void select(GateArgs const& a, Shared& shared) {
         int32_t blocks[kSlots];
         best.finish(blocks);
         if (best.there()) {
-            // Once a tile: what is not rescale for it leaves registers to the steps.
+            // Once a tile: what is not kept leaves registers to the steps.
             int const again = static_cast<int>(hopper::thread_anew()), second = again / 2 % 2;
             int const row = again / 32 * 16 + again % 32 / 4 + second * 8;
             int64_t const at =

@@ -2,7 +2,7 @@
 // threshold after the first tiles: the warp lays a tile into shared memory, from where two lanes to a row pick those
 // scores and insert them into their routing of the row's best.
 //
-// A warp has 16 rows. Lane l holds scores of the rows l / 4 and l / 4 + 8, and a indices of row l / 4 + l % 4 / 2 * 8.
+// A warp has 16 rows. Lane l holds scores of the rows l / 4 and l / 4 + 8, and the top k of row l / 4 + l % 4 / 2 * 8.
 // Tiles have 64 blocks: s[4 j + 2 half + i] is the score of row l / 4 + 8 half and of the tile's block 8 j + l % 4 * 2
 // + i. Sets of a lane's scores are words: bit n stands for s[n].
 #pragma once
@@ -75,7 +75,7 @@ class TopKRows {
 
     /// `laid` is the warp's.
     __device__ explicit TopKRows(Laid& laid) : laid_(laid), lane_(threadIdx.x % 32) {
-        asm volatile("" : "+r"(lane_));  // rescale in a register: to read it anew takes long
+        asm volatile("" : "+r"(lane_));  // kept in a register: rereading it is slow
         row_scores()[-1] = __uint_as_float(kNoScore);
     }
 
@@ -247,7 +247,7 @@ class TopKRows {
         insertions_ = __any_sync(kAllLanes, unfilled) ? kUnfilled : 0;
     }
 
-    /// What the lanes found for their local rows; NaN says nothing.
+    /// What the lanes found for their rows; NaN says nothing.
     __device__ __forceinline__ void must_exceed(float local) {
         float const other = __shfl_xor_sync(kAllLanes, local, 2);
         bool const second = (lane_ & 2) != 0;

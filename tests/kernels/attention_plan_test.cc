@@ -287,7 +287,7 @@ TEST(AttentionPlan, NonDeterministicBackwardAddsToDqUnlessThatRoundsTooOften) {
 TEST(AttentionPlan, VeryLongBlocksKeepWithinTheBudgetToo) {
     for (int64_t const B : {4096, 16384, 1 << 20}) {
         BlockSparseShape s = on_sm90(shape(1 << 20, B, 16));
-        s.kv_heads = 1;
+        s.heads = 8, s.kv_heads = 1;
         BlockSparsePlan const plan = plan_attention(s, AttentionTask::backward);
         EXPECT_LE(plan.partial.bytes, kAttentionScratchBytes) << to_string(plan);
         EXPECT_EQ(plan.arch, KernelArch::sm80) << to_string(plan);

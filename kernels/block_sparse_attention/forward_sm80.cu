@@ -1,6 +1,5 @@
 // The forward by warp products: FlashAttention's online softmax (Dao, arXiv 2307.08691) of query tiles over one block's
 // keys. Routed rows leave a normalised partial per slot; the local block's kernel runs last and merges them.
-#include "kernels/block_sparse_attention/forward_sm90.h"
 #include "kernels/block_sparse_attention/launch.cuh"
 #include "kernels/block_sparse_attention/mma_tile.cuh"
 #include "kernels/block_sparse_attention/query_tiles.cuh"
@@ -86,6 +85,21 @@ __device__ void merge(AttentionArgs const& a, Row const& row, int32_t local_rela
     lse = most + logf(sum);
 }
 
+/// Scores of keys that a row does not see become -infinity. `rows`: from the lane's first; `key`: the lane's first.
+__device__ __forceinline__ void mask_scores(float (&s)[kStrips][8][4], Row const* rows, int32_t key) {
+#pragma unroll
+    for (int m = 0; m < kStrips; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int32_t const limit = rows[m * 16 + half * 8].limit;
+#pragma unroll
+            for (int n = 0; n < 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    if (key + n * 8 + i > limit) s[m][n][2 * half + i] = -INFINITY;
+        }
+}
+
 template <int D, bool kLocal>
 __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(AttentionArgs const a) {
     Work work;
@@ -119,19 +133,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
             for (int m = 0; m < kStrips; ++m) load_left<D>(rows[m], shared.q, warp_row + m * 16, step);
             multiply_rows<D, kStrips>(s, rows, shared.k[stage], step);
         }
-        if (key + kTileKeys - 1 > seen_by_all) {
-#pragma unroll
-            for (int m = 0; m < kStrips; ++m)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    int32_t const limit = shared.rows[warp_row + m * 16 + lane / 4 + half * 8].limit;
-#pragma unroll
-                    for (int n = 0; n < 8; ++n)
-#pragma unroll
-                        for (int i = 0; i < 2; ++i)
-                            if (key + n * 8 + lane % 4 * 2 + i > limit) s[m][n][2 * half + i] = -INFINITY;
-                }
-        }
+        if (key + kTileKeys - 1 > seen_by_all) mask_scores(s, &shared.rows[warp_row + lane / 4], key + lane % 4 * 2);
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) state.absorb(s[m], m, scale_log2);
 #pragma unroll

@@ -60,6 +60,9 @@ void attend_selected(Stage const& stage, Pass const& pass);  ///< partial, parti
 /// The local block, merged with the partials: final o and lse of the pass.
 void attend_local(Stage const& stage, Pass const& pass, bf16* o, float* lse);
 
+void attend_selected_sm90(Stage const& stage, Pass const& pass);  ///< head sizes 64 and 128
+void attend_local_sm90(Stage const& stage, Pass const& pass, bf16* o, float* lse);
+
 /// rows; with adds_to_dq also max_abs, and dq = 0
 void preprocess_backward(Stage const& stage, BlockSparseGradients const& gradients);
 

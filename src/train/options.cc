@@ -22,13 +22,10 @@ void describe(Schema& schema, TrainOptions& options) {
              "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as one CUDA graph; "
              "the same bits, less work for the host")
         .add("moba_scratch_mib", options.moba_scratch_mib, between(1, 1 << 20),
-             "on a GPU: MiB that MoBA's kernels may take as scratch memory; with less they go through heads and "
-             "tokens in more turns, which is slower and rounds gradients of keys and values differently. There "
-             "whatever this says are in the backward 16 bytes for each token and query head, and, where a head's "
-             "tokens would take more than 12 turns, sums of those gradients in fp32, as rounding so often would cost "
-             "precision: there a small number may take more memory than a larger one. The lists of chosen blocks, 4 "
-             "bytes for each choice of each token and query head, count as part of it, but lie with the activations, "
-             "as the backward takes the forward's")
+             "on a GPU: budget in MiB of the attention kernels' scratch memory; with less they take more "
+             "passes, of fewer heads, then of fewer tokens, which is slower and changes the order of sums. Too "
+             "little is refused with the bytes needed. The routing, 4 bytes for each selected block of each "
+             "token and query head, counts, but lies with the activations, as the backward takes the forward's")
         .choice("non_finite", options.non_finite, {{"skip", NonFinite::skip}, {"stop", NonFinite::stop}},
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")

@@ -193,7 +193,7 @@ CommCounts whole_run(RunOptions options, int ranks, int64_t steps) {
     return all;
 }
 
-/// What is laid out follows the option down to what lists take.
+/// The scratch memory keeps within the option; too little is refused.
 TEST(StepCost, ScratchOfMobaOnAGpuKeepsWithinItsOption) {
     auto const memory = [](std::vector<std::string> overrides) {
         for (char const* const more :
@@ -205,12 +205,14 @@ TEST(StepCost, ScratchOfMobaOnAGpuKeepsWithinItsOption) {
     auto const scratch = [&](std::vector<std::string> const& overrides) { return memory(overrides).scratch; };
     constexpr int64_t kMiB = 1 << 20;
     int64_t const all = scratch({}), some = scratch({"train.moba_scratch_mib=64"}),
-                  least = scratch({"train.moba_scratch_mib=1"});
+                  least = scratch({"train.moba_scratch_mib=8"});
     EXPECT_GT(all, 100 * kMiB);
     EXPECT_LE(all, 2048 * kMiB);
     EXPECT_LE(some, 64 * kMiB);
     EXPECT_GT(some, least);
     EXPECT_GT(least, 0);
+    EXPECT_LE(least, 8 * kMiB);
+    EXPECT_THROW(scratch({"train.moba_scratch_mib=1"}), Error);
     EXPECT_GT(memory({}).activations - memory({"attention.kind=full"}).activations,
               2 * 16384 * 8 * 7 * int64_t{sizeof(uint32_t)})
         << "choices and lists";

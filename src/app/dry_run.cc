@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/moba_gate/plan.h"
 #include "ops/gpu_attention.h"
 #include "train/learner.h"
 
@@ -73,9 +72,9 @@ class DryOps : public Ops {
             note(args, AttentionTask::backward, forward_left_routing(args));
     }
     void note(SelectBlocks const& args) {
-        auto const* const gate = std::get_if<MobaOptions>(&args.selection);
-        if (args.chosen_THS.size() == 0 || device_->is_host() || gate == nullptr) return;
-        scratch_ = std::max(scratch_, plan_moba_gate(block_sparse_shape(args, KernelArch::sm90), *gate).scratch_bytes);
+        bool const is_gate = std::holds_alternative<MobaOptions>(args.selection);
+        if (args.chosen_THS.size() == 0 || device_->is_host() || !is_gate) return;
+        scratch_ = std::max(scratch_, gate_plan(args, KernelArch::sm90).scratch_bytes);
     }
     template <class Args>
     void note(Args const& args, AttentionTask task, bool routing_elsewhere) {

@@ -70,9 +70,10 @@ BlockSparseShape block_sparse_shape(AttentionForward const& args, KernelArch arc
 BlockSparseShape block_sparse_shape(AttentionBackward const& args, KernelArch arch) {
     return attention_shape(args, arch);
 }
-BlockSparseShape block_sparse_shape(SelectBlocks const& args, KernelArch arch) {
-    BlockBudget const budget = budget_of(args.selection).value();
-    return checked(describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, budget, arch));
+MobaGatePlan gate_plan(SelectBlocks const& args, KernelArch arch) {
+    auto const& gate = std::get<MobaOptions>(args.selection);
+    BlockBudget const budget{.block_size = gate.block_size, .top_k = gate.top_k};
+    return plan_moba_gate(checked(describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, budget, arch)), gate);
 }
 
 int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,

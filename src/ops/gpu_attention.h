@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kernels/block_sparse_attention/plan.h"
+#include "kernels/moba_gate/plan.h"
 #include "ops/ops.h"
 
 namespace perigee {
@@ -21,8 +22,8 @@ bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
 /// they do not take it.
 BlockSparseShape block_sparse_shape(AttentionForward const& args, KernelArch arch);
 BlockSparseShape block_sparse_shape(AttentionBackward const& args, KernelArch arch);
-/// The same for the gate; `args.selection` is it.
-BlockSparseShape block_sparse_shape(SelectBlocks const& args, KernelArch arch);
+/// How the gate, `args.selection`, is computed. Throws likewise.
+MobaGatePlan gate_plan(SelectBlocks const& args, KernelArch arch);
 
 /// Ops::routing_size on a GPU.
 int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,

@@ -59,8 +59,7 @@ void CudaOps::compute(SelectBlocks const& args) {
                                      .first_head = args.first_head},
                                     args.selection, stream()))
         return;
-    MobaGatePlan const plan =
-        plan_moba_gate(block_sparse_shape(args, kernel_arch()), std::get<MobaOptions>(args.selection));
+    MobaGatePlan const plan = gate_plan(args, kernel_arch());
     moba_gate_select(plan,
                      {.query_begin = args.query_begin,
                       .cu_seqlens = borders(args.cu_seqlens),

@@ -11,8 +11,12 @@ struct HostMemory {
     std::string what;   ///< "this machine", "the control group", "the limit on the address space (ulimit -v)"
 };
 
-/// The tightest of the machine's memory and swap, its control group's limit, and the address space that the process's
-/// own limit leaves it.
+/// The tightest of the machine's memory and swap, the limits of its control groups, and the address space that the
+/// process's own limit leaves it.
 HostMemory host_memory(int local_ranks);
+
+/// The tightest limit of the process's control group and of all groups around it (versions 1 and 2), with what they
+/// allow of the machine's `swap`, in bytes; 0 without one. `root` is put before /proc/self/cgroup and /sys/fs/cgroup.
+int64_t control_group_bytes(std::string const& root, int64_t swap);
 
 }  // namespace perigee

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/log.h"
+#include "base/printable.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "train/failure.h"
@@ -23,31 +24,50 @@ constexpr char kMetrics[] = "metrics.jsonl";
 constexpr char kConfig[] = "config.yaml";
 constexpr std::string_view kRunComment = "# run ";
 
-/// Calls `use` with each whole line of the metrics and where it ends, until it returns false. A kill may have torn the
-/// last one.
+/// A whole line of the metrics.
+struct MetricLine {
+    std::string_view text;
+    int64_t number = 0;  ///< from 1
+    int64_t end = 0;     ///< where the next one begins
+    bool last = false;
+};
+
+/// Calls `use` with each whole line of the metrics until it returns false. A kill may have torn the last one.
 template <class Use>
-void for_each_metric(FileSystem& files, Path const& output_dir, Use&& use) {
+void for_each_line(FileSystem& files, Path const& output_dir, Use&& use) {
     Path const path = output_dir / kMetrics;
     if (!files.exists(path) || files.file_size(path) == 0) return;
     auto const mapped = files.map(path);
     std::string_view const text(reinterpret_cast<char const*>(mapped->bytes().data()), mapped->bytes().size());
-    for (size_t begin = 0; begin < text.size();) {
+    MetricLine line;
+    for (size_t begin = 0; begin < text.size(); begin = static_cast<size_t>(line.end)) {
         size_t const end = text.find('\n', begin);
         if (end == std::string_view::npos) return;
-        auto const line = text.substr(begin, end - begin);
-        begin = end + 1;
-        if (!use(line, static_cast<int64_t>(begin))) return;
+        line = {text.substr(begin, end - begin), line.number + 1, static_cast<int64_t>(end + 1),
+                text.find('\n', end + 1) == std::string_view::npos};
+        if (!use(line)) return;
     }
 }
 
-nlohmann::json parse(std::string_view line) { return nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false); }
+struct Metric {
+    int64_t step = 0;
+    nlohmann::json object;
+};
 
-/// Perigee writes integers only, but anybody may edit the file.
-int64_t step_of(nlohmann::json const& line, Path const& output_dir) {
-    auto const step = line.find("step");
-    if (step != line.end() && step->is_number_integer()) return step->get<int64_t>();
-    fail(Category::data, "{}: `step` must be an integer in the line {}: correct that line, or remove it",
-         (output_dir / kMetrics).string(), line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace));
+/// Nothing for a last line that is torn. Perigee writes no other than objects with a step, but anybody may edit the
+/// file: throws Category::data.
+std::optional<Metric> read_metric(MetricLine const& line, Path const& output_dir) {
+    auto object = nlohmann::json::parse(line.text, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object() && line.last) return std::nullopt;
+    if (object.is_object()) {
+        auto const step = object.find("step");
+        if (step != object.end() && step->is_number_unsigned() && step->get<uint64_t>() <= uint64_t{1} << 62)
+            return Metric{step->get<int64_t>(), std::move(object)};
+    }
+    fail(Category::data,
+         "{}:{}: a JSON object whose `step` is a whole number is expected, found {}: correct that line, "
+         "or remove it",
+         (output_dir / kMetrics).string(), line.number, printable_name(line.text.substr(0, 200)));
 }
 
 }  // namespace
@@ -100,12 +120,11 @@ void RunFolder::mirror_log() {
 void RunFolder::rewind_metrics(int64_t step) {
     metrics_.reset();
     int64_t keep = 0;
-    for_each_metric(*files_, path_, [&](std::string_view line, int64_t end) {
-        auto const object = parse(line);
-        if (!object.is_object()) return false;
-        int64_t const done = step_of(object, path_);
-        if (done > step || (done == step && object.contains("eval_loss"))) return false;
-        keep = end;
+    for_each_line(*files_, path_, [&](MetricLine const& line) {
+        auto const metric = read_metric(line, path_);
+        if (!metric || metric->step > step) return false;
+        if (metric->step == step && metric->object.contains("eval_loss")) return false;
+        keep = line.end;
         return true;
     });
     if (files_->exists(path_ / kMetrics)) files_->append(path_ / kMetrics)->truncate(keep);
@@ -113,13 +132,13 @@ void RunFolder::rewind_metrics(int64_t step) {
 
 std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir) {
     std::optional<EvalReport> best;
-    for_each_metric(files, output_dir, [&](std::string_view line, int64_t) {
-        if (line.find("\"eval_loss\"") == line.npos) return true;
-        auto const object = parse(line);
-        if (!object.is_object()) return false;
-        auto const loss = object.find("eval_loss");
-        if (loss == object.end() || !loss->is_number()) return true;
-        EvalReport const report{.step = step_of(object, output_dir), .loss = loss->get<double>()};
+    for_each_line(files, output_dir, [&](MetricLine const& line) {
+        if (line.text.find("\"eval_loss\"") == line.text.npos) return true;
+        auto const metric = read_metric(line, output_dir);
+        if (!metric) return false;
+        auto const loss = metric->object.find("eval_loss");
+        if (loss == metric->object.end() || !loss->is_number()) return true;
+        EvalReport const report{.step = metric->step, .loss = loss->get<double>()};
         bool const better = !best || report.loss < best->loss;
         if (better && files.exists(checkpoint_root(output_dir) / step_name(report.step))) best = report;
         return true;

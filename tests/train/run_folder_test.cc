@@ -55,23 +55,25 @@ TEST_F(RunFolderTest, rewinding_drops_later_steps_the_last_evaluation_and_a_torn
     EXPECT_EQ(text("metrics.jsonl"), "");
 }
 
-TEST_F(RunFolderTest, a_line_of_a_wrong_type_is_named_and_no_fault_of_the_program) {
-    RunFolder folder(*files_, path_);
-    for (char const* step : {R"("x")", "1.5", "null", "[1]"}) {
-        folder.rewind_metrics(0);
-        folder.append_metrics(fmt::format(R"({{"step":{},"eval_loss":2.5}})", step));
-        files_->make_directories(checkpoint_root(path_) / "step_00000001");
+TEST_F(RunFolderTest, a_line_that_nobody_could_have_written_is_named_and_no_fault_of_the_program) {
+    std::string const whole = "{\"step\":1}\n";
+    for (char const* line :
+         {R"({"step":"x","eval_loss":2.5})", R"({"step":1.5,"eval_loss":2.5})", R"({"step":null,"eval_loss":2.5})",
+          R"({"step":-1,"eval_loss":2.5})", R"({"step":18446744073709551615,"eval_loss":2.5})", R"({"eval_loss":2.5})",
+          R"(["eval_loss"])", R"({"step":1,"eval_loss":1e999})", R"({"eval_loss")"}) {
+        files_->replace_text(path_ / "metrics.jsonl", fmt::format("{}{}\n{}", whole, line, whole));
+        RunFolder folder(*files_, path_);
         for (bool const rewinds : {true, false}) {
             try {
                 rewinds ? folder.rewind_metrics(5) : (void)best_evaluation(*files_, path_);
-                ADD_FAILURE() << "accepted: " << step;
+                ADD_FAILURE() << "accepted: " << line;
             } catch (Error const& e) {
                 EXPECT_EQ(e.category(), Category::data);
-                EXPECT_THAT(e.what(), HasSubstr("metrics.jsonl: `step` must be an integer"));
-                EXPECT_THAT(e.what(), HasSubstr(step));
+                EXPECT_THAT(e.what(), HasSubstr("metrics.jsonl:2: a JSON object whose `step` is a whole number"));
+                EXPECT_THAT(e.what(), HasSubstr(line));
             }
         }
-        files_->remove_all(path_ / "metrics.jsonl");
+        EXPECT_EQ(text("metrics.jsonl"), fmt::format("{}{}\n{}", whole, line, whole)) << "lines were lost";
     }
 }
 

@@ -77,11 +77,20 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
     line("attention", flops.attention, 3 * flops.attention);
     line("gate", flops.gate, flops.gate);
     line("sum", flops.linear + flops.attention + flops.gate, flops.training());
-    if (flops.causal_pairs > 0) {
-        fmt::print("#   MoBA attends {:.1f}% of the causal keys\n", 100 * flops.sparse_pairs / flops.causal_pairs);
-        if (flops.sparse_pairs >= flops.causal_pairs)
-            fmt::print("#   warning: {}\n", full_attention_warning(options.attention.moba));
-    }
+}
+
+/// What MoBA attends, from the first step that is under it.
+void print_attention(RunOptions const& options) {
+    auto const step = next_moba_step(options.attention, 0);
+    if (!step) return;
+    std::array<int32_t, 2> const document = {0, static_cast<int32_t>(options.data.sequence_length)};
+    ForwardFlops const flops = forward_flops(
+        options.model, layer_selections(options.attention, options.model.num_hidden_layers, *step, 0), document);
+    if (flops.causal_pairs > 0)
+        fmt::print("#   MoBA attends {:.1f}% of the causal keys{}\n", 100 * flops.sparse_pairs / flops.causal_pairs,
+                   *step > 0 ? fmt::format(", from step {} on", *step + 1) : "");
+    if (auto const warning = full_attention_warning(options.attention, flops.sparse_pairs, flops.causal_pairs))
+        fmt::print("#   warning: {}\n", *warning);
 }
 
 }  // namespace
@@ -97,6 +106,7 @@ void print_check(RunOptions const& options, int world_size) {
     StepCost const cost = step_cost(options, world_size);
     print_memory(options, mesh, cost.memory);
     print_flops(options, mesh);
+    print_attention(options);
     print_traffic(cost.sent);
     if (auto const reason = unsupported(options, world_size)) {
         std::fflush(stdout);

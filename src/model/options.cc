@@ -100,13 +100,6 @@ std::vector<std::string> problems(ModelOptions const& o) {
     return found;
 }
 
-std::string full_attention_warning(MobaOptions const& moba) {
-    return fmt::format(
-        "MoBA attends every causal key, as full attention does: no document is longer than attention.block_size ({}) "
-        "times attention.top_k ({}) = {} tokens. Choose smaller ones, or longer documents",
-        moba.block_size, moba.top_k, moba.block_size * moba.top_k);
-}
-
 void describe(Schema& schema, MobaOptions& o) {
     schema.add("block_size", o.block_size, between(1, 1 << 30), "keys per block").defines_model();
     schema
@@ -210,16 +203,39 @@ std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const&
     return found;
 }
 
-std::vector<Selection> layer_selections(AttentionOptions const& o, int64_t layers, int64_t step, uint64_t seed) {
+namespace {
+AttentionKind kind_at(AttentionOptions const& o, int64_t step) {
     AttentionKind kind = o.kind;
     for (AttentionSwitch const& change : o.schedule)
         if (change.step <= step) kind = change.kind;
+    return kind;
+}
+}  // namespace
+
+std::vector<Selection> layer_selections(AttentionOptions const& o, int64_t layers, int64_t step, uint64_t seed) {
     std::vector<Selection> selections(static_cast<size_t>(layers), FullAttention{});
-    if (kind == AttentionKind::full) return selections;
+    if (kind_at(o, step) == AttentionKind::full) return selections;
     for (int64_t layer = 0; layer < layers - o.full_layers.last; ++layer)
         if (std::ranges::find(o.full_layers.layers, layer) == o.full_layers.layers.end())
             selections[static_cast<size_t>(layer)] = sparse_selection(o, layer, seed);
     return selections;
+}
+
+std::optional<int64_t> next_moba_step(AttentionOptions const& o, int64_t step) {
+    if (kind_at(o, step) == AttentionKind::moba) return step;
+    for (AttentionSwitch const& change : o.schedule)
+        if (change.step > step && change.kind == AttentionKind::moba) return change.step;
+    return std::nullopt;
+}
+
+std::optional<std::string> full_attention_warning(AttentionOptions const& o, double sparse_pairs, double causal_pairs) {
+    if (sparse_pairs < causal_pairs) return std::nullopt;
+    if (causal_pairs == 0)
+        return "MoBA has no layer: attention.full_layers names all of them. Name fewer, or set attention.kind: full";
+    return fmt::format(
+        "MoBA attends every causal key, as full attention does: no document is longer than attention.block_size ({}) "
+        "times attention.top_k ({}) = {} tokens. Choose smaller ones, or longer documents",
+        o.moba.block_size, o.moba.top_k, o.moba.block_size * o.moba.top_k);
 }
 
 }  // namespace perigee

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,9 +55,6 @@ int64_t weights_per_layer(ModelOptions const& options);
 
 enum class AttentionKind { full, moba };
 
-/// What to say where documents are so short that MoBA leaves nothing out.
-std::string full_attention_warning(MobaOptions const& moba);
-
 /// What the backward of a block computes again rather than keeping it from the forward. Each saves more memory than the
 /// one before; gradients are the same bits.
 enum class Recompute {
@@ -95,5 +93,13 @@ std::vector<std::string> problems(AttentionOptions const& options, ModelOptions 
 /// What each layer attends at a step (0-based): by the latest switch at or before it, over the default. `seed` is for
 /// rules that draw random numbers.
 std::vector<Selection> layer_selections(AttentionOptions const& options, int64_t layers, int64_t step, uint64_t seed);
+
+/// The first step from `step` on that is under moba; nothing where none is.
+std::optional<int64_t> next_moba_step(AttentionOptions const& options, int64_t step);
+
+/// What to say of a step under moba that leaves nothing out, as documents are too short or every layer is full; nothing
+/// of one that acts. The pairs are those of ForwardFlops.
+std::optional<std::string> full_attention_warning(AttentionOptions const& options, double sparse_pairs,
+                                                  double causal_pairs);
 
 }  // namespace perigee

@@ -136,14 +136,17 @@ void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
 }
 
 void Trainer::say_attention() const {
-    MobaOptions const& moba = options_.attention.moba;
-    if (state_.step >= options_.train.steps) return;
-    int64_t const first = state_.consumed_samples + mesh_.dp_rank() * options_.train.micro_batch_size;
-    Batch const batch = make_batch(*train_data_, first, options_.train.micro_batch_size);
-    ForwardFlops const flops = forward_flops(options_.model, session_.selections(state_.step), batch.cu_seqlens);
+    AttentionOptions const& attention = options_.attention;
+    auto const step = next_moba_step(attention, state_.step);
+    if (!folder_ || !step || *step >= options_.train.steps) return;
+    Batch const batch = make_batch(*train_data_, state_.consumed_samples, options_.train.micro_batch_size);
+    ForwardFlops const flops = forward_flops(options_.model, session_.selections(*step), batch.cu_seqlens);
     if (flops.causal_pairs > 0)
-        log::info("MoBA: blocks of {}, top {}: {:.1f}% of the causal keys are attended in the first micro-batch",
-                  moba.block_size, moba.top_k, 100 * flops.sparse_pairs / flops.causal_pairs);
+        log::info("MoBA: blocks of {}, top {}: {:.1f}% of the causal keys are attended in the first micro-batch{}",
+                  attention.moba.block_size, attention.moba.top_k, 100 * flops.sparse_pairs / flops.causal_pairs,
+                  *step > state_.step ? fmt::format("'s documents from step {} on", *step + 1) : "");
+    else
+        log::warn("{}", *full_attention_warning(attention, 0, 0));
 }
 
 Outcome Trainer::run() {
@@ -233,9 +236,10 @@ void Trainer::report(StepReport const& r) {
     double const eta = seconds_per_step_ * static_cast<double>(options_.train.steps - r.step);
     if (r.step % options_.log.every == 0 || r.step == options_.train.steps || r.skipped)
         log::info("{}", log_line(r, eta));
-    if (r.attended_share && *r.attended_share >= 1 && std::exchange(moba_acts_, false))
-        log::warn("step {}: {}", r.step, full_attention_warning(options_.attention.moba));
     if (!folder_) return;
+    if (auto const warning = full_attention_warning(options_.attention, r.attended_share.value_or(0), 1);
+        warning && std::exchange(moba_acts_, false))
+        log::warn("step {}: {}", r.step, *warning);
     folder_->append_metrics(to_json(r));
     progress_.update(r.step, options_.train.steps, eta);
 }

@@ -59,7 +59,7 @@ class Trainer {
     /// Those of the next step; what comes after them is read while that step computes.
     std::vector<Batch> next_batches();
     void report(StepReport const& report);
-    /// Says which share of the causal keys MoBA attends in a micro-batch of this rank, before the first step.
+    /// Says which share of the causal keys MoBA attends, now or from a later step on, by the first micro-batch.
     void say_attention() const;
     bool evaluation_due() const;  ///< of the state after the last step
     void run_evaluation();

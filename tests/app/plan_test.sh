@@ -44,6 +44,11 @@ grep -q 'warning' "$scratch/printed" && complain "a warning without reason"
 check attention.top_k=8
 grep -q 'MoBA attends 100\.0% of the causal keys' "$scratch/printed" || complain "no share of 100%"
 grep -q 'warning: MoBA attends every causal key.*block_size (16).*top_k (8) = 128 tokens' "$scratch/printed" || complain "no warning of MoBA that cannot act"
+check attention.full_layers.last=2
+grep -q 'warning: MoBA has no layer: attention.full_layers names all of them' "$scratch/printed" || complain "no warning of MoBA without layers"
+later=(attention.kind=full 'attention.schedule=[{step: 1, kind: moba}]')
+check "${later[@]}"
+grep -q 'MoBA attends 34\.9% of the causal keys, from step 2 on' "$scratch/printed" || complain "no share of a later step"
 
 "$perigee" train "$scratch/run.yaml" >"$scratch/printed" 2>"$scratch/log" || complain "train"
 grep -qE 'MoBA: blocks of 16, top 2: [0-9.]+% of the causal keys are attended' "$scratch/log" || complain "no share at the start"
@@ -52,6 +57,13 @@ grep -q 'warning: .*MoBA' "$scratch/log" && complain "a warning of a run that is
 "$perigee" train "$scratch/run.yaml" attention.top_k=8 output_dir="$scratch/full" >"$scratch/printed" 2>"$scratch/log" || complain "train"
 [ "$(grep -c 'warning: step 1: MoBA attends every causal key' "$scratch/log")" = 1 ] || complain "MoBA cannot act, and nothing says so"
 grep -q '"attended_share":1,' "$scratch/full/metrics.jsonl" || complain "no share of 1 in the metrics"
+ranks 2 "$perigee" train "$scratch/run.yaml" attention.top_k=8 output_dir="$scratch/two"
+[ "$(grep -c 'MoBA attends every causal key' "$scratch/log")" = 1 ] || complain "every rank says that MoBA cannot act"
+"$perigee" train "$scratch/run.yaml" attention.full_layers.last=2 output_dir="$scratch/none" >"$scratch/printed" 2>"$scratch/log" || complain "train"
+grep -q 'warning: MoBA has no layer' "$scratch/log" || complain "MoBA has no layer, and nothing says so"
+"$perigee" train "$scratch/run.yaml" "${later[@]}" output_dir="$scratch/later" >"$scratch/printed" 2>"$scratch/log" || complain "train"
+grep -qE "MoBA: .*% of the causal keys are attended in the first micro-batch's documents from step 2 on" "$scratch/log" || complain "no share of a later step at the start"
+[ "$(grep -c attended_share "$scratch/later/metrics.jsonl")" = 1 ] || complain "a share of a step in full"
 "$perigee" train "$scratch/run.yaml" attention.kind=full output_dir="$scratch/dense" >"$scratch/printed" 2>"$scratch/log" || complain "train"
 grep -q 'attended_share' "$scratch/dense/metrics.jsonl" && complain "a share without MoBA"
 verdict

@@ -116,7 +116,9 @@ TEST(OptionLimits, TheLargestModelsSequencesAndWorldsArePlannedInASecond) {
                      1));
     std::vector<std::string> const gpu = {"device=cuda", "model.head_dim=64"};
     EXPECT_TRUE(plan(gpu, 1));
-    EXPECT_TRUE(plan(with(gpu), 1));
+    EXPECT_TRUE(plan(with({"device=cuda", "model.head_dim=64", "attention.block_size=512"}), 1));
+    EXPECT_FALSE(plan(with(gpu), 1));  // a million blocks: their routing exceeds the scratch memory
+    EXPECT_TRUE(plan(with({"device=cuda", "model.head_dim=64", "train.moba_scratch_mib=16384"}), 1));
     EXPECT_FALSE(plan({"model.num_hidden_layers=1000000"}, 1));
     EXPECT_FALSE(plan({"model.hidden_size=1048576", "model.intermediate_size=4194304"}, 1));
     EXPECT_FALSE(plan({"train.steps=1000000000000", "train.global_batch_size=1073741824"}, 1));

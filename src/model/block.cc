@@ -51,11 +51,11 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
     join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
 }
 
-/// dx_PD is the gradient of the stream after the attention, and becomes that of the stream before it.
+/// temporary.dx_PD is the gradient of the stream after the attention, and becomes that of the stream before it.
 void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
-                        BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
-                        Selection const& selection) {
+                        BlockActivations const& acts, BlockGradients const& temporary, Selection const& selection) {
     Ops& ops = pass.ops;
+    TensorView const dx_PD = temporary.dx_PD;
     join_backward(pass, matrix(temporary.do_THK), grads.o_DX, dx_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
     pass.attention.backward({.dq_THK = temporary.dq_THK,
                              .dk_TGK = temporary.dk_TGK,
@@ -132,7 +132,8 @@ BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
     ModelOptions const& o = pass.options;
     int64_t const T = pass.tokens;
     Shape const query{T, pass.heads(), o.head_size()}, key{T, pass.kv_heads(), o.head_size()};
-    return {.dnormed_PD = arena.allocate("dnormed", pass.compute(), {pass.part(), o.hidden_size}),
+    return {.dx_PD = arena.allocate("dx", pass.compute(), {pass.part(), o.hidden_size}),
+            .dnormed_PD = arena.allocate("dnormed", pass.compute(), {pass.part(), o.hidden_size}),
             .dy_TF = arena.allocate("dy", pass.compute(), {T, pass.intermediate()}),
             .do_THK = arena.allocate("do", pass.compute(), query),
             .dq_THK = arena.allocate("dq", pass.compute(), query),
@@ -191,9 +192,9 @@ void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivatio
 }
 
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
-                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
-                    Selection const& selection) {
+                    BlockActivations const& acts, BlockGradients const& temporary, Selection const& selection) {
     Ops& ops = pass.ops;
+    TensorView const dx_PD = temporary.dx_PD;
     recompute(pass, weights, acts, selection);
     join_backward(pass, temporary.dy_TF, grads.down_DF, dx_PD, acts.y_TF, weights.down_DF);
     ops.swiglu_backward({acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F});
@@ -206,7 +207,7 @@ void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors 
                           .w_D = weights.post_norm_D,
                           .rstd_T = acts.mid_rstd_P,
                           .dresidual_TD = dx_PD});
-    attention_backward(pass, weights, grads, acts, temporary, dx_PD, selection);
+    attention_backward(pass, weights, grads, acts, temporary, selection);
 }
 
 }  // namespace perigee

@@ -78,6 +78,7 @@ void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivatio
 
 /// Memory for a block's backward, shared by all blocks.
 struct BlockGradients {
+    TensorView dx_PD;  ///< of the stream: after a block, then before it
     TensorView dnormed_PD;
     TensorView dy_TF;
     TensorView do_THK;
@@ -87,10 +88,9 @@ struct BlockGradients {
 };
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass);
 
-/// `dx_PD` holds the gradient of the stream after the block and receives that of the stream before it. Adds to `grads`.
-/// First computes again what pass.recompute had dropped.
+/// `temporary.dx_PD` holds the gradient of the stream after the block and receives that of the stream before it. Adds
+/// to `grads`. First computes again what pass.recompute had dropped.
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
-                    BlockActivations const& acts, BlockGradients const& temporary, TensorView dx_PD,
-                    Selection const& selection);
+                    BlockActivations const& acts, BlockGradients const& temporary, Selection const& selection);
 
 }  // namespace perigee

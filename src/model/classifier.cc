@@ -73,10 +73,9 @@ double correct_weight(Ops& ops, Chunk const& chunk, std::span<float const> weigh
 
 }  // namespace
 
-void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Targets const& batch,
-                     ClassifierResult const& result) {
+void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& in, ClassifierResult const& result) {
     Arena::Scope const scope(arena);
-    int64_t const tokens = x_TD[0], vocab = w_VD[0], vocab_begin = tp.rank() * vocab;
+    int64_t const tokens = in.x_TD[0], vocab = in.w_VD[0], vocab_begin = tp.rank() * vocab;
     int64_t const size = chunk_rows(ops, tokens, vocab);
     bool const backward = !result.dx_TD.empty();
     Chunk const memory = allocate_chunk(ops, tp, arena, size, vocab);
@@ -84,15 +83,15 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView
     for (int64_t begin = 0; begin < tokens; begin += size) {
         int64_t const end = std::min(tokens, begin + size);
         std::span const weights =
-            batch.host_weights_T.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+            in.host_weights_T.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
         if (std::ranges::all_of(weights, [](float w) { return w == 0; })) {
             if (backward) ops.fill_zero(result.dx_TD.rows(begin, end));
             continue;
         }
         Chunk const chunk = first_rows(memory, end - begin);
-        ConstView const x = x_TD.rows(begin, end);
-        ConstView const targets_T = batch.targets_T.rows(begin, end), weights_T = batch.weights_T.rows(begin, end);
-        ops.matmul({.c = chunk.logits_TV, .a = x, .b = w_VD, .transpose_b = true});
+        ConstView const x = in.x_TD.rows(begin, end);
+        ConstView const targets_T = in.targets_T.rows(begin, end), weights_T = in.weights_T.rows(begin, end);
+        ops.matmul({.c = chunk.logits_TV, .a = x, .b = in.w_VD, .transpose_b = true});
         ops.softmax_stats({.max_T = chunk.max_T,
                            .sum_T = chunk.sum_T(),
                            .target_T = chunk.target_T(),
@@ -118,7 +117,7 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView
         ops.matmul(
             {.c = result.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = !fresh});
         fresh = false;
-        ops.matmul({.c = result.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = w_VD});
+        ops.matmul({.c = result.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = in.w_VD});
     }
     if (backward && fresh) ops.fill_zero(result.dw_accumulated_VD);
 }

@@ -21,17 +21,19 @@ struct ClassifierResult {
     double scale = 1;
 };
 
-/// What the tokens are to predict, on the device, and the weights on the host too.
-struct Targets {
+/// What enters the classifier, and what the tokens are to predict. All is on the device, the loss weights on the host
+/// too.
+struct ClassifierInputs {
+    ConstView x_TD;       ///< all tokens
+    ConstView w_VD;       ///< rank r's part r of the vocabulary
     ConstView targets_T;  ///< int32
     ConstView weights_T;  ///< f32
     std::span<float const> host_weights_T;
 };
 
-/// Adds the sum over the batch of weight * nll of softmax(x W^T), added in fp64; the same on every rank of `tp`. `x_TD`
-/// holds all tokens, `w_VD` rank r's part r of the vocabulary. With views for it, also the gradient of scale * that
-/// sum. Chunks whose weights are all zero cost nothing. Does not wait for the device.
-void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ConstView x_TD, ConstView w_VD, Targets const& batch,
-                     ClassifierResult const& result);
+/// Adds the sum over the batch of weight * nll of softmax(x W^T), added in fp64; the same on every rank of `tp`. With
+/// views for it, also the gradient of scale * that sum. Chunks whose weights are all zero cost nothing. Does not wait
+/// for the device.
+void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& in, ClassifierResult const& result);
 
 }  // namespace perigee

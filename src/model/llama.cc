@@ -117,8 +117,6 @@ struct Llama::Impl {
         TensorView positions_T;
         TensorView targets_T;
         TensorView weights_T;
-
-        Targets targets() const { return {targets_T, weights_T, local.batch().weights_T}; }
     };
 
     /// The state of one pass after its forward.
@@ -132,6 +130,14 @@ struct Llama::Impl {
 
     TensorView classifier(TensorView flat) const {
         return layout.view(flat, options.tie_word_embeddings ? kEmbedding : "lm_head.weight");
+    }
+
+    ClassifierInputs classifier_inputs(TensorView weights, Inputs const& inputs, Forward const& state) const {
+        return {.x_TD = state.pass.stream.gather(state.normed_PD),
+                .w_VD = classifier(weights),
+                .targets_T = inputs.targets_T,
+                .weights_T = inputs.weights_T,
+                .host_weights_T = inputs.local.batch().weights_T};
     }
 
     /// Zeros for the gradients that no product writes: those of vectors, and of an embedding that is no classifier.
@@ -150,7 +156,7 @@ struct Llama::Impl {
     Forward forward(TensorView weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
                     bool keep) const;
     void backward(TensorView weights, GradientSink const& sink, Inputs const& inputs, Forward const& state,
-                  BlockGradients const& temporary, TensorView dx_PD, std::span<Selection const> selections) const;
+                  BlockGradients const& temporary, std::span<Selection const> selections) const;
     void train(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;
     std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts, BlockChoices const& of,
@@ -256,16 +262,15 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Inputs const& inpu
     return state;
 }
 
-/// temporary.dnormed_PD holds the gradient of the final norm's output; dx_PD becomes that of the embedding's.
+/// temporary.dnormed_PD holds the gradient of the final norm's output; temporary.dx_PD becomes that of the embedding's.
 void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Inputs const& inputs, Forward const& state,
-                           BlockGradients const& temporary, TensorView dx_PD,
-                           std::span<Selection const> selections) const {
+                           BlockGradients const& temporary, std::span<Selection const> selections) const {
     TensorView const grads = sink.grads;
     // The flat buffer is in forward order, so what is complete is always its end.
     auto const done_from = [&](std::string const& first) {
         if (sink.on_done) sink.on_done(layout.entry(first).offset);
     };
-    ops.rmsnorm_backward({.dx_TD = dx_PD,
+    ops.rmsnorm_backward({.dx_TD = temporary.dx_PD,
                           .dw_accumulated_D = layout.view(grads, kFinalNorm),
                           .dy_TD = temporary.dnormed_PD,
                           .x_TD = state.x_PD,
@@ -275,12 +280,11 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Inputs 
     for (size_t layer = selections.size(); layer-- > 0;) {
         auto const index = static_cast<int64_t>(layer);
         block_backward(state.pass, block_tensors(layout, weights, options, index),
-                       block_tensors(layout, grads, options, index), state.blocks[layer], temporary, dx_PD,
-                       selections[layer]);
+                       block_tensors(layout, grads, options, index), state.blocks[layer], temporary, selections[layer]);
         done_from(fmt::format("model.layers.{}.input_layernorm.weight", layer));
     }
     ops.embedding_backward(
-        {layout.view(grads, kEmbedding), inputs.ids_T, state.pass.stream.gather(dx_PD), vocab_begin()});
+        {layout.view(grads, kEmbedding), inputs.ids_T, state.pass.stream.gather(temporary.dx_PD), vocab_begin()});
     done_from(kEmbedding);
 }
 
@@ -331,8 +335,7 @@ LossSums Llama::loss(TensorView weights, Batch const& batch, std::span<Selection
     LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
     Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
-    classifier_loss(impl_->ops, impl_->mesh.tp(), arena, state.pass.stream.gather(state.normed_PD),
-                    impl_->classifier(weights), inputs.targets(),
+    classifier_loss(impl_->ops, impl_->mesh.tp(), arena, impl_->classifier_inputs(weights, inputs, state),
                     {.loss_accumulated = sum.view, .correct_accumulated = &correct});
     return {.nll = sum.read(), .correct = correct};
 }
@@ -343,29 +346,26 @@ void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView
     Forward state = forward(weights, inputs, selections, arena, true);
     state.pass.fresh = sink.fresh;
     if (sink.fresh) clear_sums(sink.grads);
-    TensorView const dx_PD = arena.allocate("dx", state.pass.compute(), state.normed_PD.shape);
     BlockGradients const temporary = allocate_gradients(arena, state.pass);
     SequenceParallel const& stream = state.pass.stream;
-    classifier_loss(ops, mesh.tp(), arena, stream.gather(state.normed_PD), classifier(weights), inputs.targets(),
+    classifier_loss(ops, mesh.tp(), arena, classifier_inputs(weights, inputs, state),
                     {.loss_accumulated = loss_accumulated,
                      .dx_TD = stream.partial(temporary.dnormed_PD),
                      .dw_accumulated_VD = classifier(sink.grads),
                      .fresh = sink.fresh,
                      .scale = sink.scale});
     stream.add_up(temporary.dnormed_PD);
-    backward(weights, sink, inputs, state, temporary, dx_PD, selections);
+    backward(weights, sink, inputs, state, temporary, selections);
 }
 
 namespace {
 
-/// Everything that the operations of a training pass depend on, besides the model: `weights` to `first_input` as the
-/// memory that they are.
-std::vector<int64_t> training_key(ConstView weights, GradientSink const& sink, ConstView loss, ConstView first_input,
-                                  Arena const& arena, Batch const& batch, std::span<Selection const> selections) {
-    std::vector<int64_t> key = {std::bit_cast<int64_t>(&arena),           std::bit_cast<int64_t>(weights.data),
-                                std::bit_cast<int64_t>(sink.grads.data),  std::bit_cast<int64_t>(loss.data),
-                                std::bit_cast<int64_t>(first_input.data), arena.growths(),
-                                std::bit_cast<int64_t>(sink.scale),       int64_t{sink.fresh}};
+/// Everything that the operations of a training pass depend on: the addresses of `memory`, how often the arena has
+/// moved, and what differs between batches.
+std::vector<int64_t> training_key(std::initializer_list<void const*> memory, Arena const& arena,
+                                  GradientSink const& sink, Batch const& batch, std::span<Selection const> selections) {
+    std::vector<int64_t> key = {arena.growths(), std::bit_cast<int64_t>(sink.scale), int64_t{sink.fresh}};
+    for (void const* address : memory) key.push_back(std::bit_cast<int64_t>(address));
     for (Selection const& selection : selections) key.push_back(static_cast<int64_t>(selection.index()));
     key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());
     // Chunks without loss are left out.
@@ -384,8 +384,9 @@ void Llama::accumulate(TensorView weights, GradientSink const& sink, TensorView 
     auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, selections, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     if (shape.tp * shape.cp > 1 || sink.on_done) return pass();  // other ranks take part
-    auto key = training_key(weights, sink, loss_accumulated, inputs.ids_T, arena, batch, selections);
-    key.push_back(std::bit_cast<int64_t>(impl_.get()));
+    auto const key =
+        training_key({impl_.get(), &arena, weights.data, sink.grads.data, loss_accumulated.data, inputs.ids_T.data},
+                     arena, sink, batch, selections);
     impl_->ops.repeat(key, pass);
 }
 

@@ -131,8 +131,6 @@ TEST(HfConfig, both_spellings_of_the_rope_are_read) {
 
 TEST(HfConfig, what_the_program_does_not_do_is_refused_by_name) {
     json const llama = small("llama"), mistral = small("mistral"), qwen2 = small("qwen2"), qwen3 = small("qwen3");
-    auto const rope = [&](json const& fields) { return with(llama, "rope_scaling", fields); };
-    json const linear{{"rope_type", "linear"}, {"factor", 2.0}};
     std::vector<std::pair<json, std::string>> const cases = {
         {json::array(), "config.json: not a JSON object"},
         {without(llama, "model_type"),
@@ -177,6 +175,21 @@ TEST(HfConfig, what_the_program_does_not_do_is_refused_by_name) {
          "config.json: `num_local_experts` is 8: a field this program does not know is not supported"},
         {with(llama, "quantization_config", {{"bits", 4}}),
          "config.json: `quantization_config` is {\"bits\":4}: a field this program does not know is not supported"},
+        {with(llama, "perigee", {{"attention", {{"blocksize", 2}}}}),
+         "config.json: `perigee`: `attention`: `blocksize` is not a known key"},
+        {with(llama, "perigee", 1),
+         "config.json: `perigee` is 1: other than an object with the key `attention` is not supported"},
+        {with(llama, "perigee", {{"attention", {{"full_layers", {{"layers", {7}}}}}}}),
+         "config.json: attention.full_layers names layer 7, but model.num_hidden_layers = 2"},
+    };
+    for (auto const& [config, message] : cases) EXPECT_EQ(refusal(config), message);
+}
+
+TEST(HfConfig, a_scaling_of_positions_that_the_program_does_not_do_is_refused_by_name) {
+    json const llama = small("llama");
+    auto const rope = [&](json const& fields) { return with(llama, "rope_scaling", fields); };
+    json const linear{{"rope_type", "linear"}, {"factor", 2.0}};
+    std::vector<std::pair<json, std::string>> const cases = {
         {rope({{"rope_type", "dynamic"}, {"factor", 2.0}}),
          "config.json: `rope_scaling`: `rope_type` is \"dynamic\"; another name was expected"},
         {rope({{"rope_type", "linear"}}), "config.json: `rope_scaling`: `factor` is missing"},
@@ -195,12 +208,6 @@ TEST(HfConfig, what_the_program_does_not_do_is_refused_by_name) {
          "config.json: `rope_scaling` is {\"factor\":2.0,\"rope_type\":\"linear\"}: stating it beside rope_parameters "
          "is "
          "not supported"},
-        {with(llama, "perigee", {{"attention", {{"blocksize", 2}}}}),
-         "config.json: `perigee`: `attention`: `blocksize` is not a known key"},
-        {with(llama, "perigee", 1),
-         "config.json: `perigee` is 1: other than an object with the key `attention` is not supported"},
-        {with(llama, "perigee", {{"attention", {{"full_layers", {{"layers", {7}}}}}}}),
-         "config.json: attention.full_layers names layer 7, but model.num_hidden_layers = 2"},
     };
     for (auto const& [config, message] : cases) EXPECT_EQ(refusal(config), message);
 }

@@ -14,7 +14,11 @@ double squared_norm(Ops& ops, ConstView x) {
     return sum;
 }
 
-Values naive_product(Values const& a, Values const& b, int64_t m, int64_t n, int64_t k, bool ta, bool tb) {
+struct Sizes {
+    int64_t m, n, k;
+};
+Values naive_product(Values const& a, Values const& b, Sizes sizes, bool ta, bool tb) {
+    auto const [m, n, k] = sizes;
     Values c(static_cast<size_t>(m * n));
     for (int64_t i = 0; i < m; ++i)
         for (int64_t j = 0; j < n; ++j)
@@ -32,7 +36,7 @@ TEST(MatMul, AgreesWithTheDefinitionForEveryTransposition) {
     Values const a = random_normal<double>(m * k, 1), b = random_normal<double>(k * n, 2);
     for (bool ta : {false, true}) {
         for (bool tb : {false, true}) {
-            Values const expected = naive_product(a, b, m, n, k, ta, tb);
+            Values const expected = naive_product(a, b, {m, n, k}, ta, tb);
             auto const product = [&]<class Real>(Ops& ops, Real, bool accumulate) {
                 HostTensor<Real> x(ta ? Shape{k, m} : Shape{m, k}, a), y(tb ? Shape{n, k} : Shape{k, n}, b), c({m, n});
                 if (accumulate) c.values.assign(c.values.size(), Real(3));
@@ -69,7 +73,7 @@ TEST(MatMul, IsCountedInTheClockOnEveryThread) {
     MatrixClock const before = host_matrix_clock();
     auto const product = [&a] {
         std::vector<float> c(64 * 64);
-        host::gemm<float>(false, false, 64, 64, 64, 1, a.data(), 64, a.data(), 64, 0, c.data(), 64);
+        host::gemm<float>({.c = {c.data(), 64}, .a = {a.data(), 64}, .b = {a.data(), 64}, .m = 64, .n = 64, .k = 64});
     };
     product();
     for (int i = 0; i < 5; ++i) std::thread(product).join();

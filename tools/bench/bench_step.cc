@@ -82,7 +82,13 @@ double plain_product_speed() {
     double best = 0;
     for (int i = 0; i < 10; ++i) {
         auto const start = Clock::now();
-        host::gemm<float>(false, true, kSize, kSize, kSize, 1, a.data(), kSize, b.data(), kSize, 0, c.data(), kSize);
+        host::gemm<float>({.c = {c.data(), kSize},
+                           .a = {a.data(), kSize},
+                           .b = {b.data(), kSize},
+                           .m = kSize,
+                           .n = kSize,
+                           .k = kSize,
+                           .transpose_b = true});
         best = std::max(best, 2.0 * kSize * kSize * kSize / seconds_since(start));
     }
     return best;

@@ -54,32 +54,32 @@ void timed_product(Function product, int64_t m, int64_t n, int64_t k) {
     count(elapsed.count() / omp_get_num_threads(), 2.0 * double(m) * double(n) * double(k));
 }
 
-blasint stride(int64_t ld) { return static_cast<blasint>(std::max<int64_t>(ld, 1)); }
+template <class Real>
+blasint stride(Rows<Real> rows) {
+    return static_cast<blasint>(std::max<int64_t>(rows.stride, 1));
+}
 CBLAS_TRANSPOSE transposed(bool transpose) { return transpose ? CblasTrans : CblasNoTrans; }
 
 }  // namespace
 
-template <>
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, float const* a, int64_t lda,
-          float const* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-    if (m == 0 || n == 0) return;
+template <class Real>
+void gemm(Gemm<Real> const& x) {
+    if (x.m == 0 || x.n == 0) return;
     auto const product = [&] {
-        cblas_sgemm(CblasRowMajor, transposed(transpose_a), transposed(transpose_b), blasint(m), blasint(n), blasint(k),
-                    alpha, a, stride(lda), b, stride(ldb), beta, c, stride(ldc));
+        auto const call = [&](auto cblas) {
+            cblas(CblasRowMajor, transposed(x.transpose_a), transposed(x.transpose_b), blasint(x.m), blasint(x.n),
+                  blasint(x.k), x.alpha, x.a.data, stride(x.a), x.b.data, stride(x.b), x.beta, x.c.data, stride(x.c));
+        };
+        if constexpr (std::is_same_v<Real, float>)
+            call(cblas_sgemm);
+        else
+            call(cblas_dgemm);
     };
-    timed_product(product, m, n, k);
+    timed_product(product, x.m, x.n, x.k);
 }
 
-template <>
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, double alpha, double const* a,
-          int64_t lda, double const* b, int64_t ldb, double beta, double* c, int64_t ldc) {
-    if (m == 0 || n == 0) return;
-    auto const product = [&] {
-        cblas_dgemm(CblasRowMajor, transposed(transpose_a), transposed(transpose_b), blasint(m), blasint(n), blasint(k),
-                    alpha, a, stride(lda), b, stride(ldb), beta, c, stride(ldc));
-    };
-    timed_product(product, m, n, k);
-}
+template void gemm(Gemm<float> const&);
+template void gemm(Gemm<double> const&);
 
 void set_threads(int threads) {
     int const count = threads > 0 ? threads : omp_get_num_procs();

@@ -3,15 +3,40 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace perigee::host {
 
-/// c[m,n] = alpha op(a) op(b) + beta c, row-major; op(a) is [m,k], op(b) is [k,n]; lda, ldb, ldc are row strides in
-/// elements of a, b, c as stored. With beta 0, c may hold anything, NaN included. May be called from inside a parallel
-/// region, where OpenBLAS (OpenMP build) runs each call on the calling thread. Real is float or double.
+/// Rows `stride` elements apart: token t of head h of a tensor [T, H, K] is row t of {data + h K, H K}.
 template <class Real>
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, Real alpha, Real const* a, int64_t lda,
-          Real const* b, int64_t ldb, Real beta, Real* c, int64_t ldc);
+struct Rows {
+    Real* data = nullptr;
+    int64_t stride = 0;
+
+    Real* operator[](int64_t row) const { return data + row * stride; }
+    Rows from(int64_t row) const { return {data + row * stride, stride}; }
+    operator Rows<Real const>() const requires(!std::is_const_v<Real>) { return {data, stride}; }
+};
+
+/// c[m,n] = alpha op(a) op(b) + beta c; op transposes where asked. op(a) is [m,k], op(b) is [k,n]; the strides are
+/// those of a and b as stored. With beta 0, c may hold anything, NaN included.
+template <class Real>
+struct Gemm {
+    Rows<Real> c;
+    Rows<Real const> a;
+    Rows<Real const> b;
+    int64_t m;
+    int64_t n;
+    int64_t k;
+    bool transpose_a = false;
+    bool transpose_b = false;
+    Real alpha = 1;
+    Real beta = 0;
+};
+/// May be called from inside a parallel region, where OpenBLAS (OpenMP build) runs each call on the calling thread.
+/// Real is float or double.
+template <class Real>
+void gemm(Gemm<Real> const& args);
 
 /// Sets the threads of OpenMP and OpenBLAS (0: every core this process may use) and warns, once, when the OpenBLAS
 /// found at run time is not the OpenMP build.

@@ -55,8 +55,15 @@ void HostOps<Real>::compute(StochasticRounding const& args) {
 template <class Real>
 void HostOps<Real>::compute(MatMul const& args) {
     Product const p = check(args);
-    host::gemm<Real>(args.transpose_a, args.transpose_b, p.m, p.n, p.k, Real(1), args.a.as<Real>(), args.a[1],
-                     args.b.as<Real>(), args.b[1], args.accumulate ? Real(1) : Real(0), args.c.as<Real>(), p.n);
+    host::gemm<Real>({.c = {args.c.as<Real>(), p.n},
+                      .a = {args.a.as<Real>(), args.a[1]},
+                      .b = {args.b.as<Real>(), args.b[1]},
+                      .m = p.m,
+                      .n = p.n,
+                      .k = p.k,
+                      .transpose_a = args.transpose_a,
+                      .transpose_b = args.transpose_b,
+                      .beta = args.accumulate ? Real(1) : Real(0)});
 }
 
 template <class Real>

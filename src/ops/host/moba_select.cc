@@ -99,8 +99,13 @@ void choose_blocks(SelectBlocks const& args, MobaOptions const& gate, BlockGrid 
             }
             scores.resize(rows * candidates);
             if (candidates > 0)
-                gemm<Real>(false, true, rows, candidates, K, 1, queries.data, queries.stride,
-                           means.data() + (grid.first[piece.segment] * G + g) * K, G * K, 0, scores.data(), candidates);
+                gemm<Real>({.c = {scores.data(), candidates},
+                            .a = queries,
+                            .b = {means.data() + (grid.first[piece.segment] * G + g) * K, G * K},
+                            .m = rows,
+                            .n = candidates,
+                            .k = K,
+                            .transpose_b = true});
             for (int64_t r = 0; r < rows; ++r) {
                 int64_t const current = (piece.begin + r - piece.segment_begin) / grid.block_size;
                 int32_t* const choice = chosen + ((first_row + r) * H + h) * S;

@@ -20,9 +20,18 @@ Real head_rstd(Real const* x, int64_t size, double eps) {
     return Real(1) / std::sqrt(squares / Real(size) + Real(eps));
 }
 
-/// y = R(norm(x)) for one head; half is K / 2, cos and sin one row of the tables.
+/// One token's row of the rope tables: K / 2 values each.
 template <class Real>
-void rotate(Real* y, Real const* x, Real const* norm, Real const* cos, Real const* sin, int64_t half, double eps) {
+struct Angles {
+    Real const* cos;
+    Real const* sin;
+    int64_t half;
+};
+
+/// y = R(norm(x)) for one head.
+template <class Real>
+void rotate(Real* y, Real const* x, Real const* norm, Angles<Real> angles, double eps) {
+    auto const [cos, sin, half] = angles;
     if (norm == nullptr) {
 #pragma omp simd
         for (int64_t i = 0; i < half; ++i) {
@@ -42,7 +51,8 @@ void rotate(Real* y, Real const* x, Real const* norm, Real const* cos, Real cons
 
 /// dx = transpose of the rotation applied to dy.
 template <class Real>
-void rotate_back(Real* dx, Real const* dy, Real const* cos, Real const* sin, int64_t half) {
+void rotate_back(Real* dx, Real const* dy, Angles<Real> angles) {
+    auto const [cos, sin, half] = angles;
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
         dx[i] = dy[i] * cos[i] + dy[i + half] * sin[i];
@@ -104,12 +114,11 @@ void qkv_forward(QkvForward const& args) {
 #pragma omp simd
             for (int64_t i = 0; i < width; ++i) row[i] += bias[i];
         }
-        Real const* const c = cos + t * half;
-        Real const* const s = sin + t * half;
+        Angles<Real> const angles{cos + t * half, sin + t * half, half};
         for (int64_t h = 0; h < heads; ++h)
-            rotate(q + (t * heads + h) * size, row + h * size, q_norm, c, s, half, args.eps);
+            rotate(q + (t * heads + h) * size, row + h * size, q_norm, angles, args.eps);
         for (int64_t g = 0; g < kv_heads; ++g)
-            rotate(k + (t * kv_heads + g) * size, row + (heads + g) * size, k_norm, c, s, half, args.eps);
+            rotate(k + (t * kv_heads + g) * size, row + (heads + g) * size, k_norm, angles, args.eps);
         std::copy_n(row + (heads + kv_heads) * size, kv_heads * size, v + t * kv_heads * size);
     };
     parallel_ranges(args.q_THK[0], row_grain(width), [&](int64_t begin, int64_t end) {
@@ -135,16 +144,15 @@ void qkv_backward(QkvBackward const& args, std::vector<Real>& scratch) {
     // Partial sums hold dq_norm, dk_norm and dbias side by side.
     auto const token = [&](int64_t t, Real* partial) {
         Real* const row = dqkv + t * width;
-        Real const* const c = cos + t * half;
-        Real const* const s = sin + t * half;
+        Angles<Real> const angles{cos + t * half, sin + t * half, half};
         for (int64_t h = 0; h < heads; ++h) {
             Real* const dx = row + h * size;
-            rotate_back(dx, dq + (t * heads + h) * size, c, s, half);
+            rotate_back(dx, dq + (t * heads + h) * size, angles);
             if (q_norm != nullptr) head_norm_backward(dx, partial, qkv + t * width + h * size, q_norm, size, args.eps);
         }
         for (int64_t g = 0; g < kv_heads; ++g) {
             Real* const dx = row + (heads + g) * size;
-            rotate_back(dx, dk + (t * kv_heads + g) * size, c, s, half);
+            rotate_back(dx, dk + (t * kv_heads + g) * size, angles);
             if (k_norm != nullptr)
                 head_norm_backward(dx, partial + size, qkv + t * width + (heads + g) * size, k_norm, size, args.eps);
         }

@@ -19,17 +19,6 @@ namespace perigee::host {
 inline constexpr int64_t kTileRows = 128;  ///< queries of a tile
 inline constexpr int64_t kTileKeys = 256;  ///< keys of a forward tile
 
-/// Rows of one head, `stride` elements apart: token t of head h of a tensor [T, H, K] is row t of {data + h K, H K}.
-template <class Real>
-struct Rows {
-    Real* data = nullptr;
-    int64_t stride = 0;
-
-    Real* operator[](int64_t row) const { return data + row * stride; }
-    Rows from(int64_t row) const { return {data + row * stride, stride}; }
-    operator Rows<Real const>() const requires(!std::is_const_v<Real>) { return {data, stride}; }
-};
-
 /// `rows` queries against `keys` keys; row r sees the first `visible + r` keys of the tile, at most all and at least
 /// none. Pass `visible = keys` where nothing is masked.
 struct TileShape {
@@ -54,8 +43,14 @@ class ForwardTile {
     }
 
     void absorb(TileShape shape, Real scale, Rows<Real const> q, Rows<Real const> k, Rows<Real const> v) {
-        gemm<Real>(false, true, shape.rows, shape.keys, dim_, scale, q.data, q.stride, k.data, k.stride, 0, p_.data(),
-                   shape.keys);
+        gemm<Real>({.c = {p_.data(), shape.keys},
+                    .a = q,
+                    .b = k,
+                    .m = shape.rows,
+                    .n = shape.keys,
+                    .k = dim_,
+                    .transpose_b = true,
+                    .alpha = scale});
         for (int64_t r = 0; r < shape.rows; ++r) {
             Real* const p = p_.data() + r * shape.keys;
             int64_t const seen = shape.seen(r);
@@ -75,8 +70,13 @@ class ForwardTile {
             max_[r] = top;
             sum_[r] += sum;
         }
-        gemm<Real>(false, false, shape.rows, dim_, shape.keys, 1, p_.data(), shape.keys, v.data, v.stride, 1, o_.data(),
-                   dim_);
+        gemm<Real>({.c = {o_.data(), dim_},
+                    .a = {p_.data(), shape.keys},
+                    .b = v,
+                    .m = shape.rows,
+                    .n = dim_,
+                    .k = shape.keys,
+                    .beta = 1});
     }
 
     /// Writes the row's attention output and returns its log-sum-exp; 0 and -inf for a row of -inf scores.
@@ -118,10 +118,10 @@ class BackwardTile {
 
     void run(TileShape shape, Real scale, TileGradients<Real> const& x) {
         auto const [rows, keys, visible] = shape;
-        gemm<Real>(false, true, rows, keys, dim_, scale, x.q.data, x.q.stride, x.k.data, x.k.stride, 0, p_.data(),
-                   keys);
-        gemm<Real>(false, true, rows, keys, dim_, 1, x.d_o.data, x.d_o.stride, x.v.data, x.v.stride, 0, ds_.data(),
-                   keys);
+        Rows<Real> const p_RC{p_.data(), keys}, ds_RC{ds_.data(), keys};
+        gemm<Real>(
+            {.c = p_RC, .a = x.q, .b = x.k, .m = rows, .n = keys, .k = dim_, .transpose_b = true, .alpha = scale});
+        gemm<Real>({.c = ds_RC, .a = x.d_o, .b = x.v, .m = rows, .n = keys, .k = dim_, .transpose_b = true});
         for (int64_t r = 0; r < rows; ++r) {
             Real* const p = p_.data() + r * keys;
             Real* const ds = ds_.data() + r * keys;
@@ -137,12 +137,18 @@ class BackwardTile {
             std::fill(p + seen, p + keys, Real{0});
             std::fill(ds + seen, ds + keys, Real{0});
         }
-        gemm<Real>(true, false, keys, dim_, rows, 1, p_.data(), keys, x.d_o.data, x.d_o.stride, 1, x.dv.data,
-                   x.dv.stride);
-        gemm<Real>(false, false, rows, dim_, keys, scale, ds_.data(), keys, x.k.data, x.k.stride, x.dq_kept, x.dq.data,
-                   x.dq.stride);
-        gemm<Real>(true, false, keys, dim_, rows, scale, ds_.data(), keys, x.q.data, x.q.stride, 1, x.dk.data,
-                   x.dk.stride);
+        gemm<Real>({.c = x.dv, .a = p_RC, .b = x.d_o, .m = keys, .n = dim_, .k = rows, .transpose_a = true, .beta = 1});
+        gemm<Real>(
+            {.c = x.dq, .a = ds_RC, .b = x.k, .m = rows, .n = dim_, .k = keys, .alpha = scale, .beta = x.dq_kept});
+        gemm<Real>({.c = x.dk,
+                    .a = ds_RC,
+                    .b = x.q,
+                    .m = keys,
+                    .n = dim_,
+                    .k = rows,
+                    .transpose_a = true,
+                    .alpha = scale,
+                    .beta = 1});
     }
 
   private:

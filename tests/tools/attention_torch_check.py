@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Holds attention_probe against PyTorch: an independent fp64 attention with autograd, and MoBA's rules from their text.
+"""Holds `probe attention` against PyTorch: an independent fp64 attention with autograd, and MoBA's rules from their text.
 
 Run by hand, after tools/bench/setup_torch.sh and a build:
-    .venv/bin/python tests/tools/attention_torch_check.py build/cpu/bin/attention_probe [--seed N] [--cases WORD]
+    .venv/bin/python tests/tools/attention_torch_check.py build/cpu/bin/probe [--seed N] [--cases WORD]
 
 Each case draws fresh packed documents, runs the probe in float32 and in float64, and checks o, lse, dq, dk and dv
 against dense masked attention. For MoBA the mask follows the blocks that the probe says it chose; the choice itself is
@@ -42,9 +42,9 @@ class Case:
 
     def flags(self):
         if self.kind == "full":
-            return ["--kind", "full"]
-        return (["--kind", "moba", "--block-size", str(self.block_size), "--top-k", str(self.top_k)]
-                + ["--force-previous"] * self.force_previous + ["--selection", "group"] * self.group)
+            return ["kind=full"]
+        return ([f"block_size={self.block_size}", f"top_k={self.top_k}"]
+                + ["force_previous=true"] * self.force_previous + ["shared_selection=group"] * self.group)
 
 
 RAGGED = (1, 100, 0, 37, 16, 129, 2)  # a single token, an empty document, whole blocks and torn ones
@@ -88,7 +88,7 @@ def probe(program, case, inputs, folder):
     with h5py.File(source, "w") as file:
         for name, value in inputs.items():
             file[name] = value
-    subprocess.run([program, source, target, *case.flags()], check=True, timeout=300)
+    subprocess.run([program, "attention", source, target, *case.flags()], check=True, timeout=300)
     with h5py.File(target) as file:
         return {name: file[name][()] for name in file}
 
@@ -202,7 +202,7 @@ def check(program, case, seed, dtype, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", help="attention_probe")
+    parser.add_argument("program", help="probe")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--cases", default="", help="only cases whose name holds this")
     options = parser.parse_args()

@@ -124,7 +124,7 @@ def probe(binaries, folder, ids, *options):
     with h5py.File("in.h5", "w") as file:
         file["ids"] = file["targets"] = np.int32(ids)
         file["weights"] = np.ones(len(ids), np.float32)
-    subprocess.run([binaries / "model_probe", folder, "in.h5", "out.h5", *map(str, options)], check=True)
+    subprocess.run([binaries / "probe", "model", folder, "in.h5", "out.h5", *options], check=True)
     with h5py.File("out.h5") as file:
         return file["logits"][:].astype(np.float64)
 
@@ -168,10 +168,10 @@ def result(binaries, folder):
     block, top_k = attention["block_size"], attention["top_k"]
     with torch.no_grad():
         logits = lambda n: model(torch.tensor([ids[:n]])).logits[0].double().numpy()
-        require_logits(f"logits of {len(ids)} tokens", probe(binaries, folder, ids), logits(len(ids)))
+        require_logits(f"logits of {len(ids)} tokens", probe(binaries, folder, ids, "kind=full"), logits(len(ids)))
         every = block * top_k
         require_logits(f"logits of {every} tokens, MoBA of {block} x {top_k}",
-                       probe(binaries, folder, ids[:every], "--block-size", block, "--top-k", top_k), logits(every))
+                       probe(binaries, folder, ids[:every], f"block_size={block}", f"top_k={top_k}"), logits(every))
     for prompt in ("Hello", "What is Packing?", "2 + 2?", "\u4f60\u597d \U0001f600"):
         require_answer(binaries, folder, model, tokenizer, prompt)
 

@@ -91,7 +91,7 @@ class Check:
         w = torch.from_numpy(weights)
         model.zero_grad()
         ((losses * w).sum() / w.sum()).backward()
-        self.run("model_probe", folder / "hf", folder / "in.h5", folder / "out.h5")
+        self.run("probe", "model", folder / "hf", folder / "in.h5", folder / "out.h5", "kind=full")
         with h5py.File(folder / "out.h5") as file:
             self.expect(f"{name}: logits", relative(file["logits"][:], logits.detach()), LOGITS, "logits")
             compared = 0
@@ -103,7 +103,7 @@ class Check:
             file["grad"].visititems(lambda key, item: stored.append(key) if isinstance(item, h5py.Dataset) else None)
             self.require(f"{name}: {len(stored)} gradients for {compared} parameters", len(stored) == compared)
         block = -(-self.tokens // 4)
-        self.run("model_probe", folder / "hf", folder / "in.h5", folder / "moba.h5", "--block-size", block, "--top-k", 4)
+        self.run("probe", "model", folder / "hf", folder / "in.h5", folder / "moba.h5", f"block_size={block}", "top_k=4")
         with h5py.File(folder / "moba.h5") as file:
             self.expect(f"{name}: logits of MoBA with every block", relative(file["logits"][:], logits.detach()), LOGITS,
                         "logits, MoBA")

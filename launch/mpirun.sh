@@ -1,27 +1,64 @@
 #!/usr/bin/env bash
-# mpirun for one host with the settings Perigee wants: launch/mpirun.sh RANKS PROGRAM [ARGUMENT...]
+# mpirun with the settings Perigee wants, for this host or those of a hostfile (docs/cluster.md):
+#   launch/mpirun.sh [--hostfile FILE] RANKS PROGRAM [ARGUMENT...]
 #   - ranks are not bound to one core each, so that a rank can use its share of the cores as threads;
-#   - more ranks than cores are allowed (small tests), and root may run it (containers);
+#   - on this host, more ranks than cores are allowed (small tests), and root may run it (containers);
+#   - on several hosts, ranks fill one host after the other, up to its slots, and get the variables that are named below;
 #   - SIGTERM, SIGINT, SIGUSR1 and SIGHUP tell the ranks to save and leave, also while they start; a second signal, half a
 #     second or more later, ends them at once;
-#   - ranks whose launch script was killed save and leave, those whose mpirun was killed end;
+#   - ranks whose launch script was killed save and leave (where one of them is on its host), those whose mpirun was
+#     killed end;
 #   - of what mpirun says about a rank that died, one line is kept.
 # The exit code is mpirun's: 0, or the code of a rank (75: told to stop, and saved what there was to save).
 asked=
 trap 'asked=${EPOCHREALTIME/[.,]/}' TERM INT USR1 HUP
 set -uo pipefail
-if [ $# -lt 2 ]; then
-    echo "usage: $0 RANKS PROGRAM [ARGUMENT...]" >&2
+hostfile=
+if [ "${1:-}" = --hostfile ] && [ $# -gt 1 ]; then
+    hostfile=$2
+    shift 2
+    if ! [ -f "$hostfile" ] || ! [ -r "$hostfile" ]; then
+        echo "perigee: no hostfile $hostfile can be read" >&2
+        exit 2
+    fi
+fi
+if [ $# -lt 2 ] || [[ $1 == -* ]]; then
+    echo "usage: $0 [--hostfile FILE] RANKS PROGRAM [ARGUMENT...]" >&2
     exit 2
 fi
 ranks=$1
 shift
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-# mpirun frames its remarks in dashes. Of these only the signal that ended a rank is worth knowing: it completes what the
-# other ranks say, or stands alone where they say nothing. The rest passes through.
+placement=(--oversubscribe)
+if [ -n "$hostfile" ]; then
+    # Neighbours in rank share a host, as tensor parallelism needs.
+    placement=(--hostfile "$hostfile" --map-by slot)
+    # Processes on other hosts get nothing of this environment but what is named, and Open MPI's own OMPI_*.
+    for name in $(compgen -e); do
+        case $name in
+            NCCL_* | UCX_* | CUDA_* | OMP_* | OPENBLAS_* | LD_LIBRARY_PATH) placement+=(-x "$name") ;;
+        esac
+    done
+    # Open MPI reaches InfiniBand through UCX; its older way there only warns about the devices it finds.
+    export OMPI_MCA_btl=${OMPI_MCA_btl-^openib}
+fi
+
+# mpirun frames its remarks in dashes. Of those on ranks that ended, only the signal is worth knowing: it completes what the
+# other ranks say, or stands alone where they say nothing. What it could not start or reach passes through, as does the
+# rest.
 one_line() {
-    sed -u -E -n '
+    sed -u -E '/^-{40,}$/{
+            :frame
+            $!{
+                N
+                /\n-{40,}$/!b frame
+            }
+            /^-+\n(mpirun (noticed|detected) |Primary job |MPI_ABORT was invoked )/!{
+                s/^-+\n+//
+                s/\n+-+$//
+            }
+        }' | sed -u -E -n '
         /^perigee: communication error: rank [0-9]+ .* died /{
             $p
             h
@@ -75,7 +112,14 @@ stop() {
     local now=${EPOCHREALTIME/[.,]/}
     if [ -z "$asked" ]; then
         asked=$now
-        rm -f "$private/running"
+        if [ -z "$hostfile" ]; then
+            rm -f "$private/running"
+        else
+            # Ranks of other hosts do not see the file: mpirun passes the signal on. The file then tells those here that
+            # had not started yet; at the same moment it could count as a second request.
+            [ -z "$mpirun" ] || kill -USR1 "$mpirun" 2>/dev/null
+            { sleep 1 && rm -f "$private/running"; } </dev/null >/dev/null 2>&1 3>&- 7<&- 8>&- &
+        fi
     elif [ $((now - asked)) -ge 500000 ] && [ -n "$mpirun" ]; then
         kill -TERM "$mpirun" 2>/dev/null
     fi
@@ -86,9 +130,11 @@ trap stop TERM INT USR1 HUP
 # A process group of its own keeps away signals that are meant for this script's whole group.
 set -m
 exec 3>&2
-mpirun --bind-to none --oversubscribe -n "$ranks" "$@" </dev/null 2> >(exec 7<&- 8>&-; one_line >&3) 8>&- &
+mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null 2> >(exec 7<&- 8>&-; one_line >&3) 8>&- &
 mpirun=$!
 set +m
 code=0
 while wait "$mpirun"; code=$?; kill -0 "$mpirun" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
+# 138: SIGUSR1 met mpirun or a rank of another host before it handles signals, with nothing to save yet.
+if [ -n "$hostfile" ] && [ -n "$asked" ] && [ "$code" = 138 ]; then code=75; fi
 exit "$code"

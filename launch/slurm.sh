@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A Slurm batch job: sbatch launch/slurm.sh CONFIG [key=value...]; edit the lines below, or override them on sbatch's
-# command line. Two minutes before the time limit, and on preemption, every rank is told to save (SIGUSR1); the job then
+# A Slurm batch job on one or several nodes (docs/cluster.md): sbatch launch/slurm.sh CONFIG [key=value...]; edit the lines
+# below, or override them on sbatch's command line, as with `sbatch --nodes=4 launch/slurm.sh CONFIG`. Two minutes before the time limit, and on preemption, every rank is told to save (SIGUSR1); the job then
 # leaves with code 75 and goes back into the queue, where it resumes from that checkpoint; also when it is told so while it
 # starts.
 #SBATCH --job-name=perigee
@@ -29,8 +29,15 @@ requeue() {
 }
 
 [ -z "$asked" ] || requeue  # told to stop before anything began
+# Neighbours in rank share a node, as tensor parallelism needs. Since Slurm 22.05, srun asks for its tasks' CPUs itself.
+tasks=(--mpi=pmix --distribution=block)
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || tasks+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
+# With GPUs, every rank sees all of its node and takes one by its local rank: processes that cannot see each other's GPUs
+# may not copy between them directly. Perigee then binds each rank to the CPUs next to its GPU.
+[ "${SLURM_GPUS_ON_NODE:-0}" = 0 ] || tasks+=(--gpu-bind=none --cpu-bind=none)
+
 # The first rank to leave with code 75 must not take along others that are about to; a rank that fails ends the job itself.
-srun --mpi=pmix --kill-on-bad-exit=0 --wait=30 "$program" train "$@" &
+srun "${tasks[@]}" --kill-on-bad-exit=0 --wait=30 "$program" train "$@" &
 srun=$!
 forward() { kill -USR1 "$srun" 2>/dev/null; }  # srun passes it on to the ranks
 trap forward TERM USR1

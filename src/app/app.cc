@@ -19,6 +19,7 @@
 #include "hf/config.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
+#include "train/seat.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 
@@ -56,11 +57,16 @@ RunOptions const& configured(Job const& job) {
     return job.config.options;
 }
 
-/// With what is left open filled in; throws every problem with them at once.
-RunOptions resolved(Job const& job, RunOptions const& options, int world_size) {
+/// With what is left open filled in; throws every problem with them at once. But for `check`, the process takes its
+/// place.
+RunOptions resolved(Job const& job, RunOptions options, int world_size) {
     std::string const& file = job.command.config;
     std::vector<std::string> const found = problems(options, world_size);
     if (!found.empty()) fail(Category::config, "{}: {}", file, fmt::join(found, fmt::format("\n{}: ", file)));
+    if (job.command.command != Command::check) {
+        Seat const seat = take_seat(options, job.launch);
+        if (options.threads == 0) options.threads = seat.cores;
+    }
     return resolve(options, job.launch.local_size(), job.files);
 }
 

@@ -7,6 +7,7 @@
 #include <ctime>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/printable.h"
 
@@ -14,11 +15,15 @@ namespace perigee::log {
 
 namespace {
 
+constexpr size_t kEarlyLines = 100;
+
 struct State {
     State() : logger("perigee", std::make_shared<spdlog::sinks::stderr_sink_mt>()) { logger.set_pattern("%v"); }
     std::mutex mutex;
     spdlog::logger logger;
     std::function<void(std::string const&)> mirror;
+    bool mirrored = false;           // a mirror was or is there
+    std::vector<std::string> early;  // lines from before it
     std::function<void()> before;
     std::function<void()> after;
     int rank = 0;
@@ -36,7 +41,12 @@ void set_rank(int rank) { state().rank = rank; }
 
 void mirror(std::function<void(std::string const&)> sink) {
     std::scoped_lock const lock(state().mutex);
-    state().mirror = std::move(sink);
+    State& s = state();
+    s.mirror = std::move(sink);
+    if (!s.mirror) return;
+    for (std::string const& line : s.early) s.mirror(line);
+    s.early.clear();
+    s.mirrored = true;
 }
 
 void around_lines(std::function<void()> before, std::function<void()> after) {
@@ -57,7 +67,11 @@ void write(Level level, std::string const& line) {
     s.logger.info(text);
     s.logger.flush();
     if (s.after) s.after();
-    if (s.mirror) s.mirror(fmt::format("{:%Y-%m-%d %H:%M:%S}  {}", fmt::localtime(std::time(nullptr)), text));
+    std::string line_of_file = fmt::format("{:%Y-%m-%d %H:%M:%S}  {}", fmt::localtime(std::time(nullptr)), text);
+    if (s.mirror)
+        s.mirror(line_of_file);
+    else if (!s.mirrored && s.early.size() < kEarlyLines)
+        s.early.push_back(std::move(line_of_file));
 }
 
 }  // namespace perigee::log

@@ -13,7 +13,8 @@ enum class Level { debug, info, warning, error };
 
 /// Ranks other than 0 drop everything below `warning`, and prefix what they do say with their rank.
 void set_rank(int rank);
-/// Hands every later line, with its time in front and without a newline, to `sink` as well; an empty one ends that.
+/// Hands every later line, with its time in front and without a newline, to `sink` as well; an empty one ends that. The
+/// first sink of a process also gets the first lines from before it.
 void mirror(std::function<void(std::string const&)> sink);
 /// Called around each line on the terminal, so that a progress bar can make room and come back.
 void around_lines(std::function<void()> before, std::function<void()> after);

@@ -1,10 +1,15 @@
 // Linked in place of device/cuda/ when the build has no CUDA.
 #include "base/error.h"
 #include "device/device.h"
+#include "device/gpu_list.h"
 
 namespace perigee {
 
 int cuda_device_count() { return 0; }
+
+bool built_with_cuda() { return false; }
+
+GpuList list_gpus() { return {}; }
 
 std::unique_ptr<Device> make_cuda_device(int) {
     fail(Category::config, "this perigee was built without CUDA: use `device: cpu`, or build the `cuda` preset");

@@ -17,6 +17,13 @@ void describe(Schema& schema, ParallelOptions& options) {
                "ranks with the same weights share the optimizer's moments and the update (ZeRO-1); off, each does all");
     schema.add("bucket_mib", options.bucket_mib, between(1, 1 << 16),
                "MiB of gradients that ranks sum at once, while the backward goes on");
+    schema.add(
+        "share_gpu", options.share_gpu,
+        "several ranks may compute on one GPU, in turns: for tests of layouts on few GPUs; off, a host with fewer "
+        "GPUs than ranks is an error");
+    schema.choice("bind", options.bind, {{"auto", Bind::automatic}, {"none", Bind::none}},
+                  "on a GPU: auto binds each rank to those of its CPUs that are next to its GPU, and asks for memory "
+                  "there; none leaves it to the launcher");
 }
 
 MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {

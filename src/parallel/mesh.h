@@ -14,6 +14,9 @@ namespace perigee {
 /// How context-parallel ranks share attention: parallel/context.h.
 enum class ContextMode { automatic, ulysses, allgather };
 
+/// Whether a rank is bound to the CPUs and the memory next to its GPU: comm/placement.h.
+enum class Bind { automatic, none };
+
 struct ParallelOptions {
     int64_t tensor = 1;
     int64_t context = 1;
@@ -21,6 +24,8 @@ struct ParallelOptions {
     ContextMode context_mode = ContextMode::automatic;
     bool zero = true;         ///< ZeRO-1: parallel/buckets.h
     int64_t bucket_mib = 64;  ///< of gradients, sent at once
+    bool share_gpu = false;   ///< several ranks may compute on one GPU
+    Bind bind = Bind::automatic;
 };
 void describe(Schema& schema, ParallelOptions& options);
 

@@ -19,7 +19,7 @@ script=$1
 shift
 value() { { sed -nE "s/^#SBATCH --$1=//p" "$script"; printf '%s\n' "${options[@]}" | sed -nE "s/^--$1=//p"; } | tail -1; }
 if ! grep -q '^#SBATCH --requeue$' "$script" || [[ $(value signal) == B:* ]]; then exit 1; fi
-export SLURM_JOB_ID=17 SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=$(value ntasks-per-node)
+export SLURM_JOB_ID=17 SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=$(value ntasks-per-node) SLURM_CPUS_PER_TASK=$(value cpus-per-task)
 cp "$script" "$STUB/spool/slurm_script"
 cd "$STUB/spool"
 touch "$STUB/queued"
@@ -37,11 +37,12 @@ cat >"$scratch/bin/srun" <<'STUB'
 #!/usr/bin/env bash
 set -u
 pmi=none kill_others=0
+echo "$*" >"$STUB/srun_asked"
 while [[ $1 == -* ]]; do
     case $1 in
         --mpi=*) pmi=${1#*=} ;;
         --kill-on-bad-exit=*) kill_others=${1#*=} ;;
-        --wait=*) ;;
+        --wait=* | --distribution=block | --cpus-per-task=8 | --gpu-bind=none | --cpu-bind=none) ;;
         *) exit 1 ;;
     esac
     shift
@@ -90,6 +91,18 @@ submit perigee "$scratch/whole"
 finish
 [ "$code" = 0 ] || complain "undisturbed job: exit code $code"
 [ "$(asked)" = "" ] || complain "a job that was done asked for: $(asked)"
+for part in --distribution=block --cpus-per-task=8; do  # srun does not take the latter from sbatch
+    grep -q -- " $part " "$scratch/srun_asked" || complain "srun is not asked for $part"
+done
+! grep -q -- "-bind=" "$scratch/srun_asked" || complain "without GPUs, srun is asked for: $(cat "$scratch/srun_asked")"
+
+# With GPUs, tasks see all of their node, and bind themselves.
+PERIGEE_BIN=/bin SLURM_GPUS_ON_NODE=2 submit true "$scratch/none"
+finish
+[ "$code" = 0 ] || complain "a job with GPUs: exit code $code"
+for part in --gpu-bind=none --cpu-bind=none; do
+    grep -q -- " $part " "$scratch/srun_asked" || complain "with GPUs, srun is not asked for $part"
+done
 
 # USR1 comes ahead of the time limit, TERM on preemption. The job saves, goes back into the queue and repeats the
 # undisturbed run.

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A Slurm batch job on one or several nodes (docs/cluster.md): sbatch launch/slurm.sh CONFIG [key=value...]; edit the lines
-# below, or override them on sbatch's command line, as with `sbatch --nodes=4 launch/slurm.sh CONFIG`. Two minutes before the time limit, and on preemption, every rank is told to save (SIGUSR1); the job then
-# leaves with code 75 and goes back into the queue, where it resumes from that checkpoint; also when it is told so while it
-# starts.
+# A Slurm batch job on one or several nodes (docs/cluster.md):
+#   sbatch launch/slurm.sh CONFIG [key=value...]
+# Edit the lines below, or override them on sbatch's command line: sbatch --nodes=4 launch/slurm.sh CONFIG
+# Two minutes before the time limit, and on preemption, every rank is told to save (SIGUSR1). The job then leaves with code
+# 75 and goes back into the queue, where it resumes from that checkpoint; also when it is told so while it starts.
 #SBATCH --job-name=perigee
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8

@@ -9,7 +9,13 @@ int cuda_device_count() { return 0; }
 
 bool built_with_cuda() { return false; }
 
-GpuList list_gpus() { return {}; }
+GpuList list_gpus() {
+    int const present = gpus_present();
+    if (present == 0) return {};
+    return {.pci_ids = {},
+            .problem = fmt::format("{} NVIDIA device{}, and this perigee was built without CUDA", present,
+                                   present == 1 ? "" : "s")};
+}
 
 std::unique_ptr<Device> make_cuda_device(int) {
     fail(Category::config, "this perigee was built without CUDA: use `device: cpu`, or build the `cuda` preset");

@@ -24,16 +24,6 @@ RankReport look_around(RunOptions const& options, Launch const& launch) {
     return report;
 }
 
-/// What nobody may overlook: GPUs that this job leaves alone though its options do not ask for that.
-void warn_of_idle_gpus(RunOptions const& options, std::span<RankReport const> reports) {
-    if (options.device != DeviceChoice::automatic || reports.empty()) return;
-    if (!built_with_cuda() && gpus_present() > 0)
-        log::info("this host has GPUs, which this perigee was built without: it computes on the CPU");
-    bool const idle = std::ranges::any_of(reports, [](RankReport const& report) { return !report.gpus.empty(); });
-    if (idle && reports.size() > 1)
-        log::info("several ranks compute on the CPU, though there are GPUs: on one GPU, start one rank");
-}
-
 void say(RunOptions const& options, Placement const& placement, bool speaks) {
     if (placement.ranks() == 1 && placement.seats.front().gpu < 0) return;
     bool const several_hosts = placement.hosts.size() > 1;
@@ -72,6 +62,17 @@ void choose_devices(Placement& placement, std::span<RankReport const> reports, D
     give_gpus(placement, reports, {.share = options.share_gpu, .bind = options.bind == Bind::automatic});
 }
 
+std::string idle_gpus(std::span<RankReport const> reports, DeviceChoice choice) {
+    if (choice != DeviceChoice::automatic) return "";
+    for (RankReport const& report : reports) {
+        if (report.gpus.empty() && report.gpu_problem.empty()) continue;
+        std::string const why = report.gpu_problem.empty() ? "GPUs serve jobs of one rank" : report.gpu_problem;
+        return fmt::format("host {} has GPUs, and this job computes on the CPU ({}): `device: cpu` asks for that",
+                           report.host, why);
+    }
+    return "";
+}
+
 Seat take_seat(RunOptions const& options, Launch& launch) {
     RankReport const own = look_around(options, launch);
     std::vector<RankReport> reports;
@@ -80,8 +81,8 @@ Seat take_seat(RunOptions const& options, Launch& launch) {
     Placement placement = place_ranks(reports);
     if (reports.size() == 1 && built_with_cuda())  // several ranks compute on the CPU
         choose_devices(placement, reports, options.device, options.parallel);
-    else
-        warn_of_idle_gpus(options, reports);
+    else if (std::string const idle = idle_gpus(reports, options.device); !idle.empty() && launch.world().rank() == 0)
+        log::warn("{}", idle);
     say(options, placement, launch.world().rank() == 0);
     Seat seat = placement.seats[static_cast<size_t>(launch.world().rank())];
     bind(options, own, seat);

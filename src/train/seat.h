@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "comm/launch.h"
 #include "comm/placement.h"
@@ -14,6 +15,10 @@ namespace perigee {
 /// silent way back to the CPU. Throws Category::config where one cannot: give_gpus(). Pure.
 void choose_devices(Placement& placement, std::span<RankReport const> reports, DeviceChoice choice,
                     ParallelOptions const& options);
+
+/// The warning of a job that computes on the CPU under `auto` although a rank reports GPUs, usable or not; empty where
+/// none does. Pure.
+std::string idle_gpus(std::span<RankReport const> reports, DeviceChoice choice);
 
 /// Gathers what every rank sees of its host, gives each its place, binds this process to it and says so in the log. To
 /// be called before a device is made. Throws Category::config, the same on every rank. Collective.

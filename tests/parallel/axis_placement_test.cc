@@ -48,8 +48,7 @@ TEST(AxisPlacement, FourHostsOfEight) {
 
 TEST(AxisPlacement, OneHostHoldsEveryAxis) {
     auto const hosts = hosts_of(by_host({{"a", 8}}));
-    EXPECT_EQ(describe(place_axes({.dp = 2, .cp = 2, .tp = 2}, hosts)),
-              "tensor 2, context 2, data 2 within a host");
+    EXPECT_EQ(describe(place_axes({.dp = 2, .cp = 2, .tp = 2}, hosts)), "tensor 2, context 2, data 2 within a host");
     EXPECT_EQ(describe(place_axes({.dp = 1, .cp = 1, .tp = 1}, hosts_of({"a"}))), "");
 }
 

@@ -5,7 +5,7 @@ check="${PERIGEE_SOURCE:?}/tools/check_layers.sh"
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 failures=0
-mkdir -p "$tree"/{cmake,src/base,src/io,src/train,src/data,src/device/cuda,kernels/moba}
+mkdir -p "$tree"/{cmake,src/base,src/io,src/train,src/data,src/device/cuda,kernels/moba_gate}
 cp "$PERIGEE_SOURCE/cmake/Layers.cmake" "$tree/cmake/"
 
 # FILE LINE ok|bad

@@ -176,6 +176,7 @@ class Builder {
             Run const& before = study_.runs[seed];
             overrides.push_back("checkpoint.resume=" +
                                 yaml_text((study_.folder(before) / before_checkpoint_).string()));
+            overrides.emplace_back("checkpoint.allow_model_change=true");  // the grid says which
         }
         add(name + "seed=" + plan_.seeds[seed], settings, plan_.seeds[seed], overrides);
         if (plan_.has_before) study_.runs.back().before = seed;

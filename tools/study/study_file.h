@@ -3,7 +3,7 @@
 //     run          options of every run, as in a configuration
 //     before       optional, {key: value}: changes to `run` for a run that is trained first, once per seed, and whose
 //                  last checkpoint every run of the grid goes on from
-//     grid         {key: [value, ...], ...}: every combination is a case
+//     grid         {key: [value, ...], ...}: every combination is a case; keys of the model may differ from `before`
 //     seeds        [integer, ...]: every case is run with each
 //     metrics      [key, ...] of metrics.jsonl: the columns of the table, with their last value
 //     figure       key of metrics.jsonl that the figure shows over the steps

@@ -8,6 +8,7 @@
 #include "hf/convert.h"
 #include "hf/weights.h"
 #include "model/llama.h"
+#include "train/described.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 
@@ -30,7 +31,7 @@ void declare(CLI::App& app, Options& options) {
     app.add_option("--shard-gb", options.shard_gb, "split exported weights into files of at most so many GB")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    app.add_option("--config", options.config, "YAML that describes the model, where the checkpoint is not in its run");
+    app.add_option("--config", options.config, "YAML that describes the model, where the checkpoint does not");
     app.add_option("--companions", options.companions, "folder with tokenizer files for the export");
 }
 
@@ -54,7 +55,21 @@ Checkpoint open_source(FileSystem& files, Path const& source) {
          source.string());
 }
 
-/// What the weights of a checkpoint mean: said by the config.json beside them, or the config.yaml of their run.
+/// The options of the run that wrote a checkpoint: the YAML that --config names, else what the checkpoint says, else,
+/// of older programs, the config.yaml of the run's folder.
+RunOptions options_of(FileSystem& files, Options const& options, Checkpoint const& checkpoint) {
+    if (options.config.empty())
+        if (auto const stored = stored_options(checkpoint.state())) return *stored;
+    Path const yaml = options.config.empty() ? checkpoint.folder() / ".." / ".." / "config.yaml" : options.config;
+    if (!files.exists(yaml))
+        fail(Category::config, "{} does not tell which model it is: name the YAML of its run with --config",
+             checkpoint.folder().string());
+    RunOptions run;
+    apply_file(run, yaml.string());
+    return run;
+}
+
+/// What the weights of a checkpoint mean: said by the config.json beside them, or by the run.
 ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Checkpoint const& checkpoint) {
     Path const folder = checkpoint.folder();
     ExportOptions result;
@@ -66,24 +81,13 @@ ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Che
         result.origin = folder;
         return result;
     }
-    Path const yaml = options.config.empty() ? folder / ".." / ".." / "config.yaml" : options.config;
-    if (!files.exists(yaml))
-        fail(Category::config, "{} does not tell which model it is: name the YAML of its run with --config",
-             folder.string());
-    // The folder the run began with may be gone; its model is in the YAML of the run in any case.
-    RunOptions const run = load_config(yaml.string(), {"model.init_from=\"\""});
-    try {
-        result.origin = load_config(yaml.string(), {}).model.init_from;
-    } catch (Error const&) {
-    }
+    RunOptions const run = options_of(files, options, checkpoint);
+    if (files.exists(run.model.init_from)) result.origin = run.model.init_from;  // it may be gone
     Path const tokenizer = run.data.tokenizer;
     if (result.origin.empty() && files.exists(tokenizer))
         result.companions = files.is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
     result.model = run.model;
-    result.attention = run.attention;
-    for (AttentionSwitch const& change : run.attention.schedule)
-        if (change.step <= checkpoint.state().step) result.attention.kind = change.kind;
-    result.attention.schedule.clear();
+    result.attention = attention_at(run.attention, checkpoint.state().step);
     if (!result.origin.empty() && files.exists(result.origin / kConfigName) &&
         !files.exists(result.origin / kManifestName))
         result.type = HfWeights(files, result.origin).type(llama_params(result.model));

@@ -27,7 +27,7 @@ void show(Request const& request, FileSystem& files) {
     auto const world = make_single_comm();
     std::optional<Checkpoint> trained;
     if (request.weights == "auto") trained = find_checkpoint(options.checkpoint, options.output_dir, *world, files);
-    if (trained) follow(options, *trained, request.overrides, /*speaks=*/true);
+    if (trained) follow(options, *trained, {request.config, request.overrides}, /*speaks=*/true);
     options.parallel = {.tensor = 1, .context = 1, .data = 1};  // the batch is the same under every layout
     if (auto const found = problems(options, 1); !found.empty())
         fail(Category::config, "{}: {}", request.config, fmt::join(found, fmt::format("\n{}: ", request.config)));

@@ -8,8 +8,15 @@
 
 namespace perigee {
 
-/// Gives `options`, which were read from a file with these overrides, the values of the checkpoint for the keys that
-/// define the model; what the overrides say of them wins. With `speaks`, the log says what differs.
-void follow(RunOptions& options, Checkpoint const& checkpoint, std::vector<std::string> const& overrides, bool speaks);
+/// Where options were read from.
+struct OptionSources {
+    std::string const& file;
+    std::vector<std::string> const& overrides;
+};
+
+/// Gives `options` the checkpoint's values for the keys that define the model, its kind of attention at its step, and
+/// its tokenizer, where `options` has the default one. What the overrides say of these keys wins, what the file says
+/// does not. With `speaks`, the log lists both.
+void follow(RunOptions& options, Checkpoint const& checkpoint, OptionSources const& sources, bool speaks);
 
 }  // namespace perigee

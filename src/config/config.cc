@@ -5,6 +5,7 @@
 #include "config/schema_yaml.h"
 #include "config/yaml_tree.h"
 #include "hf/config.h"
+#include "train/described.h"
 
 namespace perigee {
 namespace {
@@ -35,6 +36,13 @@ std::string read_text(std::string const& path) {
     }
 }
 
+void read_over(RunOptions& options, std::string const& text, std::string const& name,
+               std::vector<std::string> const& overrides) {
+    Schema schema;
+    describe(schema, options);
+    read_yaml(schema, text, name, overrides);
+}
+
 /// Defaults for a run that starts from the weights in `folder`.
 RunOptions defaults_of(Path const& folder) {
     RunOptions options;
@@ -42,7 +50,10 @@ RunOptions defaults_of(Path const& folder) {
     if (!files->exists(folder)) fail(Category::config, "model.init_from: there is no folder {}", folder.string());
     for (char const* tokenizer : {"tokenizer.json", "tokenizer.model"})
         if (files->exists(folder / tokenizer)) options.data.tokenizer = folder.string();
-    if (!files->exists(folder / kConfigName)) return options;
+    if (!files->exists(folder / kConfigName)) {
+        if (auto const stored = options_in(*files, folder)) take_model(options, *stored);
+        return options;
+    }
     HfConfig const config = read_hf_config(*files, folder);
     options.model = config.model;
     if (config.attention) options.attention = *config.attention;
@@ -52,25 +63,22 @@ RunOptions defaults_of(Path const& folder) {
 }  // namespace
 
 RunOptions parse_config(std::string const& text, std::string const& name, std::vector<std::string> const& overrides) {
-    auto const read_over = [&](RunOptions options) {
-        Schema schema;
-        describe(schema, options);
-        read_yaml(schema, text, name, overrides);
-        return options;
-    };
-    RunOptions const options = read_over({});
+    RunOptions options;
+    read_over(options, text, name, overrides);
     if (options.model.init_from.empty()) return options;
-    return read_over(defaults_of(options.model.init_from));
+    RunOptions over = defaults_of(options.model.init_from);
+    read_over(over, text, name, overrides);
+    return over;
 }
 
 RunOptions load_config(std::string const& path, std::vector<std::string> const& overrides) {
     return parse_config(read_text(path), path, overrides);
 }
 
+void apply_file(RunOptions& options, std::string const& path) { read_over(options, read_text(path), path, {}); }
+
 void apply_overrides(RunOptions& options, std::vector<std::string> const& overrides) {
-    Schema schema;
-    describe(schema, options);
-    read_yaml(schema, "{}", "command line", overrides);
+    read_over(options, "{}", "command line", overrides);
 }
 
 std::string to_yaml(RunOptions const& options) {

@@ -16,7 +16,9 @@ RunOptions load_config(std::string const& path, std::vector<std::string> const& 
 /// The same from text; `name` stands for the file in messages.
 RunOptions parse_config(std::string const& text, std::string const& name, std::vector<std::string> const& overrides);
 
-/// Applies overrides to options that were read before.
+/// Gives options that were read before what the file at `path` says.
+void apply_file(RunOptions& options, std::string const& path);
+/// The same with overrides.
 void apply_overrides(RunOptions& options, std::vector<std::string> const& overrides);
 
 /// Complete YAML of these options, every key present, which parses to the same options.

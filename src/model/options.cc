@@ -63,10 +63,9 @@ void describe(Schema& schema, ModelOptions& o) {
     schema.add("qkv_bias", o.qkv_bias, "bias on the query, key and value projections (Qwen2)").defines_model();
     schema.add("qk_norm", o.qk_norm, "RMSNorm on every query and key head before rotation (Qwen3)").defines_model();
     schema.add("init_from", o.init_from,
-               "a new run starts from the weights in this folder: Hugging Face's, or a checkpoint; where it holds a "
-               "config.json, that supplies the defaults of this section and of attention, and a tokenizer in it is the "
-               "default of "
-               "data.tokenizer");
+               "a new run starts from the weights in this folder: Hugging Face's, or a checkpoint; its config.json, or "
+               "what the checkpoint says of its run, supplies the defaults of this section and of attention, and its "
+               "tokenizer that of data.tokenizer");
 }
 
 int64_t weights_per_layer(ModelOptions const& o) {
@@ -203,18 +202,16 @@ std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const&
     return found;
 }
 
-namespace {
-AttentionKind kind_at(AttentionOptions const& o, int64_t step) {
-    AttentionKind kind = o.kind;
-    for (AttentionSwitch const& change : o.schedule)
-        if (change.step <= step) kind = change.kind;
-    return kind;
+AttentionOptions attention_at(AttentionOptions options, int64_t step) {
+    for (AttentionSwitch const& change : options.schedule)
+        if (change.step <= step) options.kind = change.kind;
+    options.schedule.clear();
+    return options;
 }
-}  // namespace
 
 std::vector<Selection> layer_selections(AttentionOptions const& o, int64_t layers, int64_t step, uint64_t seed) {
     std::vector<Selection> selections(static_cast<size_t>(layers), FullAttention{});
-    if (kind_at(o, step) == AttentionKind::full) return selections;
+    if (attention_at(o, step).kind == AttentionKind::full) return selections;
     for (int64_t layer = 0; layer < layers - o.full_layers.last; ++layer)
         if (std::ranges::find(o.full_layers.layers, layer) == o.full_layers.layers.end())
             selections[static_cast<size_t>(layer)] = sparse_selection(o, layer, seed);
@@ -222,7 +219,7 @@ std::vector<Selection> layer_selections(AttentionOptions const& o, int64_t layer
 }
 
 std::optional<int64_t> next_moba_step(AttentionOptions const& o, int64_t step) {
-    if (kind_at(o, step) == AttentionKind::moba) return step;
+    if (attention_at(o, step).kind == AttentionKind::moba) return step;
     for (AttentionSwitch const& change : o.schedule)
         if (change.step > step && change.kind == AttentionKind::moba) return change.step;
     return std::nullopt;

@@ -90,6 +90,9 @@ struct AttentionOptions {
 void describe(Schema& schema, AttentionOptions& options);
 std::vector<std::string> problems(AttentionOptions const& options, ModelOptions const& model);
 
+/// As at a step (0-based): the kind is that of the latest switch at or before it, and there is no schedule.
+AttentionOptions attention_at(AttentionOptions options, int64_t step);
+
 /// What each layer attends at a step (0-based): by the latest switch at or before it, over the default. `seed` is for
 /// rules that draw random numbers.
 std::vector<Selection> layer_selections(AttentionOptions const& options, int64_t layers, int64_t step, uint64_t seed);

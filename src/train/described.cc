@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
+#include "checkpoint/manifest.h"
 #include "hf/schema_json.h"
 
 namespace perigee {
@@ -79,10 +80,21 @@ RunOptions normalised(RunOptions o) {
     if (rope.type == RopeType::standard) rope = {};
     if (rope.type != RopeType::standard && rope.original_max_position_embeddings == 0)
         rope.original_max_position_embeddings = o.model.max_position_embeddings;
-    bool const moba = o.attention.kind == AttentionKind::moba ||
-                      std::ranges::count(o.attention.schedule, AttentionKind::moba, &AttentionSwitch::kind) > 0;
-    if (!moba) o.attention = {.kind = AttentionKind::full};
+    MobaOptions& moba = o.attention.moba;
+    if (o.attention.selection != MobaOptions::kName) moba = {.block_size = moba.block_size, .top_k = moba.top_k};
     return o;
+}
+
+bool has_blocks(AttentionOptions const& o) {
+    return o.kind == AttentionKind::moba ||
+           std::ranges::count(o.schedule, AttentionKind::moba, &AttentionSwitch::kind) > 0;
+}
+
+/// Full attention whose other options, which have no effect, are as in `other`.
+AttentionOptions full_as(AttentionOptions other) {
+    other.kind = AttentionKind::full;
+    other.schedule.clear();
+    return other;
 }
 
 /// Lines like those of to_string(), each after a line's end.
@@ -115,10 +127,19 @@ std::optional<RunOptions> stored_options(RunState const& state) {
     return options;
 }
 
+std::optional<RunOptions> options_in(FileSystem& files, Path const& folder) {
+    Path const manifest = folder / kManifestName;
+    if (!files.exists(manifest)) return std::nullopt;
+    return stored_options(Manifest::parse(files.read_text(manifest, kMaxManifestBytes), manifest.string()).state);
+}
+
 std::vector<OptionChange> changes(RunOptions const& before, RunOptions const& now) {
+    RunOptions a = normalised(before), b = normalised(now);
+    if (!has_blocks(a.attention)) a.attention = full_as(b.attention);
+    if (!has_blocks(b.attention)) b.attention = full_as(a.attention);
     RunOptions like;
     std::vector<OptionChange> found;
-    collect(schema_of(like), "", json_of(normalised(before)), json_of(normalised(now)), false, found);
+    collect(schema_of(like), "", json_of(a), json_of(b), false, found);
     return found;
 }
 
@@ -138,6 +159,7 @@ std::string to_string(std::vector<OptionChange> const& changes) {
 void take_model(RunOptions& to, RunOptions const& from) {
     Schema const schema = schema_of(to);
     read_json(schema, model_part(schema, json_of(from)).dump(), "the checkpoint's options");
+    if (to.data.tokenizer == DataOptions{}.tokenizer) to.data.tokenizer = from.data.tokenizer;
 }
 
 std::vector<std::string> compare(Checkpoint const& then, RunOptions const& now,

@@ -17,6 +17,9 @@ std::string options_text(RunOptions const& options);
 /// say, as those of older programs, or where this program cannot read it.
 std::optional<RunOptions> stored_options(RunState const& state);
 
+/// The same of the checkpoint in `folder`, whose tensors are neither read nor verified; nothing where there is none.
+std::optional<RunOptions> options_in(FileSystem& files, Path const& folder);
+
 /// An option that differs; values as JSON.
 struct OptionChange {
     std::string key, before, now;
@@ -29,7 +32,7 @@ std::vector<OptionChange> model_changes(RunOptions const& before, RunOptions con
 /// "  key: before -> now", one a line.
 std::string to_string(std::vector<OptionChange> const& changes);
 
-/// Gives `to` the options that define the model in `from`.
+/// Gives `to` the options that define the model in `from`, and the tokenizer, where `to` has the default one.
 void take_model(RunOptions& to, RunOptions const& from);
 
 /// Sentences for the log about what a resumed run does otherwise than the one that wrote its checkpoint: one block of

@@ -9,6 +9,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "hf/weights.h"
+#include "train/described.h"
 #include "train/run_folder.h"
 #include "train/snapshot.h"
 
@@ -22,6 +23,15 @@ void upload(Ops& ops, TensorView to, float const* values) {
     std::vector<bf16> rounded(static_cast<size_t>(to.size()));
     std::transform(values, values + to.size(), rounded.begin(), to_bf16);
     ops.upload(to, rounded.data());
+}
+
+/// Says where these weights were trained as another model.
+void say_changes(Checkpoint const& checkpoint, RunOptions const& options) {
+    auto const stored = stored_options(checkpoint.state());
+    if (!stored) return;
+    if (auto const found = model_changes(*stored, options); !found.empty())
+        log::info("the model is not the one of {}, whose value comes first:\n{}", checkpoint.folder().string(),
+                  to_string(found));
 }
 
 int usable_cores() {
@@ -144,7 +154,9 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
 void Session::read_initial(std::vector<StoredTensor> const& parts) const {
     Path const from = options_.model.init_from;
     if (files_->exists(from / kManifestName)) {
-        read(Checkpoint::open(*files_, mesh_.world(), from), parts);
+        Checkpoint const checkpoint = Checkpoint::open(*files_, mesh_.world(), from);
+        read(checkpoint, parts);
+        say_changes(checkpoint, options_);
     } else {
         agree(mesh_.world(), [&] {
             HfWeights const stored(*files_, from);

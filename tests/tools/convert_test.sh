@@ -31,6 +31,9 @@ convert run hf >out
 [ "$(cat out)" = "hf: a Hugging Face folder of run" ] || fail "convert said: $(cat out)"
 grep -q '"LlamaForCausalLM"' hf/config.json || fail "architecture: $(cat hf/config.json)"
 grep -q '"kind": "moba"' hf/config.json || fail "the attention of the last step: $(cat hf/config.json)"
+cp -r run/checkpoints/step_00000003 moved
+convert moved moved-hf >out
+cmp hf/config.json moved-hf/config.json || fail "a checkpoint outside of its run does not say which model it is of"
 checkpoint diff run hf >out || true  # the checkpoint has the optimizer's moments besides
 grep -q '^21 tensors are equal' out && grep -q 'only in the first  optimizer.m/' out || fail "diff: $(cat out)"
 
@@ -71,6 +74,9 @@ perigee eval next.yaml output_dir=next >second 2>log || fail "eval of the folder
 perigee eval next.yaml output_dir=next model.init_from=checkpoint >third 2>log || fail "eval of the checkpoint: $(cat log)"
 [ "$(loss first)" = "$(loss second)" ] && [ "$(loss first)" = "$(loss third)" ] ||
     fail "losses: $(cat first second third)"
+perigee eval run.yaml attention.top_k=1 >narrow 2>log || fail "eval: $(cat log)"
+perigee eval run.yaml attention.top_k=1 attention.kind=full >full 2>log || fail "eval: $(cat log)"
+[ "$(loss narrow)" != "$(loss full)" ] || fail "the run's schedule wins over attention.kind on the command line"
 perigee generate next.yaml output_dir=next --prompt a --max-tokens 2 >out 2>log || fail "generate: $(cat log)"
 perigee train next.yaml output_dir=next >log 2>&1 || fail "training: $(cat log)"
 grep -q 'weights from hf' next/log.txt || fail "log: $(cat next/log.txt)"

@@ -1,41 +1,69 @@
 #!/usr/bin/env bash
-# A run that is resumed with another model is refused with every key; eval and generate take the model from the
-# checkpoint, and what the command line says of it wins. Real processes, two ranks.
+# A run that is resumed with another model is refused with every key; other options, data and runs are listed; eval and
+# generate take the model from the checkpoint, and what the command line says of it wins. Real processes.
 set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
 folder=$scratch/run
-run 2 "$folder" perigee schedule.warmup_steps=1 train.steps=4
+says() { for line in "$@"; do grep -qF -- "$line" "$scratch/log" || complain "not said: $line"; done; }
+
+# Two data sets of as many tokens.
+mkdir "$scratch/data" && cp "$PERIGEE_SOURCE/README.md" "$scratch/a.txt" && tr e i <"$scratch/a.txt" >"$scratch/b.txt"
+for text in a b; do
+    "$PERIGEE_BIN/tokenize" "$scratch/$text.txt" -o "$scratch/data/$text" >"$scratch/log" 2>&1 || complain "tokenize"
+done
+use() { cp "$scratch/data/$1.bin" "$scratch/data/now.bin" && cp "$scratch/data/$1.idx" "$scratch/data/now.idx"; }
+use a
+sed -i "s|mock_data: true|train: [{path: $scratch/data/now}], validation: [{path: $scratch/data/a}]|" "$scratch/run.yaml"
+options=(schedule.warmup_steps=1 checkpoint.async=false)
+run 2 "$folder" perigee "${options[@]}" train.steps=4
 [ "$code" = 0 ] || complain "training"
 
-run 2 "$folder" perigee schedule.warmup_steps=1 train.steps=6 model.rope_theta=500000 attention.block_size=32
+run 2 "$folder" perigee "${options[@]}" train.steps=6 model.rope_theta=500000 model.rms_norm_eps=1e-6 \
+    model.num_attention_heads=4 attention.block_size=32 attention.kind=full
 [ "$code" = 2 ] || complain "another model: exit $code"
 [ "$(grep -c '^perigee: ' "$scratch/log")" = 1 ] || complain "another model: not one message"
-for change in 'model.rope_theta: 10000.0 -> 500000.0' 'attention.block_size: 16 -> 32'; do
-    grep -qF "  $change" "$scratch/log" || complain "another model: no $change"
-done
-run 2 "$folder" perigee schedule.warmup_steps=1 train.steps=5 model.rope_theta=500000 checkpoint.allow_model_change=true
+says '  model.rope_theta: 10000.0 -> 500000.0' '  model.rms_norm_eps: 1e-05 -> 1e-06' \
+    '  model.num_attention_heads: 2 -> 4' '  attention.kind: "moba" -> "full"' checkpoint.allow_model_change=true
+run 2 "$folder" perigee "${options[@]}" train.steps=6 attention.block_size=32
+[ "$code" = 2 ] || complain "another block size: exit $code"
+says '  attention.block_size: 16 -> 32'
+run 2 "$folder" perigee "${options[@]}" train.steps=5 model.rope_theta=500000 checkpoint.allow_model_change=true
 [ "$code" = 0 ] || complain "another model, allowed: exit $code"
-run 2 "$folder" perigee schedule.warmup_steps=1 train.steps=8 model.rope_theta=500000
-[ "$code" = 0 ] && grep -q 'the learning rate rises again: .* at step 6, ' "$scratch/log" || complain "a longer run"
 
-evaluate() {  # evaluate [key=value...]: the loss on stdout
-    "$PERIGEE_BIN/perigee" eval "$scratch/eval.yaml" output_dir="$folder" eval.samples=4 "$@" 2>"$scratch/log" |
+use b
+run 2 "$folder" perigee "${options[@]}" train.steps=8 model.rope_theta=500000 optimizer.lr=0.001 \
+    optimizer.weight_decay=0.3 schedule.decay=linear train.global_batch_size=2
+[ "$code" = 0 ] || complain "a longer run: exit $code"
+says '  optimizer.lr: 0.0003 -> 0.001' '  optimizer.weight_decay: 0.1 -> 0.3' '  schedule.decay: "cosine" -> "linear"' \
+    '  train.global_batch_size: 4 -> 2' '  train.steps: 5 -> 8' '  contents of data.train.0: ' \
+    'the learning rate rises again: '
+run 2 "$scratch/other" perigee "${options[@]}" train.steps=10 model.rope_theta=500000 \
+    checkpoint.resume="$folder/checkpoints/step_00000008"
+[ "$code" = 0 ] || complain "another run's checkpoint: exit $code"
+says 'the checkpoint is of another run, '
+
+evaluate() {  # evaluate FILE [key=value...]: the loss on stdout
+    local file=$1
+    shift
+    "$PERIGEE_BIN/perigee" eval "$scratch/$file" output_dir="$folder" eval.samples=4 "$@" 2>"$scratch/log" |
         grep -o '"eval_loss":[^,]*'
 }
-cp "$scratch/run.yaml" "$scratch/eval.yaml"
-same=$(evaluate model.rope_theta=500000)
-of_file=$(evaluate)
-[ "$of_file" = "$same" ] || complain "eval computes with the file's rope_theta: $of_file, $same"
-grep -qF '  model.rope_theta: 10000.0 -> 500000.0' "$scratch/log" || complain "eval does not say whose model it uses"
-other=$(evaluate model.rope_theta=10000)
+sed '/^model:/d; /^attention:/d' "$scratch/run.yaml" >"$scratch/bare.yaml"
+same=$(evaluate run.yaml model.rope_theta=500000)
+[ "$(evaluate run.yaml)" = "$same" ] || complain "eval computes with another rope_theta than the checkpoint"
+[ "$(evaluate bare.yaml)" = "$same" ] || complain "eval with a file that names no model"
+if grep -q 'the file' "$scratch/log"; then complain "eval names what the file does not say: $(cat "$scratch/log")"; fi
+other=$(evaluate bare.yaml model.rope_theta=10000)
 [ "$other" != "$same" ] || complain "the command line does not win"
-full=$(evaluate attention.kind=full)
+full=$(evaluate bare.yaml attention.kind=full)
 [ "$full" != "$same" ] || complain "attention.kind=full on the command line does not win"
-grep -q 'the command line changes' "$scratch/log" || complain "an override is not said"
-sed -i 's/hidden_size: 32/hidden_size: 64/; s/kind: moba/kind: full/' "$scratch/eval.yaml"
-[ "$(evaluate)" = "$same" ] || complain "eval with the file of another model"
-"$PERIGEE_BIN/perigee" generate "$scratch/eval.yaml" output_dir="$folder" --prompt hello --max-tokens 4 \
+says 'the command line changes' '  attention.kind: "moba" -> "full"'
+if grep -q 'block_size' "$scratch/log"; then complain "full attention has no blocks to speak of"; fi
+sed 's/hidden_size: 32/hidden_size: 64/; s/kind: moba/kind: full/' "$scratch/run.yaml" >"$scratch/another.yaml"
+[ "$(evaluate another.yaml)" = "$same" ] || complain "eval with the file of another model"
+says "the checkpoint's model is used, not the file's" '  model.hidden_size: 64 -> 32' '  attention.kind: "full" -> "moba"'
+"$PERIGEE_BIN/perigee" generate "$scratch/another.yaml" output_dir="$folder" --prompt hello --max-tokens 4 \
     >"$scratch/printed" 2>"$scratch/log" || complain "generate with the file of another model"
-grep -qF '  model.hidden_size: 64 -> 32' "$scratch/log" || complain "generate does not say whose model it uses"
+says '  model.hidden_size: 64 -> 32'
 verdict

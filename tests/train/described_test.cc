@@ -16,6 +16,7 @@ namespace perigee {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -97,6 +98,7 @@ TEST_F(Described, ResumingAnotherModelIsRefusedWithEveryKeyUnlessAllowed) {
                                            "attention.schedule=[{step: 1, kind: full}]",
                                            "attention.force_previous=true",
                                            "attention.shared_selection=group",
+                                           "attention.selection=nearest",
                                            "model.head_dim=16"};
     for (std::string const& key : keys) {
         std::string const name = key.substr(0, key.find('='));
@@ -115,6 +117,29 @@ TEST_F(Described, ResumingAnotherModelIsRefusedWithEveryKeyUnlessAllowed) {
 TEST_F(Described, AnotherWayToWriteTheSameModelIsNone) {
     train(options());
     EXPECT_THAT(train(options({"model.head_dim=8"})), AllOf(Not(HasSubstr("differ")), HasSubstr("resumed at step 2")));
+    auto const keys = [&](std::vector<std::string> const& before, std::vector<std::string> const& now) {
+        std::vector<std::string> found;
+        for (OptionChange const& c : changes(options(before), options(now))) found.push_back(c.key);
+        return found;
+    };
+    EXPECT_THAT(keys({"attention.kind=full"}, {"attention.kind=full", "attention.block_size=32"}), IsEmpty());
+    EXPECT_THAT(keys({"attention.kind=full", "attention.block_size=32"}, {}), ElementsAre("attention.kind"));
+    EXPECT_THAT(keys({}, {"attention.kind=full", "attention.top_k=1"}), ElementsAre("attention.kind"));
+    std::string const nearest = "attention.selection=nearest";
+    EXPECT_THAT(keys({nearest}, {nearest, "attention.force_previous=true"}), IsEmpty());
+}
+
+TEST_F(Described, ARunThatBeginsWithACheckpointsWeightsHasItsModelByDefault) {
+    train(options({"model.rope_theta=500000"}));
+    std::string const from = (checkpoint_root(folder_.path() / "run") / step_name(2)).string();
+    std::string const yaml = "{model: {init_from: " + from + "}, attention: {top_k: 3}}";
+    RunOptions const o = parse_config(yaml, "yaml", {});
+    EXPECT_EQ(o.model.rope_theta, 500000);
+    EXPECT_EQ(o.model.hidden_size, 32);
+    EXPECT_EQ(o.attention.moba.block_size, 16);
+    EXPECT_EQ(o.attention.moba.top_k, 3);
+    EXPECT_THAT(train(options({"model.init_from=" + from, "model.rope_theta=10000"}, "next")),
+                HasSubstr("whose value comes first:\n  model.rope_theta: 500000.0 -> 10000.0"));
 }
 
 TEST_F(Described, OtherDifferencesAreListedInOneBlockAndTrainingGoesOn) {

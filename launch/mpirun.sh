@@ -8,6 +8,8 @@
 #     second or more later, ends them at once;
 #   - ranks whose launch script was killed save and leave (where one of them is on its host), those whose mpirun was
 #     killed end;
+#   - on this host, an mpirun that does not end though all ranks have, as it may when one died while it joined, is killed
+#     (code 7);
 #   - of what mpirun says about a rank that died, one line is kept.
 # The exit code is mpirun's: 0, or the code of a rank (75: told to stop, and saved what there was to save).
 asked=
@@ -95,7 +97,7 @@ leave_early() {
 # tell them to stop. A signal could meet a rank that has no handler yet, and end it. The lock of the folder is shared
 # with mpirun: while either lives, no other job clears the folder away.
 private=
-trap 'rm -rf "$private"' EXIT
+trap 'kill -KILL -- ${guard:+-$guard} 2>/dev/null; rm -rf "$private"' EXIT
 # A folder that is not locked yet may be cleared away: then make another.
 until private=$(mktemp -d "${TMPDIR:-/tmp}/perigee-mpirun.$UID.XXXXXX") &&
     { exec 7<"$private" && flock --shared 7 && exec 8>"$private/running" && flock 8; } 2>/dev/null; do
@@ -106,6 +108,20 @@ until private=$(mktemp -d "${TMPDIR:-/tmp}/perigee-mpirun.$UID.XXXXXX") &&
     fi
 done
 export PERIGEE_LAUNCHER=$private/running
+
+# Kills an mpirun that does not end 15 seconds after the last rank: each holds a lock of the file `ranks` while it lives.
+guard_mpirun() {
+    exec 7<&- 8>&-
+    local alone=0
+    while sleep 1 && kill -0 "$mpirun"; do
+        if [ -e "$private/ranks" ] && flock --nonblock "$private/ranks" true; then
+            alone=$((alone + 1))
+        else
+            alone=0
+        fi
+        [ "$alone" -lt 15 ] || { : >"$private/hung" && kill -KILL "$mpirun"; }
+    done
+}
 
 mpirun=
 stop() {
@@ -132,9 +148,20 @@ set -m
 exec 3>&2
 mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null 2> >(exec 7<&- 8>&-; one_line >&3) 8>&- &
 mpirun=$!
+guard=
+if [ -z "$hostfile" ]; then
+    guard_mpirun </dev/null >/dev/null 2>&1 3>&- &
+    guard=$!
+    disown "$guard"  # this shell says nothing about its end
+fi
 set +m
 code=0
 while wait "$mpirun"; code=$?; kill -0 "$mpirun" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
 # 138: SIGUSR1 met mpirun or a rank of another host before it handles signals, with nothing to save yet.
 if [ -n "$hostfile" ] && [ -n "$asked" ] && [ "$code" = 138 ]; then code=75; fi
+if [ -e "$private/hung" ]; then
+    echo "perigee: mpirun did not end after the last rank, and was killed" >&2
+    code=7
+    [ -z "$asked" ] || code=75
+fi
 exit "$code"

@@ -81,13 +81,14 @@ Trained load_trained(Job const& job) {
     RunOptions options = configured(job);
     Comm& world = job.launch.world();
     auto found = find_weights(options, world, job.files);
-    if (found) follow(options, *found, job.command.overrides, world.rank() == 0);
+    if (found) follow(options, *found, {job.command.config, job.command.overrides}, world.rank() == 0);
     return {std::move(found), resolved(job, options, world.size())};
 }
 
-/// From here on the result of this command counts: the exit code, unless somebody has asked to stop before.
+/// From here on the result of this command counts: the exit code, unless a rank was told to stop before.
 int complete(Job const& job) {
-    if (job.watchdog.hold_stop()) return 0;
+    int64_t const stopped = job.watchdog.hold_stop() ? 0 : 1;
+    if (job.launch.world().sum(stopped) == 0) return 0;
     log::info("told to stop: no result");
     return kExitPreempted;
 }
@@ -174,12 +175,16 @@ class Watched {
             launch.abort(ending.exit_code, ending.message, ending.patience);
         });
     }
-    ~Watched() {
-        if (std::uncaught_exceptions() == 0) world_.barrier();  // who waits for the others here can still name them
-        watchdog_.part();
-    }
+    ~Watched() { watchdog_.part(); }
     Watched(Watched const&) = delete;
     Watched& operator=(Watched const&) = delete;
+
+    /// Returns once every rank has done its part. A rank that waits here still names one that hangs or dies, and ends
+    /// with one that left.
+    void wait_for_all() {
+        watchdog_.hold_stop();
+        world_.barrier();
+    }
 
   private:
     Watchdog& watchdog_;
@@ -189,7 +194,7 @@ class Watched {
 int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config const& config, Launch& launch,
             Watchdog& watchdog, FileSystem& files) {
     log::set_rank(launch.world().rank());
-    Watched const watched(watchdog, launch);
+    Watched watched(watchdog, launch);
     if (stop_requested()) launch.leave(kExitPreempted, "told to stop: nothing to save yet");
     if (auto const* notice = std::get_if<CommandLineNotice>(&parsed)) {
         if (notice->exit_code != 0) launch.abort(notice->exit_code, notice->text);
@@ -197,7 +202,9 @@ int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config c
         return 0;
     }
     try {
-        return dispatch({std::get<CommandLine>(parsed), config, launch, watchdog, files});
+        int const code = dispatch({std::get<CommandLine>(parsed), config, launch, watchdog, files});
+        watched.wait_for_all();
+        return code;
     } catch (std::exception const& e) {
         Error const error = as_error(e);
         launch.abort(error.exit_code(), fmt::format("{} error: {}", to_string(error.category()), error.what()));

@@ -50,7 +50,7 @@ void end_after(std::chrono::seconds patience, int exit_code) noexcept {
 struct Launch::Shared {
     MPI_Comm host = MPI_COMM_NULL;
     MPI_Win window = MPI_WIN_NULL;
-    std::atomic<int>* claim = nullptr;  ///< 0 until one process takes the right to speak for all
+    std::atomic<int>* claim = nullptr;  ///< 0 until a process ends, and speaks for all: then its exit code
 };
 
 void Launch::share_memory() {
@@ -116,14 +116,15 @@ Launch::~Launch() {
     MPI_Finalize();
 }
 
-bool Launch::speaks_for_all() noexcept {
-    int unclaimed = 0;
-    return shared_ == nullptr || shared_->claim->compare_exchange_strong(unclaimed, 1);
+int Launch::claim_end(int exit_code) noexcept {
+    int earlier = 0;
+    if (shared_ != nullptr) shared_->claim->compare_exchange_strong(earlier, exit_code);
+    return earlier;
 }
 
 void Launch::abort(int exit_code, std::string const& message, std::chrono::seconds patience) noexcept {
     board_.mine().leaving = true;
-    if (speaks_for_all()) {
+    if (claim_end(exit_code) == 0) {
         say(message);
         std::this_thread::sleep_for(patience);
         if (owns_mpi_) {
@@ -139,9 +140,10 @@ void Launch::abort(int exit_code, std::string const& message, std::chrono::secon
 
 void Launch::leave(int exit_code, std::string const& message) noexcept {
     board_.mine().leaving = true;
-    if (speaks_for_all()) say(message);
+    int const earlier = claim_end(exit_code);
+    if (earlier == 0) say(message);
     board_.mine().left = true;
-    _exit(exit_code);
+    _exit(earlier == 0 ? exit_code : earlier);
 }
 
 void Launch::end_before_joining(int exit_code, std::string const& message, std::chrono::seconds patience) noexcept {

@@ -35,7 +35,8 @@ class Launch {
     [[noreturn]] void abort(int exit_code, std::string const& message,
                             std::chrono::seconds patience = std::chrono::seconds(0)) noexcept;
     /// The same for an end that every rank comes to by itself: without MPI, and at once. The other ranks of the host
-    /// see it on the board.
+    /// see it on the board. After an abort() on this host the exit code is that one's: launchers end the other ranks
+    /// with the signal that also means to stop.
     [[noreturn]] void leave(int exit_code, std::string const& message) noexcept;
     /// Ends a process that has not joined its job. The first rank of a host speaks at once; the others give it
     /// `patience`, as a launcher that sees one rank fail ends all, and then speak too; without patience they are
@@ -44,7 +45,9 @@ class Launch {
                                                 std::chrono::seconds patience) noexcept;
 
   private:
-    bool speaks_for_all() noexcept;
+    /// Returns 0 where no process of the host ended with a message before, and this one is to speak for all; else that
+    /// process's exit code.
+    int claim_end(int exit_code) noexcept;
     void share_memory();
 
     std::unique_ptr<Comm> world_;

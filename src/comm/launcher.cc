@@ -24,15 +24,20 @@ int number_in(char const* variable) {
 
 Launcher::Launcher(bool has_launcher) : parent_(has_launcher ? ::getppid() : 0) {
     char const* file = std::getenv("PERIGEE_LAUNCHER");
+    if (file == nullptr) return;
+    std::filesystem::path const folder = std::filesystem::path(file).parent_path();
     std::error_code ignored;
     // A rank in a container of its own does not see the folder, and cannot look.
-    if (file == nullptr || !std::filesystem::exists(std::filesystem::path(file).parent_path(), ignored)) return;
+    if (!std::filesystem::exists(folder, ignored)) return;
     file_ = file;
     descriptor_ = ::open(file, O_RDONLY | O_CLOEXEC);
+    ranks_ = ::open((folder / "ranks").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (ranks_ >= 0) ::flock(ranks_, LOCK_SH);
 }
 
 Launcher::~Launcher() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+    for (int const descriptor : {descriptor_, ranks_})
+        if (descriptor >= 0) ::close(descriptor);
 }
 
 bool Launcher::asks_to_stop() const noexcept {

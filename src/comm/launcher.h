@@ -1,7 +1,8 @@
 // The launcher of this process, as its ranks see it: whether it lives, and whether it asks them to stop.
 //
 // launch/mpirun.sh names a file in PERIGEE_LAUNCHER that it holds locked. It removes the file to ask the ranks to stop;
-// when it dies, the lock is free. A rank that comes late sees the same, so no request is lost while a job starts.
+// when it dies, the lock is free. A rank that comes late sees the same, so no request is lost while a job starts. In
+// turn each rank shares the lock of the file `ranks` in the same folder: the script sees when all have ended.
 #pragma once
 
 #include <sys/types.h>
@@ -28,6 +29,7 @@ class Launcher {
     pid_t parent_ = 0;  ///< 0: nobody to look for
     std::string file_;  ///< empty where there is none to look at
     int descriptor_ = -1;
+    int ranks_ = -1;  ///< shares a lock while this process lives
 };
 
 /// Ranks that mpirun or srun says it started: 0 when there is no launcher, 1 where it does not say how many. Throws

@@ -75,7 +75,10 @@ void keep_used_by(fs::path const& process, std::vector<fs::path>& files) {
 }
 
 void remove_segments() {
-    auto files = mine_in("/dev/shm", fmt::format("vader_segment.{}.", host()));
+    std::vector<fs::path> files;
+    for (char const* kind : {"vader_segment", "osc_sm"})  // of messages, and of the host board
+        for (fs::path& file : mine_in("/dev/shm", fmt::format("{}.{}.", kind, host())))
+            files.push_back(std::move(file));
     if (files.empty()) return;
     std::error_code failed;
     fs::directory_iterator const processes("/proc", failed);

@@ -17,6 +17,8 @@ constexpr std::chrono::milliseconds kTick{100};
 constexpr double kSilentSeconds = 1;
 /// mpirun sees a rank die as well, knows the signal, and needs two seconds to end the others.
 constexpr std::chrono::seconds kLauncherPatience{4};
+/// A process that ends inside MPI_Init may hang its launcher: Open MPI's mpirun with PMIx 4.2, for one.
+constexpr double kJoinPatienceSeconds = 3;
 constexpr size_t kStepsRemembered = 32;
 constexpr double kLeastStepLimit = 60, kStepLimitInMedians = 10;
 
@@ -238,8 +240,7 @@ std::optional<Watchdog::Ending> Watchdog::why_to_end(bool late) {
         ending.patience = kLauncherPatience;
         return ending;
     }
-    if (launcher_.asks_to_stop()) request_stop();
-    if (a_peer_left() || (stop_requested() && !holds_stop_)) {
+    if (a_peer_left() || must_stop()) {
         return Ending{.exit_code = kExitPreempted, .message = "told to stop: nothing to save yet", .at_once = true};
     }
     if (!late) return std::nullopt;
@@ -251,6 +252,14 @@ std::optional<Watchdog::Ending> Watchdog::why_to_end(bool late) {
             alone_.pid.load(), host_name(), parted_ ? "MPI_Finalize" : "MPI_Init", limit_s_));
     ending.patience = kLauncherPatience;
     return ending;
+}
+
+bool Watchdog::must_stop() {
+    if (launcher_.asks_to_stop()) request_stop();
+    if (holds_stop_ || !stop_requested()) return false;
+    if (!told_to_stop_) told_to_stop_ = Clock::now();
+    bool const joins = !joined_ && launcher_.pid() != 0;  // then it stops once it has joined
+    return !joins || seconds(Clock::now() - *told_to_stop_) >= kJoinPatienceSeconds;
 }
 
 bool Watchdog::a_peer_left() const {

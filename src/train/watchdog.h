@@ -71,6 +71,7 @@ class Watchdog {
     void watch();
     double limit(Section section) const;
     std::optional<Ending> why_to_end(bool late);
+    bool must_stop();         ///< it was told to, and no run sees to it
     std::string dead_peer();  ///< what to say about it; empty where all live
     bool a_peer_left() const;
     void end(Ending const& ending);
@@ -92,6 +93,7 @@ class Watchdog {
     int64_t sections_entered_ = 0;
     double limit_s_ = 0;
     Clock::time_point entered_;
+    std::optional<Clock::time_point> told_to_stop_;
     std::vector<double> step_seconds_;  ///< of the last steps, a ring
     size_t steps_seen_ = 0;
 

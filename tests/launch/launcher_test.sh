@@ -53,23 +53,35 @@ for victim in script mpirun both terminal; do
     eventually 10 job_ended "$folder" || complain "$victim killed: processes are left: $(processes "$folder")"
     case $victim in script | terminal) saved_all "$victim killed" ;; esac
     "$perigee" check "${arguments[@]}" >/dev/null 2>&1 || complain "$victim killed: the next start fails"
-    eventually 5 clean || complain "$victim killed: left behind: $(left_behind)"
+    clean || complain "$victim killed: left behind: $(left_behind)"
 done
+
+# --- Shared memory of a rank that was killed while it joined.
+stale="/dev/shm/osc_sm.$(hostname).$$.0.3"
+echo stale >"$stale"
+"$perigee" check "${arguments[@]}" >/dev/null 2>&1
+[ ! -e "$stale" ] || complain "left behind: $stale"
+rm -f "$stale"
 
 # --- A job that lives keeps what is its own, whoever starts beside it.
 rm -rf "$folder"
 begin "$script" 2 "$perigee" train "${arguments[@]}" "${forever[@]}"
 eventually 30 steps_done "$folder" 3 || complain "does not train"
-before=$(find "$TMPDIR" -name 'perigee-*' -o -name 'pid.*' | sort; ls /dev/shm | grep -F .vader_segment || true)
+in_use() {
+    find "$TMPDIR" -name 'perigee-*' -o -name 'pid.*' | sort
+    grep -ho '/dev/shm/[^ ]*' $(processes "$folder" | sed 's|.*|/proc/&/maps|') | sort -u
+}
+before=$(in_use)
 "$perigee" check "${arguments[@]}" >/dev/null 2>&1
-[ "$before" = "$(find "$TMPDIR" -name 'perigee-*' -o -name 'pid.*' | sort; ls /dev/shm | grep -F .vader_segment || true)" ] ||
+[ "$before" = "$(in_use)" ] ||
     complain "a start beside a job removes what the job uses"
 kill -INT "$job"
 finish
 expect_code "a job with another beside it" 75
 
 # --- Commands that save nothing.
-for command in "eval eval.samples=100000000" "generate generate.prompt=a generate.max_tokens=100000000 \
+make_long_evaluation
+for command in "eval $long_evaluation" "generate generate.prompt=a generate.temperature=0 generate.max_tokens=100000000 \
     model.max_position_embeddings=100000000"; do
     begin "$perigee" ${command%% *} "${arguments[@]}" ${command#* }
     eventually 20 grep -q "weights of step" "$scratch/log" || complain "$command: does not begin"

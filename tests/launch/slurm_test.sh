@@ -22,17 +22,18 @@ if ! grep -q '^#SBATCH --requeue$' "$script" || [[ $(value signal) == B:* ]]; th
 export SLURM_JOB_ID=17 SLURM_SUBMIT_DIR=$PWD SLURM_NTASKS=$(value ntasks-per-node) SLURM_CPUS_PER_TASK=$(value cpus-per-task)
 cp "$script" "$STUB/spool/slurm_script"
 cd "$STUB/spool"
-touch "$STUB/queued"
-while [ -e "$STUB/queued" ]; do
-    rm "$STUB/queued"
+for ((start = 0; start < 5; ++start)); do
+    rm -f "$STUB/queued"
     bash ./slurm_script "$@" >>"$STUB/log" 2>&1
     code=$?
+    [ -e "$STUB/queued" ] || break
 done
 exit "$code"
 STUB
 
 # srun: the tasks, as one MPI job. With --kill-on-bad-exit=1 the first task that ends with a code other than 0 takes the
-# others with it. The highest code of a task counts, which is that of a signal (143) for one that was ended.
+# others with it: SIGTERM, and SIGKILL later. So does MPI_Abort (older releases: SIGKILL at once). The highest code
+# of a task counts, which is that of a signal (137) for one that was killed.
 cat >"$scratch/bin/srun" <<'STUB'
 #!/usr/bin/env bash
 set -u
@@ -55,7 +56,7 @@ trap 'kill -USR1 $(pgrep -f "^$1 train ")' USR1  # signals go on to the tasks
 while wait "$tasks"; kill -0 "$tasks" 2>/dev/null; do :; done
 highest=0
 for ((task = 0; task < SLURM_NTASKS; ++task)); do
-    code=$(cat "$STUB/code.$task" 2>/dev/null || echo 143)
+    code=$(cat "$STUB/code.$task" 2>/dev/null || echo 137)
     if [ "$code" -gt "$highest" ]; then highest=$code; fi
 done
 exit "$highest"
@@ -64,6 +65,7 @@ STUB
 # Tasks do not end at the same moment.
 cat >"$scratch/bin/task" <<'STUB'
 #!/usr/bin/env bash
+trap : TERM  # meant for the program
 "$@"
 code=$?
 [ "$OMPI_COMM_WORLD_RANK" = 0 ] || sleep 1
@@ -134,7 +136,10 @@ finish
 diff <(numbers "$scratch/whole") <(numbers "$folder") >"$scratch/diff" || complain "preempted before srun: losses differ"
 
 folder=$scratch/unhandled
-sed -i '1a mkdir "$STUB/unhandled.$OMPI_COMM_WORLD_RANK" 2>/dev/null \&\& kill -USR1 $$' "$scratch/bin/task"
+cat >"$scratch/first" <<'STUB'
+if mkdir "$STUB/unhandled.$OMPI_COMM_WORLD_RANK" 2>/dev/null; then set -- bash -c 'kill -USR1 $$'; fi
+STUB
+sed -i "1r $scratch/first" "$scratch/bin/task"
 submit perigee "$folder"
 finish
 [ "$code" = 0 ] || complain "preempted in ranks without a handler: exit code $code"
@@ -144,7 +149,7 @@ finish
 folder=$scratch/batch
 PERIGEE_KILL=write:metrics.jsonl:8 PERIGEE_KILL_BY=wait submit perigee_faulty "$folder"
 eventually 120 grep -qs "waiting for a signal" "$scratch/log" || complain "signal to the batch script: does not train"
-kill -TERM "$(pgrep -f '^bash ./slurm_script run.yaml')"
+kill -TERM "$(pgrep -f "^bash ./slurm_script run.yaml .* output_dir=$folder")"
 finish
 [ "$code" = 0 ] || complain "signal to the batch script: exit code $code"
 [ "$(asked)" = "requeue 17" ] || complain "signal to the batch script: asked for: $(asked)"

@@ -60,6 +60,15 @@ stopped() {  # a process of the folder's job is stopped
     return 1
 }
 
+# For an evaluation that takes minutes: a held-out set of 6 MB as options, $long_evaluation. Mock data has 64 samples.
+make_long_evaluation() {
+    mkdir "$scratch/texts"
+    seq 1 900000 | tee "$scratch/texts/1.txt" >"$scratch/texts/2.txt"
+    "$PERIGEE_BIN/tokenize" "$scratch/texts" --output "$scratch/texts/tokens" >/dev/null 2>&1
+    long_evaluation="eval.samples=100000000 data.mock_data=false data.train.0.path=$scratch/texts/tokens \
+        data.validation_fraction=0.5"
+}
+
 # Losses, norms and evaluations of all steps; times and memory are left out.
 numbers() { sed -E 's/"seconds":[^,]*,"tokens_per_s":[^,]*,"tflops":[^,]*,"memory_bytes":[^}]*//' "$1/metrics.jsonl"; }
 # The bytes of every tensor file of a checkpoint, through the hashes in its manifest; the first line's is of the manifest.

@@ -85,11 +85,39 @@ one_line "a rank that never joins" "^perigee: hang error: process [0-9]+ on host
 eventually 15 none_left "$scratch/absent" || complain "a rank that never joins: processes are left"
 at_most "$(since "$begin")" 15 || complain "a rank that never joins: gone after $(since "$begin") s"
 
+# --- A rank that has done its part waits for the others, and still names one that hangs or dies. `check` has no other
+# barrier after the job is joined (two) and before MPI ends.
+part=barrier:3
+PERIGEE_KILL=$part PERIGEE_KILL_BY=19 command=check run 2 "$folder" perigee_faulty "${limits[@]}"
+one_line "stopped on its way out" "^perigee: hang error: rank 0 \(process [0-9]+ on host .*\) hangs in section setup .*inside barrier #[0-9]+, no sign of life .*\(limit $limit s\)"
+[ "$code" = 6 ] || complain "stopped on its way out: exit code $code"
+PERIGEE_KILL=$part PERIGEE_KILL_BY=9 command=check run 2 "$folder" perigee_faulty
+one_line "killed on its way out" "^perigee: communication error: rank 0 \(process [0-9]+ on host .*\) died in section setup"
+[ "$code" != 0 ] || complain "killed on its way out: exit code 0"
+PERIGEE_KILL=$part PERIGEE_KILL_BY=10 command=check run 2 "$folder" perigee_faulty
+[ "$code" = 0 ] || complain "told to stop when its result was complete: exit code $code"
+eventually 15 none_left "$folder" || complain "on their way out: processes are left"
+
+# --- mpirun does not end after its ranks, as when one dies while it joins.
+rm -rf "$folder"
+start 2 "$folder" perigee "${forever[@]}"
+eventually 20 steps_done "$folder" 3 || complain "does not train"
+mpirun_pid=$(pgrep -f "^mpirun .* output_dir=$folder ")
+kill -STOP "$mpirun_pid"
+kill -KILL $(processes "$folder")
+begin=$(seconds)
+finish
+[ "$code" = 7 ] || complain "mpirun does not end: exit code $code"
+one_line "mpirun does not end" "^perigee: mpirun did not end after the last rank, and was killed"
+at_most "$(since "$begin")" 25 || complain "mpirun does not end: took $(since "$begin") s"
+if kill -0 "$mpirun_pid" 2>/dev/null; then complain "mpirun does not end: it is left"; fi
+
 # --- `eval` and `generate` have the limits of their sections.
-declare -A limit_of=([eval]=watchdog.eval_s=$limit [generate]=watchdog.step_s=$limit)
+make_long_evaluation
+declare -A options_of=([eval]="watchdog.eval_s=$limit $long_evaluation" [generate]="watchdog.step_s=$limit parallel.context=2 generate.prompt=a
+    generate.temperature=0 generate.max_tokens=1000000 model.max_position_embeddings=1000000")
 for what in eval generate; do
-    command=$what start 2 "$scratch/whole" perigee "${limit_of[$what]}" eval.samples=1000000 generate.max_tokens=1000000 \
-        generate.prompt=a model.max_position_embeddings=1000000
+    command=$what start 2 "$scratch/whole" perigee ${options_of[$what]}
     eventually 20 said "weights of step 40" || complain "$what: does not begin"
     sleep 0.5
     kill -STOP "$(rank_pid "$scratch/whole" 1)"

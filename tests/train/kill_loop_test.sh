@@ -71,7 +71,7 @@ goes_on() {
         complain "$what: weights differ"
     leftovers=$(ls -A "$folder/checkpoints" | grep -vE '^step_[0-9]{8}(\.damaged)?$') || true
     [ -z "$leftovers" ] || complain "$what: $leftovers was left behind"
-    eventually 5 clean || complain "$what: left behind: $(left_behind)"
+    clean || complain "$what: left behind: $(left_behind)"
 }
 # kill_at RANK POINT [MICROSECONDS [damage]]: false where the run is over before it dies
 kill_at() {

@@ -2,7 +2,7 @@
 // before (or after) the COUNT-th operation of that name (`any`: of any name) on a path that contains PATH_PART. Only
 // rank PERIGEE_KILL_RANK (default 0; `all`: every one) dies by itself. Operation names: support/fault_file_system.h.
 // PERIGEE_KILL_DELAY: it dies so many microseconds after that point, whatever it does then.
-// PERIGEE_KILL=join: it dies before it joins its job.
+// PERIGEE_KILL=join: it dies before it joins its job. PERIGEE_KILL=barrier:COUNT: at its COUNT-th MPI_Barrier.
 // PERIGEE_ABORT=hang: MPI_Abort does not return.
 // PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, or `wait`
 // for a signal, 20 seconds at most, which it announces.
@@ -54,13 +54,26 @@ void disturb(std::string const& how) {
     }
 }
 
+bool is_victim() {
+    std::string const victim = environment("PERIGEE_KILL_RANK", "0");
+    return victim == "all" || victim == environment("OMPI_COMM_WORLD_RANK", "0");
+}
+
 }  // namespace
 
-// The program's own MPI_Abort comes before the library's. MPI_Comm is a pointer in Open MPI.
+// The program's own MPI functions come before the library's. MPI_Comm is a pointer in Open MPI.
 extern "C" int PMPI_Abort(void* comm, int code);
 extern "C" int MPI_Abort(void* comm, int code) {
     while (environment("PERIGEE_ABORT", "") == "hang") ::pause();
     return PMPI_Abort(comm, code);
+}
+
+extern "C" int PMPI_Barrier(void* comm);
+extern "C" int MPI_Barrier(void* comm) {
+    static int count = 0;
+    if (environment("PERIGEE_KILL", "") == "barrier:" + std::to_string(++count) && is_victim())
+        disturb(environment("PERIGEE_KILL_BY", "9"));
+    return PMPI_Barrier(comm);
 }
 
 int main(int argc, char** argv) {
@@ -68,11 +81,9 @@ int main(int argc, char** argv) {
     auto real = perigee::make_file_system();
     perigee::testing::FaultFileSystem files(*real);
     std::string plan = environment("PERIGEE_KILL", "");
-    std::string const victim = environment("PERIGEE_KILL_RANK", "0");
-    bool const mine = victim == "all" || victim == environment("OMPI_COMM_WORLD_RANK", "0");
-    if (plan == "join" && mine) {
+    if (plan == "join" && is_victim()) {
         disturb(environment("PERIGEE_KILL_BY", "9"));
-    } else if (!plan.empty() && mine) {
+    } else if (!plan.empty() && !plan.starts_with("barrier:") && is_victim()) {
         std::string const name = cut(plan);
         std::string const part = cut(plan);
         int64_t left = std::stoll(cut(plan));

@@ -45,7 +45,7 @@ while [ "$stops" -lt "$count" ]; do
     stops=$((stops + 1))
     [ "$code" = 75 ] || complain "$what: exit code $code instead of 75"
     eventually 10 job_ended "$folder" || complain "$what: processes are left"
-    eventually 5 clean || complain "$what: left behind: $(left_behind)"
+    clean || complain "$what: left behind: $(left_behind)"
     if [ "${done_steps:-0}" -gt 0 ]; then
         saved=$((saved + 1))
         [ -s "$folder/checkpoints/$(printf 'step_%08d' "$done_steps")/manifest.json" ] ||
@@ -59,7 +59,7 @@ while [ "$stops" -lt "$count" ]; do
     [ "$code" = 0 ] || complain "$what: the next start ended with $code"
     diff <(numbers "$scratch/whole_$n") <(numbers "$folder") >"$scratch/diff" || complain "$what: losses differ"
     diff <(weights "$scratch/whole_$n" $last) <(weights "$folder" $last) >"$scratch/diff" || complain "$what: weights differ"
-    eventually 5 clean || complain "$what: left behind by the next start: $(left_behind)"
+    clean || complain "$what: left behind by the next start: $(left_behind)"
 done
 echo "$stops signals: $saved stopped with a checkpoint, $empty before the first step; $over more came after the end"
 verdict

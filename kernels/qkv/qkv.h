@@ -1,6 +1,6 @@
 // From the fused projection [T, (H + 2G) K] to rotated q and k and plain v, and back: bias, per-head RMSNorm (Qwen3)
 // and RoPE in Hugging Face's half-split layout in one pass, as Ops::qkv_forward and Ops::qkv_backward define them.
-// Null pointers switch parts off. Even head sizes up to 256 (512 in multiples of 16).
+// Null pointers switch parts off. Even head sizes up to qkv_widest_head().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "kernels/limits.h"
 
 namespace perigee::kernels {
 
@@ -19,7 +20,6 @@ struct QkvShape {
     int kv_heads;
     int size;
 };
-constexpr int qkv_widest_head(int size) { return size % 16 == 0 ? 512 : 256; }
 
 struct QkvForward {
     QkvShape shape;

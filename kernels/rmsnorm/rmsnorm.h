@@ -9,11 +9,9 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "kernels/limits.h"
 
 namespace perigee::kernels {
-
-/// The widest row that fits in the registers of a block.
-constexpr int64_t rmsnorm_widest(int64_t width) { return width % 8 == 0 ? 16384 : 4096; }
 
 struct RmsNormForward {
     bf16* y;               ///< [T, D]

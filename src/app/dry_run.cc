@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/gpu_attention.h"
+#include "ops/gpu_limits.h"
 #include "train/learner.h"
 
 namespace perigee {
@@ -54,6 +55,9 @@ class DryOps : public Ops {
     Device& device() override { return *device_; }
     DType compute_dtype() const override { return device_->is_host() ? DType::f32 : DType::bf16; }
     void run(Operation const& operation) override {
+        if (device_->is_host()) return;
+        if (auto const* const norm = std::get_if<RmsNormForward>(&operation)) check_gpu_norm(norm->x_TD[1]);
+        if (auto const* const qkv = std::get_if<QkvForward>(&operation)) check_gpu_heads(qkv->q_THK[2]);
         if (auto const* const forward = std::get_if<AttentionForward>(&operation)) note(*forward);
         if (auto const* const backward = std::get_if<AttentionBackward>(&operation)) note(*backward);
         if (auto const* const select = std::get_if<SelectBlocks>(&operation)) note(*select);
@@ -73,12 +77,11 @@ class DryOps : public Ops {
     }
     void note(SelectBlocks const& args) {
         bool const is_gate = std::holds_alternative<MobaOptions>(args.selection);
-        if (args.chosen_THS.size() == 0 || device_->is_host() || !is_gate) return;
+        if (args.chosen_THS.size() == 0 || !is_gate) return;
         scratch_ = std::max(scratch_, gate_plan(args, KernelArch::sm90).scratch_bytes);
     }
     template <class Args>
     void note(Args const& args, AttentionTask task, bool routing_elsewhere) {
-        if (device_->is_host()) return;
         BlockSparseShape shape = block_sparse_shape(args, KernelArch::sm90);
         shape.deterministic = options_.deterministic;
         BlockSparsePlan const plan = plan_attention(shape, task, options_.moba_scratch);

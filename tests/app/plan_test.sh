@@ -27,6 +27,13 @@ ranks 2 "$perigee" train "$scratch/run.yaml" device=cuda model.head_dim=32
 [ $? = 2 ] || complain "train on two GPUs: not exit 2"
 grep -q "$words 2 ranks" "$scratch/log" || complain "train on two GPUs: other words"
 
+for sizes in hidden_size=16392 hidden_size=5002 head_dim=258 head_dim=528; do
+    check device=cuda model.head_dim=64 model.$sizes && complain "$sizes: no kernel takes it"
+    grep -qE 'RMSNorm over (16392|5002) values: the GPU normalises|heads of (258|528) values: the GPU rotates' "$scratch/log" ||
+        complain "$sizes: not the kernels' words"
+done
+check device=cuda model.head_dim=64 model.hidden_size=16384 || complain "a width that the kernels take"
+
 # Overflowing products and sizes beyond all machines are refused, not fatal.
 check parallel.tensor=4294967296 parallel.context=4294967296
 [ $? = 2 ] || complain "an overflowing layout: not exit 2"

@@ -2,23 +2,13 @@
 #include "ops/checks.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/gpu_limits.h"
 
 namespace perigee {
 
-namespace {
-
-void check_width(int64_t width) {
-    int64_t const widest = kernels::rmsnorm_widest(width);
-    if (width > widest)
-        fail(Category::config, "RMSNorm over {} values: the GPU normalises at most {}{}", width, widest,
-             width % 8 == 0 ? "" : " where the width is no multiple of 8");
-}
-
-}  // namespace
-
 void CudaOps::compute(RmsNormForward const& args) {
     check(args);
-    check_width(args.x_TD[1]);
+    check_gpu_norm(args.x_TD[1]);
     bool const joins = !args.residual_TD.empty();
     kernels::rmsnorm_forward({.y = args.y_TD.as<bf16>(),
                               .rstd = args.rstd_T.as<float>(),
@@ -35,7 +25,7 @@ void CudaOps::compute(RmsNormForward const& args) {
 void CudaOps::compute(RmsNormBackward const& args) {
     check(args);
     int64_t const tokens = args.x_TD[0], width = args.x_TD[1];
-    check_width(width);
+    check_gpu_norm(width);
     kernels::rmsnorm_backward(
         {.dx = args.dx_TD.as<bf16>(),
          .dw_accumulated = args.dw_accumulated_D.as<float>(),

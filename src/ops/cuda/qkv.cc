@@ -3,6 +3,7 @@
 #include "ops/checks.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/gpu_limits.h"
 
 namespace perigee {
 
@@ -10,9 +11,7 @@ namespace {
 
 kernels::QkvShape shape_of(ConstView q_THK, ConstView k_TGK) {
     int64_t const size = q_THK[2];
-    int const widest = kernels::qkv_widest_head(static_cast<int>(size));
-    if (size % 2 != 0 || size > widest)
-        fail(Category::config, "heads of {} values: the GPU rotates even sizes up to {}", size, widest);
+    check_gpu_heads(size);
     return {.tokens = q_THK[0],
             .heads = static_cast<int>(q_THK[1]),
             .kv_heads = static_cast<int>(k_TGK[1]),

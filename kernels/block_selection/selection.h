@@ -9,6 +9,7 @@
 
 #include "kernels/block_selection/nearest_blocks.h"
 #include "kernels/block_selection/random_blocks.h"
+#include "kernels/block_selection/sink_nearest_blocks.h"
 #include "kernels/moba_gate/options.h"
 
 namespace perigee {
@@ -18,7 +19,7 @@ struct FullAttention {
     static constexpr char const* kName = "full";
 };
 
-using Selection = std::variant<FullAttention, MobaOptions, NearestBlocks, RandomBlocks>;
+using Selection = std::variant<FullAttention, MobaOptions, NearestBlocks, SinkNearestBlocks, RandomBlocks>;
 
 /// The keys a query may attend under a rule: its local block and `slots()` blocks before it.
 struct BlockBudget {

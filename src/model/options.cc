@@ -174,8 +174,8 @@ void describe(Schema& schema, AttentionOptions& o) {
     schema
         .choice("selection", o.selection, selection_names(),
                 "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
-                "centroid, nearest the ones before, random any; only the gate reads force_previous and "
-                "shared_selection")
+                "centroid, nearest the ones before, sink_nearest block 0 of the document and the top_k - 2 ones before "
+                "(top_k of at least 2), random any; only the gate reads force_previous and shared_selection")
         .defines_model();
     describe(schema, o.moba);
     schema
@@ -199,6 +199,12 @@ std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const&
         if (o.schedule[i].step <= o.schedule[i - 1].step)
             found.push_back(fmt::format("attention.schedule: step {} comes after step {}; steps must increase",
                                         o.schedule[i].step, o.schedule[i - 1].step));
+    each_rule([&]<class Rule>(Type<Rule>) {
+        if constexpr (requires { Rule::kLeastTopK; })
+            if (o.selection == Rule::kName && o.moba.top_k < Rule::kLeastTopK)
+                found.push_back(fmt::format("attention.top_k = {}, but attention.selection: {} needs at least {}",
+                                            o.moba.top_k, o.selection, Rule::kLeastTopK));
+    });
     return found;
 }
 

@@ -81,7 +81,7 @@ TEST(LayerSelections, AreTheNamedRuleWithTheBudgetOfTheGate) {
     AttentionOptions options;
     options.moba = {.block_size = 32, .top_k = 5, .force_previous = true};
     EXPECT_TRUE(std::get<MobaOptions>(layer_selections(options, 1, 0, 7)[0]).force_previous);
-    for (char const* name : {"nearest", "random"}) {
+    for (char const* name : {"nearest", "sink_nearest", "random"}) {
         options.selection = name;
         for (Selection const& selection : layer_selections(options, 3, 0, 7)) {
             EXPECT_STREQ(std::visit([](auto const& rule) { return rule.kName; }, selection), name);
@@ -91,6 +91,17 @@ TEST(LayerSelections, AreTheNamedRuleWithTheBudgetOfTheGate) {
     auto const second = std::get<RandomBlocks>(layer_selections(options, 3, 0, 7)[1]);
     EXPECT_EQ(second.seed, 7);
     EXPECT_EQ(second.layer, 1);
+}
+
+TEST(AttentionOptions, SinkNearestNeedsASlotForTheSink) {
+    AttentionOptions options{.selection = SinkNearestBlocks::kName};
+    options.moba.top_k = 2;
+    EXPECT_THAT(problems(options, ModelOptions{}), IsEmpty());
+    options.moba.top_k = 1;
+    EXPECT_THAT(problems(options, ModelOptions{}),
+                ElementsAre(AllOf(HasSubstr("attention.top_k = 1"), HasSubstr("sink_nearest needs at least 2"))));
+    options.selection = NearestBlocks::kName;
+    EXPECT_THAT(problems(options, ModelOptions{}), IsEmpty());
 }
 
 std::vector<std::string> keys_of(Schema const& schema) {

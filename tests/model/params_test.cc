@@ -135,6 +135,7 @@ TEST(ForwardFlops, RulesOfPositionExecuteWhatTheGatesLayersDoWithoutTheGate) {
     ForwardFlops const gate = flops(moba);
     ASSERT_GT(gate.gate, 0);
     for (Selection const& rule : {Selection(NearestBlocks{.block_size = 4, .top_k = 3}),
+                                  Selection(SinkNearestBlocks{.block_size = 4, .top_k = 3}),
                                   Selection(RandomBlocks{.block_size = 4, .top_k = 3, .seed = 5, .layer = 1})}) {
         ForwardFlops const found = flops(rule);
         EXPECT_EQ(found.attention, gate.attention);

@@ -37,6 +37,22 @@ TEST(NearestBlocks, AreTheBlocksBefore) {
     });
 }
 
+TEST(SinkNearestBlocks, AreTheFirstAndTheBlocksBefore) {
+    auto const p = make_problem({.cu_seqlens = kRagged});
+    for (int64_t const top_k : {2, 3, 5}) {
+        auto const chosen = HostAttention<float>().select(p, SinkNearestBlocks{.block_size = 16, .top_k = top_k});
+        each_row(chosen, p, top_k - 1, [&](int64_t position, int64_t, std::vector<int32_t> const& slots) {
+            std::vector<int32_t> expected;
+            for (int64_t block = 0; block < position / 16; ++block) {
+                int64_t const nearer = position / 16 - 1 - block;  // past blocks between this one and the local block
+                if (block == 0 || nearer < top_k - 2) expected.push_back(static_cast<int32_t>(block));
+            }
+            expected.resize(static_cast<size_t>(top_k - 1), -1);
+            ASSERT_EQ(slots, expected) << "top_k " << top_k << ", position " << position;
+        });
+    }
+}
+
 TEST(RandomBlocks, AreAsManyAsThereAreAndAllDifferent) {
     auto const p = make_problem({.cu_seqlens = kRagged});
     auto const chosen = HostAttention<float>().select(p, RandomBlocks{.block_size = 16, .top_k = 6, .seed = 3});
@@ -87,6 +103,7 @@ TEST(RandomBlocks, DependOnSeedLayerHeadAndPosition) {
 TEST(SelectionByPosition, AttendsWhatTheReferenceAttends) {
     auto const p = make_problem({.cu_seqlens = kRagged});
     for (Selection const& selection : {Selection(NearestBlocks{.block_size = 16, .top_k = 4}),
+                                       Selection(SinkNearestBlocks{.block_size = 16, .top_k = 4}),
                                        Selection(RandomBlocks{.block_size = 16, .top_k = 4})}) {
         HostAttention<double> host;
         auto const chosen = host.select(p, selection);

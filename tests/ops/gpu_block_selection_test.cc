@@ -25,6 +25,9 @@ std::vector<int32_t> select(Lab& lab, Selection const& selection, std::vector<in
 TEST_F(GpuBlockSelection, ByPositionIsThatOfTheHost) {
     for (Selection const& selection :
          {Selection(NearestBlocks{.block_size = 16, .top_k = 4}), Selection(NearestBlocks{.block_size = 7, .top_k = 2}),
+          Selection(SinkNearestBlocks{.block_size = 16, .top_k = 4}),
+          Selection(SinkNearestBlocks{.block_size = 7, .top_k = 2}),
+          Selection(SinkNearestBlocks{.block_size = 5, .top_k = 40}),
           Selection(RandomBlocks{.block_size = 16, .top_k = 6, .seed = 3, .layer = 5}),
           Selection(RandomBlocks{.block_size = 5, .top_k = 40, .seed = uint64_t{1} << 40, .layer = 1})})
         for (auto const& borders : {std::vector<int32_t>{0, 700}, {0, 0, 1, 1, 34, 66, 195, 195, 640, 640}})

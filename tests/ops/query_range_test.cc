@@ -74,6 +74,7 @@ std::vector<RangeCase> cases() {
         {{.cu_seqlens = {0, 640}, .heads = 2, .kv_heads = 2, .seed = 13}, {}},
         {{.cu_seqlens = kRagged, .heads = 4, .kv_heads = 2, .head_dim = 64, .seed = 14}, MobaOptions{32, 3}},
         {{.cu_seqlens = kRagged, .heads = 3, .kv_heads = 1, .seed = 19}, NearestBlocks{.block_size = 16, .top_k = 4}},
+        {{.cu_seqlens = kRagged, .seed = 21}, SinkNearestBlocks{.block_size = 16, .top_k = 4}},
         {{.cu_seqlens = kRagged, .seed = 20}, RandomBlocks{.block_size = 16, .top_k = 4, .seed = 5, .layer = 2}},
         {{.cu_seqlens = {0, 640}, .heads = 2, .kv_heads = 2, .seed = 15}, MobaOptions{200, 2}},
         {{.cu_seqlens = kRagged, .heads = 3, .kv_heads = 1, .seed = 16}, MobaOptions{.block_size = 7, .top_k = 4}},

@@ -22,6 +22,7 @@ std::vector<Selection> selections() {
             MobaOptions{.block_size = 7, .top_k = 4, .selection = MobaSelection::per_group},
             MobaOptions{.block_size = 16, .top_k = 3, .force_previous = true, .selection = MobaSelection::per_group},
             NearestBlocks{.block_size = 16, .top_k = 4},
+            SinkNearestBlocks{.block_size = 16, .top_k = 4},
             RandomBlocks{.block_size = 16, .top_k = 4, .seed = 7, .layer = 1},
             MobaOptions{.block_size = 32, .top_k = 1}};
 }

@@ -29,16 +29,26 @@ close() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-5 &
 measure 1 attention.kind=full
 full=$loss
 for top_k in 1 2 3 4; do
-    for rule in gate nearest random; do
+    losses=() found="top_k $top_k: full $full"
+    for rule in gate nearest sink_nearest random; do
+        if [ "$top_k $rule" = "1 sink_nearest" ]; then continue; fi  # refused, below
         measure 1 attention.top_k=$top_k attention.selection=$rule
-        declare "$rule=$loss"
+        losses+=("$loss") found+=", $rule $loss"
     done
-    found="top_k $top_k: gate $gate, nearest $nearest, random $random, full $full"
     case $top_k in
-    1 | 4) [ "$gate" = "$nearest" ] && [ "$gate" = "$random" ] || complain "nothing to select, but losses differ: $found" ;;
-    *) [ "$(printf '%s\n' "$gate" "$nearest" "$random" "$full" | sort -u | wc -l)" = 4 ] || complain "$found" ;;
+    1 | 4) [ "$(printf '%s\n' "${losses[@]}" | sort -u | wc -l)" = 1 ] || complain "nothing to select, but losses differ: $found" ;;
+    *) [ "$(printf '%s\n' "${losses[@]}" "$full" | sort -u | wc -l)" = 5 ] || complain "$found" ;;
     esac
-    if [ $top_k = 4 ]; then close "$gate" "$full" || complain "all blocks are not full attention: $found"; fi
+    if [ $top_k = 4 ]; then close "$loss" "$full" || complain "all blocks are not full attention: $found"; fi
+done
+
+sink="attention.selection=sink_nearest"
+"$PERIGEE_BIN/perigee" check "$scratch/run.yaml" $sink >"$scratch/log" 2>&1 || complain "check with $sink"
+for verb in check eval generate; do
+    code=0
+    "$PERIGEE_BIN/perigee" $verb "$scratch/run.yaml" output_dir="$folder" $sink attention.top_k=1 >"$scratch/log" 2>&1 || code=$?
+    [ "$code" = 2 ] && grep -qF 'attention.top_k = 1, but attention.selection: sink_nearest needs at least 2' "$scratch/log" ||
+        complain "$verb with no slot for the sink: exit $code"
 done
 
 measure 1 attention.selection=random
@@ -57,12 +67,12 @@ generate() {
         --prompt "the quick brown fox jumps over the lazy dog and the quick brown fox jumps over" 2>"$scratch/log" |
         od -c
 }
-for rule in gate nearest random; do
+for rule in gate nearest sink_nearest random; do
     generate attention.selection=$rule >"$scratch/$rule" || complain "generate by $rule"
     generate attention.selection=$rule | cmp -s - "$scratch/$rule" || complain "generate by $rule says another thing"
 done
-[ "$(cat "$scratch"/{gate,nearest,random} | wc -l)" -ge 18 ] || complain "generate writes too little"
-for rule in nearest random; do
+[ "$(cat "$scratch"/{gate,nearest,sink_nearest,random} | wc -l)" -ge 24 ] || complain "generate writes too little"
+for rule in nearest sink_nearest random; do
     if cmp -s "$scratch/gate" "$scratch/$rule"; then complain "generate by $rule says what the gate's does"; fi
 done
 

@@ -14,7 +14,7 @@ using namespace testing;
 
 std::vector<int32_t> const kRagged = {0, 1, 1, 34, 66, 195, 195, 640};
 
-/// visit(position in the document, head, slots) for every row of a choice.
+/// visit(position in the document, head, slots) for every row of a choice, up to the first that is wrong.
 template <class Visit>
 void each_row(std::vector<int32_t> const& chosen, ReferenceProblem const& p, int64_t slots, Visit visit) {
     for (size_t d = 1; d < p.cu_seqlens.size(); ++d)
@@ -22,6 +22,7 @@ void each_row(std::vector<int32_t> const& chosen, ReferenceProblem const& p, int
             for (int64_t h = 0; h < p.heads; ++h) {
                 auto const first = chosen.begin() + (t * p.heads + h) * slots;
                 visit(t - p.cu_seqlens[d - 1], h, std::vector<int32_t>(first, first + slots));
+                if (::testing::Test::HasFatalFailure()) return;
             }
 }
 

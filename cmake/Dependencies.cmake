@@ -105,4 +105,18 @@ if(PERIGEE_CUDA)
             "CUDNN_ROOT names another place of cuDNN itself.")
         set(PERIGEE_CUDNN OFF)
     endif()
+
+    # NCCL: the system's, or the one under NCCL_ROOT.
+    find_path(NCCL_INCLUDE nccl.h HINTS ${NCCL_ROOT}/include ${CUDAToolkit_INCLUDE_DIRS})
+    find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT}/lib ${NCCL_ROOT}/lib64 ${CUDAToolkit_LIBRARY_DIR})
+    if(NCCL_INCLUDE AND NCCL_LIBRARY)
+        set(PERIGEE_NCCL ON)
+        add_library(nccl INTERFACE)
+        target_include_directories(nccl SYSTEM INTERFACE ${NCCL_INCLUDE})
+        target_link_libraries(nccl INTERFACE ${NCCL_LIBRARY})
+    else()
+        message(WARNING "without NCCL: ranks on several GPUs exchange tensors through memory of the host, with "
+            "parallel.comm=mpi. Debian and Ubuntu: libnccl-dev of NVIDIA's repository; NCCL_ROOT names another place.")
+        set(PERIGEE_NCCL OFF)
+    endif()
 endif()

@@ -19,7 +19,8 @@ target_precompile_headers(test_support PRIVATE
 # check, the GoogleTest programs with it.
 # CPU tests compute on the CPU also where there is a GPU.
 set(cpu_environment "CUDA_VISIBLE_DEVICES=")
-set(job_environment "CUDA_VISIBLE_DEVICES=" "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
+set(stacked_environment "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
+set(job_environment "CUDA_VISIBLE_DEVICES=" ${stacked_environment})
 if(PERIGEE_SANITIZE)
     list(APPEND job_environment "ASAN_OPTIONS=detect_leaks=0:handle_segv=0")
     set(cpu_environment "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/support/leaks.txt")
@@ -64,6 +65,11 @@ foreach(folder IN LISTS test_folders)
         # tests/run.sh leaves them out.
         if(name MATCHES "_loop_test$|^failure_test$")
             set_tests_properties(${folder}/${name} PROPERTIES TIMEOUT 7200 LABELS long)
+        endif()
+        # Ranks that share one GPU: `ctest -L stacked`. They skip themselves without one.
+        if(name MATCHES "_stacked_test$")
+            set_tests_properties(${folder}/${name} PROPERTIES TIMEOUT 1800 LABELS stacked RESOURCE_LOCK gpu
+                ENVIRONMENT "${stacked_environment}")
         endif()
         # Comparisons with the reference libraries, in a virtual environment: `ctest -L hf`.
         if(name MATCHES "_hf_test$")

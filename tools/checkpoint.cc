@@ -19,7 +19,7 @@ constexpr int64_t kChunkElements = int64_t{1} << 24;
 /// The folder itself, or the newest checkpoint of a run.
 Path resolve(FileSystem& files, Path const& folder) {
     if (files.exists(folder / kManifestName) || !files.exists(checkpoint_root(folder.string()))) return folder;
-    auto const found = find_latest(files, *make_single_comm(), checkpoint_root(folder.string()));
+    auto const found = find_latest(files, *make_single_host_comm(), checkpoint_root(folder.string()));
     if (!found) fail(Category::checkpoint, "there is no checkpoint in {}", folder.string());
     return found->folder();
 }

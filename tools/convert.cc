@@ -49,7 +49,7 @@ ConversionProgress show_progress(Progress& bar) {
 Checkpoint open_source(FileSystem& files, Path const& source) {
     if (files.exists(source / kManifestName)) return Checkpoint::open(files, source);
     if (files.exists(checkpoint_root(source.string())))
-        if (auto found = find_latest(files, *make_single_comm(), checkpoint_root(source.string())))
+        if (auto found = find_latest(files, *make_single_host_comm(), checkpoint_root(source.string())))
             return std::move(*found);
     fail(Category::config, "{} is neither a Hugging Face folder nor a checkpoint nor a run with checkpoints",
          source.string());

@@ -24,7 +24,7 @@ struct Request {
 
 void show(Request const& request, FileSystem& files) {
     RunOptions options = load_config(request.config, request.overrides);
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     std::optional<Checkpoint> trained;
     if (request.weights == "auto") trained = find_checkpoint(options.checkpoint, options.output_dir, *world, files);
     if (trained) follow(options, *trained, {request.config, request.overrides}, /*speaks=*/true);

@@ -79,7 +79,7 @@ struct Trained {
 /// The file's options with the checkpoint's model; what the command line says wins over both.
 Trained load_trained(Job const& job) {
     RunOptions options = configured(job);
-    Comm& world = job.launch.world();
+    HostComm& world = job.launch.world();
     auto found = find_weights(options, world, job.files);
     if (found) follow(options, *found, {job.command.config, job.command.overrides}, world.rank() == 0);
     return {std::move(found), resolved(job, options, world.size())};
@@ -188,7 +188,7 @@ class Watched {
 
   private:
     Watchdog& watchdog_;
-    Comm& world_;
+    HostComm& world_;
 };
 
 int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config const& config, Launch& launch,

@@ -13,6 +13,8 @@ namespace {
 /// memory or of a GPU's.
 class AddressSpace : public Device {
   public:
+    Queue& queue() override { return queues_.at("compute"); }
+    Queue& lane(std::string const& name, Priority) override { return queues_.at(name); }
     explicit AddressSpace(bool is_host) : is_host_(is_host) {}
     void* allocate(size_t bytes) override {
         constexpr uintptr_t kAlignment = 256;
@@ -43,6 +45,7 @@ class AddressSpace : public Device {
     static constexpr uintptr_t kBegin = uintptr_t{1} << 55, kEnd = uintptr_t{1} << 56;
     bool is_host_;
     uintptr_t next_ = kBegin;
+    ImmediateQueues queues_{*this};
 };
 
 /// Computes nothing; notes the scratch memory that MoBA's kernels would take on a GPU, and throws what they would
@@ -113,9 +116,9 @@ class Ledger {
     void name(TensorView memory, char const* content) { named_.emplace_back(memory, content); }
 
     /// A rank brings `brought` bytes; `whole` is the larger side of the exchange.
-    void add(char const* axis, int ranks, Collective collective, ConstView whole, int64_t brought) {
+    void add(Axis axis, int ranks, Collective collective, ConstView whole, int64_t brought) {
         if (ranks == 1) return;
-        Sent& entry = traffic_[{axis, collective, content(whole)}];
+        Sent& entry = traffic_[{to_string(axis), collective, content(whole)}];
         ++entry.calls;
         entry.bytes += bytes_sent(collective, brought, ranks);
     }
@@ -135,18 +138,21 @@ class Ledger {
 };
 
 /// Rank 0 of a group whose other ranks do not exist: sends nothing, waits for nobody.
-class PlayedComm : public Comm {
+class CountedHostComm final : public HostComm {
   public:
-    PlayedComm(char const* axis, int size, Ledger& ledger) : axis_(axis), size_(size), ledger_(&ledger) {}
+    CountedHostComm(Axis axis, int size, Ledger& ledger) : axis_(axis), size_(size), ledger_(&ledger) {}
     int rank() const override { return 0; }
     int size() const override { return size_; }
     void all_reduce(TensorView x, Reduce) override { note(Collective::all_reduce, x, x.bytes()); }
     void all_gather(TensorView all, ConstView part) override { note(Collective::all_gather, all, part.bytes()); }
     void reduce_scatter(TensorView, ConstView all) override { note(Collective::reduce_scatter, all, all.bytes()); }
     void all_to_all(TensorView, ConstView from) override { note(Collective::all_to_all, from, from.bytes()); }
+    void exchange(std::span<Outgoing const> sent, std::span<Incoming const>) override {
+        for (Outgoing const& message : sent) note(Collective::exchange, message.x, message.x.bytes());
+    }
     void broadcast(TensorView x, int) override { note(Collective::broadcast, x, x.bytes()); }
     void barrier() override {}
-    std::unique_ptr<Comm> split(int, int) override {
+    std::unique_ptr<HostComm> split(int, int, Axis) override {
         fail(Category::internal, "a group of {} ranks that do not exist has no parts", size_);
     }
 
@@ -155,8 +161,41 @@ class PlayedComm : public Comm {
         ledger_->add(axis_, size_, collective, whole, brought);
     }
 
-    char const* axis_;
+    Axis axis_;
     int size_;
+    Ledger* ledger_;
+};
+
+/// The same for tensors of a device: notes what a backend is asked to send, and takes the memory that it takes.
+class CountedComm final : public Comm {
+  public:
+    using Comm::Comm;
+
+  protected:
+    void queue_all_reduce(Queue&, TensorView x, Reduce op) override { host().all_reduce(x, op); }
+    void queue_all_gather(Queue&, TensorView all, ConstView part) override { host().all_gather(all, part); }
+    void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
+        bool const in_place = all.data <= part.data && part.data < all.data + all.bytes();
+        if (in_place && queue.device().is_host()) queue.workspace(static_cast<size_t>(part.bytes()));
+        host().reduce_scatter(part, all);
+    }
+    void queue_all_to_all(Queue&, TensorView to, ConstView from) override { host().all_to_all(to, from); }
+    void queue_exchange(Queue&, std::span<Outgoing const> sent, std::span<Incoming const> received) override {
+        host().exchange(sent, received);
+    }
+    void queue_broadcast(Queue&, TensorView x, int root) override { host().broadcast(x, root); }
+};
+
+class CountedGroups final : public GroupMaker {
+  public:
+    explicit CountedGroups(Ledger& ledger) : ledger_(&ledger) {}
+    std::unique_ptr<Comm> make(Group const& group) override {
+        if (group.size == 1) return make_single_comm(group.axis);
+        return std::make_unique<CountedComm>(std::make_unique<CountedHostComm>(group.axis, group.size, *ledger_),
+                                             group.axis);
+    }
+
+  private:
     Ledger* ledger_;
 };
 
@@ -187,13 +226,14 @@ Traffic extrapolate(Traffic const& one, Traffic const& two, int64_t steps) {
 
 StepCost step_cost(RunOptions const& options, int world_size) {
     Ledger ledger;
-    PlayedComm world("all", world_size, ledger);
-    auto const group = [&](char const* axis, int size) { return std::make_unique<PlayedComm>(axis, size, ledger); };
+    CountedHostComm world(Axis::all, world_size, ledger);
     auto const files = make_file_system();
     auto device = std::make_unique<AddressSpace>(!takes_gpu(options.device, world_size));
     auto owned = std::make_unique<DryOps>(*device, cuda_options(options));
     DryOps const& ops = *owned;
-    Session session(options, Mesh(options.parallel, world, group), {std::move(device), std::move(owned)}, *files);
+    Queue const& sums = device->lane("sums", Priority::high);
+    Session session(options, Mesh(options.parallel, world, std::make_unique<CountedGroups>(ledger)),
+                    {std::move(device), std::move(owned)}, *files);
     Learner learner(session);
     ledger.name(session.weights(), "weights");
     ledger.name(learner.gradients(), "gradients");
@@ -220,7 +260,7 @@ StepCost step_cost(RunOptions const& options, int world_size) {
     return {.memory = {.weights = session.weights().bytes(),
                        .gradients = learner.gradients().bytes(),
                        .optimizer = learner.optimizer_bytes(),
-                       .buckets = learner.staging_bytes(),
+                       .buckets = static_cast<int64_t>(sums.workspace_bytes()),
                        .scratch = ops.scratch_bytes(),
                        .step = arena.peak_bytes(),
                        .activations = arena.peak_bytes(Use::activations),

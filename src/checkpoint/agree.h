@@ -5,7 +5,7 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "comm/comm.h"
+#include "comm/host_comm.h"
 
 namespace perigee {
 
@@ -13,7 +13,7 @@ namespace perigee {
 /// failing rank's message, so that none waits for another: Category::memory where memory ran out, otherwise
 /// Category::checkpoint, a DamagedError where damage is all that any rank met. Collective.
 template <class Action>
-void agree(Comm& world, Action&& action) {
+void agree(HostComm& world, Action&& action) {
     constexpr char kDamage = 'd', kMemory = 'm', kOther = 'o';
     std::string error;  // its kind, then its message
     auto const note = [&](char kind, char const* what) {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/schema.h"
-#include "comm/comm.h"
+#include "comm/host_comm.h"
 #include "io/file_system.h"
 #include "parallel/param_spec.h"
 #include "tensor/tensor.h"
@@ -73,7 +73,7 @@ struct StoredTensor {
 /// once. On failure the previous checkpoints are untouched, the temporary folder is removed as far as possible, and
 /// every rank throws the same Category::checkpoint. A checkpoint of the same step is replaced. Afterwards only the
 /// those that `keep` names remain of the steps up to this one; what crashes left behind is removed.
-void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
+void save_checkpoint(FileSystem& files, HostComm& world, Path const& root, RunState const& state,
                      std::vector<StoredTensor> const& parts, Retention keep);
 
 struct Manifest;
@@ -83,7 +83,7 @@ class SaveFolder;
 class CheckpointSave {
   public:
     /// Makes the temporary folder. Collective; `bytes` are the stored_bytes() that write() will be given on this rank.
-    CheckpointSave(FileSystem& files, Comm& world, Path const& root, RunState const& state, int64_t bytes,
+    CheckpointSave(FileSystem& files, HostComm& world, Path const& root, RunState const& state, int64_t bytes,
                    Retention keep);
     ~CheckpointSave();
     CheckpointSave(CheckpointSave const&) = delete;
@@ -101,7 +101,7 @@ class CheckpointSave {
     template <class Action>
     void or_abandon(Action&& action);
 
-    Comm& world_;
+    HostComm& world_;
     RunState state_;
     Retention keep_;
     std::unique_ptr<SaveFolder> folder_;
@@ -131,10 +131,10 @@ class Checkpoint {
     /// a whole checkpoint, or another one than expected.
     static Checkpoint open(FileSystem& files, Path const& folder);
     /// Collective: the ranks share the work of verifying, and all succeed or throw the same error.
-    static Checkpoint open(FileSystem& files, Comm& world, Path const& folder) {
+    static Checkpoint open(FileSystem& files, HostComm& world, Path const& folder) {
         return open(files, world, folder, {});
     }
-    static Checkpoint open(FileSystem& files, Comm& world, Path const& folder, Expected const& expected);
+    static Checkpoint open(FileSystem& files, HostComm& world, Path const& folder, Expected const& expected);
 
     RunState const& state() const;
     Path const& folder() const { return folder_; }
@@ -162,7 +162,7 @@ enum class Damaged {
 /// A warning says what is wrong with each damaged one; temporary ones are ignored. Throws Category::checkpoint and
 /// renames nothing where none is whole, rather than let a run start anew unasked, and where one cannot be read for
 /// another reason than damage. Collective: all ranks open the same folder.
-std::optional<Checkpoint> find_latest(FileSystem& files, Comm& world, Path const& root,
+std::optional<Checkpoint> find_latest(FileSystem& files, HostComm& world, Path const& root,
                                       Damaged damaged = Damaged::skipped, std::string const& run_id = {});
 
 }  // namespace perigee

@@ -73,7 +73,7 @@ struct DamagedFolder {
     std::string name, why;
 };
 
-void set_all_aside(FileSystem& files, Comm& world, Path const& root, std::vector<DamagedFolder> const& damaged) {
+void set_all_aside(FileSystem& files, HostComm& world, Path const& root, std::vector<DamagedFolder> const& damaged) {
     agree(world, [&] {
         if (world.rank() != 0) return;
         for (auto const& [name, why] : damaged) {
@@ -89,7 +89,7 @@ void set_all_aside(FileSystem& files, Comm& world, Path const& root, std::vector
 }
 
 /// No checkpoint is left, but damaged ones lie there: work would be lost in silence if a run began anew.
-void refuse_only_damaged(FileSystem& files, Comm& world, Path const& root) {
+void refuse_only_damaged(FileSystem& files, HostComm& world, Path const& root) {
     agree(world, [&] {
         if (world.rank() != 0 || !files.exists(root)) return;
         auto const aside = set_aside_before(files, root);
@@ -111,9 +111,11 @@ Checkpoint::Checkpoint(FileSystem& files, Path folder, std::shared_ptr<Manifest 
 
 RunState const& Checkpoint::state() const { return manifest_->state; }
 
-Checkpoint Checkpoint::open(FileSystem& files, Path const& folder) { return open(files, *make_single_comm(), folder); }
+Checkpoint Checkpoint::open(FileSystem& files, Path const& folder) {
+    return open(files, *make_single_host_comm(), folder);
+}
 
-Checkpoint Checkpoint::open(FileSystem& files, Comm& world, Path const& folder, Expected const& expected) {
+Checkpoint Checkpoint::open(FileSystem& files, HostComm& world, Path const& folder, Expected const& expected) {
     std::string text;
     agree(world, [&] {
         if (world.rank() == 0) text = reading([&] { return read_manifest(files, folder); });
@@ -132,7 +134,7 @@ Checkpoint Checkpoint::open(FileSystem& files, Comm& world, Path const& folder, 
     return {files, folder, manifest};
 }
 
-std::optional<Checkpoint> find_latest(FileSystem& files, Comm& world, Path const& root, Damaged what,
+std::optional<Checkpoint> find_latest(FileSystem& files, HostComm& world, Path const& root, Damaged what,
                                       std::string const& run_id) {
     std::vector<StepFolder> folders;
     agree(world, [&] {

@@ -132,8 +132,8 @@ void CheckpointSave::or_abandon(Action&& action) {
     }
 }
 
-CheckpointSave::CheckpointSave(FileSystem& files, Comm& world, Path const& root, RunState const& state, int64_t bytes,
-                               Retention keep)
+CheckpointSave::CheckpointSave(FileSystem& files, HostComm& world, Path const& root, RunState const& state,
+                               int64_t bytes, Retention keep)
     : world_(world), state_(state), keep_(keep), folder_(std::make_unique<SaveFolder>(files, root, state.step)) {
     PERIGEE_CHECK(state.step >= 0, "step {}", state.step);
     int64_t const all_bytes = world_.sum(bytes);
@@ -178,7 +178,7 @@ int64_t stored_bytes(std::vector<StoredTensor> const& parts) {
     return bytes;
 }
 
-void save_checkpoint(FileSystem& files, Comm& world, Path const& root, RunState const& state,
+void save_checkpoint(FileSystem& files, HostComm& world, Path const& root, RunState const& state,
                      std::vector<StoredTensor> const& parts, Retention keep) {
     CheckpointSave save(files, world, root, state, stored_bytes(parts), keep);
     save.write(parts);

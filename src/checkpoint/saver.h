@@ -15,7 +15,7 @@ namespace perigee {
 class Saver {
   public:
     /// The parts it is given lie in memory of `device`.
-    Saver(FileSystem& files, Comm& world, Path root, Retention keep, Device& device)
+    Saver(FileSystem& files, HostComm& world, Path root, Retention keep, Device& device)
         : files_(&files), world_(&world), root_(std::move(root)), keep_(keep), device_(&device) {}
     ~Saver();  ///< waits for the writer; a save that was not finished leaves a temporary folder
     Saver(Saver const&) = delete;
@@ -39,7 +39,7 @@ class Saver {
     std::vector<StoredTensor> copy(std::vector<StoredTensor> const& parts);
 
     FileSystem* files_;
-    Comm* world_;
+    HostComm* world_;
     Path root_;
     Retention keep_;
     Device* device_;

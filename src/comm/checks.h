@@ -1,7 +1,9 @@
-// The promises about views that every backend of Comm checks before it moves a byte.
+// The promises about views that are checked before a byte moves, on the host or on a device.
 #pragma once
 
-#include "comm/comm.h"
+#include <span>
+
+#include "comm/host_comm.h"
 
 namespace perigee::detail {
 
@@ -21,6 +23,16 @@ inline void check_exchange(ConstView to, ConstView from, int parts) {
 inline void check_reducible(DType dtype) {
     PERIGEE_CHECK(dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64,
                   "no reduction of {}", to_string(dtype));
+}
+
+/// What a group over a device adds up, bf16 included.
+inline void check_addable(DType dtype) { PERIGEE_CHECK(dtype != DType::u8, "no reduction of {}", to_string(dtype)); }
+
+inline void check_messages(std::span<Outgoing const> sent, std::span<Incoming const> received, int size) {
+    for (Outgoing const& message : sent)
+        PERIGEE_CHECK(0 <= message.to && message.to < size, "a message to rank {} of {}", message.to, size);
+    for (Incoming const& message : received)
+        PERIGEE_CHECK(0 <= message.from && message.from < size, "a message from rank {} of {}", message.from, size);
 }
 
 inline void check_root(int root, int size) { PERIGEE_CHECK(0 <= root && root < size, "root {} of {}", root, size); }

@@ -1,7 +1,9 @@
 #include "comm/comm.h"
 
-#include <algorithm>
-#include <cstring>
+#include <array>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "comm/checks.h"
 
@@ -9,83 +11,144 @@ namespace perigee {
 
 namespace {
 
-void copy_bytes(TensorView to, ConstView from) {
-    if (to.bytes() > 0) std::memmove(to.data, from.data, static_cast<size_t>(to.bytes()));
-}
-
 class SingleComm final : public Comm {
   public:
-    int rank() const override { return 0; }
-    int size() const override { return 1; }
+    explicit SingleComm(Axis axis) : Comm(make_single_host_comm(), axis) {}
 
-    void all_reduce(TensorView x, Reduce) override { detail::check_reducible(x.dtype); }
-    void all_gather(TensorView all, ConstView part) override {
-        detail::check_parts(all, part, 1);
-        copy_bytes(all, part);
+  protected:
+    void queue_all_reduce(Queue&, TensorView, Reduce) override {}
+    void queue_all_gather(Queue& queue, TensorView all, ConstView part) override { copy(queue, all, part); }
+    void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override { copy(queue, part, all); }
+    void queue_all_to_all(Queue& queue, TensorView to, ConstView from) override { copy(queue, to, from); }
+    void queue_exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received) override {
+        PERIGEE_CHECK(sent.size() == received.size(), "{} messages sent, {} received", sent.size(), received.size());
+        for (size_t i = 0; i < sent.size(); ++i) {
+            detail::check_exchange(received[i].x, sent[i].x, 1);
+            copy(queue, received[i].x, sent[i].x);
+        }
     }
-    void reduce_scatter(TensorView part, ConstView all) override {
-        detail::check_reducible(part.dtype);
-        detail::check_parts(all, part, 1);
-        copy_bytes(part, all);
+    void queue_broadcast(Queue&, TensorView, int) override {}
+
+  private:
+    static void copy(Queue& queue, TensorView to, ConstView from) {
+        if (to.data != from.data) queue.copy(to.data, from.data, static_cast<size_t>(to.bytes()));
     }
-    void all_to_all(TensorView to, ConstView from) override {
-        detail::check_exchange(to, from, 1);
-        copy_bytes(to, from);
-    }
-    void broadcast(TensorView, int root) override { detail::check_root(root, 1); }
-    void barrier() override {}
-    std::unique_ptr<Comm> split(int, int) override { return make_single_comm(); }
 };
-
-TensorView scalar(auto& x) { return TensorView(&x, Shape{1}); }
 
 }  // namespace
 
-double Comm::sum(double x) {
-    all_reduce(scalar(x));
-    return x;
-}
-
-int64_t Comm::sum(int64_t x) {
-    all_reduce(scalar(x));
-    return x;
-}
-
-int64_t Comm::max(int64_t x) {
-    all_reduce(scalar(x), Reduce::max);
-    return x;
-}
-
-bool Comm::any(bool x) { return max(int64_t{x}) != 0; }
-
-std::string Comm::broadcast_text(std::string text, int root) {
-    auto length = static_cast<int64_t>(text.size());
-    broadcast(scalar(length), root);
-    text.resize(static_cast<size_t>(length));
-    broadcast({reinterpret_cast<std::byte*>(text.data()), DType::u8, Shape{length}}, root);
-    return text;
-}
-
-std::vector<std::string> Comm::gather_text(std::string const& text) {
-    std::vector<int64_t> lengths(static_cast<size_t>(size()));
-    auto const length = static_cast<int64_t>(text.size());
-    all_gather(TensorView(lengths.data(), Shape{size()}), ConstView(&length, Shape{1}));
-
-    // Parts must be equal, so every text travels padded to the longest.
-    int64_t const widest = *std::max_element(lengths.begin(), lengths.end());
-    std::string part = text;
-    part.resize(static_cast<size_t>(widest));
-    std::string all(static_cast<size_t>(widest * size()), '\0');
-    all_gather({reinterpret_cast<std::byte*>(all.data()), DType::u8, Shape{widest * size()}},
-               {reinterpret_cast<std::byte const*>(part.data()), DType::u8, Shape{widest}});
-
-    std::vector<std::string> texts;
-    for (size_t i = 0; i < lengths.size(); ++i) {
-        texts.push_back(all.substr(i * static_cast<size_t>(widest), static_cast<size_t>(lengths[i])));
+Pending Comm::begun(Queue& queue, Collective collective, std::span<ConstView const> memory) {
+    if (grouping_) {
+        grouped_memory_.insert(grouped_memory_.end(), memory.begin(), memory.end());
+        return {};  // the whole group is done at once
     }
-    return texts;
+    Event const done = queue.record();
+    note(collective, done);
+    Device& device = queue.device();
+    if (&queue != &device.queue())
+        for (ConstView const& view : memory) device.in_flight().add(view.data, static_cast<size_t>(view.bytes()), done);
+    return done;
 }
 
-std::unique_ptr<Comm> make_single_comm() { return std::make_unique<SingleComm>(); }
+Pending Comm::all_reduce(Queue& queue, TensorView x, Reduce op) {
+    detail::check_addable(x.dtype);
+    queue_all_reduce(queue, x, op);
+    return begun(queue, Collective::all_reduce, std::array<ConstView, 1>{x});
+}
+
+Pending Comm::all_gather(Queue& queue, TensorView all, ConstView part) {
+    detail::check_parts(all, part, size());
+    queue_all_gather(queue, all, part);
+    return begun(queue, Collective::all_gather, std::array<ConstView, 2>{all, part});
+}
+
+Pending Comm::reduce_scatter(Queue& queue, TensorView part, ConstView all) {
+    detail::check_addable(part.dtype);
+    detail::check_parts(all, part, size());
+    queue_reduce_scatter(queue, part, all);
+    return begun(queue, Collective::reduce_scatter, std::array<ConstView, 2>{all, part});
+}
+
+Pending Comm::all_to_all(Queue& queue, TensorView to, ConstView from) {
+    detail::check_exchange(to, from, size());
+    queue_all_to_all(queue, to, from);
+    return begun(queue, Collective::all_to_all, std::array<ConstView, 2>{to, from});
+}
+
+namespace {
+
+/// The part of every rank; their sizes add up to that of the view.
+template <class View>
+std::vector<View> parts(View whole, std::span<int64_t const> sizes, int ranks) {
+    PERIGEE_CHECK(std::ssize(sizes) == ranks && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == whole.size(),
+                  "{} parts of {} elements for {} ranks", sizes.size(), whole.size(), ranks);
+    std::vector<View> views;
+    View const flat = whole.reshape({whole.size()});
+    int64_t begin = 0;
+    for (int64_t const size : sizes) {
+        views.push_back(flat.rows(begin, begin + size));
+        begin += size;
+    }
+    return views;
+}
+
+}  // namespace
+
+Pending Comm::all_to_all(Queue& queue, TensorView to, std::span<int64_t const> to_sizes, ConstView from,
+                         std::span<int64_t const> from_sizes) {
+    PERIGEE_CHECK(to.dtype == from.dtype, "cannot exchange {} for {}", to_string(from.dtype), to_string(to.dtype));
+    std::vector<Outgoing> sent;
+    std::vector<Incoming> received;
+    for (ConstView const& part : parts(from, from_sizes, size())) sent.push_back({part, static_cast<int>(sent.size())});
+    for (TensorView const& part : parts(to, to_sizes, size()))
+        received.push_back({part, static_cast<int>(received.size())});
+    queue_exchange(queue, sent, received);
+    return begun(queue, Collective::all_to_all, std::array<ConstView, 2>{to, from});
+}
+
+Pending Comm::exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received) {
+    detail::check_messages(sent, received, size());
+    if (grouping_) {
+        grouped_sent_.insert(grouped_sent_.end(), sent.begin(), sent.end());
+        grouped_received_.insert(grouped_received_.end(), received.begin(), received.end());
+    } else {
+        queue_exchange(queue, sent, received);
+    }
+    std::vector<ConstView> memory;
+    for (Outgoing const& message : sent) memory.push_back(message.x);
+    for (Incoming const& message : received) memory.push_back(message.x);
+    return begun(queue, Collective::exchange, memory);
+}
+
+Pending Comm::send(Queue& queue, ConstView x, int to) {
+    Outgoing const message{x, to};
+    return exchange(queue, {&message, 1}, {});
+}
+
+Pending Comm::receive(Queue& queue, TensorView x, int from) {
+    Incoming const message{x, from};
+    return exchange(queue, {}, {&message, 1});
+}
+
+Pending Comm::broadcast(Queue& queue, TensorView x, int root) {
+    detail::check_root(root, size());
+    queue_broadcast(queue, x, root);
+    return begun(queue, Collective::broadcast, std::array<ConstView, 1>{x});
+}
+
+Pending Comm::group(Queue& queue, std::function<void()> const& calls) {
+    PERIGEE_CHECK(!grouping_, "a group within a group");
+    begin_group();
+    grouping_ = true;
+    calls();
+    auto const sent = std::exchange(grouped_sent_, {});
+    auto const received = std::exchange(grouped_received_, {});
+    if (!sent.empty() || !received.empty()) queue_exchange(queue, sent, received);
+    grouping_ = false;
+    end_group();
+    return begun(queue, Collective::group, std::exchange(grouped_memory_, {}));
+}
+
+std::unique_ptr<Comm> make_single_comm(Axis axis) { return std::make_unique<SingleComm>(axis); }
 
 }  // namespace perigee

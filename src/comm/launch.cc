@@ -16,7 +16,7 @@
 #include "comm/launcher.h"
 #include "comm/leftovers.h"
 #include "comm/mpi/check.h"
-#include "comm/mpi/mpi_comm.h"
+#include "comm/mpi/mpi_host_comm.h"
 
 namespace perigee {
 
@@ -98,7 +98,7 @@ Launch::Launch(int* argc, char*** argv) : board_{{&alone_, 1}, 0} {
                  promised, world_->size());
         }
     } else {
-        world_ = make_single_comm();
+        world_ = make_single_host_comm();
     }
     board_.mine().rank = world_->rank();
     board_.mine().pid = ::getpid();

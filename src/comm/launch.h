@@ -5,8 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/comm.h"
-#include "comm/host_board.h"
+#include "comm/host_comm.h"
 
 namespace perigee {
 
@@ -21,7 +20,7 @@ class Launch {
     Launch(Launch const&) = delete;
     Launch& operator=(Launch const&) = delete;
 
-    Comm& world() { return *world_; }
+    HostComm& world() { return *world_; }
     int local_rank() const { return local_rank_; }  ///< rank among the processes of this host
     int local_size() const { return local_size_; }
     HostBoard const& board() const { return board_; }
@@ -50,7 +49,7 @@ class Launch {
     int claim_end(int exit_code) noexcept;
     void share_memory();
 
-    std::unique_ptr<Comm> world_;
+    std::unique_ptr<HostComm> world_;
     int local_rank_ = 0;
     int local_size_ = 1;
     RankStatus alone_;  ///< the board of a job without MPI

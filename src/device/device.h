@@ -1,4 +1,5 @@
-// Where tensors live. A Device hands out memory; the CPU is always there, a CUDA GPU only in a build with CUDA.
+// Where tensors live and are worked on. A Device hands out memory and queues (device/queue.h); the CPU is always there,
+// a CUDA GPU only in a build with CUDA.
 #pragma once
 
 #include <cstddef>
@@ -7,21 +8,38 @@
 #include <string>
 #include <utility>
 
+#include "device/in_flight.h"
+
 namespace perigee {
+
+class Queue;
+
+/// Of a lane's work, where there is a choice.
+enum class Priority { low, normal, high };
 
 class Device {
   public:
     virtual ~Device() = default;
+
+    /// Where operations are queued.
+    virtual Queue& queue() = 0;
+    /// A queue beside it, made when it is first asked for.
+    virtual Queue& lane(std::string const& name, Priority priority = Priority::high) = 0;
+    /// Memory of this device that lanes work on.
+    InFlight& in_flight() { return in_flight_; }
+    /// What is queued in queue() from now on, and who frees memory afterwards, finds no lane working on these bytes.
+    void settle(void const* memory, size_t bytes) noexcept;
+
     /// At least 256-byte aligned and never null; throws OutOfMemory when memory is exhausted.
     virtual void* allocate(size_t bytes) = 0;
     virtual void release(void* memory) noexcept = 0;
-    /// Copies between memory of this device and of the host, whichever way the pointers say: after all work queued
-    /// before, and waits for it.
+    /// Copies between memory of this device and of the host, whichever way the pointers say: after all work that was
+    /// queued in queue() before, and waits for it.
     virtual void copy(void* to, void const* from, size_t bytes) = 0;
     /// Host memory that this device copies from and to at full speed (pinned, for a GPU). Released by release_host().
     virtual void* allocate_host(size_t bytes) = 0;
     virtual void release_host(void* memory) noexcept = 0;
-    /// Waits for all work queued so far.
+    /// Waits for all work queued so far, in every queue.
     virtual void synchronize() = 0;
     /// Bytes of a GPU's memory that are taken, by this process or another; 0 for the host's memory.
     virtual int64_t used_bytes() const { return 0; }
@@ -30,6 +48,9 @@ class Device {
     /// "cpu", or the GPU's name.
     virtual std::string name() const = 0;
     virtual bool is_host() const = 0;
+
+  private:
+    InFlight in_flight_;
 };
 
 std::unique_ptr<Device> make_host_device();
@@ -40,7 +61,7 @@ int cuda_device_count();
 
 enum class Memory { device, host };
 
-/// Memory from a device, released with its owner. The device must outlive it.
+/// Memory from a device, released with its owner, when no lane works on it any more. The device must outlive it.
 template <Memory kind>
 class BasicBuffer {
   public:
@@ -56,6 +77,7 @@ class BasicBuffer {
     }
     ~BasicBuffer() {
         if (data_ == nullptr) return;
+        device_->settle(data_, bytes_);
         if constexpr (kind == Memory::host)
             device_->release_host(data_);
         else

@@ -3,7 +3,7 @@
 #include <new>
 
 #include "base/error.h"
-#include "device/device.h"
+#include "device/queue.h"
 
 namespace perigee {
 
@@ -13,6 +13,8 @@ constexpr size_t kAlignment = 256;
 
 class HostDevice final : public Device {
   public:
+    Queue& queue() override { return queues_.at("compute"); }
+    Queue& lane(std::string const& name, Priority) override { return queues_.at(name); }
     void* allocate(size_t bytes) override {
         void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment) / kAlignment * kAlignment);
         if (memory == nullptr) throw OutOfMemory(fmt::format("out of memory: {} bytes of host memory", bytes));
@@ -27,6 +29,9 @@ class HostDevice final : public Device {
     void synchronize() override {}
     std::string name() const override { return "cpu"; }
     bool is_host() const override { return true; }
+
+  private:
+    ImmediateQueues queues_{*this};
 };
 
 }  // namespace

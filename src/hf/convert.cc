@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/folders.h"
-#include "comm/comm.h"
+#include "comm/host_comm.h"
 #include "hf/weights.h"
 #include "model/llama.h"
 
@@ -174,7 +174,7 @@ void import_checkpoint(FileSystem& files, Path const& folder, Path const& output
     int64_t done = 0;
     RunState state;
     state.info = {{kTypeKey, config_name(weights.type(specs))}, {"source", folder.string()}};
-    auto const alone = make_single_comm();
+    auto const alone = make_single_host_comm();
     CheckpointSave save(files, *alone, made.path(), state, stored_bytes(parts), {});
     save.write(parts, [&](StoredTensor const& part) {
         weights.read(part.name, part.shard, std::span(values).first(static_cast<size_t>(part.values.size())));

@@ -50,9 +50,10 @@ Chunk first_rows(Chunk const& chunk, int64_t rows) {
 void join_vocabulary(Ops& ops, Comm& tp, Chunk const& chunk) {
     if (tp.size() == 1) return;
     ops.copy(chunk.all_max_T, chunk.max_T);
-    tp.all_reduce(chunk.all_max_T, Reduce::max);
+    Queue& queue = ops.device().queue();
+    tp.all_reduce(queue, chunk.all_max_T, Reduce::max);
     ops.softmax_rescale({chunk.sum_T(), chunk.max_T, chunk.all_max_T});
-    tp.all_reduce(chunk.sums_2T);
+    tp.all_reduce(queue, chunk.sums_2T);
 }
 
 template <class Real>

@@ -159,8 +159,8 @@ struct Llama::Impl {
                   BlockGradients const& temporary, std::span<Selection const> selections) const;
     void train(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;
-    std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts, BlockChoices const& of,
-                                       Arena& arena) const;
+    std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts,
+                                       BlockChoices const& of) const;
 };
 
 LocalBatch Llama::Impl::share(Batch const& batch, std::span<Selection const> selections) const {
@@ -211,7 +211,7 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
               .options = options,
               .recompute = recompute,
               .mesh = mesh,
-              .stream = {mesh.tp(), whole_TD},
+              .stream = {ops, mesh.tp(), whole_TD},
               .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(batch), arena},
               .tokens = T};
     pass.cos_TR = arena.allocate("cos", pass.statistics(), {T, R});
@@ -290,8 +290,7 @@ void Llama::Impl::backward(TensorView weights, GradientSink const& sink, Inputs 
 
 /// Of every token and block of its document, the heads that chose it: heads and tokens of all ranks added up.
 std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts,
-                                                BlockChoices const& of, Arena& arena) const {
-    Arena::Scope const scope(arena);
+                                                BlockChoices const& of) const {
     TensorView const chosen_THS = acts.chosen_THS;
     std::vector<int32_t> chosen(static_cast<size_t>(chosen_THS.size()));
     if (!chosen.empty()) ops.download(chosen.data(), chosen_THS);
@@ -306,11 +305,8 @@ std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActiv
                 if (*next >= 0) ++heads_N[*next];
         }
     }
-    TensorView const sum_TN = arena.allocate("heads of all ranks", DType::i32, shape);
-    ops.upload(sum_TN, heads_TN.data());
-    mesh.tp().all_reduce(sum_TN);
-    mesh.cp().all_reduce(sum_TN);
-    ops.download(heads_TN.data(), sum_TN);
+    mesh.tp().host().all_reduce(TensorView(heads_TN.data(), shape));
+    mesh.cp().host().all_reduce(TensorView(heads_TN.data(), shape));
     return heads_TN;
 }
 
@@ -411,7 +407,7 @@ BlockChoices Llama::choices(TensorView weights, Batch const& batch, std::span<Se
         if (is_full(selections[layer]))
             result.add_full_layer();
         else
-            result.add_sparse_layer(impl_->count_choices(state.pass, state.blocks[layer].attention, result, arena));
+            result.add_sparse_layer(impl_->count_choices(state.pass, state.blocks[layer].attention, result));
     }
     return result;
 }
@@ -435,9 +431,9 @@ std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, st
                     .a = state.pass.stream.gather(state.normed_PD).rows(last.row, last.row + 1),
                     .b = impl_->classifier(weights),
                     .transpose_b = true});
-        if (tp > 1) mesh.tp().all_gather(logits, part);
+        if (tp > 1) mesh.tp().all_gather(ops.device().queue(), logits, part);
     }
-    mesh.cp().broadcast(logits, last.cp_rank);
+    mesh.cp().broadcast(ops.device().queue(), logits, last.cp_rank);
     return host_floats(ops, logits);
 }
 

@@ -70,18 +70,14 @@ Ownership resolve_ownership(ParamLayout const& layout, Buckets const& buckets, M
             .updated = zero ? shares : std::vector{layout.whole()}};
 }
 
-Replicas::Replicas(ParamLayout const& layout, Buckets buckets, Mesh const& mesh, bool zero, Ops& ops)
+Replicas::Replicas(ParamLayout const& layout, Buckets buckets, Mesh const& mesh, bool zero, Device& device)
     : buckets_(std::move(buckets)),
-      comm_(&mesh.dp_cp()),
-      ops_(&ops),
-      zero_(zero && comm_->size() > 1),
+      sums_comm_(&mesh.dp_cp()),
+      gather_comm_(&mesh.dp_cp_gather()),
+      device_(&device),
+      zero_(zero && sums_comm_->size() > 1),
       ownership_(resolve_ownership(layout, buckets_, mesh, zero_)),
-      staging_(ops.device(), static_cast<size_t>(zero_ ? buckets_.largest_share() * size_of(ops.main_dtype()) : 0)),
       pending_(buckets_.count()) {}
-
-TensorView Replicas::staging(TensorView like, int64_t size) const {
-    return {static_cast<std::byte*>(staging_.data()), like.dtype, Shape{size}};
-}
 
 void Replicas::reduce_from(TensorView grads, int64_t begin) {
     while (pending_ > 0 && buckets_.range(pending_ - 1).begin >= begin) reduce(grads, --pending_);
@@ -89,29 +85,43 @@ void Replicas::reduce_from(TensorView grads, int64_t begin) {
 }
 
 void Replicas::reduce(TensorView grads, int64_t bucket) {
+    if (sums_comm_->size() == 1) return;
     FlatRange const all = buckets_.range(bucket);
     TensorView const values = grads.rows(all.begin, all.end);
-    if (!zero_ || !buckets_.divides(bucket)) return comm_->all_reduce(values);
-    FlatRange const mine = buckets_.share(bucket, comm_->rank());
-    TensorView const sums = staging(grads, mine.size());
-    comm_->reduce_scatter(sums, values);
-    ops_->copy(grads.rows(mine.begin, mine.end), sums);
+    Queue& lane = device_->lane("sums");
+    lane.wait(device_->queue().record());
+    if (!zero_ || !buckets_.divides(bucket)) {
+        sums_.push_back(sums_comm_->all_reduce(lane, values));
+    } else {
+        FlatRange const mine = buckets_.share(bucket, sums_comm_->rank());
+        sums_.push_back(sums_comm_->reduce_scatter(lane, grads.rows(mine.begin, mine.end), values));
+    }
+}
+
+void Replicas::await_sums() {
+    for (Pending const& sum : sums_) device_->queue().wait(sum);
+    sums_.clear();
 }
 
 void Replicas::gather(TensorView weights) {
     if (!zero_) return;
+    Queue& lane = device_->lane("weights");
+    lane.wait(device_->queue().record());
     for (int64_t bucket = 0; bucket < buckets_.count(); ++bucket) {
         FlatRange const all = buckets_.range(bucket);
         TensorView const values = weights.rows(all.begin, all.end);
         if (!buckets_.divides(bucket)) {
-            comm_->broadcast(values, 0);
-            continue;
+            gathers_.push_back(gather_comm_->broadcast(lane, values, 0));
+        } else {
+            FlatRange const mine = buckets_.share(bucket, gather_comm_->rank());
+            gathers_.push_back(gather_comm_->all_gather(lane, values, weights.rows(mine.begin, mine.end)));
         }
-        FlatRange const mine = buckets_.share(bucket, comm_->rank());
-        TensorView const updated = staging(weights, mine.size());
-        ops_->copy(updated, weights.rows(mine.begin, mine.end));
-        comm_->all_gather(values, updated);
     }
+}
+
+void Replicas::await_weights() {
+    for (Pending const& gather : gathers_) device_->queue().wait(gather);
+    gathers_.clear();
 }
 
 }  // namespace perigee

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "device/device.h"
-#include "ops/ops.h"
 #include "parallel/mesh.h"
 #include "parallel/param_spec.h"
 
@@ -46,31 +45,32 @@ Ownership resolve_ownership(ParamLayout const& layout, Buckets const& buckets, M
 /// Every rank makes the same calls in the same order.
 class Replicas {
   public:
-    Replicas(ParamLayout const& layout, Buckets buckets, Mesh const& mesh, bool zero, Ops& ops);
+    Replicas(ParamLayout const& layout, Buckets buckets, Mesh const& mesh, bool zero, Device& device);
 
     Ownership const& ownership() const { return ownership_; }
-    int64_t staging_bytes() const {
-        return static_cast<int64_t>(staging_.bytes());
-    }  ///< this class takes from the device
 
-    /// The gradients from element `begin` on are complete on this rank: sums, over the ranks, every bucket that lies
-    /// there and is not yet summed. After begin = 0 the next call belongs to the next step. With ZeRO a rank receives
-    /// the sums of its own shares, and what the rest of `grads` holds is of no use any more.
+    /// The gradients from element `begin` on are complete on this rank: begins to sum, over the ranks, every bucket
+    /// that lies there and is not yet summed. After begin = 0 the next call belongs to the next step. With ZeRO a rank
+    /// receives the sums of its own shares, and what the rest of `grads` holds is of no use any more.
     void reduce_from(TensorView grads, int64_t begin);
-    /// With ZeRO, collects the shares that the other ranks have updated.
+    /// What is computed from now on finds all sums begun.
+    void await_sums();
+    /// With ZeRO, begins to collect the shares that the other ranks have updated.
     void gather(TensorView weights);
+    /// What is computed from now on finds all weights.
+    void await_weights();
 
   private:
     void reduce(TensorView grads, int64_t bucket);
-    TensorView staging(TensorView like, int64_t size) const;
 
     Buckets buckets_;
-    Comm* comm_;
-    Ops* ops_;
+    Comm* sums_comm_;
+    Comm* gather_comm_;
+    Device* device_;
     bool zero_;
     Ownership ownership_;
-    Buffer staging_;   ///< of the largest share: collectives never read and write the same memory
-    int64_t pending_;  ///< buckets not yet summed in this step
+    int64_t pending_;                      ///< buckets not yet summed in this step
+    std::vector<Pending> sums_, gathers_;  ///< begun
 };
 
 }  // namespace perigee

@@ -36,7 +36,7 @@ struct Collectives {
                                .width = width});
             begin += move.from[0] * width;
         }
-        cp.all_to_all(x.receive, x.send);
+        cp.all_to_all(ops.device().queue(), x.receive, x.send);
         begin = 0;
         for (Move const& move : moves) {
             int64_t const run = move.to.size() / cp.size();
@@ -67,7 +67,7 @@ struct Collectives {
                            .width = run});
             begin += run;
         }
-        cp.all_to_all(x.receive, x.send);
+        cp.all_to_all(ops.device().queue(), x.receive, x.send);
         begin = 0;
         for (Move const& move : moves) {
             int64_t const width = move.to.size() / move.to[0] / cp.size();
@@ -92,7 +92,7 @@ struct Collectives {
         TensorView const all = keys_and_values("all keys and values", k_TGK, 2 * shard.pack_tokens());
         ops.copy(part.rows(0, tokens), local.k_TGK);
         ops.copy(part.rows(tokens, 2 * tokens), local.v_TGK);
-        cp.all_gather(all, part);
+        cp.all_gather(ops.device().queue(), all, part);
         each_range(shard, [&](TokenRange range, int64_t row) {
             int64_t const end = row + range.size();
             ops.copy(k_TGK.rows(range.begin, range.end), all.rows(row, end));
@@ -112,7 +112,7 @@ struct Collectives {
             ops.copy(all.rows(row, end), dk_TGK.rows(range.begin, range.end));
             ops.copy(all.rows(row + tokens, end + tokens), dv_TGK.rows(range.begin, range.end));
         });
-        cp.reduce_scatter(part, all);
+        cp.reduce_scatter(ops.device().queue(), part, all);
         ops.copy(dk_local, part.rows(0, tokens));
         ops.copy(dv_local, part.rows(tokens, 2 * tokens));
     }

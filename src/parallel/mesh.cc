@@ -17,6 +17,10 @@ void describe(Schema& schema, ParallelOptions& options) {
                "ranks with the same weights share the optimizer's moments and the update (ZeRO-1); off, each does all");
     schema.add("bucket_mib", options.bucket_mib, between(1, 1 << 16),
                "MiB of gradients that ranks sum at once, while the backward goes on");
+    schema.choice("comm", options.comm,
+                  {{"auto", CommChoice::automatic}, {"nccl", CommChoice::nccl}, {"mpi", CommChoice::mpi}},
+                  "what carries tensors between ranks: nccl between GPUs, mpi through memory of the host; auto takes "
+                  "nccl for GPUs and mpi for CPUs");
     schema.add(
         "share_gpu", options.share_gpu,
         "several ranks may compute on one GPU, in turns: for tests of layouts on few GPUs; off, a host with fewer "
@@ -47,25 +51,29 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
     return {.dp = static_cast<int>(outer), .cp = static_cast<int>(context), .tp = static_cast<int>(tensor)};
 }
 
-Mesh::Mesh(ParallelOptions const& options, Comm& world)
-    : world_(&world), shape_(resolve_mesh(options, world.size())), context_mode_(options.context_mode) {
-    // rank = (dp * shape.cp + cp) * shape.tp + tp; a group is the ranks that agree on every other axis.
-    int const rank = world.rank();
-    int const tp = rank % shape_.tp;
-    int const dp = rank / (shape_.tp * shape_.cp);
-    tp_ = world.split(rank / shape_.tp, rank);
-    cp_ = world.split(dp * shape_.tp + tp, rank);
-    dp_ = world.split(rank % (shape_.tp * shape_.cp), rank);
-    dp_cp_ = world.split(tp, rank);
-}
+Mesh::Mesh(ParallelOptions const& options, HostComm& world) : Mesh(options, world, make_host_groups(world)) {}
 
-Mesh::Mesh(ParallelOptions const& options, Comm& world, MakeGroup const& group)
+Mesh::Mesh(ParallelOptions const& options, HostComm& world, Device& device)
+    : Mesh(options, world, make_group_maker(options.comm, world, device, options.share_gpu)) {}
+
+Mesh::Mesh(ParallelOptions const& options, HostComm& world, std::unique_ptr<GroupMaker> groups)
     : world_(&world),
       shape_(resolve_mesh(options, world.size())),
       context_mode_(options.context_mode),
-      dp_(group("data", shape_.dp)),
-      cp_(group("context", shape_.cp)),
-      tp_(group("tensor", shape_.tp)),
-      dp_cp_(group("data x context", shape_.dp * shape_.cp)) {}
+      groups_(std::move(groups)) {
+    // rank = (dp * shape.cp + cp) * shape.tp + tp; a group is the ranks that agree on every other axis.
+    int const rank = world.rank();
+    int const tp = rank % shape_.tp, dp = rank / (shape_.tp * shape_.cp);
+    auto const make = [&](Axis axis, int size, int color) {
+        return groups_->make({.axis = axis, .size = size, .color = color, .key = rank});
+    };
+    tp_ = make(Axis::tensor, shape_.tp, rank / shape_.tp);
+    cp_ = make(Axis::context, shape_.cp, dp * shape_.tp + tp);
+    dp_ = make(Axis::data, shape_.dp, rank % (shape_.tp * shape_.cp));
+    dp_cp_ = make(Axis::data_context, shape_.dp * shape_.cp, tp);
+    dp_cp_gather_ = make(Axis::data_context, shape_.dp * shape_.cp, tp);
+    pp_ = make(Axis::pipeline, shape_.pp, rank);
+    ep_ = make(Axis::expert, shape_.ep, rank);
+}
 
 }  // namespace perigee

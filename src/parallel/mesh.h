@@ -1,13 +1,12 @@
-// The ranks of a job as a grid (dp, cp, tp): tensor parallel fastest, then context, then data. Gives one Comm per axis.
-// A pipeline axis would come between dp and cp.
+// The ranks of a job as a grid (dp, cp, tp): tensor parallel fastest, then context, then data. Gives one Comm per axis;
+// its host() is the same ranks for values of the host. Pipeline and expert axes, between dp and cp, have one rank yet.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 #include "base/schema.h"
-#include "comm/comm.h"
+#include "comm/groups.h"
 
 namespace perigee {
 
@@ -24,6 +23,7 @@ struct ParallelOptions {
     ContextMode context_mode = ContextMode::automatic;
     bool zero = true;         ///< ZeRO-1: parallel/buckets.h
     int64_t bucket_mib = 64;  ///< of gradients, sent at once
+    CommChoice comm = CommChoice::automatic;
     bool share_gpu = false;   ///< several ranks may compute on one GPU
     Bind bind = Bind::automatic;
 };
@@ -34,16 +34,20 @@ struct MeshShape {
     int dp = 1;
     int cp = 1;
     int tp = 1;
-    int world() const { return dp * cp * tp; }
+    int pp = 1;  ///< pipeline: one rank yet
+    int ep = 1;  ///< experts: one rank yet
+    int world() const { return dp * pp * ep * cp * tp; }
 };
 MeshShape resolve_mesh(ParallelOptions const& options, int world_size);
 
 class Mesh {
   public:
-    Mesh(ParallelOptions const& options, Comm& world);
-    /// A mesh whose groups `group` makes from the name and the size of their axis, for who plays a job.
-    using MakeGroup = std::function<std::unique_ptr<Comm>(char const* axis, int size)>;
-    Mesh(ParallelOptions const& options, Comm& world, MakeGroup const& group);
+    /// Groups for tensors in memory of the host. `world` outlives the mesh. Collective.
+    Mesh(ParallelOptions const& options, HostComm& world);
+    /// Groups for tensors on this device. `world` outlives the mesh. Collective.
+    Mesh(ParallelOptions const& options, HostComm& world, Device& device);
+    /// A mesh of other groups, for who plays a job.
+    Mesh(ParallelOptions const& options, HostComm& world, std::unique_ptr<GroupMaker> groups);
 
     MeshShape shape() const { return shape_; }
     ContextMode context_mode() const { return context_mode_; }  ///< as the options ask
@@ -51,17 +55,25 @@ class Mesh {
     int cp_rank() const { return cp_->rank(); }
     int tp_rank() const { return tp_->rank(); }
 
-    Comm& world() const { return *world_; }
+    HostComm& world() const { return *world_; }
     Comm& dp() const { return *dp_; }
     Comm& cp() const { return *cp_; }
     Comm& tp() const { return *tp_; }
     Comm& dp_cp() const { return *dp_cp_; }  ///< the ranks that hold the same weights and different tokens
+    /// The same ranks again: its collectives and those of dp_cp() need not keep an order.
+    Comm& dp_cp_gather() const { return *dp_cp_gather_; }
+    Comm& pp() const { return *pp_; }
+    Comm& ep() const { return *ep_; }
+
+    /// As GroupMaker::failure().
+    std::string failure() const { return groups_->failure(); }
 
   private:
-    Comm* world_;
+    HostComm* world_;
     MeshShape shape_;
     ContextMode context_mode_;
-    std::unique_ptr<Comm> dp_, cp_, tp_, dp_cp_;
+    std::unique_ptr<GroupMaker> groups_;  ///< outlives the groups
+    std::unique_ptr<Comm> tp_, cp_, dp_, dp_cp_, dp_cp_gather_, pp_, ep_;
 };
 
 }  // namespace perigee

@@ -4,19 +4,22 @@ namespace perigee {
 
 TensorView SequenceParallel::gather(TensorView part_PD) const {
     if (alone()) return part_PD;
-    tp_->all_gather(whole_TD_, part_PD);
+    tp_->all_gather(ops_->device().queue(), whole_TD_, part_PD);
     return whole_TD_;
 }
 
 void SequenceParallel::add_up(TensorView part_PD) const {
-    if (!alone()) tp_->reduce_scatter(part_PD, whole_TD_);
+    if (!alone()) tp_->reduce_scatter(ops_->device().queue(), part_PD, whole_TD_);
 }
 
-void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Comm& tp) {
+void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Ops& ops, Comm& tp) {
     if (tp.size() == 1) return;
-    for (ParamLayout::Entry const& entry : layout.entries())
-        if (entry.spec.cut == Cut::whole && range.begin <= entry.offset && entry.offset < range.end)
-            tp.all_reduce(layout.view(grads, entry.spec.name));
+    Queue& queue = ops.device().queue();
+    tp.group(queue, [&] {
+        for (ParamLayout::Entry const& entry : layout.entries())
+            if (entry.spec.cut == Cut::whole && range.begin <= entry.offset && entry.offset < range.end)
+                tp.all_reduce(queue, grads.rows(entry.offset, entry.offset + entry.local.size()));
+    });
 }
 
 }  // namespace perigee

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "comm/comm.h"
+#include "ops/ops.h"
 #include "parallel/param_spec.h"
 #include "tensor/tensor.h"
 
@@ -13,7 +14,7 @@ namespace perigee {
 class SequenceParallel {
   public:
     /// `whole_TD` is memory for all tokens, reused by every call; it may be empty where `tp` has one rank.
-    SequenceParallel(Comm& tp, TensorView whole_TD) : tp_(&tp), whole_TD_(whole_TD) {}
+    SequenceParallel(Ops& ops, Comm& tp, TensorView whole_TD) : ops_(&ops), tp_(&tp), whole_TD_(whole_TD) {}
 
     /// All tokens of a tensor of which this rank holds `part_PD`; valid until the next call.
     TensorView gather(TensorView part_PD) const;
@@ -25,12 +26,13 @@ class SequenceParallel {
   private:
     bool alone() const { return tp_->size() == 1; }
 
+    Ops* ops_;
     Comm* tp_;
     TensorView whole_TD_;
 };
 
 /// Tensors that are not cut see only a part of the tokens, or of the heads, on each tp rank: adds up over `tp` the
 /// gradients of those that lie in `range` of the flat buffer `grads`. Once per step, after the last micro-batch.
-void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Comm& tp);
+void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Ops& ops, Comm& tp);
 
 }  // namespace perigee

@@ -28,6 +28,7 @@ TensorView Arena::allocate(std::string_view name, DType dtype, Shape shape, Use 
     }
     auto* memory = static_cast<std::byte*>(blocks_[block_].data()) + used_;
     used_ += need;
+    device_->settle(memory, need);  // a lane may still work on what lay here before
     auto const index = static_cast<size_t>(use);
     live_[index] += static_cast<int64_t>(need);
     peaks_[index] = std::max(peaks_[index], live_[index]);

@@ -52,8 +52,8 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
         sums = {.nll = sums.nll + more.nll, .correct = sums.correct + more.correct};
         weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
     }
-    sums = {.nll = mesh.dp_cp().sum(sums.nll), .correct = mesh.dp_cp().sum(sums.correct)};
-    weight = mesh.dp().sum(weight);  // cp ranks hold the same batches and share their tokens
+    sums = {.nll = mesh.dp_cp().host().sum(sums.nll), .correct = mesh.dp_cp().host().sum(sums.correct)};
+    weight = mesh.dp().host().sum(weight);  // cp ranks hold the same batches and share their tokens
     if (!(weight > 0)) fail(Category::data, "evaluation at step {}: no validation token carries loss", step);
     return {.step = step, .loss = sums.nll / weight, .accuracy = sums.correct / weight, .loss_weight = weight};
 }
@@ -75,7 +75,7 @@ std::vector<LayerReach> measure_reach(Session& session, DataSource const& train,
     }
     std::vector<LayerReach> layers;
     for (size_t i = 0; i < selections.size(); ++i) {
-        auto const sum = [&](int64_t count) { return static_cast<double>(mesh.dp().sum(count)); };
+        auto const sum = [&](int64_t count) { return static_cast<double>(mesh.dp().host().sum(count)); };
         double const reached = sum(counts[i].reached), chosen = sum(counts[i].chosen), needed = sum(counts[i].needed);
         LayerReach& layer = layers.emplace_back();
         layer.reach = reached / static_cast<double>(options.eval.samples * length);

@@ -41,15 +41,17 @@ std::string host_name() {
 void write_failure(FileSystem& files, Path const& folder, RankStatus const& status, Category category,
                    std::string const& message) noexcept {
     try {
+        NumberedCollective const last = status.waits_in().sequence > 0 ? status.waits_in() : status.begun.load();
         nlohmann::ordered_json const object = {
             {"category", to_string(category)},
             {"message", message},
             {"rank", status.rank.load()},
             {"section", to_string(static_cast<Section>(status.section.load()))},
             {"step", status.step.load()},
-            {"collective", to_string(status.collective.load())},
-            {"sequence", status.sequence.load()},
-            {"inside_collective", status.inside.load()},
+            {"collective", to_string(last.collective)},
+            {"axis", to_string(last.axis)},
+            {"sequence", last.sequence},
+            {"inside_collective", status.waits_in().sequence > 0},
             {"host", host_name()},
             {"pid", status.pid.load()},
             {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},

@@ -19,7 +19,7 @@ Learner::Learner(Session& session)
       grads_(session.ops(), session.ops().main_dtype(), session.layout()),
       sums_(session.ops().device(), sizeof(Sums)),
       replicas_(session.layout(), make_buckets(options_.parallel, session.layout(), mesh_.shape()), mesh_,
-                options_.parallel.zero, session.ops()),
+                options_.parallel.zero, session.ops().device()),
       optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.weights(), session.ops(),
                  static_cast<uint64_t>(options_.seed)) {}
 
@@ -34,17 +34,18 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
         flops += forward_flops(options_.model, selections, b.cu_seqlens);
     }
     // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
-    r.loss_weight = mesh_.dp().sum(weight);
-    r.tokens = mesh_.dp().sum(r.tokens);
-    r.flops = mesh_.dp().sum(flops.training());
-    double const causal_pairs = mesh_.dp().sum(flops.causal_pairs), sparse_pairs = mesh_.dp().sum(flops.sparse_pairs);
+    r.loss_weight = mesh_.dp().host().sum(weight);
+    r.tokens = mesh_.dp().host().sum(r.tokens);
+    r.flops = mesh_.dp().host().sum(flops.training());
+    double const causal_pairs = mesh_.dp().host().sum(flops.causal_pairs),
+                 sparse_pairs = mesh_.dp().host().sum(flops.sparse_pairs);
     if (causal_pairs > 0) r.attended_share = sparse_pairs / causal_pairs;
     if (!(r.loss_weight > 0))
         fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
              state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
 
     Sums const sums = loss_and_gradient(batches, selections, r.loss_weight);
-    r.loss = mesh_.dp_cp().sum(sums.loss) / r.loss_weight;
+    r.loss = mesh_.dp_cp().host().sum(sums.loss) / r.loss_weight;
     r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
 
@@ -53,6 +54,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     if (verdict == Verdict::apply) {
         optimizer_.update(grads_.view, r.grad_norm, r.lr, state.applied_updates++);
         replicas_.gather(session_.weights());
+        replicas_.await_weights();
     }
     ++state.step;
     state.consumed_samples += options_.train.global_batch_size;
@@ -71,7 +73,7 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
         sink.fresh = &b == &batches.front();
         if (&b == &batches.back() && mesh_.world().size() > 1)
             sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
-                add_up_uncut(session_.layout(), grads_.view, {begin, end}, mesh_.tp());
+                add_up_uncut(session_.layout(), grads_.view, {begin, end}, session_.ops(), mesh_.tp());
                 replicas_.reduce_from(grads_.view, begin);
                 end = begin;
             };
@@ -88,6 +90,7 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
             throw OutOfMemory(out_of_memory_report(error.what(), use, options_));
         }
     }
+    replicas_.await_sums();
     optimizer_.add_squares(on_device.rows(1, 2), grads_.view);
     Sums sums;
     ops.download(&sums, on_device);
@@ -111,6 +114,7 @@ void Learner::read(Checkpoint const& checkpoint) {
 void Learner::publish(int64_t applied_updates) {
     optimizer_.publish(applied_updates);
     replicas_.gather(session_.weights());
+    replicas_.await_weights();
 }
 
 Learner::Signs Learner::agree(Signs mine) const {

@@ -45,7 +45,6 @@ class Learner {
 
     TensorView gradients() const { return grads_.view; }
     int64_t optimizer_bytes() const { return optimizer_.bytes(); }
-    int64_t staging_bytes() const { return replicas_.staging_bytes(); }
 
   private:
     struct Sums {

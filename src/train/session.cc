@@ -85,14 +85,17 @@ void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size) {
          tokenizer.vocab_size(), vocab_size);
 }
 
-Session::Session(RunOptions const& options, Comm& world, FileSystem& files)
-    : Session(options, Mesh(options.parallel, world), make_machine(options, world.size()), files) {}
+Session::Session(RunOptions const& options, HostComm& world, FileSystem& files)
+    : Session(options, make_machine(options, world.size()), world, files) {}
 
-Session::Session(RunOptions const& options, Mesh mesh, Machine machine, FileSystem& files)
+Session::Session(RunOptions const& options, Machine&& machine, HostComm& world, FileSystem& files)
+    : Session(options, Mesh(options.parallel, world, machine.ops->device()), std::move(machine), files) {}
+
+Session::Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSystem& files)
     : options_(options),
       files_(&files),
-      mesh_(std::move(mesh)),
       machine_(std::move(machine)),
+      mesh_(std::move(mesh)),
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank()),
       weights_(ops(), ops().compute_dtype(), layout_),
       model_(options.model, layout_, mesh_, ops(), options.train.recompute),
@@ -107,7 +110,7 @@ std::vector<Selection> Session::selections(int64_t step) const {
                             static_cast<uint64_t>(options_.seed));
 }
 
-std::optional<Checkpoint> find_weights(RunOptions const& options, Comm& world, FileSystem& files) {
+std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& world, FileSystem& files) {
     CheckpointOptions where = options.checkpoint;
     if (where.resume == "never") where.resume = "auto";
     auto found = find_checkpoint(where, options.output_dir, world, files);
@@ -172,8 +175,9 @@ void Session::read_initial(std::vector<StoredTensor> const& parts) const {
     log::info("weights from {}", from.string());
 }
 
-std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
-                                          FileSystem& files, Damaged damaged, std::string const& run_id) {
+std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir,
+                                          HostComm& world, FileSystem& files, Damaged damaged,
+                                          std::string const& run_id) {
     Path const root = checkpoint_root(output_dir);
     if (options.resume == "auto") return find_latest(files, world, root, damaged, run_id);
     if (options.resume == "best") {

@@ -51,14 +51,15 @@ Machine make_machine(RunOptions const& options, int ranks);
 
 /// The checkpoint whose weights eval and generate take: the newest of the run, or the one named; nothing where
 /// `model.init_from` is to supply them. Throws Category::checkpoint where neither is there. Collective.
-std::optional<Checkpoint> find_weights(RunOptions const& options, Comm& world, FileSystem& files);
+std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& world, FileSystem& files);
 
 class Session {
   public:
     /// `options` are resolved and free of problems for this world.
-    Session(RunOptions const& options, Comm& world, FileSystem& files);
-    /// The same on a given mesh and machine, for who plays or watches a job.
-    Session(RunOptions const& options, Mesh mesh, Machine machine, FileSystem& files);
+    Session(RunOptions const& options, HostComm& world, FileSystem& files);
+    /// The same on a given machine, and on a given mesh too, for who plays or watches a job.
+    Session(RunOptions const& options, Machine&& machine, HostComm& world, FileSystem& files);
+    Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSystem& files);
 
     RunOptions const& options() const { return options_; }
     FileSystem& files() const { return *files_; }
@@ -84,8 +85,8 @@ class Session {
   private:
     RunOptions options_;
     FileSystem* files_;
-    Mesh mesh_;
     Machine machine_;
+    Mesh mesh_;
     ParamLayout layout_;
     FlatTensor weights_;
     Llama model_;
@@ -94,8 +95,8 @@ class Session {
 
 /// The checkpoint a run starts from: none, the newest whole one as find_latest() finds it, or the one named, whose
 /// damage is an error. Collective.
-std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir, Comm& world,
-                                          FileSystem& files, Damaged damaged = Damaged::skipped,
+std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir,
+                                          HostComm& world, FileSystem& files, Damaged damaged = Damaged::skipped,
                                           std::string const& run_id = {});
 
 }  // namespace perigee

@@ -22,7 +22,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 constexpr int64_t kFailedSavesInARow = 3;
 
 /// Rank 0 makes the folder; where it cannot, every rank must know.
-std::unique_ptr<RunFolder> open_folder(RunOptions const& options, Comm& world, FileSystem& files) {
+std::unique_ptr<RunFolder> open_folder(RunOptions const& options, HostComm& world, FileSystem& files) {
     if (world.rank() != 0) return nullptr;
     return std::make_unique<RunFolder>(files, options.output_dir);
 }
@@ -36,7 +36,7 @@ std::string layout_text(Mesh const& mesh, Ops& ops) {
 
 }  // namespace
 
-Trainer::Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml,
+Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, std::string const& resolved_yaml,
                  Watchdog* watchdog)
     : session_(options, world, files),
       options_(session_.options()),
@@ -73,7 +73,7 @@ void Trainer::start() {
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     state_.options = options_text(options_);
     if (folder_) state_.data = fingerprints(options_.data, session_.files());
-    Comm& world = mesh_.world();
+    HostComm& world = mesh_.world();
     std::string const run_id = world.broadcast_text(folder_ ? folder_->run_id() : "", 0);
     auto const found =
         find_checkpoint(options_.checkpoint, options_.output_dir, world, session_.files(), Damaged::set_aside, run_id);

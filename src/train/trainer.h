@@ -25,7 +25,7 @@ class Trainer {
   public:
     /// Opens data and run folder, resumes from a checkpoint or initialises the weights. `resolved_yaml` is saved with
     /// the run. `watchdog`, which may be null, is told what goes on. Collective, like everything here.
-    Trainer(RunOptions const& options, Comm& world, FileSystem& files, std::string const& resolved_yaml,
+    Trainer(RunOptions const& options, HostComm& world, FileSystem& files, std::string const& resolved_yaml,
             Watchdog* watchdog = nullptr);
     ~Trainer();
     Trainer(Trainer const&) = delete;

@@ -32,12 +32,13 @@ std::string who(RankStatus const& status) {
     return fmt::format("rank {} (process {} on host {})", status.rank.load(), status.pid.load(), host_name());
 }
 
-/// The collective that `late` has not reached and others wait in; null where nobody is ahead of it.
-RankStatus const* waiting_for(HostBoard const& board, RankStatus const& late) {
-    RankStatus const* found = nullptr;
+/// The collective that `late` has not reached and others wait in; number 0 where nobody is ahead of it.
+NumberedCollective waiting_for(HostBoard const& board, RankStatus const& late) {
+    NumberedCollective found;
     for (RankStatus const& other : board.ranks) {
-        if (&other == &late || !other.inside.load() || other.sequence.load() <= late.sequence.load()) continue;
-        if (found == nullptr || other.sequence.load() < found->sequence.load()) found = &other;
+        NumberedCollective const there = other.waits_in();
+        if (&other == &late || there.sequence <= late.begun.load().sequence) continue;
+        if (found.sequence == 0 || there.sequence < found.sequence) found = there;
     }
     return found;
 }
@@ -59,38 +60,35 @@ void describe(Schema& schema, WatchdogOptions& options) {
 }
 
 std::string describe_place(RankStatus const& status) {
-    int64_t const sequence = status.sequence.load();
+    NumberedCollective const last = status.begun.load(), there = status.waits_in();
     std::string text = fmt::format("in section {} at step {}", to_string(static_cast<Section>(status.section.load())),
                                    status.step.load());
-    if (sequence > 0) {
-        text += fmt::format(", {} {} #{}", status.inside.load() ? "inside" : "after",
-                            to_string(status.collective.load()), sequence);
-    }
+    if (there.sequence > 0)
+        text += fmt::format(", inside {}", to_string(there));
+    else if (last.sequence > 0)
+        text += fmt::format(", after {}", to_string(last));
     return text;
 }
 
 std::string describe_hang(HostBoard const& board, double limit_s) {
     auto const by_sequence = [](RankStatus const& a, RankStatus const& b) {
-        return a.sequence.load() < b.sequence.load();
+        return a.begun.load().sequence < b.begun.load().sequence;
     };
     auto const by_silence = [](RankStatus const& a, RankStatus const& b) { return silence(a) < silence(b); };
     RankStatus const& quiet = *std::ranges::max_element(board.ranks, by_silence);
     RankStatus const& late = *std::ranges::min_element(board.ranks, by_sequence);
     bool const stopped = silence(quiet) > kSilentSeconds;
     RankStatus const& culprit = stopped ? quiet : late;
-    RankStatus const* const waiting = waiting_for(board, culprit);
+    NumberedCollective const waiting = waiting_for(board, culprit);
 
     std::string const limit = fmt::format("limit {:g} s", limit_s);
-    if (!stopped && waiting == nullptr && culprit.inside.load()) {
-        return fmt::format("every rank of host {} waits {} ({}): a rank of another host, or the network", host_name(),
-                           describe_place(culprit), limit);
+    if (!stopped && waiting.sequence == 0 && culprit.waits_in().sequence > 0) {
+        return fmt::format("every rank of host {} waits {} ({}): a rank of another host, a GPU, or the network",
+                           host_name(), describe_place(culprit), limit);
     }
     std::string text = fmt::format("{} hangs {}", who(culprit), describe_place(culprit));
     if (stopped) text += fmt::format(", no sign of life for {:.0f} s", silence(culprit));
-    if (waiting != nullptr) {
-        text += fmt::format("; it has not reached {} #{}, where others wait", to_string(waiting->collective.load()),
-                            waiting->sequence.load());
-    }
+    if (waiting.sequence > 0) text += fmt::format("; it has not reached {}, where others wait", to_string(waiting));
     return fmt::format("{} ({})", text, limit);
 }
 

@@ -72,7 +72,7 @@ class Save : public ::testing::TestWithParam<Scenario> {
     enum class Found { nothing, previous, newest };
     /// What a resumed run finds; anything but a whole checkpoint fails the test.
     Found resume(FileSystem& files) {
-        auto const found = find_latest(files, *make_single_comm(), kRoot);
+        auto const found = find_latest(files, *make_single_host_comm(), kRoot);
         if (!found) return Found::nothing;
         Tensors const tensors = load(*found, old_tensors());
         if (tensors == new_tensors()) {
@@ -195,7 +195,7 @@ TEST(SaveOnTwoRanks, FailsOnBothWhenOneCannotWrite) {
     MemoryFileSystem disk;
     save(disk, kRoot, 1, old_tensors());
     auto on_two_ranks = [&](int failing_rank, int64_t at, int64_t* seen) {
-        return try_ranks(2, [&](Comm& world) {
+        return try_ranks(2, [&](HostComm& world) {
             FaultFileSystem files(disk);
             if (world.rank() == failing_rank) files.fail_at(at, ENOSPC);
             auto parts = whole_parts(new_tensors());
@@ -248,7 +248,7 @@ TEST(SaveOnARealDisk, RoundTripsAndReportsWhatIsInTheWay) {
     TemporaryFolder const folder;
     auto const files = make_file_system();
     save(*files, folder.path() / "a" / "checkpoints", 5, old_tensors());
-    auto const found = find_latest(*files, *make_single_comm(), folder.path() / "a" / "checkpoints");
+    auto const found = find_latest(*files, *make_single_host_comm(), folder.path() / "a" / "checkpoints");
     ASSERT_TRUE(found.has_value());
     EXPECT_EQ(load(*found, old_tensors()), old_tensors());
     files->create(folder.path() / "file");

@@ -26,7 +26,7 @@ class DamagedCheckpoint : public ::testing::Test {
     void SetUp() override {
         for (int step : {1, 2}) {
             // Two ranks, so that there are two tensor files.
-            run_ranks(2, [&](Comm& world) {
+            run_ranks(2, [&](HostComm& world) {
                 auto parts = whole_parts(example_tensors(static_cast<uint64_t>(60 + step)));
                 auto mine = views(parts);
                 std::erase_if(mine, [&](auto const& p) { return (p.name == "model.q.weight") != (world.rank() == 1); });
@@ -125,7 +125,7 @@ TEST_F(DamagedCheckpoint, IsSkippedForAnOlderWholeOneOnEveryRank) {
     std::string damaged = whole_.begin()->second;
     damaged.back() = static_cast<char>(damaged.back() ^ 1);
     files_.damage(whole_.begin()->first, damaged);
-    run_ranks(3, [&](Comm& world) {
+    run_ranks(3, [&](HostComm& world) {
         auto const found = find_latest(files_, world, "/c");
         ASSERT_TRUE(found.has_value());
         EXPECT_EQ(found->folder(), Path(kOlder));
@@ -135,7 +135,7 @@ TEST_F(DamagedCheckpoint, IsSkippedForAnOlderWholeOneOnEveryRank) {
 
 TEST_F(DamagedCheckpoint, IsAnErrorWhereNoWholeOneIsLeft) {
     for (Path const folder : {kFolder, kOlder}) files_.remove_all(folder / "rank_0001.h5");
-    for (auto const& error : try_ranks(2, [&](Comm& world) { find_latest(files_, world, "/c"); })) {
+    for (auto const& error : try_ranks(2, [&](HostComm& world) { find_latest(files_, world, "/c"); })) {
         ASSERT_TRUE(error);
         EXPECT_THAT(checkpoint_error([&] { std::rethrow_exception(error); }),
                     AllOf(HasSubstr("none of the 2 checkpoints in /c"), HasSubstr("rank_0001.h5 is missing")));
@@ -253,12 +253,12 @@ TEST_F(ForeignManifest, MayNotDisagreeWithItsTensorFiles) {
 
 TEST(Checkpoint, IsNotFoundInAnEmptyOrMissingFolder) {
     MemoryFileSystem files;
-    EXPECT_FALSE(find_latest(files, *make_single_comm(), "/none").has_value());
+    EXPECT_FALSE(find_latest(files, *make_single_host_comm(), "/none").has_value());
     files.make_directories("/c/step_00000009.tmp");
     files.make_directories("/c/.trash-step_00000001");
     files.make_directories("/c/steps");
     files.make_directories("/c/step_9");
-    EXPECT_FALSE(find_latest(files, *make_single_comm(), "/c").has_value());
+    EXPECT_FALSE(find_latest(files, *make_single_host_comm(), "/c").has_value());
     EXPECT_THAT(checkpoint_error([&] { Checkpoint::open(files, "/c/steps"); }),
                 AllOf(HasSubstr("/c/steps"), HasSubstr("manifest.json")));
     EXPECT_THAT(checkpoint_error([&] { Checkpoint::open(files, "/missing"); }), HasSubstr("/missing"));

@@ -100,7 +100,7 @@ inline std::vector<Part> whole_parts(Tensors const& tensors) {
 /// Saves whole tensors as one rank would.
 inline void save(FileSystem& files, Path const& root, int64_t step, Tensors const& tensors, Retention keep = {}) {
     auto parts = whole_parts(tensors);
-    save_checkpoint(files, *make_single_comm(), root, example_state(step), views(parts), keep);
+    save_checkpoint(files, *make_single_host_comm(), root, example_state(step), views(parts), keep);
 }
 
 /// Reads whole tensors of the names and shapes of `like`.

@@ -97,7 +97,7 @@ TEST(Reshard, ReadsEveryCutOutOfEveryOther) {
     Tensors const tensors = many_tensors(50);
     for (int from = 0; from < kCuts; ++from) {
         auto written = all_parts(tensors, from);
-        save_checkpoint(files, *make_single_comm(), "/c", example_state(from), views(written), {});
+        save_checkpoint(files, *make_single_host_comm(), "/c", example_state(from), views(written), {});
         Checkpoint const checkpoint = Checkpoint::open(files, fmt::format("/c/step_{:08}", from));
         for (int to = 0; to < kCuts; ++to) {
             auto const expected = all_parts(tensors, to);
@@ -117,7 +117,7 @@ TEST(Reshard, ReadsLargePiecesThroughBoundedWindows) {
     tensors.add("large", DType::f32, {1024, 1500}, 51);  // 6 MB: several windows
     for (int from : {2, 5}) {
         auto written = all_parts(tensors, from);
-        save_checkpoint(files, *make_single_comm(), "/c", example_state(from), views(written), {});
+        save_checkpoint(files, *make_single_host_comm(), "/c", example_state(from), views(written), {});
         Checkpoint const checkpoint = Checkpoint::open(files, fmt::format("/c/step_{:08}", from));
         for (int to : {0, 3, 6}) {
             auto const expected = all_parts(tensors, to);
@@ -134,7 +134,7 @@ TEST(Reshard, SpreadsWritingOverRanksAndReadsUnderAnotherNumberOfRanks) {
     Tensors const tensors = many_tensors(52);
     for (int writers : {1, 2, 3, 4}) {
         auto parts = all_parts(tensors, 6);
-        run_ranks(writers, [&](Comm& world) {
+        run_ranks(writers, [&](HostComm& world) {
             std::vector<StoredTensor> mine;
             auto const all = views(parts);
             // The last of four ranks has nothing to write.
@@ -145,7 +145,7 @@ TEST(Reshard, SpreadsWritingOverRanksAndReadsUnderAnotherNumberOfRanks) {
             save_checkpoint(files, world, "/c", example_state(writers), mine, {});
         });
         EXPECT_EQ(files.exists(fmt::format("/c/step_{:08}/rank_0003.h5", writers)), false);
-        run_ranks(5 - writers, [&](Comm& world) {
+        run_ranks(5 - writers, [&](HostComm& world) {
             auto const checkpoint = find_latest(files, world, "/c");
             ASSERT_TRUE(checkpoint.has_value());
             EXPECT_EQ(checkpoint->state(), example_state(writers));
@@ -201,7 +201,7 @@ TEST(Reshard, RefusesToSaveWhatDoesNotTileATensor) {
         if (left_out < stored.size()) stored.erase(stored.begin() + static_cast<std::ptrdiff_t>(left_out));
         if (doubled < stored.size()) stored.push_back(stored[doubled]);
         return checkpoint_error(
-            [&] { save_checkpoint(files, *make_single_comm(), "/c", example_state(1), stored, {}); });
+            [&] { save_checkpoint(files, *make_single_host_comm(), "/c", example_state(1), stored, {}); });
     };
     EXPECT_EQ(error(6, 999, 999), "nothing was thrown");
     EXPECT_THAT(error(6, 3, 999), HasSubstr("more than"));

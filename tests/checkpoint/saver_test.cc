@@ -31,7 +31,7 @@ std::vector<Part> parts_of(Tensors const& tensors, int rank, int size) {
     return parts;
 }
 
-void save_at_once(FileSystem& files, Comm& world, int64_t step, Tensors const& tensors) {
+void save_at_once(FileSystem& files, HostComm& world, int64_t step, Tensors const& tensors) {
     auto parts = parts_of(tensors, world.rank(), world.size());
     save_checkpoint(files, world, kRoot, example_state(step), views(parts), {});
 }
@@ -43,7 +43,7 @@ void overwrite(std::vector<Part>& parts) {
 TEST(Saver, WritesTheSameBytesAsASaveThatTrainingWaitsFor) {
     for (int const ranks : {1, 2, 3}) {
         MemoryFileSystem waited, beside;
-        run_ranks(ranks, [&](Comm& world) {
+        run_ranks(ranks, [&](HostComm& world) {
             auto const device = make_host_device();
             Saver saver(beside, world, kRoot, {}, *device);
             for (int64_t const step : {4, 5}) {  // the second one reuses the memory of the first
@@ -65,7 +65,7 @@ TEST(Saver, WritesTheSameBytesAsASaveThatTrainingWaitsFor) {
 
 TEST(Saver, MakesNoCheckpointBeforeItIsFinished) {
     MemoryFileSystem files;
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     save_at_once(files, *world, 1, example_tensors(1));
     {
         auto const device = make_host_device();
@@ -82,7 +82,7 @@ TEST(Saver, MakesNoCheckpointBeforeItIsFinished) {
 }
 
 TEST(Saver, FailureOfAnyOperationLeavesThePreviousCheckpointAndTheNextSaveWorks) {
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     auto parts = parts_of(example_tensors(2), 0, 1);
     int64_t failed = 0;
     for (int64_t operation = 0;; ++operation) {
@@ -119,7 +119,7 @@ TEST(Saver, FailingWriterOfOneRankFailsTheSaveOfAll) {
         if (operation.name == "sync" && operation.path.filename() == "rank_0001.h5")
             throw IoError("sync", operation.path, EIO);
     };
-    run_ranks(2, [&](Comm& world) {
+    run_ranks(2, [&](HostComm& world) {
         auto const device = make_host_device();
         Saver saver(files, world, kRoot, {}, *device);
         auto parts = parts_of(example_tensors(2), world.rank(), world.size());

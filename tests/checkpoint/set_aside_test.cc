@@ -34,7 +34,7 @@ class SetAside : public ::testing::Test {
         for (int step : {1, 2, 3}) save_step(root_, step, kRun);
     }
     void save_step(Path const& root, int step, std::string const& run_id) {
-        run_ranks(kRanks, [&](Comm& world) {
+        run_ranks(kRanks, [&](HostComm& world) {
             auto parts = whole_parts(example_tensors(static_cast<uint64_t>(60 + step)));
             auto mine = views(parts);
             std::erase_if(mine, [&](auto const& p) { return (p.name == "model.q.weight") != (world.rank() == 1); });
@@ -46,7 +46,7 @@ class SetAside : public ::testing::Test {
     /// The step that every rank finds.
     int64_t find(FileSystem& files) {
         std::vector<int64_t> steps(kRanks);
-        run_ranks(kRanks, [&](Comm& world) {
+        run_ranks(kRanks, [&](HostComm& world) {
             auto const found = find_latest(files, world, root_, Damaged::set_aside, kRun);
             steps[static_cast<size_t>(world.rank())] = found ? found->state().step : 0;
         });
@@ -56,7 +56,7 @@ class SetAside : public ::testing::Test {
     /// The message with which every rank ends.
     std::string error(FileSystem& files) {
         auto const errors =
-            try_ranks(kRanks, [&](Comm& world) { find_latest(files, world, root_, Damaged::set_aside, kRun); });
+            try_ranks(kRanks, [&](HostComm& world) { find_latest(files, world, root_, Damaged::set_aside, kRun); });
         std::string first;
         for (auto const& e : errors) {
             std::string const text = e ? checkpoint_error([&] { std::rethrow_exception(e); }) : "nothing was thrown";
@@ -209,7 +209,7 @@ TEST_F(SetAside, ThatFailsEndsTheJobAndTheNextStartFinishesIt) {
 
 TEST_F(SetAside, IsLeftToTheRunThatOwnsTheFolder) {
     flip(newest_ / "rank_0000.h5", 500);
-    EXPECT_EQ(find_latest(*disk_, *make_single_comm(), root_)->state().step, 2);
+    EXPECT_EQ(find_latest(*disk_, *make_single_host_comm(), root_)->state().step, 2);
     EXPECT_THAT(checkpoint_error([&] { Checkpoint::open(*disk_, newest_); }), HasSubstr("rank_0000.h5 is damaged"));
     EXPECT_THAT(disk_->list(root_), Contains("step_00000003"));
 }

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "comm/launch.h"
-#include "comm/mpi/mpi_comm.h"
+#include "comm/mpi/mpi_host_comm.h"
 #include "support/random.h"
 
 namespace perigee {
@@ -83,7 +83,7 @@ class CommTest : public ::testing::TestWithParam<int64_t> {
     static inline Launch* launch = nullptr;
 
   protected:
-    std::unique_ptr<Comm> world() {
+    std::unique_ptr<HostComm> world() {
         return under_launcher() ? make_mpi_world(GetParam()) : launch->world().split(0, 0);
     }
     static bool under_launcher() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr; }
@@ -242,7 +242,7 @@ INSTANTIATE_TEST_SUITE_P(Pieces, CommTest, ::testing::Values(kMpiPieceBytes, int
                          [](auto const& info) { return std::to_string(info.param); });
 
 TEST(LaunchTest, MismatchedMessagesAreCommunicationErrorsInMpisWords) {
-    Comm& world = CommTest::launch->world();
+    HostComm& world = CommTest::launch->world();
     auto pair = world.split(world.rank() / 2, world.rank());
     if (pair->size() < 2) return;  // nobody to disagree with
     std::vector<float> x(pair->rank() == 0 ? 1000 : 10);
@@ -265,7 +265,7 @@ TEST(LaunchTest, KnowsTheSizeOfTheJobAndThePlaceOnTheHost) {
 
 /// Leaves the job the way `how` says. The other ranks wait in a barrier that will never complete.
 int fail_as_told(Launch& launch, std::string_view how, int code) {
-    Comm& world = launch.world();
+    HostComm& world = launch.world();
     std::string const message = fmt::format("told to fail ({}) on rank {}", how, world.rank());
     bool const last = world.rank() == world.size() - 1;
     world.barrier();

@@ -40,7 +40,7 @@ std::vector<float> weights_of(ParamLayout const& layout, uint64_t seed) {
 
 Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions const& moba, Batch const& batch,
            std::vector<AttentionKind> const& kinds) {
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     Mesh const mesh(ParallelOptions{}, *world);
     ParamLayout const layout(llama_params(options), 1, 0);
     Llama model(options, layout, mesh, ops);

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/comm.h"
+#include "comm/host_comm.h"
 #include "model/llama.h"
 #include "support/random.h"
 
@@ -103,7 +103,7 @@ class TinyModel {
     }
 
     std::unique_ptr<Device> device_ = make_host_device();
-    std::unique_ptr<Comm> world_ = make_single_comm();
+    std::unique_ptr<HostComm> world_ = make_single_host_comm();
     Mesh mesh_{ParallelOptions{}, *world_};
 
   public:

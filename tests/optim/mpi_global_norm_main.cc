@@ -37,7 +37,7 @@ std::vector<double> local_grads(ParamLayout const& layout) {
 }
 
 TEST(GlobalNorm, IsThatOfTheWholeModelForEveryTensorAxis) {
-    Comm& world = Job::launch->world();
+    HostComm& world = Job::launch->world();
     auto host = make_host_device();
     auto ops = make_host_ops_f64(*host, 1);
     auto const whole = local_grads(ParamLayout(some_params(), 1, 0));

@@ -70,7 +70,7 @@ class OptimizerTest : public ::testing::Test {
     static constexpr double kTolerance = std::is_same_v<Real, double> ? 1e-13 : 2e-6;
 
     std::unique_ptr<Device> host = make_host_device();
-    std::unique_ptr<Comm> world = make_single_comm();
+    std::unique_ptr<HostComm> world = make_single_host_comm();
     std::unique_ptr<Ops> ops = make_ops();
     ParamLayout layout{some_params(), 1, 0};
     Mesh mesh{{}, *world};

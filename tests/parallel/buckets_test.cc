@@ -81,7 +81,7 @@ TEST(Ownership, CoversEveryElementOfEveryTensorOnceOverAllMeshes) {
                     for (auto const& spec : some_params())
                         counts[spec.name].assign(static_cast<size_t>(spec.shape.size()), 0);
                     std::mutex mutex;
-                    run_ranks(world, [&](Comm& comm) {
+                    run_ranks(world, [&](HostComm& comm) {
                         Mesh const mesh({.tensor = tp, .context = cp}, comm);
                         ParamLayout const layout(some_params(), mesh.shape().tp, mesh.tp_rank());
                         Buckets const buckets(layout.size(), target, mesh.dp_cp().size());
@@ -106,7 +106,7 @@ TEST(Ownership, CoversEveryElementOfEveryTensorOnceOverAllMeshes) {
 }
 
 TEST(Ownership, WithoutZeroEveryRankUpdatesEverything) {
-    run_ranks(4, [](Comm& comm) {
+    run_ranks(4, [](HostComm& comm) {
         Mesh const mesh({.tensor = 2}, comm);
         ParamLayout const layout(some_params(), 2, mesh.tp_rank());
         Buckets const buckets(layout.size(), 20, 2);
@@ -127,12 +127,11 @@ TEST(Replicas, SumTheirGradientsWhereTheyOwnThemAndCollectWhatTheyUpdated) {
                     grads.push_back(random_normal<double>(size, 700 + static_cast<uint64_t>(r)));
                     for (size_t i = 0; i < sum.size(); ++i) sum[i] += grads.back()[i];
                 }
-                run_ranks(ranks, [&](Comm& comm) {
+                run_ranks(ranks, [&](HostComm& comm) {
                     auto host = make_host_device();
-                    auto ops = make_host_ops_f64(*host, 1);
                     Mesh const mesh({}, comm);
                     ParamLayout const layout(one_tensor(size), 1, 0);
-                    Replicas replicas(layout, Buckets(size, 40, ranks), mesh, zero, *ops);
+                    Replicas replicas(layout, Buckets(size, 40, ranks), mesh, zero, *host);
                     for (int step = 0; step < 2; ++step) {
                         auto const& local = grads[static_cast<size_t>(comm.rank())];
                         auto mine = local;
@@ -145,11 +144,13 @@ TEST(Replicas, SumTheirGradientsWhereTheyOwnThemAndCollectWhatTheyUpdated) {
                                 ASSERT_EQ(mine[static_cast<size_t>(i)], local[static_cast<size_t>(i)])
                                     << "sent before it was complete";
                         replicas.reduce_from(view, 0);
+                        replicas.await_sums();
                         auto weights = testing::poisoned<double>(size);
                         for (FlatRange const& r : replicas.ownership().updated)
                             for (int64_t i = r.begin; i < r.end; ++i)
                                 weights[static_cast<size_t>(i)] = mine[static_cast<size_t>(i)];
                         replicas.gather({weights.data(), {size}});
+                        replicas.await_weights();
                         ASSERT_LT(testing::relative_error(weights, sum), 1e-14)
                             << size << " elements, " << ranks << " ranks, zero " << zero << ", step " << step;
                     }

@@ -113,13 +113,14 @@ TEST(ContextAttention, OfOneRankNeitherCopiesNorTalks) {
 TEST(ContextAttention, KeepsQueriesKeysAndValuesOncePerLayer) {
     auto const p = make_problem({.cu_seqlens = {0, 512}, .heads = 4, .kv_heads = 2, .head_dim = 64});
     int64_t const kept = 512 / 2 * ((2 * 4 + 2 * 2) * 64 + 4) * size_of(DType::f32), o = 512 / 2 * 4 * 64 * 4;
-    run_ranks(2, [&](Comm& comm) {
+    run_ranks(2, [&](HostComm& world) {
+        auto const comm = make_comm_over_host(world.split(0, world.rank()));
         auto const device = make_host_device();
         auto const ops = make_host_ops(*device, 1);
         for (auto const mode : {ContextMode::ulysses, ContextMode::allgather}) {
             Arena arena(*device);
             ContextAttention const context(
-                *ops, comm, mode, ContextShard(512, 2, comm.rank()),
+                *ops, *comm, mode, ContextShard(512, 2, comm->rank()),
                 {.heads = p.heads, .kv_heads = p.kv_heads, .head_dim = p.head_dim, .cu_seqlens = p.cu_seqlens}, arena);
             context.allocate(FullAttention{});
             int64_t const one = arena.peak_bytes();

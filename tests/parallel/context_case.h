@@ -47,7 +47,7 @@ inline void poison(Arena& arena, int64_t bytes) {
 template <class Real>
 class ContextRank {
   public:
-    ContextRank(ReferenceProblem const& p, Selection const& selection, ContextLayout const& layout, Comm& comm)
+    ContextRank(ReferenceProblem const& p, Selection const& selection, ContextLayout const& layout, HostComm& comm)
         : p_(p),
           selection_(selection),
           budget_(budget_of(selection)),
@@ -63,8 +63,8 @@ class ContextRank {
         poison(arena, int64_t{8} << 20);
         auto const rank = static_cast<size_t>(comm_.rank());
         CommCounts counts;
-        CountingComm comm(comm_, counts);
-        ContextAttention const context(*ops_, comm, layout_.mode, shard_,
+        auto const comm = make_comm_over_host(std::make_unique<CountingComm>(comm_, counts));
+        ContextAttention const context(*ops_, *comm, layout_.mode, shard_,
                                        {.heads = p_.heads,
                                         .kv_heads = p_.kv_heads,
                                         .head_dim = p_.head_dim,
@@ -155,7 +155,7 @@ class ContextRank {
     Selection selection_;
     std::optional<BlockBudget> budget_;
     ContextLayout layout_;
-    Comm& comm_;
+    HostComm& comm_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<Ops> ops_;
     ContextShard shard_;
@@ -172,7 +172,7 @@ ContextResult<Real> attend_in_context(ReferenceProblem const& p, Selection const
     all.pairs.resize(ranks);
     all.forward.resize(ranks);
     all.backward.resize(ranks);
-    run_ranks(layout.ranks, [&](Comm& comm) { ContextRank<Real>(p, selection, layout, comm).run(all); });
+    run_ranks(layout.ranks, [&](HostComm& comm) { ContextRank<Real>(p, selection, layout, comm).run(all); });
     return all;
 }
 

@@ -44,7 +44,7 @@ TEST(ResolveMesh, NamesBothNumbersWhereTheyDoNotFit) {
 }
 
 TEST(Mesh, OfOneRankIsTheOriginOfEveryAxis) {
-    auto world = make_single_comm();
+    auto world = make_single_host_comm();
     Mesh const mesh({}, *world);
     EXPECT_EQ(mesh.shape().world(), 1);
     EXPECT_EQ(mesh.dp_rank() + mesh.cp_rank() + mesh.tp_rank(), 0);
@@ -56,7 +56,7 @@ TEST(ParallelOptions, AreDescribedWithRanges) {
     ParallelOptions options;
     Schema schema;
     describe(schema, options);
-    ASSERT_EQ(schema.fields().size(), 8u);
+    ASSERT_EQ(schema.fields().size(), 9u);
     for (auto const& field : schema.fields()) {
         EXPECT_FALSE(field.help.empty());
         if (!std::holds_alternative<int64_t*>(field.target)) continue;

@@ -12,14 +12,15 @@ struct Job {
     static inline Launch* launch = nullptr;
 };
 
-std::vector<int64_t> members(Comm& group, int64_t rank) {
+std::vector<int64_t> members(Comm const& axis, int64_t rank) {
+    HostComm& group = axis.host();
     std::vector<int64_t> all(static_cast<size_t>(group.size()), -1);
     group.all_gather(TensorView(all.data(), Shape{group.size()}), ConstView(&rank, Shape{1}));
     return all;
 }
 
 TEST(MeshAxes, HoldTheRanksThatDifferInThatAxisAloneWithTensorFastest) {
-    Comm& world = Job::launch->world();
+    HostComm& world = Job::launch->world();
     int const n = world.size();
     for (int tp = 1; tp <= n; ++tp) {
         for (int cp = 1; tp * cp <= n; ++cp) {
@@ -39,12 +40,14 @@ TEST(MeshAxes, HoldTheRanksThatDifferInThatAxisAloneWithTensorFastest) {
             EXPECT_EQ(members(mesh.cp(), world.rank()), over_cp);
             EXPECT_EQ(members(mesh.dp(), world.rank()), over_dp);
             EXPECT_EQ(members(mesh.dp_cp(), world.rank()), over_dp_cp);
+            EXPECT_EQ(members(mesh.dp_cp_gather(), world.rank()), over_dp_cp);
+            EXPECT_EQ(members(mesh.pp(), world.rank()), std::vector<int64_t>{world.rank()});
         }
     }
 }
 
 TEST(MeshAxes, RefuseAJobThatDoesNotFitOnEveryRank) {
-    Comm& world = Job::launch->world();
+    HostComm& world = Job::launch->world();
     EXPECT_THROW(Mesh({.tensor = world.size() + 1}, world), Error);
 }
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/comm.h"
+#include "comm/host_comm.h"
 
 namespace perigee::testing {
 
@@ -22,14 +22,15 @@ struct CommCount {
 };
 using CommCounts = std::map<std::string, CommCount>;
 
-/// Counts under "all_reduce", "all_gather" and so on; the second group split off under "1 all_reduce", and so on.
-class CountingComm final : public Comm {
+/// Counts under "all_reduce", "all_gather" and so on; those of a group that was split off under "tensor all_reduce" and
+/// so on, by its axis.
+class CountingComm final : public HostComm {
   public:
     /// Distinguishes counts of one collective by the memory that is sent: "all_reduce scalars".
     using Classify = std::function<std::string(ConstView)>;
 
     /// `inner` and `counts` outlive the group.
-    CountingComm(Comm& inner, CommCounts& counts, Classify classify = {})
+    CountingComm(HostComm& inner, CommCounts& counts, Classify classify = {})
         : inner_(&inner), counts_(&counts), classify_(std::move(classify)) {}
 
     int rank() const override { return inner_->rank(); }
@@ -56,11 +57,15 @@ class CountingComm final : public Comm {
         inner_->broadcast(x, root);
     }
     void barrier() override { inner_->barrier(); }
-    std::unique_ptr<Comm> split(int color, int key) override {
+    void exchange(std::span<Outgoing const> sent, std::span<Incoming const> received) override {
+        for (Outgoing const& message : sent) count("exchange", message.x, message.x);
+        inner_->exchange(sent, received);
+    }
+    std::unique_ptr<HostComm> split(int color, int key, Axis axis) override {
         auto part = std::make_unique<CountingComm>(*this);
-        part->owned_ = inner_->split(color, key);
+        part->owned_ = inner_->split(color, key, axis);
         part->inner_ = part->owned_.get();
-        part->label_ = fmt::format("{}{} ", label_, parts_++);
+        part->label_ = fmt::format("{} ", to_string(axis));
         return part;
     }
 
@@ -74,12 +79,11 @@ class CountingComm final : public Comm {
         entry.ranks = size();
     }
 
-    std::shared_ptr<Comm> owned_;
-    Comm* inner_;
+    std::shared_ptr<HostComm> owned_;
+    HostComm* inner_;
     CommCounts* counts_;
     Classify classify_;
     std::string label_;
-    int parts_ = 0;
 };
 
 }  // namespace perigee::testing

@@ -6,12 +6,14 @@
 #include <memory>
 #include <vector>
 
-#include "device/device.h"
+#include "device/queue.h"
 
 namespace perigee::testing {
 
 class CountingDevice final : public Device {
   public:
+    Queue& queue() override { return queues_.at("compute"); }
+    Queue& lane(std::string const& name, Priority) override { return queues_.at(name); }
     void* allocate(size_t bytes) override {
         void* const memory = host_->allocate(bytes);
         std::memset(memory, 0xff, bytes);
@@ -46,6 +48,7 @@ class CountingDevice final : public Device {
     std::unique_ptr<Device> host_ = make_host_device();
     std::map<std::byte*, size_t> live_;
     std::vector<int64_t> requests_;
+    ImmediateQueues queues_{*this};
 };
 
 }  // namespace perigee::testing

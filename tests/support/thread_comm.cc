@@ -27,6 +27,7 @@ struct Group {
           members(std::move(ranks)),
           size(static_cast<int>(members.size())),
           slots(members.size()),
+          sent(members.size()),
           orders(members.size()) {}
 
     void barrier() {
@@ -55,8 +56,9 @@ struct Group {
     int size;
     int arrived = 0;
     int64_t generation = 0;
-    std::vector<ConstView> slots;  ///< what each rank brings to the collective under way
-    std::vector<Order> orders;     ///< what each rank asks of split
+    std::vector<ConstView> slots;             ///< what each rank brings to the collective under way
+    std::vector<std::vector<Outgoing>> sent;  ///< what each rank brings to an exchange
+    std::vector<Order> orders;                ///< what each rank asks of split
     std::map<int, std::shared_ptr<Group>> children;
 };
 
@@ -84,7 +86,7 @@ void combine(TensorView sum, ConstView x, Reduce op) {
     }
 }
 
-class ThreadComm final : public Comm {
+class ThreadComm final : public HostComm {
   public:
     ThreadComm(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
 
@@ -131,6 +133,21 @@ class ThreadComm final : public Comm {
         });
     }
 
+    void exchange(std::span<Outgoing const> sent, std::span<Incoming const> received) override {
+        group_->sent[static_cast<size_t>(rank_)].assign(sent.begin(), sent.end());
+        group_->barrier();
+        std::vector<size_t> next(static_cast<size_t>(size()));  // message of each rank, of those for this one
+        for (Incoming const& message : received) {
+            auto const& from = group_->sent[static_cast<size_t>(message.from)];
+            size_t& at = next[static_cast<size_t>(message.from)];
+            while (at < from.size() && from[at].to != rank_) ++at;
+            PERIGEE_CHECK(at < from.size() && from[at].x.bytes() == message.x.bytes(), "a message from rank {}",
+                          message.from);
+            copy(message.x.data, from[at++].x.data, message.x.bytes());
+        }
+        group_->barrier();
+    }
+
     void broadcast(TensorView x, int root) override {
         collective(x, [&] {
             PERIGEE_CHECK(slot(root).bytes() == x.bytes(), "broadcast of {} into {}", slot(root).bytes(), x.bytes());
@@ -140,7 +157,7 @@ class ThreadComm final : public Comm {
 
     void barrier() override { group_->barrier(); }
 
-    std::unique_ptr<Comm> split(int color, int key) override {
+    std::unique_ptr<HostComm> split(int color, int key, Axis) override {
         auto& orders = group_->orders;
         orders[static_cast<size_t>(rank_)] = {color, key, rank_};
         group_->barrier();
@@ -201,7 +218,7 @@ bool is_echo(std::exception_ptr const& error) {
 
 }  // namespace
 
-std::vector<std::exception_ptr> try_ranks(int size, std::function<void(Comm&)> const& body) {
+std::vector<std::exception_ptr> try_ranks(int size, std::function<void(HostComm&)> const& body) {
     auto const job = std::make_shared<Job>();
     job->left.resize(static_cast<size_t>(size));
     std::vector<int> everybody(static_cast<size_t>(size));
@@ -226,7 +243,7 @@ std::vector<std::exception_ptr> try_ranks(int size, std::function<void(Comm&)> c
     return errors;
 }
 
-void run_ranks(int size, std::function<void(Comm&)> const& body) {
+void run_ranks(int size, std::function<void(HostComm&)> const& body) {
     auto errors = try_ranks(size, body);
     std::stable_partition(errors.begin(), errors.end(), [](auto const& e) { return e && !is_echo(e); });
     for (auto const& error : errors) {

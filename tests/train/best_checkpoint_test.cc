@@ -39,7 +39,7 @@ log: {progress: false}
 class BestCheckpointTest : public ::testing::Test {
   protected:
     void train(int64_t steps, double lr, int ranks = 1) {
-        testing::run_ranks(ranks, [&](Comm& world) {
+        testing::run_ranks(ranks, [&](HostComm& world) {
             Trainer(resolve(options_for(output_, steps, lr), 1, *files_), world, *files_, "").run();
         });
     }
@@ -61,7 +61,7 @@ class BestCheckpointTest : public ::testing::Test {
     std::unique_ptr<FileSystem> files_ = make_file_system();
     testing::TemporaryFolder folder_;
     Path const output_ = folder_.path() / "run";
-    std::unique_ptr<Comm> alone_ = make_single_comm();
+    std::unique_ptr<HostComm> alone_ = make_single_host_comm();
 };
 
 TEST_F(BestCheckpointTest, outlives_worse_ones_across_resumes) {

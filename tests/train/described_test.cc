@@ -42,7 +42,7 @@ log: {progress: false}
     std::string train(RunOptions const& o) {
         ::testing::internal::CaptureStderr();
         std::string error;
-        auto const errors = testing::try_ranks(2, [&](Comm& world) { Trainer(o, world, *files_, "x: 1\n").run(); });
+        auto const errors = testing::try_ranks(2, [&](HostComm& world) { Trainer(o, world, *files_, "x: 1\n").run(); });
         std::string const said = ::testing::internal::GetCapturedStderr();
         for (auto const& e : errors) {
             try {
@@ -178,7 +178,7 @@ TEST_F(Described, ACheckpointOfAnotherRunIsSetAsideOrWhereItIsNamedSaid) {
 
 TEST_F(Described, AnOlderCheckpointLoadsWithOneLineThatSaysWhatCannotBeChecked) {
     RunOptions const o = options();
-    testing::run_ranks(1, [&](Comm& world) {
+    testing::run_ranks(1, [&](HostComm& world) {
         Session session(o, world, *files_);
         Learner learner(session);
         learner.initialise(1);

@@ -56,7 +56,7 @@ hang() {
     # A stop from outside during evaluations may also meet the short step between two of them.
     one_line "$what" "perigee: hang error: rank $rank \(process $pid on host .*\) hangs in section ${section/eval/(eval|step)} .*#[0-9]+.*no sign of life"
     # Stopped between two collectives, as in any work on the disk, it is also known which one it has not reached.
-    [ -z "$point" ] || one_line "$what" "it has not reached [a-z_]+ #[0-9]+, where others wait \(limit $limit s\)"
+    [ -z "$point" ] || one_line "$what" "it has not reached [a-z_ ]+ #[0-9]+, where others wait \(limit $limit s\)"
     report_says "$folder/failure_rank_$((1 - rank)).json" '"category": "hang"' || complain "$what: no failure file"
     echo "$what: noticed after $noticed s, gone after $(since "$begin") s"
 }

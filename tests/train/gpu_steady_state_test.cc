@@ -42,7 +42,7 @@ Batch packed(uint64_t documents, uint64_t seed) {
 /// Counts what the whole GPU has in use: nothing else may run on it.
 TEST(GpuSteadyState, AThousandStepsTakeNoMoreMemory) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     auto const files = make_file_system();
     RunOptions const options = tiny();
     Session session(options, *world, *files);

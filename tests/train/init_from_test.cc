@@ -38,7 +38,7 @@ log: {progress: false}
         RunOptions const o =
             options(name, {fmt::format("parallel.tensor={}", tp), fmt::format("parallel.context={}", cp)});
         EXPECT_THAT(problems(o, dp * cp * tp), ::testing::IsEmpty());
-        run_ranks(dp * cp * tp, [&](Comm& world) {
+        run_ranks(dp * cp * tp, [&](HostComm& world) {
             auto const files = make_file_system();
             Trainer trainer(o, world, *files, to_yaml(o));
             trainer.save(/*last=*/true);
@@ -52,7 +52,7 @@ log: {progress: false}
     std::unique_ptr<FileSystem> files_ = make_file_system();
     TemporaryFolder folder_;
     Path hf_ = folder_.path() / "hf";
-    std::unique_ptr<Comm> alone_ = make_single_comm();
+    std::unique_ptr<HostComm> alone_ = make_single_host_comm();
 };
 
 TEST_F(InitFromTest, the_folder_says_which_model_it_is_and_the_yaml_has_the_last_word) {
@@ -144,7 +144,7 @@ TEST_F(InitFromTest, what_does_not_fit_is_named) {
     EXPECT_THAT(error(options("run")), HasSubstr("part-1.safetensors: No such file or directory"));
     // One rank's trouble is everybody's, and nobody hangs.
     RunOptions const o = options("run", {"parallel.tensor=2"});
-    auto const errors = try_ranks(2, [&](Comm& world) {
+    auto const errors = try_ranks(2, [&](HostComm& world) {
         auto const files = make_file_system();
         Session(o, world, *files).load_weights();
     });

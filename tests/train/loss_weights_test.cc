@@ -105,7 +105,7 @@ Batch alone(Document const& d) {
 Result by_definition(RunOptions const& options, std::vector<Document> const& documents) {
     auto const device = make_host_device();
     HostOps<double> ops(*device, 1);
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     Mesh const mesh({}, *world);
     ParamLayout const layout(llama_params(options.model), 1, 0);
     std::vector<double> weights(static_cast<size_t>(layout.size())), grads(weights.size());
@@ -157,7 +157,7 @@ class LossWeightsTest : public ::testing::Test {
     Result step(Way const& way) const {
         Result result;
         std::mutex mutex;
-        testing::run_ranks(way.ranks(), [&](Comm& world) {
+        testing::run_ranks(way.ranks(), [&](HostComm& world) {
             RunOptions options = options_for(folder_.path() / "chats");
             options.parallel = {.tensor = way.tp, .context = way.cp, .context_mode = way.mode, .zero = false};
             options.seed = static_cast<int64_t>(way.order);

@@ -61,7 +61,7 @@ log: {progress: false}
     /// Trains on two ranks; the error with which all of them ended.
     static std::optional<Error> train(RunOptions const& o, FileSystem& files) {
         std::vector<std::optional<Error>> errors(2);
-        testing::run_ranks(2, [&](Comm& world) {
+        testing::run_ranks(2, [&](HostComm& world) {
             try {
                 Trainer(o, world, files, "").run();
             } catch (Error const& e) {

@@ -58,7 +58,7 @@ Tensors random_state() {
 /// Weights and moments of one rank, as the trainer and its optimizer hold them.
 class Rank {
   public:
-    Rank(Layout const& of, Comm& world)
+    Rank(Layout const& of, HostComm& world)
         : mesh_({.tensor = of.tp, .context = of.cp, .data = of.dp}, world),
           layout_(llama_params(small_model()), of.tp, mesh_.tp_rank()),
           ownership_(resolve_ownership(layout_, Buckets(layout_.size(), of.bucket, of.dp * of.cp), mesh_, of.zero)),
@@ -101,17 +101,17 @@ void expect_equal(std::vector<StoredTensor> const& held, Tensors const& state) {
 
 TEST(ReshardLayouts, GoFromAnyToAnyOtherAndBackBitForBit) {
     Tensors const state = random_state();
-    auto const save = [](FileSystem& files, Comm& world, int64_t step, Rank& rank) {
+    auto const save = [](FileSystem& files, HostComm& world, int64_t step, Rank& rank) {
         save_checkpoint(files, world, "/c", {.step = step, .info = {}}, rank.owned(), {});
     };
-    auto const load = [](FileSystem& files, Comm& world, int64_t step, Rank& rank) {
+    auto const load = [](FileSystem& files, HostComm& world, int64_t step, Rank& rank) {
         auto const found = find_latest(files, world, "/c");
         ASSERT_TRUE(found && found->state().step == step);
         found->read(rank.held());
     };
     for (Layout const& a : layouts()) {
         testing::MemoryFileSystem start;
-        testing::run_ranks(a.ranks(), [&](Comm& world) {
+        testing::run_ranks(a.ranks(), [&](HostComm& world) {
             Rank rank(a, world);
             for (StoredTensor const& tensor : rank.held())
                 for (Shard::Run const& run : tensor.shard.runs())
@@ -122,13 +122,13 @@ TEST(ReshardLayouts, GoFromAnyToAnyOtherAndBackBitForBit) {
         for (Layout const& b : layouts()) {
             SCOPED_TRACE(fmt::format("dp {} cp {} tp {} -> dp {} cp {} tp {}", a.dp, a.cp, a.tp, b.dp, b.cp, b.tp));
             auto const files = start.copy();
-            testing::run_ranks(b.ranks(), [&](Comm& world) {
+            testing::run_ranks(b.ranks(), [&](HostComm& world) {
                 Rank rank(b, world);
                 load(*files, world, 1, rank);
                 expect_equal(rank.held(), state);
                 save(*files, world, 2, rank);
             });
-            testing::run_ranks(a.ranks(), [&](Comm& world) {
+            testing::run_ranks(a.ranks(), [&](HostComm& world) {
                 Rank rank(a, world);
                 load(*files, world, 2, rank);
                 expect_equal(rank.held(), state);

@@ -57,7 +57,7 @@ log: {progress: false}
 std::vector<double> train(Layout const& layout, FileSystem& files) {
     RunOptions const options = options_of(layout);
     std::vector<double> losses;
-    testing::run_ranks(layout.ranks, [&](Comm& world) {
+    testing::run_ranks(layout.ranks, [&](HostComm& world) {
         Trainer trainer(options, world, files, "");
         while (trainer.state().step < kSteps) {
             StepReport const r = trainer.step();

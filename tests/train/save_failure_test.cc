@@ -88,7 +88,7 @@ class SaveFailure : public ::testing::TestWithParam<Fault> {
         };
         Result result;
         result.errors.resize(kRanks);
-        testing::run_ranks(kRanks, [&](Comm& world) {
+        testing::run_ranks(kRanks, [&](HostComm& world) {
             Trainer trainer(tiny(output, GetParam().asynchronous), world, files, "");
             try {
                 EXPECT_EQ(trainer.run(), Outcome::finished);

@@ -40,7 +40,7 @@ class TrainerTest : public ::testing::Test {
   protected:
     std::unique_ptr<FileSystem> files_ = make_file_system();
     testing::TemporaryFolder folder_;
-    std::unique_ptr<Comm> alone_ = make_single_comm();
+    std::unique_ptr<HostComm> alone_ = make_single_host_comm();
 };
 
 TEST_F(TrainerTest, steps_that_are_not_finite_leave_weights_moments_and_update_count_untouched) {
@@ -108,7 +108,7 @@ struct Trained {
 
 Trained train(RunOptions options, int ranks, FileSystem& files) {
     Trained result;
-    testing::run_ranks(ranks, [&](Comm& world) {
+    testing::run_ranks(ranks, [&](HostComm& world) {
         Trainer trainer(options, world, files, "");
         std::vector<double> losses;
         for (int64_t step = 0; step < options.train.steps; ++step) losses.push_back(trainer.step().loss);

@@ -31,9 +31,8 @@ class WatchdogTest : public ::testing::Test {
         files_.make_directories("/run");
     }
     static void wait_in(RankStatus& status, Collective collective, int64_t sequence, bool inside) {
-        status.collective = collective;
-        status.sequence = sequence;
-        status.inside = inside;
+        status.begun.store({sequence, collective, Axis::all});
+        status.inside.store(inside ? status.begun.load() : NumberedCollective{});
     }
     Watchdog::EndJob end_job() {
         return [this](Watchdog::Ending const& ending) { ended_.set_value({ending.exit_code, ending.message}); };

@@ -35,7 +35,7 @@ double median(std::vector<double> values) {
 
 void run(Settings const& settings) {
     auto const files = make_file_system();
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     Path const root = Path(settings.folder) / "bench_save";
     int64_t const count = settings.megabytes * 1'000'000 / settings.tensors / 4;
     std::vector<std::vector<float>> values;

@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "base/philox.h"
-#include "comm/comm.h"
+#include "comm/host_comm.h"
 #include "model/llama.h"
 #include "ops/host/blas.h"
 #include "timed_ops.h"
@@ -144,7 +144,7 @@ class Trainer {
   private:
     Options options_;
     std::unique_ptr<Device> device_ = make_host_device();
-    std::unique_ptr<Comm> world_ = make_single_comm();
+    std::unique_ptr<HostComm> world_ = make_single_host_comm();
     std::unique_ptr<Ops> plain_ops_;
     TimedOps ops_;
     std::vector<Selection> selections_;

@@ -212,7 +212,7 @@ void print_light(SpeedOfLight const& light, double tokens, double seconds) {
 
 void run(Options const& o) {
     auto const began = Clock::now();
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     auto const files = make_file_system();
     RunOptions const options = resolve(load_config(o.config, o.overrides), 1, *files);
     Machine inner = make_machine(options, 1);

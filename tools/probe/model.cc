@@ -35,7 +35,7 @@ void probe_model(FileSystem& files, ProbeRequest const& request) {
     HfConfig const config = read_hf_config(files, request.folder);
     for (std::string const& problem : problems(request.attention, config.model)) fail(Category::config, "{}", problem);
     Batch const batch = read_document(files, request.in, config.model.vocab_size);
-    auto const world = make_single_comm();
+    auto const world = make_single_host_comm();
     Mesh const mesh(ParallelOptions{}, *world);
     auto const device = make_host_device();
     auto const ops = make_host_ops(*device);

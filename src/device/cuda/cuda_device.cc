@@ -14,15 +14,20 @@ void check_cuda(cudaError_t code, char const* call) {
     fail(Category::internal, "{} failed: {}", call, cudaGetErrorString(code));
 }
 
-CudaDevice::CudaDevice(int index) : index_(index) {
-    use();
+CudaDevice::CudaDevice(int index)
+    : index_(index),
+      events_(std::make_shared<CudaEvents>()),
+      queue_(*this, index, "compute", Priority::normal, events_) {
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
     name_ = properties.name;
-    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
 }
 
-CudaDevice::~CudaDevice() { cudaStreamDestroy(stream_); }
+CudaDevice::~CudaDevice() = default;
+
+Queue& CudaDevice::lane(std::string const& name, Priority priority) {
+    return lanes_.try_emplace(name, *this, index_, name, priority, events_).first->second;
+}
 
 void* CudaDevice::allocate(size_t bytes) {
     use();
@@ -56,9 +61,8 @@ int64_t CudaDevice::total_bytes() const {
 void CudaDevice::release(void* memory) noexcept { cudaFree(memory); }
 
 void CudaDevice::copy(void* to, void const* from, size_t bytes) {
-    use();
-    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
-    synchronize();
+    queue_.copy(to, from, bytes);
+    queue_.synchronize();
 }
 
 void* CudaDevice::allocate_host(size_t bytes) {
@@ -71,8 +75,8 @@ void* CudaDevice::allocate_host(size_t bytes) {
 void CudaDevice::release_host(void* memory) noexcept { cudaFreeHost(memory); }
 
 void CudaDevice::synchronize() {
-    use();
-    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    queue_.synchronize();
+    for (auto& [name, lane] : lanes_) lane.synchronize();
 }
 
 int cuda_device_count() {

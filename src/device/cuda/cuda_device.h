@@ -1,11 +1,14 @@
-// What the CUDA side of the upper layers needs of a GPU: the stream that all its work is queued on, and one way to turn
-// an error code into an Error.
+// What the CUDA side of the upper layers needs of a GPU: the streams of its queues, and one way to turn an error code
+// into an Error.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <map>
+#include <memory>
 #include <string>
 
+#include "device/cuda/cuda_queue.h"
 #include "device/device.h"
 
 namespace perigee {
@@ -18,6 +21,8 @@ class CudaDevice final : public Device {
     explicit CudaDevice(int index);
     ~CudaDevice() override;
 
+    Queue& queue() override { return queue_; }
+    Queue& lane(std::string const& name, Priority priority) override;
     void* allocate(size_t bytes) override;
     void release(void* memory) noexcept override;
     void copy(void* to, void const* from, size_t bytes) override;
@@ -29,15 +34,17 @@ class CudaDevice final : public Device {
     std::string name() const override { return name_; }
     bool is_host() const override { return false; }
 
-    cudaStream_t stream() const { return stream_; }
-
-  private:
-    /// The current GPU is a property of the calling thread.
+    /// Of queue().
+    cudaStream_t stream() const { return queue_.stream(); }
+    /// The current GPU is a property of the calling thread: this one from now on.
     void use() const { check_cuda(cudaSetDevice(index_), "cudaSetDevice"); }
 
+  private:
     int index_;
     std::string name_;
-    cudaStream_t stream_ = nullptr;
+    std::shared_ptr<CudaEvents> events_;
+    CudaQueue queue_;
+    std::map<std::string, CudaQueue> lanes_;
 };
 
 }  // namespace perigee

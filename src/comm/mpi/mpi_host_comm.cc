@@ -1,9 +1,10 @@
-#include "comm/mpi/mpi_comm.h"
+#include "comm/mpi/mpi_host_comm.h"
 
 #include <mpi.h>
 
 #include <algorithm>
 #include <exception>
+#include <vector>
 
 #include "comm/checks.h"
 #include "comm/mpi/check.h"
@@ -60,25 +61,26 @@ class PieceType {
     MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
-class MpiComm final : public Comm {
+class MpiHostComm final : public HostComm {
   public:
     /// Takes over `comm`; `owned` says whether to free it.
-    MpiComm(MPI_Comm comm, bool owned, int64_t piece_bytes, RankStatus* status)
-        : comm_(comm), owned_(owned), piece_bytes_(piece_bytes), status_(status) {
+    MpiHostComm(MPI_Comm comm, bool owned, int64_t piece_bytes, RankStatus* status, Axis axis)
+        : comm_(comm), owned_(owned), piece_bytes_(piece_bytes), status_(status), axis_(axis) {
         check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
         check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
         check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
     }
-    ~MpiComm() override {
+    ~MpiHostComm() override {
         // Freeing is collective: while an exception is on its way out, the other ranks may never come.
         if (owned_ && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
     }
 
     int rank() const override { return rank_; }
     int size() const override { return size_; }
+    RankStatus* status() const override { return status_; }
 
     void all_reduce(TensorView x, Reduce op) override {
-        InCollective const mark(status_, Collective::all_reduce);
+        InCollective const mark(status_, Collective::all_reduce, axis_);
         MPI_Datatype const type = mpi_type(x.dtype);
         for_pieces(x.size(), piece_bytes_ / size_of(x.dtype), [&](int64_t begin, int count) {
             check_mpi(MPI_Allreduce(MPI_IN_PLACE, x.data + begin * size_of(x.dtype), count, type, mpi_op(op), comm_),
@@ -87,7 +89,7 @@ class MpiComm final : public Comm {
     }
 
     void all_gather(TensorView all, ConstView part) override {
-        InCollective const mark(status_, Collective::all_gather);
+        InCollective const mark(status_, Collective::all_gather, axis_);
         detail::check_parts(all, part, size_);
         bool const in_place = part.data == all.data + rank_ * part.bytes();
         for_pieces(part.bytes(), piece_bytes_, [&](int64_t begin, int count) {
@@ -98,7 +100,7 @@ class MpiComm final : public Comm {
     }
 
     void reduce_scatter(TensorView part, ConstView all) override {
-        InCollective const mark(status_, Collective::reduce_scatter);
+        InCollective const mark(status_, Collective::reduce_scatter, axis_);
         MPI_Datatype const type = mpi_type(part.dtype);
         detail::check_parts(all, part, size_);
         if (part.size() == 0) return;
@@ -118,7 +120,7 @@ class MpiComm final : public Comm {
     }
 
     void all_to_all(TensorView to, ConstView from) override {
-        InCollective const mark(status_, Collective::all_to_all);
+        InCollective const mark(status_, Collective::all_to_all, axis_);
         detail::check_exchange(to, from, size_);
         int64_t const part_bytes = to.bytes() / size_;
         for_pieces(part_bytes, piece_bytes_, [&](int64_t begin, int count) {
@@ -128,8 +130,27 @@ class MpiComm final : public Comm {
         });
     }
 
+    void exchange(std::span<Outgoing const> sent, std::span<Incoming const> received) override {
+        InCollective const mark(status_, Collective::exchange, axis_);
+        detail::check_messages(sent, received, size_);
+        std::vector<MPI_Request> requests;
+        // MPI matches the messages between two ranks, and the pieces of one, in the order of the calls.
+        constexpr int kTag = 0;
+        for (auto const& [x, from] : received)
+            for_pieces(x.bytes(), piece_bytes_, [&](int64_t begin, int count) {
+                check_mpi(MPI_Irecv(x.data + begin, count, MPI_BYTE, from, kTag, comm_, &requests.emplace_back()),
+                          "MPI_Irecv");
+            });
+        for (auto const& [x, to] : sent)
+            for_pieces(x.bytes(), piece_bytes_, [&](int64_t begin, int count) {
+                check_mpi(MPI_Isend(x.data + begin, count, MPI_BYTE, to, kTag, comm_, &requests.emplace_back()),
+                          "MPI_Isend");
+            });
+        check_mpi(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
+    }
+
     void broadcast(TensorView x, int root) override {
-        InCollective const mark(status_, Collective::broadcast);
+        InCollective const mark(status_, Collective::broadcast, axis_);
         detail::check_root(root, size_);
         for_pieces(x.bytes(), piece_bytes_, [&](int64_t begin, int count) {
             check_mpi(MPI_Bcast(x.data + begin, count, MPI_BYTE, root, comm_), "MPI_Bcast");
@@ -137,16 +158,16 @@ class MpiComm final : public Comm {
     }
 
     void barrier() override {
-        InCollective const mark(status_, Collective::barrier);
+        InCollective const mark(status_, Collective::barrier, axis_);
         check_mpi(MPI_Barrier(comm_), "MPI_Barrier");
     }
 
-    std::unique_ptr<Comm> split(int color, int key) override {
+    std::unique_ptr<HostComm> split(int color, int key, Axis axis) override {
         PERIGEE_CHECK(color >= 0, "color {}", color);
-        InCollective const mark(status_, Collective::split);
+        InCollective const mark(status_, Collective::split, axis_);
         MPI_Comm group;
         check_mpi(MPI_Comm_split(comm_, color, key, &group), "MPI_Comm_split");
-        return std::make_unique<MpiComm>(group, /*owned=*/true, piece_bytes_, status_);
+        return std::make_unique<MpiHostComm>(group, /*owned=*/true, piece_bytes_, status_, axis);
     }
 
   private:
@@ -160,15 +181,16 @@ class MpiComm final : public Comm {
     bool owned_;
     int64_t piece_bytes_;
     RankStatus* status_;
+    Axis axis_;
     int rank_ = 0;
     int size_ = 1;
 };
 
 }  // namespace
 
-std::unique_ptr<Comm> make_mpi_world(int64_t piece_bytes, RankStatus* status) {
+std::unique_ptr<HostComm> make_mpi_world(int64_t piece_bytes, RankStatus* status) {
     PERIGEE_CHECK(piece_bytes > 0 && piece_bytes % 8 == 0 && piece_bytes <= kMpiPieceBytes, "{}", piece_bytes);
-    return std::make_unique<MpiComm>(MPI_COMM_WORLD, /*owned=*/false, piece_bytes, status);
+    return std::make_unique<MpiHostComm>(MPI_COMM_WORLD, /*owned=*/false, piece_bytes, status, Axis::all);
 }
 
 }  // namespace perigee

@@ -1,0 +1,43 @@
+// One NCCL communicator that never blocks the calling thread for good: NCCL's calls return at once, and what waits for
+// them can be ended by a watchdog. NCCL's codes become errors.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include "comm/host_board.h"
+
+namespace perigee {
+
+/// One thread uses it; any thread may call failure() and abort().
+class Communicator {
+  public:
+    /// Of `size` ranks that know the same id.
+    Communicator(ncclUniqueId const& id, int size, int rank, Axis axis);
+    /// A part of `whole`, as HostComm::split.
+    Communicator(Communicator& whole, int color, int key, Axis axis);
+    /// In order, with all other ranks; while an exception is on its way out they may never come, and it is left alone.
+    ~Communicator();
+    Communicator(Communicator const&) = delete;
+    Communicator& operator=(Communicator const&) = delete;
+
+    /// Makes a call of NCCL and waits until NCCL has queued what it asks for. Throws Category::communication.
+    void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body);
+    /// The same between ncclGroupStart and ncclGroupEnd, which a call() is to bring.
+    void call_in_group(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) const;
+    /// What has gone wrong since; empty where nothing has.
+    std::string failure() const;
+    void abort() noexcept;
+
+  private:
+    void settle(ncclResult_t code, char const* what) const;
+    [[noreturn]] void fail_with(ncclResult_t code, char const* what) const;
+
+    std::atomic<ncclComm_t> comm_ = nullptr;
+    Axis axis_;
+};
+
+}  // namespace perigee

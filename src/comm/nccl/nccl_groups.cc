@@ -1,0 +1,217 @@
+#include "comm/nccl/nccl_groups.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "comm/journal.h"
+#include "comm/nccl/communicator.h"
+#include "device/cuda/cuda_device.h"
+
+namespace perigee {
+
+namespace {
+
+ncclDataType_t nccl_type(DType dtype) {
+    switch (dtype) {
+        case DType::f32:
+            return ncclFloat32;
+        case DType::f64:
+            return ncclFloat64;
+        case DType::bf16:
+            return ncclBfloat16;
+        case DType::i32:
+            return ncclInt32;
+        case DType::i64:
+            return ncclInt64;
+        case DType::u8:
+            return ncclUint8;
+    }
+    fail(Category::internal, "unknown dtype");
+}
+
+ncclRedOp_t nccl_op(Reduce op) {
+    switch (op) {
+        case Reduce::sum:
+            return ncclSum;
+        case Reduce::max:
+            return ncclMax;
+        case Reduce::min:
+            return ncclMin;
+    }
+    fail(Category::internal, "unknown reduction");
+}
+
+size_t count(ConstView x) { return static_cast<size_t>(x.size()); }
+
+/// All communicators of a job, and what they have queued.
+struct NcclJob {
+    RankStatus* status;
+    CudaDevice& device;
+    Journal journal;
+    std::mutex mutex;
+    std::vector<std::weak_ptr<Communicator>> communicators;
+
+    void add(std::shared_ptr<Communicator> const& communicator) {
+        std::scoped_lock const lock(mutex);
+        std::erase_if(communicators, [](auto const& known) { return known.expired(); });
+        communicators.push_back(communicator);
+    }
+    std::string failure() {
+        if (status != nullptr) status->on_device.store(journal.first());
+        std::scoped_lock const lock(mutex);
+        for (auto const& known : communicators)
+            if (auto const communicator = known.lock())
+                if (std::string const text = communicator->failure(); !text.empty()) return text;
+        return {};
+    }
+};
+
+class NcclComm final : public Comm {
+  public:
+    NcclComm(std::unique_ptr<HostComm> host, Axis axis, std::shared_ptr<Communicator> communicator,
+             std::shared_ptr<NcclJob> job)
+        : Comm(std::move(host), axis), communicator_(std::move(communicator)), job_(std::move(job)) {}
+
+    void abort() noexcept override { communicator_->abort(); }
+
+  protected:
+    void queue_all_reduce(Queue& queue, TensorView x, Reduce op) override {
+        if (x.size() == 0) return;
+        call("all_reduce", [&](ncclComm_t comm) {
+            return ncclAllReduce(x.data, x.data, count(x), nccl_type(x.dtype), nccl_op(op), comm, stream(queue));
+        });
+    }
+    void queue_all_gather(Queue& queue, TensorView all, ConstView part) override {
+        if (part.size() == 0) return;
+        call("all_gather", [&](ncclComm_t comm) {
+            return ncclAllGather(part.data, all.data, count(part), nccl_type(part.dtype), comm, stream(queue));
+        });
+    }
+    void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
+        if (part.size() == 0) return;
+        call("reduce_scatter", [&](ncclComm_t comm) {
+            return ncclReduceScatter(all.data, part.data, count(part), nccl_type(part.dtype), ncclSum, comm,
+                                     stream(queue));
+        });
+    }
+    void queue_all_to_all(Queue& queue, TensorView to, ConstView from) override {
+        std::vector<Outgoing> sent;
+        std::vector<Incoming> received;
+        int64_t const part = to.size() / size();
+        TensorView const flat_to = to.reshape({to.size()});
+        ConstView const flat_from = from.reshape({from.size()});
+        for (int r = 0; r < size(); ++r) {
+            sent.push_back({flat_from.rows(r * part, (r + 1) * part), r});
+            received.push_back({flat_to.rows(r * part, (r + 1) * part), r});
+        }
+        queue_exchange(queue, sent, received);
+    }
+    void queue_exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received) override {
+        call("exchange", [&](ncclComm_t comm) {
+            ncclResult_t code = ncclGroupStart();
+            for (auto const& [x, to] : sent)
+                if (code == ncclSuccess && x.size() > 0)
+                    code = ncclSend(x.data, count(x), nccl_type(x.dtype), to, comm, stream(queue));
+            for (auto const& [x, from] : received)
+                if (code == ncclSuccess && x.size() > 0)
+                    code = ncclRecv(x.data, count(x), nccl_type(x.dtype), from, comm, stream(queue));
+            ncclResult_t const end = ncclGroupEnd();
+            return code != ncclSuccess && code != ncclInProgress ? code : end;
+        });
+    }
+    void queue_broadcast(Queue& queue, TensorView x, int root) override {
+        if (x.size() == 0) return;
+        call("broadcast", [&](ncclComm_t comm) {
+            return ncclBroadcast(x.data, x.data, count(x), nccl_type(x.dtype), root, comm, stream(queue));
+        });
+    }
+    void begin_group() override {
+        if (ncclGroupStart() != ncclSuccess) fail(Category::communication, "ncclGroupStart failed");
+    }
+    void end_group() override {
+        communicator_->call("group", [](ncclComm_t) { return ncclGroupEnd(); });
+    }
+    void note(Collective collective, Event const& done) override {
+        if (job_->status != nullptr) job_->journal.add(begin_collective(job_->status, collective, axis()), done);
+    }
+
+  private:
+    void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) {
+        job_->device.use();
+        if (grouping()) return communicator_->call_in_group(what, body);
+        communicator_->call(what, body);
+    }
+    static cudaStream_t stream(Queue& queue) {
+        auto* const of_gpu = dynamic_cast<CudaQueue*>(&queue);
+        PERIGEE_CHECK(of_gpu != nullptr, "NCCL on queue {}, which is not a GPU's", queue.name());
+        return of_gpu->stream();
+    }
+
+    std::shared_ptr<Communicator> communicator_;
+    std::shared_ptr<NcclJob> job_;
+};
+
+/// What NCCL is told, unless the user has told it something else.
+void set_environment(bool shared_gpus, int rank) {
+    auto const set = [](char const* name, std::string const& value) { ::setenv(name, value.c_str(), 0); };
+    // Multicast through NVLink is the one path that can leave the switches of a shared machine in a bad state.
+    set("NCCL_NVLS_ENABLE", "0");
+    // Communicators on several streams run in the order in which the host called them, so none waits for the other.
+    set("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
+    if (!shared_gpus) return;
+    // NCCL refuses two ranks of one host on one GPU. As ranks of different hosts they reach each other by sockets.
+    set("NCCL_HOSTID", fmt::format("rank {} process {}", rank, ::getpid()));
+    set("NCCL_SOCKET_IFNAME", "lo");
+    set("NCCL_NET", "Socket");
+    set("NCCL_IB_DISABLE", "1");
+    set("NCCL_MNNVL_ENABLE", "0");
+}
+
+class NcclGroups final : public GroupMaker {
+  public:
+    NcclGroups(HostComm& world, CudaDevice& device, bool shared_gpus)
+        : world_(&world), job_(std::make_shared<NcclJob>(world.status(), device)) {
+        set_environment(shared_gpus, world.rank());
+        device.use();
+        std::string bytes(sizeof(ncclUniqueId), '\0');
+        ncclUniqueId id{};
+        if (world.rank() == 0) {
+            if (ncclResult_t const code = ncclGetUniqueId(&id); code != ncclSuccess)
+                fail(Category::communication, "ncclGetUniqueId failed: {}", ncclGetLastError(nullptr));
+            std::memcpy(bytes.data(), &id, sizeof id);
+        }
+        bytes = world.broadcast_text(bytes, 0);
+        std::memcpy(&id, bytes.data(), sizeof id);
+        all_ = std::make_shared<Communicator>(id, world.size(), world.rank(), Axis::all);
+        job_->add(all_);
+    }
+
+    std::unique_ptr<Comm> make(Group const& group) override {
+        if (group.size == 1) return make_single_comm(group.axis);
+        auto host = world_->split(group.color, group.key, group.axis);
+        job_->device.use();
+        auto communicator = std::make_shared<Communicator>(*all_, group.color, group.key, group.axis);
+        job_->add(communicator);
+        return std::make_unique<NcclComm>(std::move(host), group.axis, std::move(communicator), job_);
+    }
+    std::string failure() override { return job_->failure(); }
+
+  private:
+    HostComm* world_;
+    std::shared_ptr<NcclJob> job_;
+    std::shared_ptr<Communicator> all_;
+};
+
+}  // namespace
+
+std::unique_ptr<GroupMaker> make_nccl_groups(HostComm& world, Device& device, bool shared_gpus) {
+    auto* const gpu = dynamic_cast<CudaDevice*>(&device);
+    PERIGEE_CHECK(gpu != nullptr, "NCCL on {}", device.name());
+    return std::make_unique<NcclGroups>(world, *gpu, shared_gpus);
+}
+
+}  // namespace perigee

@@ -1,0 +1,55 @@
+// A queue of a GPU is a stream, an event one of CUDA's without timing, taken from a pool.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/queue.h"
+
+namespace perigee {
+
+/// Events of one GPU, used over and over. Any thread may call it.
+class CudaEvents : public std::enable_shared_from_this<CudaEvents> {
+  public:
+    CudaEvents() = default;
+    ~CudaEvents();
+    CudaEvents(CudaEvents const&) = delete;
+    CudaEvents& operator=(CudaEvents const&) = delete;
+
+    /// The end of what is queued in `stream`.
+    Event record(cudaStream_t stream);
+    class Point;
+
+  private:
+    cudaEvent_t take();
+    void give_back(cudaEvent_t event) noexcept;
+
+    std::mutex mutex_;
+    std::vector<cudaEvent_t> idle_;
+};
+
+class CudaQueue final : public Queue {
+  public:
+    CudaQueue(Device& device, int index, std::string name, Priority priority, std::shared_ptr<CudaEvents> events);
+    ~CudaQueue() override;
+
+    Event record() override;
+    void wait(Event const& event) override;
+    void copy(void* to, void const* from, size_t bytes) override;
+    void call(std::function<void()> const& work) override;
+    void synchronize() override;
+
+    cudaStream_t stream() const { return stream_; }
+
+  private:
+    void use() const;
+
+    int index_;
+    std::shared_ptr<CudaEvents> events_;
+    cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace perigee

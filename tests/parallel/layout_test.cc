@@ -10,6 +10,7 @@
 #include "ops/host/host_ops.h"
 #include "parallel/buckets.h"
 #include "parallel/sequence.h"
+#include "support/ragged_samples.h"
 #include "support/random.h"
 #include "support/thread_comm.h"
 
@@ -18,6 +19,7 @@ namespace perigee::testing {
 namespace {
 
 constexpr int64_t kSamples = 32, kLength = 64;
+constexpr RaggedSamples kData{.samples = kSamples, .length = kLength, .vocab = 48};
 
 struct Problem {
     ModelOptions model;
@@ -28,7 +30,7 @@ struct Problem {
 /// Heads enough for every cut of up to 8 ranks.
 Problem hybrid() {
     Problem p;
-    p.model.vocab_size = 48;
+    p.model.vocab_size = kData.vocab;
     p.model.hidden_size = 24;
     p.model.intermediate_size = 40;
     p.model.num_hidden_layers = 3;
@@ -49,28 +51,6 @@ struct Layout {
                            mode == ContextMode::allgather ? "allgather" : "ulysses", accumulation, zero);
     }
 };
-
-/// Packed documents that end anywhere. The first quarter of the samples is masked, so that a data-parallel rank or
-/// a micro-batch has no loss at all; of the others about 1 in 80 tokens carries loss.
-void append_sample(Batch& batch, int64_t sample, int64_t vocab) {
-    Philox const random(91, Purpose::mock_data, static_cast<uint64_t>(sample));
-    uint64_t index = 0;
-    auto const draw = [&](int64_t below) {
-        return static_cast<int64_t>(random.below(index++, static_cast<uint64_t>(below)));
-    };
-    if (batch.cu_seqlens.empty()) batch.cu_seqlens.push_back(0);
-    for (int64_t left = kLength; left > 0;) {
-        int64_t const length = std::min(left, 1 + draw(kLength));
-        for (int64_t t = 0; t < length; ++t) {
-            batch.ids_T.push_back(static_cast<int32_t>(draw(vocab)));
-            batch.targets_T.push_back(static_cast<int32_t>(draw(vocab)));
-            batch.weights_T.push_back(sample >= kSamples / 4 && draw(80) == 0 ? 0.5f + static_cast<float>(draw(3)) : 0);
-            batch.positions_T.push_back(static_cast<int32_t>(t));
-        }
-        batch.cu_seqlens.push_back(static_cast<int32_t>(batch.tokens()));
-        left -= length;
-    }
-}
 
 /// Notes every choice of blocks as a number that depends on sample, layer, token and head, not on who makes it.
 class RecordingOps final : public HostOps<float> {
@@ -118,16 +98,6 @@ struct Outcome {
     std::map<std::string, std::vector<float>> grads;  ///< whole tensors
 };
 
-void fill_weights(ParamLayout const& layout, std::vector<float>& weights) {
-    for (ParamLayout::Entry const& e : layout.entries()) {
-        Philox const random(92, Purpose::init, hash_name(e.spec.name));
-        for (Shard::Run const& run : e.shard.runs())
-            for (int64_t i = 0; i < run.count; ++i)
-                weights[static_cast<size_t>(e.offset + run.local + i)] = static_cast<float>(
-                    0.3 * random.normal(static_cast<uint64_t>(run.global + i)) + (e.spec.init == Init::ones ? 1 : 0));
-    }
-}
-
 /// Writes what this rank updates into whole tensors; where ranks update the same elements they must agree.
 void collect(ParamLayout const& layout, std::vector<FlatRange> const& updated, std::vector<float> const& grads,
              Outcome& outcome) {
@@ -151,13 +121,12 @@ void collect(ParamLayout const& layout, std::vector<FlatRange> const& updated, s
 }
 
 /// What a training step does before the update.
-void run_rank(Problem const& problem, Layout const& l, Comm& world, Outcome& outcome, std::mutex& mutex) {
+void run_rank(Problem const& problem, Layout const& l, HostComm& world, Outcome& outcome, std::mutex& mutex) {
     Mesh const mesh({.tensor = l.tp, .context = l.cp, .data = l.dp, .context_mode = l.mode}, world);
     auto const device = make_host_device();
     RecordingOps ops(*device, mesh, problem.model.num_attention_heads);
     ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank());
-    std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
-    fill_weights(layout, weights);
+    std::vector<float> weights = weights_of(layout, 0.3), grads(weights.size());
     TensorView const weights_view(weights.data(), {layout.size()}), grads_view(grads.data(), {layout.size()});
     Llama model(problem.model, layout, mesh, ops);
     Arena arena(*device);
@@ -167,18 +136,17 @@ void run_rank(Problem const& problem, Layout const& l, Comm& world, Outcome& out
     double weight = 0;
     for (int64_t i = 0; i < l.accumulation; ++i) {
         Batch& batch = batches.emplace_back();
-        for (int64_t s = 0; s < micro; ++s)
-            append_sample(batch, (i * l.dp + mesh.dp_rank()) * micro + s, problem.model.vocab_size);
+        for (int64_t s = 0; s < micro; ++s) kData.append(batch, (i * l.dp + mesh.dp_rank()) * micro + s);
         weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
     }
-    weight = mesh.dp().sum(weight);
+    weight = mesh.dp().host().sum(weight);
     double loss = 0;
-    Replicas replicas(layout, Buckets(layout.size(), 1000, l.dp * l.cp), mesh, l.zero, ops);
+    Replicas replicas(layout, Buckets(layout.size(), 1000, l.dp * l.cp), mesh, l.zero, *device);
     GradientSink sink{.grads = grads_view, .scale = 1 / weight};
     for (int64_t i = 0; i < l.accumulation; ++i) {
         if (i + 1 == l.accumulation)
             sink.on_done = [&, end = layout.size()](int64_t begin) mutable {
-                add_up_uncut(layout, grads_view, {begin, end}, mesh.tp());
+                add_up_uncut(layout, grads_view, {begin, end}, ops, mesh.tp());
                 replicas.reduce_from(grads_view, begin);
                 end = begin;
             };
@@ -186,7 +154,8 @@ void run_rank(Problem const& problem, Layout const& l, Comm& world, Outcome& out
         loss += model.loss_and_gradient(weights_view, sink, batches[static_cast<size_t>(i)], problem.selections, arena);
         arena.settle();
     }
-    loss = mesh.dp_cp().sum(loss) / weight;
+    replicas.await_sums();
+    loss = mesh.dp_cp().host().sum(loss) / weight;
     int64_t const routing = world.sum(ops.routing), far_choices = world.sum(ops.far_choices);
 
     std::lock_guard const lock(mutex);
@@ -203,7 +172,7 @@ Outcome run_layout(Problem const& problem, Layout const& layout) {
     Outcome outcome;
     std::mutex mutex;
     run_ranks(layout.dp * layout.cp * layout.tp,
-              [&](Comm& world) { run_rank(problem, layout, world, outcome, mutex); });
+              [&](HostComm& world) { run_rank(problem, layout, world, outcome, mutex); });
     return outcome;
 }
 
@@ -294,19 +263,18 @@ struct Inference {
 Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batch const& scored) {
     Inference result;
     std::mutex mutex;
-    run_ranks(l.cp * l.tp, [&](Comm& world) {
+    run_ranks(l.cp * l.tp, [&](HostComm& world) {
         Mesh const mesh({.tensor = l.tp, .context = l.cp, .context_mode = l.mode}, world);
         auto const device = make_host_device();
         auto const ops = make_host_ops(*device, 1);
         ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank());
-        std::vector<float> weights(static_cast<size_t>(layout.size()));
-        fill_weights(layout, weights);
+        std::vector<float> weights = weights_of(layout, 0.3);
         TensorView const view(weights.data(), {layout.size()});
         Llama model(problem.model, layout, mesh, *ops);
         Arena arena(*device);
         auto const next = model.next_logits(view, text, problem.selections, arena);
         LossSums const sums = model.loss(view, scored, problem.selections, arena);
-        double const loss = mesh.cp().sum(sums.nll), correct = mesh.cp().sum(sums.correct);
+        double const loss = mesh.cp().host().sum(sums.nll), correct = mesh.cp().host().sum(sums.correct);
         std::vector<float> weights_T(scored.weights_T.size());
         weights_T.back() = 1;
         auto const reached = model.choices(view, scored, problem.selections, arena).reached(weights_T);
@@ -324,7 +292,7 @@ Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batc
 
 TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
     Batch scored;
-    for (int64_t sample : {17, 18, 19}) append_sample(scored, sample, hybrid().model.vocab_size);
+    for (int64_t sample : {17, 18, 19}) kData.append(scored, sample);
     std::ranges::fill(scored.weights_T, 1.0f);  // of 192 random targets some are right by chance
     for (Selection const& selection : {Selection(FullAttention{}), Selection(MobaOptions{.block_size = 4, .top_k = 3}),
                                        Selection(RandomBlocks{.block_size = 4, .top_k = 3, .seed = 5, .layer = 1})}) {
@@ -332,7 +300,7 @@ TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
         problem.selections.assign(3, selection);
         for (int32_t length : {1, 5, 16, 31}) {
             Batch text;
-            append_sample(text, 3, problem.model.vocab_size);
+            kData.append(text, 3);
             text.ids_T.resize(static_cast<size_t>(length));
             text.targets_T.resize(text.ids_T.size());
             text.weights_T.resize(text.ids_T.size());
@@ -356,7 +324,7 @@ TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
 
 TEST(Layout, RefusesTokensThatDoNotDivide) {
     Problem const problem = hybrid();
-    auto const errors = try_ranks(4, [&](Comm& world) {
+    auto const errors = try_ranks(4, [&](HostComm& world) {
         Mesh const mesh({.tensor = 2, .context = 2}, world);
         auto const device = make_host_device();
         auto const ops = make_host_ops(*device, 1);
@@ -365,7 +333,7 @@ TEST(Layout, RefusesTokensThatDoNotDivide) {
         Llama model(problem.model, layout, mesh, *ops);
         Arena arena(*device);
         Batch batch;
-        append_sample(batch, 0, problem.model.vocab_size);
+        kData.append(batch, 0);
         batch.ids_T.resize(62);
         batch.targets_T.resize(62);
         batch.weights_T.resize(62);

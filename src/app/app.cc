@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <thread>
 #include <variant>
 
 #include "app/check.h"
@@ -111,6 +112,7 @@ int run_train(RunOptions const& options, Job const& job) {
 int run_eval(Trained const& trained, Job const& job) {
     RunOptions const& options = trained.options;
     Session session(options, job.launch.world(), job.files);
+    AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     auto const validation = session.open(Split::validation);
     RunState const state = session.load_weights(trained.checkpoint);
     auto const selections = session.selections(state.step);
@@ -126,6 +128,7 @@ int run_eval(Trained const& trained, Job const& job) {
 int run_generate(Trained const& trained, Job const& job) {
     RunOptions const& options = trained.options;
     Session session(options, job.launch.world(), job.files);
+    AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     int64_t const step = session.load_weights(trained.checkpoint).step;
     bool const speaks = job.launch.world().rank() == 0;
     // A model may write anything, and a terminal obeys escape sequences. A pipe gets the text as it is.
@@ -207,6 +210,7 @@ int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config c
         return code;
     } catch (std::exception const& e) {
         Error const error = as_error(e);
+        if (error.category() == Category::communication) std::this_thread::sleep_for(kEchoPatience);
         launch.abort(error.exit_code(), fmt::format("{} error: {}", to_string(error.category()), error.what()));
     }
 }

@@ -48,7 +48,8 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
       saver_(files, world, checkpoint_root(options_.output_dir), options_.checkpoint.retention(),
              session_.ops().device()),
       watchdog_(watchdog),
-      progress_(options_.log.progress && world.rank() == 0) {
+      progress_(options_.log.progress && world.rank() == 0),
+      asked_(watchdog, [this] { return mesh_.failure(); }) {
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job
     if (watchdog_ != nullptr) watchdog_->report_into(options_.output_dir);
     if (folder_) {

@@ -88,6 +88,7 @@ class Trainer {
     int64_t first_step_ = 0;       ///< of this process, for the time left
     double seconds_per_step_ = 0;  ///< smoothed
     bool moba_acts_ = true;        ///< no step has attended every causal key yet
+    AskedByWatchdog asked_;        ///< last: it asks the mesh
 };
 
 }  // namespace perigee

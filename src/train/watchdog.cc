@@ -167,6 +167,11 @@ void Watchdog::report_into(Path folder) {
     folder_ = std::move(folder);
 }
 
+void Watchdog::ask(std::function<std::string()> group_failure) {
+    std::scoped_lock const lock(mutex_);
+    group_failure_ = std::move(group_failure);
+}
+
 void Watchdog::record(Category category, std::string const& message) noexcept {
     Path folder;
     {
@@ -241,6 +246,7 @@ std::optional<Watchdog::Ending> Watchdog::why_to_end(bool late) {
     if (a_peer_left() || must_stop()) {
         return Ending{.exit_code = kExitPreempted, .message = "told to stop: nothing to save yet", .at_once = true};
     }
+    if (std::string const failed = failed_group(); !failed.empty()) return error(Category::communication, failed);
     if (!late) return std::nullopt;
     if (joined_) return error(Category::hang, describe_hang(board_, limit_s_));
     Ending ending = error(
@@ -262,6 +268,14 @@ bool Watchdog::must_stop() {
 
 bool Watchdog::a_peer_left() const {
     return std::ranges::any_of(board_.ranks, [](RankStatus const& rank) { return rank.left.load(); });
+}
+
+std::string Watchdog::failed_group() {
+    std::string const what = group_failure_ ? group_failure_() : "";
+    if (what.empty()) return "";
+    if (!group_failed_) group_failed_ = Clock::now();
+    if (Clock::now() - *group_failed_ < kEchoPatience) return "";
+    return fmt::format("rank {}, {}: {}", board_.mine().rank.load(), describe_place(board_.mine()), what);
 }
 
 std::string Watchdog::dead_peer() {

@@ -58,6 +58,9 @@ class Watchdog {
     /// asked already.
     bool hold_stop();
 
+    /// Asked from now on, at every tick and on the watchdog's thread: what has failed in a group of ranks, empty where
+    /// nothing has. It must not wait. An empty function ends that.
+    void ask(std::function<std::string()> group_failure);
     /// The previous section has ended and this one begins; `step` is the one being done, or the last one done.
     void enter(Section section, int64_t step);
     /// Failures are written into `folder` from now on: this job owns it.
@@ -74,6 +77,7 @@ class Watchdog {
     bool must_stop();         ///< it was told to, and no run sees to it
     std::string dead_peer();  ///< what to say about it; empty where all live
     bool a_peer_left() const;
+    std::string failed_group();  ///< what to say about it; empty while none has failed
     void end(Ending const& ending);
 
     WatchdogOptions options_;
@@ -83,6 +87,8 @@ class Watchdog {
     HostBoard board_;
     EndJob end_alone_, end_job_;
     std::vector<bool> seen_alive_;  ///< by local rank
+    std::function<std::string()> group_failure_;
+    std::optional<Clock::time_point> group_failed_;
 
     std::mutex mutex_;
     std::condition_variable changed_;
@@ -99,6 +105,26 @@ class Watchdog {
 
     std::thread thread_;  ///< last: it uses all of the above
 };
+
+/// Lets a watchdog, which may be null, ask while this lives.
+class AskedByWatchdog {
+  public:
+    AskedByWatchdog(Watchdog* watchdog, std::function<std::string()> group_failure) : watchdog_(watchdog) {
+        if (watchdog_ != nullptr) watchdog_->ask(std::move(group_failure));
+    }
+    ~AskedByWatchdog() {
+        if (watchdog_ != nullptr) watchdog_->ask({});
+    }
+    AskedByWatchdog(AskedByWatchdog const&) = delete;
+    AskedByWatchdog& operator=(AskedByWatchdog const&) = delete;
+
+  private:
+    Watchdog* watchdog_;
+};
+
+/// A group of ranks often fails because one has died. For so long the watchdog may find it before somebody else says
+/// what it came to.
+inline constexpr std::chrono::seconds kEchoPatience{2};
 
 /// Who holds the job up and where, as far as this host knows: the rank without a sign of life, else the one that has
 /// begun the fewest collectives.

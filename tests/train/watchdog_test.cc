@@ -114,6 +114,27 @@ TEST_F(WatchdogTest, DisabledOneSetsNoLimit) {
     EXPECT_EQ(ended_.get_future().wait_for(500ms), std::future_status::timeout);
 }
 
+TEST_F(WatchdogTest, GroupThatFailsEndsTheJobAndSaysWhereThisRankIs) {
+    Watchdog watchdog({}, files_, end_job());
+    watchdog.join(board_, end_job());
+    watchdog.enter(Section::step, 7);
+    ranks_[1].on_device.store({12, Collective::all_gather, Axis::tensor});
+    std::atomic<bool> failed = false;
+    {
+        AskedByWatchdog const asked(&watchdog,
+                                    [&] { return std::string(failed ? "the tensor ranks: remote error" : ""); });
+        auto ended = ended_.get_future();
+        EXPECT_EQ(ended.wait_for(300ms), std::future_status::timeout);
+        failed = true;
+        ASSERT_EQ(ended.wait_for(20s), std::future_status::ready);
+        auto const [code, message] = ended.get();
+        EXPECT_EQ(code, static_cast<int>(Category::communication));
+        EXPECT_THAT(message, AllOf(HasSubstr("rank 1, in section step at step 7, inside tensor all_gather #12"),
+                                   HasSubstr("the tensor ranks: remote error")));
+    }
+    watchdog.part();
+}
+
 TEST_F(WatchdogTest, RankThatDiesIsNamedAtOnceButNotOneThatLeaves) {
     int ends[2];
     ASSERT_EQ(::pipe(ends), 0);

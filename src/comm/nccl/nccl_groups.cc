@@ -53,28 +53,53 @@ struct NcclJob {
     CudaDevice& device;
     Journal journal;
     std::mutex mutex;
-    std::vector<std::weak_ptr<Communicator>> communicators;
+    std::vector<Communicator const*> communicators;
 
-    void add(std::shared_ptr<Communicator> const& communicator) {
+    void add(Communicator const& communicator) {
         std::scoped_lock const lock(mutex);
-        std::erase_if(communicators, [](auto const& known) { return known.expired(); });
-        communicators.push_back(communicator);
+        communicators.push_back(&communicator);
+    }
+    /// Nobody asks about it any more.
+    void remove(Communicator const& communicator) {
+        std::scoped_lock const lock(mutex);
+        std::erase(communicators, &communicator);
     }
     std::string failure() {
         if (status != nullptr) status->on_device.store(journal.first());
         std::scoped_lock const lock(mutex);
-        for (auto const& known : communicators)
-            if (auto const communicator = known.lock())
-                if (std::string const text = communicator->failure(); !text.empty()) return text;
+        for (Communicator const* const communicator : communicators)
+            if (std::string const text = communicator->failure(); !text.empty()) return text;
         return {};
     }
 };
 
+/// A communicator that the job knows of while it lives.
+class KnownCommunicator {
+  public:
+    template <class... Args>
+    explicit KnownCommunicator(std::shared_ptr<NcclJob> job, Args&&... args)
+        : job_(std::move(job)), communicator_(std::forward<Args>(args)...) {
+        job_->add(communicator_);
+    }
+    ~KnownCommunicator() { job_->remove(communicator_); }
+    KnownCommunicator(KnownCommunicator const&) = delete;
+    KnownCommunicator& operator=(KnownCommunicator const&) = delete;
+
+    Communicator& operator*() { return communicator_; }
+    Communicator* operator->() { return &communicator_; }
+    NcclJob& job() const { return *job_; }
+
+  private:
+    std::shared_ptr<NcclJob> job_;
+    Communicator communicator_;
+};
+
 class NcclComm final : public Comm {
   public:
-    NcclComm(std::unique_ptr<HostComm> host, Axis axis, std::shared_ptr<Communicator> communicator,
-             std::shared_ptr<NcclJob> job)
-        : Comm(std::move(host), axis), communicator_(std::move(communicator)), job_(std::move(job)) {}
+    NcclComm(std::unique_ptr<HostComm> host, std::shared_ptr<NcclJob> job, Communicator& whole, Group const& group)
+        : Comm(std::move(host), group.axis),
+          communicator_(std::move(job), whole, group.color, group.key, group.axis),
+          job_(communicator_.job()) {}
 
     void abort() noexcept override { communicator_->abort(); }
 
@@ -136,12 +161,12 @@ class NcclComm final : public Comm {
         communicator_->call("group", [](ncclComm_t) { return ncclGroupEnd(); });
     }
     void note(Collective collective, Event const& done) override {
-        if (job_->status != nullptr) job_->journal.add(begin_collective(job_->status, collective, axis()), done);
+        if (job_.status != nullptr) job_.journal.add(begin_collective(job_.status, collective, axis()), done);
     }
 
   private:
     void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) {
-        job_->device.use();
+        job_.device.use();
         if (grouping()) return communicator_->call_in_group(what, body);
         communicator_->call(what, body);
     }
@@ -151,8 +176,8 @@ class NcclComm final : public Comm {
         return of_gpu->stream();
     }
 
-    std::shared_ptr<Communicator> communicator_;
-    std::shared_ptr<NcclJob> job_;
+    KnownCommunicator communicator_;
+    NcclJob& job_;
 };
 
 /// What NCCL is told, unless the user has told it something else.
@@ -186,24 +211,21 @@ class NcclGroups final : public GroupMaker {
         }
         bytes = world.broadcast_text(bytes, 0);
         std::memcpy(&id, bytes.data(), sizeof id);
-        all_ = std::make_shared<Communicator>(id, world.size(), world.rank(), Axis::all);
-        job_->add(all_);
+        all_ = std::make_unique<KnownCommunicator>(job_, id, world.size(), world.rank(), Axis::all);
     }
 
     std::unique_ptr<Comm> make(Group const& group) override {
         if (group.size == 1) return make_single_comm(group.axis);
         auto host = world_->split(group.color, group.key, group.axis);
         job_->device.use();
-        auto communicator = std::make_shared<Communicator>(*all_, group.color, group.key, group.axis);
-        job_->add(communicator);
-        return std::make_unique<NcclComm>(std::move(host), group.axis, std::move(communicator), job_);
+        return std::make_unique<NcclComm>(std::move(host), job_, **all_, group);
     }
     std::string failure() override { return job_->failure(); }
 
   private:
     HostComm* world_;
     std::shared_ptr<NcclJob> job_;
-    std::shared_ptr<Communicator> all_;
+    std::unique_ptr<KnownCommunicator> all_;
 };
 
 }  // namespace

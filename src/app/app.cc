@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <thread>
@@ -67,6 +68,7 @@ RunOptions resolved(Job const& job, RunOptions options, int world_size) {
     if (job.command.command != Command::check) {
         Seat const seat = take_seat(options, job.launch);
         if (options.threads == 0) options.threads = seat.cores;
+        options.gpu = std::max(seat.gpu, 0);
     }
     return resolve(options, job.launch.local_size(), job.files);
 }

@@ -228,7 +228,7 @@ StepCost step_cost(RunOptions const& options, int world_size) {
     Ledger ledger;
     CountedHostComm world(Axis::all, world_size, ledger);
     auto const files = make_file_system();
-    auto device = std::make_unique<AddressSpace>(!takes_gpu(options.device, world_size));
+    auto device = std::make_unique<AddressSpace>(!takes_gpu(options.device));
     auto owned = std::make_unique<DryOps>(*device, cuda_options(options));
     DryOps const& ops = *owned;
     Queue const& sums = device->lane("sums", Priority::high);

@@ -12,17 +12,16 @@ namespace perigee {
 
 namespace {
 
-HostMemory memory_of(RunOptions const& options, int world_size, int local_ranks) {
-    if (!takes_gpu(options.device, world_size)) return host_memory(local_ranks);
-    auto const device = make_cuda_device(0);
+HostMemory memory_of(RunOptions const& options, int local_ranks) {
+    if (!takes_gpu(options.device)) return host_memory(local_ranks);
+    auto const device = make_cuda_device(options.gpu);
     return {.bytes = device->total_bytes(), .what = device->name()};
 }
 
 }  // namespace
 
 void check_fits(RunOptions const& options, int world_size, int local_ranks) {
-    if (auto const reason = unsupported(options, world_size)) fail(Category::config, "{}", *reason);
-    HostMemory const there = memory_of(options, world_size, local_ranks);
+    HostMemory const there = memory_of(options, local_ranks);
     RunOptions least = options;
     least.attention.kind = AttentionKind::full;
     least.attention.schedule.clear();

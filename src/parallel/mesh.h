@@ -24,7 +24,7 @@ struct ParallelOptions {
     bool zero = true;         ///< ZeRO-1: parallel/buckets.h
     int64_t bucket_mib = 64;  ///< of gradients, sent at once
     CommChoice comm = CommChoice::automatic;
-    bool share_gpu = false;   ///< several ranks may compute on one GPU
+    bool share_gpu = false;  ///< several ranks may compute on one GPU
     Bind bind = Bind::automatic;
 };
 void describe(Schema& schema, ParallelOptions& options);

@@ -50,6 +50,7 @@ struct RunOptions {
     std::string output_dir = "runs/default";
     int64_t seed = 1234;
     DeviceChoice device = DeviceChoice::automatic;
+    int gpu = 0;                 ///< no key: the one this rank takes, among those it sees (train/seat.h)
     bool deterministic = false;  ///< on a GPU: the same bits every time, where that costs speed too
     int64_t threads = 0;         ///< per rank on the CPU; 0: every core the rank may use
     ModelOptions model;

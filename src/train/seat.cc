@@ -65,10 +65,9 @@ void choose_devices(Placement& placement, std::span<RankReport const> reports, D
 std::string idle_gpus(std::span<RankReport const> reports, DeviceChoice choice) {
     if (choice != DeviceChoice::automatic) return "";
     for (RankReport const& report : reports) {
-        if (report.gpus.empty() && report.gpu_problem.empty()) continue;
-        std::string const why = report.gpu_problem.empty() ? "GPUs serve jobs of one rank" : report.gpu_problem;
+        if (report.gpu_problem.empty()) continue;
         return fmt::format("host {} has GPUs, and this job computes on the CPU ({}): `device: cpu` asks for that",
-                           report.host, why);
+                           report.host, report.gpu_problem);
     }
     return "";
 }
@@ -79,7 +78,7 @@ Seat take_seat(RunOptions const& options, Launch& launch) {
     for (std::string const& text : launch.world().gather_text(own.to_text()))
         reports.push_back(RankReport::from_text(text));
     Placement placement = place_ranks(reports);
-    if (reports.size() == 1 && built_with_cuda())  // several ranks compute on the CPU
+    if (built_with_cuda())
         choose_devices(placement, reports, options.device, options.parallel);
     else if (std::string const idle = idle_gpus(reports, options.device); !idle.empty() && launch.world().rank() == 0)
         log::warn("{}", idle);

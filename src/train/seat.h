@@ -16,8 +16,8 @@ namespace perigee {
 void choose_devices(Placement& placement, std::span<RankReport const> reports, DeviceChoice choice,
                     ParallelOptions const& options);
 
-/// The warning of a job that computes on the CPU under `auto` although a rank reports GPUs, usable or not; empty where
-/// none does. Pure.
+/// The warning of a build without CUDA that computes on the CPU under `auto` although a rank's host has GPUs; empty
+/// where none has. Pure.
 std::string idle_gpus(std::span<RankReport const> reports, DeviceChoice choice);
 
 /// Gathers what every rank sees of its host, gives each its place, binds this process to it and says so in the log. To

@@ -41,8 +41,8 @@ int usable_cores() {
 
 }  // namespace
 
-bool takes_gpu(DeviceChoice choice, int ranks) {
-    return choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && ranks == 1 && cuda_device_count() > 0);
+bool takes_gpu(DeviceChoice choice) {
+    return choice == DeviceChoice::cuda || (choice == DeviceChoice::automatic && cuda_device_count() > 0);
 }
 
 CudaOptions cuda_options(RunOptions const& options) {
@@ -51,16 +51,9 @@ CudaOptions cuda_options(RunOptions const& options) {
             .moba_scratch = static_cast<size_t>(options.train.moba_scratch_mib) << 20};
 }
 
-std::optional<std::string> unsupported(RunOptions const& options, int ranks) {
-    if (takes_gpu(options.device, ranks) && ranks > 1)
-        return fmt::format("device: cuda computes on one GPU with one rank, and this job has {} ranks", ranks);
-    return std::nullopt;
-}
-
-Machine make_machine(RunOptions const& options, int ranks) {
-    if (auto const reason = unsupported(options, ranks)) fail(Category::config, "{}", *reason);
-    if (takes_gpu(options.device, ranks)) {
-        auto device = make_cuda_device(0);
+Machine make_machine(RunOptions const& options) {
+    if (takes_gpu(options.device)) {
+        auto device = make_cuda_device(options.gpu);
         auto ops = make_cuda_ops(*device, cuda_options(options));
         return {std::move(device), std::move(ops)};
     }
@@ -86,7 +79,7 @@ void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size) {
 }
 
 Session::Session(RunOptions const& options, HostComm& world, FileSystem& files)
-    : Session(options, make_machine(options, world.size()), world, files) {}
+    : Session(options, make_machine(options), world, files) {}
 
 Session::Session(RunOptions const& options, Machine&& machine, HostComm& world, FileSystem& files)
     : Session(options, Mesh(options.parallel, world, machine.ops->device()), std::move(machine), files) {}

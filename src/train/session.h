@@ -39,15 +39,12 @@ struct Machine {
     std::unique_ptr<Ops> ops;
 };
 
-/// Whether this choice means a GPU on this machine, and what is asked of it.
-bool takes_gpu(DeviceChoice choice, int ranks);
+/// Whether this choice means GPUs on this machine, and what is asked of them.
+bool takes_gpu(DeviceChoice choice);
 CudaOptions cuda_options(RunOptions const& options);
 
-/// What no build can train yet though it can be planned, as a sentence; nothing where a run can start.
-std::optional<std::string> unsupported(RunOptions const& options, int ranks);
-
-/// As `device` and `threads` say, for one of `ranks`: a GPU serves one rank alone. Throws Category::config.
-Machine make_machine(RunOptions const& options, int ranks);
+/// As `device`, `gpu` and `threads` say. Throws Category::config.
+Machine make_machine(RunOptions const& options);
 
 /// The checkpoint whose weights eval and generate take: the newest of the run, or the one named; nothing where
 /// `model.init_from` is to supply them. Throws Category::checkpoint where neither is there. Collective.

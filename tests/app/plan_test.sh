@@ -17,15 +17,16 @@ log: {progress: false}
 YAML
 check() { timeout 10 "$perigee" check "$scratch/run.yaml" "$@" >"$scratch/printed" 2>"$scratch/log"; }
 
-# Refused by train, so refused by check, after the plan.
+# A plan needs no GPU; a run names the host that has too few.
 check device=cuda model.head_dim=32 --world-size 64
-[ $? = 2 ] || complain "64 GPUs: not exit 2"
-grep -q 'data 64 x context 1 x tensor 1' "$scratch/printed" || complain "64 GPUs: no plan"
-words='device: cuda computes on one GPU with one rank, and this job has'
-grep -q "train refuses it: $words 64 ranks" "$scratch/log" || complain "64 GPUs: not train's words"
+[ $? = 0 ] || complain "64 GPUs: no plan"
+grep -q 'data 64 x context 1 x tensor 1' "$scratch/printed" || complain "64 GPUs: another plan"
 ranks 2 "$perigee" train "$scratch/run.yaml" device=cuda model.head_dim=32
-[ $? = 2 ] || complain "train on two GPUs: not exit 2"
-grep -q "$words 2 ranks" "$scratch/log" || complain "train on two GPUs: other words"
+[ $? = 2 ] || complain "train on two GPUs without one: not exit 2"
+grep -qE "host .* has 0 GPUs for its 2 ranks|built without CUDA" "$scratch/log" || complain "train on two GPUs: other words"
+ranks 2 "$perigee" train "$scratch/run.yaml" parallel.comm=nccl
+[ $? = 2 ] || complain "NCCL between CPUs: not exit 2"
+grep -q "parallel.comm is nccl, which carries tensors between GPUs" "$scratch/log" || complain "NCCL between CPUs: other words"
 
 for sizes in hidden_size=16392 hidden_size=5002 head_dim=258 head_dim=528; do
     check device=cuda model.head_dim=64 model.$sizes && complain "$sizes: no kernel takes it"

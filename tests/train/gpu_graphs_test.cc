@@ -61,7 +61,7 @@ std::vector<int64_t> lengths(uint64_t step) {
 Trained train(RunOptions const& options, std::function<float(uint64_t)> const& weight) {
     auto const world = make_single_host_comm();
     auto const files = make_file_system();
-    Machine machine = make_machine(options, 1);
+    Machine machine = make_machine(options);
     auto counting = std::make_unique<CountingOps>(*machine.ops);
     CountingOps& ops = *counting;
     Session session(options, Mesh(options.parallel, *world), {nullptr, std::move(counting)}, *files);

@@ -215,7 +215,7 @@ void run(Options const& o) {
     auto const world = make_single_host_comm();
     auto const files = make_file_system();
     RunOptions const options = resolve(load_config(o.config, o.overrides), 1, *files);
-    Machine inner = make_machine(options, 1);
+    Machine inner = make_machine(options);
     auto recording = std::make_unique<RecordingOps>(*inner.ops);
     RecordingOps& ops = *recording;
     Device& device = *inner.device;

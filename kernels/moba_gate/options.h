@@ -17,6 +17,7 @@ struct MobaOptions {
     int64_t top_k = 3;         ///< k: blocks a query attends, the local block included; k = 1 is block-local attention
     bool force_previous = false;  ///< the block before the local block is always among the k - 1
     MobaSelection selection = MobaSelection::per_head;
+    bool operator==(MobaOptions const&) const = default;
 };
 
 /// Blocks of a document of `length` tokens: ceil(length / block_size).

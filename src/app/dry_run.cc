@@ -52,7 +52,10 @@ class AddressSpace : public Device {
 /// refuse.
 class DryOps : public Ops {
   public:
-    DryOps(Device& device, CudaOptions const& options) : device_(&device), options_(options) {}
+    DryOps(Device& device, CudaOptions const& options)
+        : device_(&device),
+          deterministic_(options.deterministic),
+          plans_(KernelArch::sm90, options.deterministic, options.moba_scratch) {}
     int64_t scratch_bytes() const { return static_cast<int64_t>(scratch_); }
 
     Device& device() override { return *device_; }
@@ -72,27 +75,20 @@ class DryOps : public Ops {
 
   private:
     void note(AttentionForward const& args) {
-        if (!goes_to_cudnn(args)) note(args, AttentionTask::forward, !routing_of(args).empty());
+        if (!goes_to_cudnn(args)) note(plans_.of(args).bytes_beside(!routing_of(args).empty()));
     }
     void note(AttentionBackward const& args) {
-        if (!goes_to_cudnn(args, options_.deterministic))
-            note(args, AttentionTask::backward, forward_left_routing(args));
+        if (!goes_to_cudnn(args, deterministic_)) note(plans_.of(args).bytes_beside(forward_left_routing(args)));
     }
     void note(SelectBlocks const& args) {
         bool const is_gate = std::holds_alternative<MobaOptions>(args.selection);
-        if (args.chosen_THS.size() == 0 || !is_gate) return;
-        scratch_ = std::max(scratch_, gate_plan(args, KernelArch::sm90).scratch_bytes);
+        if (args.chosen_THS.size() > 0 && is_gate) note(plans_.of(args).scratch_bytes);
     }
-    template <class Args>
-    void note(Args const& args, AttentionTask task, bool routing_elsewhere) {
-        BlockSparseShape shape = block_sparse_shape(args, KernelArch::sm90);
-        shape.deterministic = options_.deterministic;
-        BlockSparsePlan const plan = plan_attention(shape, task, options_.moba_scratch);
-        scratch_ = std::max(scratch_, plan.bytes_beside(routing_elsewhere));
-    }
+    void note(size_t scratch) { scratch_ = std::max(scratch_, scratch); }
 
     Device* device_;
-    CudaOptions options_;
+    bool deterministic_;
+    AttentionPlans plans_;
     size_t scratch_ = 0;
 };
 

@@ -56,6 +56,17 @@ BlockSparseShape attention_shape(auto const& args, KernelArch arch) {
     return checked(as_full_attention(shape, longest));
 }
 
+constexpr size_t kPlans = 64;  // shapes differ in their number of documents
+
+template <class Plan>
+Plan const& known_or_made(std::deque<Plan>& plans, auto const& fits, auto const& make) {
+    auto const known = std::ranges::find_if(plans, fits);
+    if (known != plans.end()) return *known;
+    plans.push_front(make());
+    if (plans.size() > kPlans) plans.pop_back();
+    return plans.front();
+}
+
 }  // namespace
 
 bool goes_to_cudnn(AttentionForward const& args) { return suits_cudnn(args); }
@@ -64,16 +75,28 @@ bool goes_to_cudnn(AttentionBackward const& args, bool deterministic) {
     return suits_cudnn(args) && !args.add_to_dkv && !deterministic;
 }
 
-BlockSparseShape block_sparse_shape(AttentionForward const& args, KernelArch arch) {
-    return attention_shape(args, arch);
+BlockSparsePlan const& AttentionPlans::attention(BlockSparseShape shape, AttentionTask task) {
+    shape.deterministic = deterministic_;
+    return known_or_made(
+        attention_, [&](BlockSparsePlan const& plan) { return plan.task == task && plan.shape == shape; },
+        [&] { return plan_attention(shape, task, budget_); });
 }
-BlockSparseShape block_sparse_shape(AttentionBackward const& args, KernelArch arch) {
-    return attention_shape(args, arch);
+
+BlockSparsePlan const& AttentionPlans::of(AttentionForward const& args) {
+    return attention(attention_shape(args, arch_), AttentionTask::forward);
 }
-MobaGatePlan gate_plan(SelectBlocks const& args, KernelArch arch) {
+
+BlockSparsePlan const& AttentionPlans::of(AttentionBackward const& args) {
+    return attention(attention_shape(args, arch_), AttentionTask::backward);
+}
+
+MobaGatePlan const& AttentionPlans::of(SelectBlocks const& args) {
     auto const& gate = std::get<MobaOptions>(args.selection);
     BlockBudget const budget{.block_size = gate.block_size, .top_k = gate.top_k};
-    return plan_moba_gate(checked(describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, budget, arch)), gate);
+    auto const shape = checked(describe(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, budget, arch_));
+    return known_or_made(
+        gate_, [&](MobaGatePlan const& plan) { return plan.shape == shape && plan.options == gate; },
+        [&] { return plan_moba_gate(shape, gate); });
 }
 
 int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <span>
 
 #include "kernels/block_sparse_attention/plan.h"
@@ -18,12 +19,29 @@ bool build_uses_cudnn();
 bool goes_to_cudnn(AttentionForward const& args);
 bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
 
-/// The problem for the block-sparse kernels; full attention is one block per document. Throws Category::config where
-/// they do not take it.
-BlockSparseShape block_sparse_shape(AttentionForward const& args, KernelArch arch);
-BlockSparseShape block_sparse_shape(AttentionBackward const& args, KernelArch arch);
-/// How the gate, `args.selection`, is computed. Throws likewise.
-MobaGatePlan gate_plan(SelectBlocks const& args, KernelArch arch);
+/// The plans of the own attention kernels, each made once for a shape: the layers and micro-batches that come later are
+/// handed the same one. Full attention is one block per document. References hold until the next call.
+class AttentionPlans {
+  public:
+    /// `budget`: bytes of scratch memory for plan_attention.
+    AttentionPlans(KernelArch arch, bool deterministic, size_t budget)
+        : arch_(arch), deterministic_(deterministic), budget_(budget) {}
+
+    // Throw Category::config for what the kernels do not take.
+    BlockSparsePlan const& of(AttentionForward const& args);
+    BlockSparsePlan const& of(AttentionBackward const& args);
+    MobaGatePlan const& of(SelectBlocks const& args);  ///< with a selection by the gate
+
+  private:
+    BlockSparsePlan const& attention(BlockSparseShape shape, AttentionTask task);
+
+    KernelArch arch_;
+    bool deterministic_;
+    size_t budget_;
+    // Latest first.
+    std::deque<BlockSparsePlan> attention_;
+    std::deque<MobaGatePlan> gate_;
+};
 
 /// Ops::routing_size on a GPU.
 int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,

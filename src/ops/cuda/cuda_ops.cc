@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/block_sparse_attention/block_sparse_attention.h"
 #include "ops/checks.h"
 #include "ops/cuda/dense_attention.h"
 
@@ -12,7 +13,8 @@ CudaOps::CudaOps(CudaDevice& device, CudaOptions const& options)
       options_(options),
       staging_(device),
       blas_(device, /*tune=*/!options.deterministic),
-      dense_(std::make_unique<DenseAttention>(device, staging_, [this](size_t bytes) { return scratch(bytes); })) {}
+      dense_(std::make_unique<DenseAttention>(device, staging_, [this](size_t bytes) { return scratch(bytes); })),
+      plans_(kernel_arch(), options.deterministic, options.moba_scratch) {}
 
 CudaOps::~CudaOps() = default;
 

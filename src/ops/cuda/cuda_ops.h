@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,9 +12,9 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
-#include "kernels/block_sparse_attention/plan.h"
 #include "ops/cuda/blas.h"
 #include "ops/cuda/staging.h"
+#include "ops/gpu_attention.h"
 #include "ops/ops.h"
 
 namespace perigee {
@@ -89,8 +88,6 @@ class CudaOps final : public Ops {
     // Block-sparse attention, and full attention by the same kernels.
     void block_attention_forward(AttentionForward const& args);
     void block_attention_backward(AttentionBackward const& args);
-    /// Made once for a shape and kept; valid until the next call. The options say whether it is deterministic.
-    BlockSparsePlan const& plan(BlockSparseShape shape, AttentionTask task);
 
     cudaStream_t stream() const { return device_.stream(); }
     /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.
@@ -119,8 +116,7 @@ class CudaOps final : public Ops {
     Blas blas_;
     std::unique_ptr<DenseAttention> dense_;
     Buffer scratch_;
-    static constexpr size_t kPlans = 64;  ///< shapes differ in their number of documents
-    std::deque<BlockSparsePlan> plans_;   ///< latest first
+    AttentionPlans plans_;
     Table<int32_t> borders_;
     Table<double> frequencies_;  ///< of RoPE
     std::map<std::vector<int64_t>, Repeated> repeated_;

@@ -33,15 +33,6 @@ void* checked_routing(BlockSparsePlan const& plan, TensorView routing_L) {
 
 }  // namespace
 
-BlockSparsePlan const& CudaOps::plan(BlockSparseShape shape, AttentionTask task) {
-    shape.deterministic = options_.deterministic;
-    for (BlockSparsePlan const& plan : plans_)
-        if (plan.task == task && plan.shape == shape) return plan;
-    if (plans_.size() == kPlans) plans_.pop_back();
-    plans_.push_front(plan_attention(shape, task, options_.moba_scratch));
-    return plans_.front();
-}
-
 int64_t CudaOps::routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                               BlockBudget const& budget) const {
     return gpu_routing_size(q_THK, k_TGK, cu_seqlens, budget);
@@ -59,7 +50,7 @@ void CudaOps::compute(SelectBlocks const& args) {
                                      .first_head = args.first_head},
                                     args.selection, stream()))
         return;
-    MobaGatePlan const plan = gate_plan(args, kernel_arch());
+    MobaGatePlan const& plan = plans_.of(args);
     moba_gate_select(plan,
                      {.query_begin = args.query_begin,
                       .cu_seqlens = borders(args.cu_seqlens),
@@ -71,7 +62,7 @@ void CudaOps::compute(SelectBlocks const& args) {
 }
 
 void CudaOps::block_attention_forward(AttentionForward const& args) {
-    BlockSparsePlan const& plan = this->plan(block_sparse_shape(args, kernel_arch()), AttentionTask::forward);
+    BlockSparsePlan const& plan = plans_.of(args);
     BlockSparseProblem problem = problem_of(args, borders(args.cu_seqlens), stream());
     if (TensorView const routing = routing_of(args); !routing.empty()) problem.routing = checked_routing(plan, routing);
     problem.scratch = scratch(plan.bytes_beside(problem.routing != nullptr));
@@ -79,7 +70,7 @@ void CudaOps::block_attention_forward(AttentionForward const& args) {
 }
 
 void CudaOps::block_attention_backward(AttentionBackward const& args) {
-    BlockSparsePlan const& plan = this->plan(block_sparse_shape(args, kernel_arch()), AttentionTask::backward);
+    BlockSparsePlan const& plan = plans_.of(args);
     BlockSparseProblem problem = problem_of(args, borders(args.cu_seqlens), stream());
     if (forward_left_routing(args)) problem.routing = checked_routing(plan, routing_of(args));
     problem.scratch = scratch(plan.bytes_beside(problem.routing != nullptr));

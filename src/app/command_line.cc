@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "config/config.h"
-#include "config/nearest.h"
+#include "config/findings.h"
 
 namespace perigee {
 namespace {

@@ -1,9 +1,10 @@
 // Everything wrong with one source of configuration, collected instead of thrown, so that all of it is reported at
-// once.
+// once, and the name somebody probably meant.
 #pragma once
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace perigee {
@@ -37,5 +38,9 @@ class Findings {
     Places places_;
     std::vector<Finding> found_;
 };
+
+/// The nearest of `known` within two edits (letter case and - for _ are free), or one that `name` begins, or that
+/// begins `name`; empty when nothing is near.
+std::string nearest(std::string_view name, std::vector<std::string> const& known);
 
 }  // namespace perigee

@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "config/nearest.h"
+#include "config/findings.h"
 #include "config/scalars.h"
 #include "config/schema_yaml.h"
 #include "config/yaml_tree.h"

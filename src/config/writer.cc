@@ -52,12 +52,83 @@ class Writer {
     bool after_dash_ = false;
 };
 
+struct Row {
+    std::string type;
+    std::string value;    ///< the default, as YAML
+    std::string allowed;  ///< range or choices
+};
+
+Row row(Field const&, bool const* target) { return {"boolean", *target ? "true" : "false", "true, false"}; }
+Row row(Field const& field, int64_t const* target) {
+    return {"integer", fmt::format("{}", *target), to_string(field.range)};
+}
+Row row(Field const& field, double const* target) { return {"number", write_number(*target), to_string(field.range)}; }
+Row row(Field const&, std::string const* target) { return {"text", write_text(*target), ""}; }
+Row row(Field const& field, std::vector<int64_t> const* target) {
+    return {"list of integers", fmt::format("[{}]", fmt::join(*target, ", ")), to_string(field.range)};
+}
+Row row(Field const&, Field::Choice const& target) {
+    return {"choice", write_text(target.names.at(target.selected())), fmt::format("{}", fmt::join(target.names, ", "))};
+}
+Row row(Field const&, Field::Section const& target) {
+    return {target.shorthand ? "section, or list of integers" : "section", "", ""};
+}
+Row row(Field const&, Field::List const&) { return {"list of sections", "[]", ""}; }
+
+std::string code(std::string const& text) { return text.empty() ? "" : fmt::format("`{}`", text); }
+
+std::string cell(std::string_view text) {
+    std::string result;
+    for (char const c : text) result += c == '|' ? std::string("\\|") : std::string(1, c);
+    return result;
+}
+
+std::string anchor(std::string_view title) {
+    std::string result;
+    for (char const c : title) {
+        if (c != '.') result += c;
+    }
+    return result;
+}
+
+/// The table of one section, then those of the sections inside it.
+void write_section(Schema const& schema, std::string const& path, std::string const& help, std::string& out) {
+    out += fmt::format("\n## {}\n\n", path.empty() ? "Top level" : path);
+    if (!help.empty()) out += help + "\n\n";
+    out += "| key | type | default | allowed | meaning |\n|---|---|---|---|---|\n";
+    std::vector<std::pair<Field const*, std::string>> nested;
+    for (Field const& field : schema.fields()) {
+        std::string const name = path.empty() ? field.key : fmt::format("{}.{}", path, field.key);
+        Row const cells = std::visit([&](auto const& target) { return row(field, target); }, field.target);
+        bool const is_nested =
+            std::holds_alternative<Field::Section>(field.target) || std::holds_alternative<Field::List>(field.target);
+        if (is_nested) nested.emplace_back(&field, name);
+        std::string const key = is_nested ? fmt::format("[`{}`](#{})", field.key, anchor(name)) : code(field.key);
+        out += fmt::format("| {} | {} | {} | {} | {} |\n", key, cells.type, cell(code(cells.value)),
+                           cell(cells.allowed), cell(field.help + (field.defines_model ? "; defines the model" : "")));
+    }
+    for (auto const& [field, name] : nested) {
+        if (auto const* section = std::get_if<Field::Section>(&field->target)) {
+            write_section(*section->schema, name, field->help, out);
+        } else {
+            write_section(std::get<Field::List>(field->target).example(), name, "Each item of the list: " + field->help,
+                          out);
+        }
+    }
+}
+
 }  // namespace
 
 std::string write_yaml(Schema const& schema) {
     Writer writer;
     writer.fields(schema, 0);
     return writer.take();
+}
+
+std::string write_reference(Schema const& schema) {
+    std::string out;
+    write_section(schema, "", "", out);
+    return out;
 }
 
 }  // namespace perigee

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 

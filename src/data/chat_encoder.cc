@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "data/text_documents.h"
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 

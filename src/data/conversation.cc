@@ -7,7 +7,7 @@
 #include <set>
 
 #include "data/chat_template.h"
-#include "data/json_problem.h"
+#include "io/strict_json.h"
 
 namespace perigee {
 

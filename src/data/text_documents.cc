@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/binary_file.h"
-#include "data/json_problem.h"
+#include "io/strict_json.h"
 
 namespace perigee {
 

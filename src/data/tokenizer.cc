@@ -1,7 +1,7 @@
 #include "data/tokenizer.h"
 
 #include "data/tokenizer/tokenizer_files.h"
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 

@@ -11,11 +11,16 @@
 
 namespace perigee {
 
+inline constexpr int kMaxJsonDepth = 100;  ///< of values in lines of JSON
+
 /// Throws Error of `category`, beginning with `where`, unless `text` is one JSON value in UTF-8, at most `max_depth`
 /// lists and objects deep, without repeated keys.
 void check_json(std::string_view text, std::string const& where, Category category, int max_depth);
 
 /// The beginning of a value as JSON in ASCII, for messages: text cut inside a character would be no UTF-8.
 std::string json_excerpt(nlohmann::ordered_json const& value);
+
+/// "malformed JSON at byte 4: syntax error ...", from what the exception of nlohmann's parser says.
+std::string json_problem(size_t position, std::string_view what);
 
 }  // namespace perigee

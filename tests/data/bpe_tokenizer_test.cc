@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/philox.h"
-#include "data/tokenizer/byte_alphabet.h"
+#include "data/tokenizer/bpe.h"
 #include "data/tokenizer/tokenizer_json.h"
 #include "support/tiny_tokenizer.h"
 

@@ -1,10 +1,8 @@
-#include "data/tokenizer/nfc.h"
+#include "data/tokenizer/unicode.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
-
-#include "data/tokenizer/utf8.h"
 
 namespace perigee {
 namespace {

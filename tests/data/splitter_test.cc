@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <regex.h>
 
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 #include "megatron_files.h"
 
 namespace perigee {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/tokenizer/byte_alphabet.h"
+#include "data/tokenizer/bpe.h"
 
 namespace perigee::testing {
 

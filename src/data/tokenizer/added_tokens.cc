@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 

@@ -5,8 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "data/tokenizer/nfc.h"
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 

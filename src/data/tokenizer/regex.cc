@@ -1,14 +1,16 @@
 #include "data/tokenizer/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <oniguruma.h>
 #include <pcre2.h>
 
 #include <time.h>
 
 #include <array>
+#include <utility>
 
 #include "base/error.h"
-#include "data/tokenizer/oniguruma.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 
@@ -42,6 +44,77 @@ double seconds_of_thread() {
 }
 
 PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+
+constexpr size_t kMaxPatternBytes = 16 << 10;
+constexpr unsigned long kRetryLimit = 10'000'000;  // steps of one search
+constexpr unsigned int kStackEntries = 1'000'000;
+
+OnigUChar const* oniguruma_units(std::string_view text) { return reinterpret_cast<OnigUChar const*>(text.data()); }
+
+std::string oniguruma_reason(int code, OnigErrorInfo* info = nullptr) {
+    std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> text{};
+    int const size =
+        info != nullptr ? onig_error_code_to_str(text.data(), code, info) : onig_error_code_to_str(text.data(), code);
+    return {reinterpret_cast<char const*>(text.data()), static_cast<size_t>(size)};
+}
+
+struct FreeRegion {
+    void operator()(OnigRegion* region) const { onig_region_free(region, 1); }
+};
+
+/// Patterns that PCRE2 lacks or reads otherwise, matched by the reference's own engine: Oniguruma with Ruby's syntax,
+/// as the onig crate of Hugging Face's tokenizers uses it. Several times slower than PCRE2.
+class Oniguruma {
+  public:
+    /// Throws Category::config for what is not a pattern or matches an empty text.
+    explicit Oniguruma(std::string const& pattern);
+
+    /// Begin and end of the first match that begins at `from` or later. `text` is whole UTF-8. Throws Category::config
+    /// for an empty match, Category::data where the pattern backtracks without end. May be called from several threads.
+    std::optional<std::pair<size_t, size_t>> find(std::string_view text, size_t from) const;
+
+  private:
+    std::string pattern_;
+    std::unique_ptr<OnigRegexType, Release<onig_free>> regex_;
+};
+
+Oniguruma::Oniguruma(std::string const& pattern) : pattern_(pattern) {
+    if (!utf8::is_whole(pattern)) fail(Category::config, "a pattern is not UTF-8");
+    if (pattern.size() > kMaxPatternBytes)
+        fail(Category::config, "a pattern of {} bytes; at most {} are read", pattern.size(), kMaxPatternBytes);
+    [[maybe_unused]] static int const started = [] {
+        OnigEncoding encoding = ONIG_ENCODING_UTF8;
+        return onig_initialize(&encoding, 1);
+    }();
+    OnigRegex regex = nullptr;
+    OnigErrorInfo info{};
+    int const made = onig_new(&regex, oniguruma_units(pattern_), oniguruma_units(pattern_) + pattern_.size(),
+                              ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, ONIG_SYNTAX_RUBY, &info);
+    regex_.reset(regex);
+    if (made != ONIG_NORMAL)
+        fail(Category::config, "the pattern \"{}\" is not understood: {}", pattern, oniguruma_reason(made, &info));
+    (void)find("", 0);  // refuses some that match an empty text before any text is read
+}
+
+std::optional<std::pair<size_t, size_t>> Oniguruma::find(std::string_view text, size_t from) const {
+    std::unique_ptr<OnigRegion, FreeRegion> const region(onig_region_new());
+    std::unique_ptr<OnigMatchParam, Release<onig_free_match_param>> const param(onig_new_match_param());
+    if (!region || !param) throw std::bad_alloc();
+    onig_initialize_match_param(param.get());
+    onig_set_retry_limit_in_match_of_match_param(param.get(), kRetryLimit);
+    onig_set_retry_limit_in_search_of_match_param(param.get(), kRetryLimit);
+    onig_set_match_stack_limit_size_of_match_param(param.get(), kStackEntries);
+    OnigUChar const *const begin = oniguruma_units(text), *const end = begin + text.size();
+    int const found = onig_search_with_param(regex_.get(), begin, end, begin + from, end, region.get(),
+                                             ONIG_OPTION_NONE, param.get());
+    if (found == ONIG_MISMATCH) return std::nullopt;
+    if (found < 0)
+        fail(Category::data, "splitting a text of {} bytes by the pattern \"{}\" failed: {}", text.size(), pattern_,
+             oniguruma_reason(found));
+    std::pair const match{static_cast<size_t>(region->beg[0]), static_cast<size_t>(region->end[0])};
+    if (match.first >= match.second) fail(Category::config, "the pattern \"{}\" matches an empty text", pattern_);
+    return match;
+}
 
 }  // namespace
 

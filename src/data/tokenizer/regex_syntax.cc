@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "data/tokenizer/regex.h"
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 

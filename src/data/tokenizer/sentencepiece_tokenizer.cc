@@ -3,7 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include "data/tokenizer/added_tokens.h"
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee {
 

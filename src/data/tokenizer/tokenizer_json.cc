@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "data/tokenizer/byte_alphabet.h"
-#include "data/tokenizer/utf8.h"
+#include "data/tokenizer/bpe.h"
+#include "data/tokenizer/unicode.h"
 #include "io/strict_json.h"
 
 namespace perigee {

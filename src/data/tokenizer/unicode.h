@@ -1,5 +1,5 @@
-// Whole and broken UTF-8. Broken sequences are cut as the Unicode standard advises (maximal subparts, section 3.9),
-// which is what Python and Rust do when they replace them.
+// Whole and broken UTF-8, and Unicode's normalization form C (by utf8proc). Broken sequences are cut as the Unicode
+// standard advises (maximal subparts, section 3.9), which is what Python and Rust do when they replace them.
 #pragma once
 
 #include <cstddef>
@@ -39,3 +39,13 @@ void append(char32_t code_point, std::string& text);
 std::string repaired(std::string_view text);
 
 }  // namespace perigee::utf8
+
+namespace perigee {
+
+/// The text in form C. `text` is whole UTF-8. Throws Category::data where utf8proc gives up.
+std::string nfc(std::string_view text);
+
+/// Whether the text is plainly in form C already: it has no character at or above U+0300, where combining begins.
+bool is_plainly_nfc(std::string_view text);
+
+}  // namespace perigee

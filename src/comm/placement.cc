@@ -45,13 +45,16 @@ std::string too_few_gpus(Placement const& placement, bool share) {
         if (host.gpus.size() >= host.ranks.size() || (share && !host.gpus.empty())) continue;
         some_have |= !host.gpus.empty();
         text += fmt::format("{}host {} has {} for its {}", text.empty() ? "" : ", ", host.name,
-                            count(host.gpus.size(), "GPU"), count(host.ranks.size(), "rank"));
+                            host.gpus.empty() ? "no GPU" : count(host.gpus.size(), "GPU"),
+                            count(host.ranks.size(), "rank"));
         if (!host.gpu_problem.empty()) text += fmt::format(" ({})", host.gpu_problem);
     }
     if (text.empty()) return text;
-    text += ": start one rank for each GPU";
-    if (some_have && !share) text += ", or let ranks share GPUs with `parallel.share_gpu: true`, which is slow";
-    return text + "; `device: cpu` computes without GPUs";
+    text += ": ";
+    if (some_have && !share)
+        text +=
+            "start one rank for each GPU, or let ranks share GPUs with `parallel.share_gpu: true`, which is slow; ";
+    return text + "`device: cpu` computes without GPUs";
 }
 
 /// One property of each of a host's ranks: "0-3" for 0 1 2 3, "0" where all are 0.

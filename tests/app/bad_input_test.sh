@@ -47,7 +47,7 @@ expect 2 'optimizer\.lr' "bad override" "$perigee" train "$good" optimizer.lr=fa
 expect 2 'global_batch_size' "world size that does not fit" "$mpirun" 3 "$perigee" train "$good"
 expect 2 'parallel.*2' "data axis that does not fit" "$mpirun" 2 "$perigee" train "$good" parallel.data=4
 expect 2 'num_key_value_heads \(1\).*tensor \(2\)' "heads that do not divide" "$mpirun" 2 "$perigee" train "$good" parallel.tensor=2
-expect 2 'without CUDA|no GPU' "no GPU" "$perigee" train "$good" device=cuda
+expect 2 'built without CUDA|host .* has no GPU for its 1 rank' "no GPU" "$perigee" train "$good" device=cuda
 expect 2 'proc' "output_dir that cannot be made" "$perigee" train "$good" output_dir=/proc/run
 
 files=(data.mock_data=false data.train.0.path="$work/tokens")

@@ -106,7 +106,7 @@ TEST(Placement, AHostWithoutGpusIsRefusedAlsoWhereTheyAreShared) {
     auto const reports = report({{"a", 4}, {"b", 0}}, by_host({{"a", 4}, {"b", 4}}));
     for (bool const share : {false, true})
         EXPECT_THAT(refusal(reports, {.share = share}),
-                    AllOf(HasSubstr("host b has 0 GPUs for its 4 ranks"), Not(HasSubstr("share_gpu"))));
+                    AllOf(HasSubstr("host b has no GPU for its 4 ranks"), Not(HasSubstr("share_gpu"))));
     auto broken = reports;
     broken[5].gpu_problem = "2 NVIDIA devices, and CUDA says: no";
     EXPECT_THAT(refusal(broken), HasSubstr("(2 NVIDIA devices, and CUDA says: no)"));

@@ -44,7 +44,7 @@ TEST(ChooseDevices, AutoTakesGpusWhereThereAreSomeAndElseTheCpu) {
 
 TEST(ChooseDevices, AutoNeverFallsBackToTheCpuWhereOneHostHasGpus) {
     EXPECT_THAT(refusal(report({{"a", 4}, {"b", 0}}, by_host({{"a", 2}, {"b", 2}})), DeviceChoice::automatic),
-                HasSubstr("host b has 0 GPUs for its 2 ranks"));
+                HasSubstr("host b has no GPU for its 2 ranks"));
     EXPECT_THAT(refusal(report({{"a", 1}}, by_host({{"a", 2}})), DeviceChoice::automatic),
                 AllOf(HasSubstr("host a has 1 GPU for its 2 ranks"), HasSubstr("parallel.share_gpu: true"),
                       HasSubstr("device: cpu")));
@@ -53,7 +53,7 @@ TEST(ChooseDevices, AutoNeverFallsBackToTheCpuWhereOneHostHasGpus) {
 TEST(ChooseDevices, AutoNeverFallsBackToTheCpuWhereGpusCannotBeUsed) {
     auto reports = report({{"a", 0}}, by_host({{"a", 1}}));
     reports[0].gpu_problem = "8 NVIDIA devices, and CUDA says: driver too old";
-    EXPECT_THAT(refusal(reports, DeviceChoice::automatic), AllOf(HasSubstr("host a has 0 GPUs"), HasSubstr("too old")));
+    EXPECT_THAT(refusal(reports, DeviceChoice::automatic), AllOf(HasSubstr("host a has no GPU"), HasSubstr("too old")));
     EXPECT_THAT(gpus(reports, DeviceChoice::cpu), ElementsAre(-1));
 }
 
@@ -70,7 +70,7 @@ TEST(IdleGpus, AutoOnTheCpuSaysThatThereAreGpus) {
 
 TEST(ChooseDevices, CudaIsAnErrorWithoutGpus) {
     EXPECT_THAT(refusal(report({{"a", 0}}, by_host({{"a", 1}})), DeviceChoice::cuda),
-                HasSubstr("host a has 0 GPUs for its 1 rank:"));
+                HasSubstr("host a has no GPU for its 1 rank:"));
 }
 
 TEST(ChooseDevices, SharesGpusOnRequestOnly) {

@@ -52,8 +52,7 @@ std::string too_few_gpus(Placement const& placement, bool share) {
     if (text.empty()) return text;
     text += ": ";
     if (some_have && !share)
-        text +=
-            "start one rank for each GPU, or let ranks share GPUs with `parallel.share_gpu: true`, which is slow; ";
+        text += "start one rank for each GPU, or let ranks share GPUs with `parallel.share_gpu: true`, which is slow; ";
     return text + "`device: cpu` computes without GPUs";
 }
 

@@ -31,7 +31,9 @@ struct Angles {
 /// y = R(norm(x)) for one head.
 template <class Real>
 void rotate(Real* y, Real const* x, Real const* norm, Angles<Real> angles, double eps) {
-    auto const [cos, sin, half] = angles;
+    // Clang 16 crashes at structured bindings in a simd loop.
+    Real const *const cos = angles.cos, *const sin = angles.sin;
+    int64_t const half = angles.half;
     if (norm == nullptr) {
 #pragma omp simd
         for (int64_t i = 0; i < half; ++i) {
@@ -52,7 +54,8 @@ void rotate(Real* y, Real const* x, Real const* norm, Angles<Real> angles, doubl
 /// dx = transpose of the rotation applied to dy.
 template <class Real>
 void rotate_back(Real* dx, Real const* dy, Angles<Real> angles) {
-    auto const [cos, sin, half] = angles;
+    Real const *const cos = angles.cos, *const sin = angles.sin;
+    int64_t const half = angles.half;
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
         dx[i] = dy[i] * cos[i] + dy[i + half] * sin[i];

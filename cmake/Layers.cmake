@@ -64,12 +64,9 @@ perigee_layer(eval LAYERS base device tensor ops comm parallel)
 perigee_layer(train LAYERS base device tensor io ops comm parallel model optim data checkpoint eval hf
     LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(config LAYERS base io hf train LIBRARIES yaml-cpp::yaml-cpp)
-perigee_layer(app LAYERS base device io ops comm model hf config train LIBRARIES CLI11::CLI11 EXCLUDE "/main\\.cc$")
+perigee_layer(curves LAYERS base io LIBRARIES nlohmann_json::nlohmann_json)
+perigee_layer(commands LAYERS base device tensor io ops comm model data checkpoint hf train config curves
+    LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)
+perigee_layer(app LAYERS base device io ops comm model hf config train commands LIBRARIES CLI11::CLI11
+    EXCLUDE "/main\\.cc$")
 target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")
-
-# Reading and drawing curves serve more than one tool.
-file(GLOB curve_sources CONFIGURE_DEPENDS tools/plot/*.cc)
-add_library(perigee_curves STATIC ${curve_sources})
-target_link_libraries(perigee_curves PUBLIC perigee_base perigee_io PRIVATE perigee_flags perigee_checked
-    nlohmann_json::nlohmann_json)
-target_include_directories(perigee_curves PUBLIC ${CMAKE_SOURCE_DIR})

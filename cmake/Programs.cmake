@@ -3,21 +3,21 @@
 add_library(perigee_quick INTERFACE)
 target_compile_options(perigee_quick INTERFACE
     $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1;-Wno-array-bounds>)
-target_link_libraries(perigee_config PRIVATE perigee_quick)
-target_link_libraries(perigee_app PRIVATE perigee_quick)
+foreach(layer IN ITEMS config curves commands app)
+    target_link_libraries(perigee_${layer} PRIVATE perigee_quick)
+endforeach()
 
-# `perigee` and the tools: one small main each, placed in build/<preset>/bin.
+# The program that users run, placed in build/<preset>/bin.
 add_executable(perigee src/app/main.cc)
 target_link_libraries(perigee PRIVATE perigee_flags perigee_checked perigee_app)
 
+# Programs of developers: one small main each.
 file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cc)
 foreach(source IN LISTS tool_sources)
     get_filename_component(name ${source} NAME_WE)
     file(GLOB parts CONFIGURE_DEPENDS tools/${name}/*.cc)  # of a tool that does not fit one file
-    list(REMOVE_ITEM parts ${curve_sources})
     add_executable(${name} ${source} ${parts})
-    target_link_libraries(${name} PRIVATE perigee_flags perigee_checked perigee_quick perigee_app perigee_curves CLI11::CLI11
-        nlohmann_json::nlohmann_json)
+    target_link_libraries(${name} PRIVATE perigee_flags perigee_checked perigee_quick perigee_app CLI11::CLI11)
 endforeach()
 
 # Benchmarks keep their own folder; a tool of that name would collide with it.

@@ -24,7 +24,7 @@ homes='
 ^(cblas|openblas)               ^src/ops/
 ^(cublas|cudnn)                 ^src/ops/cuda/
 ^(cuda|cooperative_groups|mma)  ^(src/device/cuda/|src/ops/cuda/|kernels/)
-^CLI/                           ^src/app/
+^CLI/                           ^src/(app|commands)/
 ^spdlog/                        ^src/base/
 ^(pcre2|oniguruma)              ^src/data/
 ^(sentencepiece|utf8proc)       ^src/data/

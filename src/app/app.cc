@@ -11,13 +11,14 @@
 #include "app/check.h"
 #include "app/command_line.h"
 #include "app/fit.h"
-#include "app/follow.h"
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "base/printable.h"
 #include "base/stop_request.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
 #include "config/config.h"
+#include "config/follow.h"
 #include "hf/config.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
@@ -62,9 +63,7 @@ RunOptions const& configured(Job const& job) {
 /// With what is left open filled in; throws every problem with them at once. But for `check`, the process takes its
 /// place.
 RunOptions resolved(Job const& job, RunOptions options, int world_size) {
-    std::string const& file = job.command.config;
-    std::vector<std::string> const found = problems(options, world_size);
-    if (!found.empty()) fail(Category::config, "{}: {}", file, fmt::join(found, fmt::format("\n{}: ", file)));
+    refuse_problems(options, world_size, job.command.config);
     if (job.command.command != Command::check) {
         Seat const seat = take_seat(options, job.launch);
         if (options.threads == 0) options.threads = seat.cores;
@@ -196,8 +195,7 @@ class Watched {
     HostComm& world_;
 };
 
-int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config const& config, Launch& launch,
-            Watchdog& watchdog, FileSystem& files) {
+int run_job(Parsed const& parsed, Config const& config, Launch& launch, Watchdog& watchdog, FileSystem& files) {
     log::set_rank(launch.world().rank());
     Watched watched(watchdog, launch);
     if (stop_requested()) launch.leave(kExitPreempted, "told to stop: nothing to save yet");
@@ -217,22 +215,55 @@ int run_job(std::variant<CommandLine, CommandLineNotice> const& parsed, Config c
     }
 }
 
+int join_and_run(Parsed const& parsed, FileSystem& files) {
+    Watchdog watchdog(
+        {}, files,
+        [](Watchdog::Ending const& ending) {
+            Launch::end_before_joining(ending.exit_code, ending.message, ending.patience);
+        },
+        ranks_promised() > 0);
+    Config config;
+    if (auto const* command = std::get_if<CommandLine>(&parsed)) config = read_config(*command);
+    if (!config.problem) watchdog.limit_by(config.options.watchdog);
+    Launch launch(nullptr, nullptr);
+    return run_job(parsed, config, launch, watchdog, files);
+}
+
+/// A command that is no job. The watchdog's thread ends it when it is told to stop; signals are left to the other
+/// threads, as some commands wait for them.
+int run_alone(LocalCommand const& command, FileSystem& files) {
+    if (int const ranks = ranks_promised(); ranks > 1) {
+        std::string const message = fmt::format(
+            "config error: `perigee {}` runs as one process, not as {} ranks: start it without mpirun or srun",
+            command.name, ranks);
+        Launch::end_before_joining(static_cast<int>(Category::config), message, std::chrono::seconds(0));
+    }
+    std::optional<Watchdog> watchdog;
+    {
+        HeldSignals const held;
+        watchdog.emplace(WatchdogOptions{.enabled = false}, files, [](Watchdog::Ending const& ending) {
+            bool const told = ending.exit_code == kExitPreempted;
+            Launch::end_before_joining(ending.exit_code, told ? "told to stop: no result" : ending.message,
+                                       ending.patience);
+        });
+    }
+    return command.action(files);
+}
+
+int show(CommandLineNotice const& notice) {
+    fmt::print(notice.exit_code == 0 ? stdout : stderr, "{}{}", notice.exit_code == 0 ? "" : "perigee: ", notice.text);
+    return notice.exit_code;
+}
+
 }  // namespace
 
 int run_app(int argc, char** argv, FileSystem& files) {
     try {
-        Watchdog watchdog(
-            {}, files,
-            [](Watchdog::Ending const& ending) {
-                Launch::end_before_joining(ending.exit_code, ending.message, ending.patience);
-            },
-            ranks_promised() > 0);
-        auto const parsed = parse_command_line(argc, argv);
-        Config config;
-        if (auto const* command = std::get_if<CommandLine>(&parsed)) config = read_config(*command);
-        if (!config.problem) watchdog.limit_by(config.options.watchdog);
-        Launch launch(&argc, &argv);
-        return run_job(parsed, config, launch, watchdog, files);
+        Parsed const parsed = parse_command_line(argc, argv);
+        if (auto const* command = std::get_if<LocalCommand>(&parsed)) return run_alone(*command, files);
+        auto const* notice = std::get_if<CommandLineNotice>(&parsed);
+        if (notice != nullptr && ranks_promised() == 0) return show(*notice);
+        return join_and_run(parsed, files);
     } catch (std::exception const& e) {  // joining the job failed: there is no job yet to end
         Error const error = as_error(e);
         fmt::print(stderr, "perigee: {} error: {}\n", to_string(error.category()), printable(error.what()));

@@ -4,10 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
+#include <memory>
 #include <optional>
 #include <sstream>
 
+#include "app/command_table.h"
+#include "app/help_formatter.h"
 #include "base/error.h"
 #include "config/config.h"
 #include "config/findings.h"
@@ -15,48 +17,35 @@
 namespace perigee {
 namespace {
 
-struct CommandHelp {
-    Command command;
-    char const* name;
-    char const* help;
-};
-constexpr std::array kCommands = {
-    CommandHelp{Command::train, "train", "Train a model, or go on with a run that was stopped"},
-    CommandHelp{Command::eval, "eval", "Loss of a checkpoint on held-out data"},
-    CommandHelp{Command::generate, "generate", "Continue a text with a checkpoint"},
-    CommandHelp{Command::check, "check", "Show resolved options, layout, memory and FLOPs; needs no data and no GPU"},
-};
-
 /// What CLI11 fills in while it parses.
 struct Typed {
-    CommandLine result;
+    CommandLine job;
+    LocalCommand local;  ///< its name is empty where a command of a job was typed
     std::string prompt, system;
     int64_t max_tokens = 0;
     bool mock_data = false;
 };
 
-void add_command(CLI::App& app, CommandHelp const& command, Typed& typed) {
-    CLI::App* const sub = app.add_subcommand(command.name, command.help);
-    sub->add_option("CONFIG", typed.result.config, "YAML file; docs/config.md lists its keys")->required();
-    sub->add_option("overrides", typed.result.overrides,
-                    "Override the file, as in optimizer.lr=1e-3 data.train.0.path=x")
+void declare_job(CLI::App* const sub, Command command, Typed& typed) {
+    sub->add_option("CONFIG", typed.job.config, "YAML file; docs/config.md lists its keys")->required();
+    sub->add_option("overrides", typed.job.overrides, "Override the file, as in optimizer.lr=1e-3 data.train.0.path=x")
         ->type_name("key=value");
-    if (command.command == Command::check) {
-        sub->add_option("--world-size", typed.result.world_size, "Ranks to plan for, instead of as many as run this")
+    if (command == Command::check) {
+        sub->add_option("--world-size", typed.job.world_size, "Ranks to plan for, instead of as many as run this")
             ->check(CLI::Range(1, 1 << 20));
     } else {
         sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
     }
-    if (command.command == Command::generate) {
+    if (command == Command::generate) {
         sub->add_option("--system", typed.system, "Short for generate.system=TEXT; TEXT is taken as it is");
         sub->add_option("--prompt", typed.prompt, "Short for generate.prompt=TEXT; TEXT is taken as it is");
         sub->add_option("--max-tokens", typed.max_tokens, "Short for generate.max_tokens=N");
     }
     sub->callback([&typed, sub, command] {
-        typed.result.command = command.command;
-        auto& overrides = typed.result.overrides;
+        typed.job.command = command;
+        auto& overrides = typed.job.overrides;
         if (typed.mock_data) overrides.push_back("data.mock_data=true");
-        if (command.command != Command::generate) return;
+        if (command != Command::generate) return;
         if (sub->count("--prompt") > 0) overrides.push_back("generate.prompt=" + yaml_text(typed.prompt));
         if (sub->count("--system") > 0) overrides.push_back("generate.system=" + yaml_text(typed.system));
         if (sub->count("--max-tokens") > 0)
@@ -64,11 +53,18 @@ void add_command(CLI::App& app, CommandHelp const& command, Typed& typed) {
     });
 }
 
+void add_command(CLI::App& app, CommandRow const& row, Typed& typed) {
+    CLI::App* const sub = app.add_subcommand(row.name, row.help)->group(row.group);
+    if (auto const* command = std::get_if<Command>(&row.what)) return declare_job(sub, *command, typed);
+    Action const action = std::get<Action (*)(CLI::App&)>(row.what)(*sub);
+    sub->callback([&typed, action, name = row.name] { typed.local = {name, action}; });
+}
+
 /// The first word, where it is meant as a command but is none; CLI11 would only say that a command is missing.
 std::optional<CommandLineNotice> unknown_command(int argc, char const* const* argv) {
     if (argc < 2 || argv[1][0] == '-') return std::nullopt;
     std::vector<std::string> names;
-    for (CommandHelp const& command : kCommands) names.emplace_back(command.name);
+    for (CommandRow const& row : kCommands) names.emplace_back(row.name);
     std::string const word = argv[1];
     if (std::find(names.begin(), names.end(), word) != names.end()) return std::nullopt;
     std::string const guess = nearest(word, names);
@@ -81,16 +77,18 @@ std::optional<CommandLineNotice> unknown_command(int argc, char const* const* ar
 
 }  // namespace
 
-std::variant<CommandLine, CommandLineNotice> parse_command_line(int argc, char const* const* argv) {
+Parsed parse_command_line(int argc, char const* const* argv) {
     if (auto notice = unknown_command(argc, argv)) return *notice;
     CLI::App app("Trains transformers with Mixture of Block Attention", "perigee");
     app.set_version_flag("--version", "perigee " PERIGEE_VERSION);
     app.require_subcommand(1);
+    app.formatter(std::make_shared<HelpFormatter>());
     Typed typed;
-    for (CommandHelp const& command : kCommands) add_command(app, command, typed);
+    for (CommandRow const& row : kCommands) add_command(app, row, typed);
     try {
         app.parse(argc, argv);
-        return typed.result;
+        if (!typed.local.name.empty()) return typed.local;
+        return typed.job;
     } catch (CLI::ParseError const& stop) {
         std::ostringstream out, error;
         bool const is_usage_error = app.exit(stop, out, error) != 0;

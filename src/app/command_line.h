@@ -1,12 +1,16 @@
-// What the user typed: `perigee train|eval|generate|check CONFIG [key=value...]`. Knows nothing of what options mean.
+// What the user typed: `perigee COMMAND ...`, for a job `perigee train|eval|generate|check CONFIG [key=value...]`.
+// Knows nothing of what options mean.
 #pragma once
 
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "commands/command.h"
+
 namespace perigee {
 
+/// What the ranks of a job do.
 enum class Command { train, eval, generate, check };
 
 struct CommandLine {
@@ -16,6 +20,12 @@ struct CommandLine {
     int world_size = 0;                  ///< check: ranks to plan for; 0: as many as run it
 };
 
+/// A command of one process, whose arguments are read.
+struct LocalCommand {
+    std::string name;
+    Action action;
+};
+
 /// Text to print instead of running a command: help and version (exit code 0, to stdout), or what is wrong with the
 /// command line (exit code 2, to stderr).
 struct CommandLineNotice {
@@ -23,7 +33,9 @@ struct CommandLineNotice {
     int exit_code = 0;
 };
 
+using Parsed = std::variant<CommandLine, LocalCommand, CommandLineNotice>;
+
 /// Prints nothing itself, so that a job of many ranks can say it once.
-std::variant<CommandLine, CommandLineNotice> parse_command_line(int argc, char const* const* argv);
+Parsed parse_command_line(int argc, char const* const* argv);
 
 }  // namespace perigee

@@ -1,5 +1,7 @@
 #include "config/config.h"
 
+#include <fmt/ranges.h>
+
 #include "base/error.h"
 #include "config/scalars.h"
 #include "config/schema_yaml.h"
@@ -95,6 +97,11 @@ std::string config_reference() {
     Schema schema;
     describe(schema, defaults);
     return kReferenceHead + write_reference(schema);
+}
+
+void refuse_problems(RunOptions const& options, int world_size, std::string const& file) {
+    auto const found = problems(options, world_size);
+    if (!found.empty()) fail(Category::config, "{}: {}", file, fmt::join(found, fmt::format("\n{}: ", file)));
 }
 
 }  // namespace perigee

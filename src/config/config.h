@@ -21,6 +21,9 @@ void apply_file(RunOptions& options, std::string const& path);
 /// The same with overrides.
 void apply_overrides(RunOptions& options, std::vector<std::string> const& overrides);
 
+/// Throws Category::config with all problems between the keys of `file`, for a job of so many ranks.
+void refuse_problems(RunOptions const& options, int world_size, std::string const& file);
+
 /// Complete YAML of these options, every key present, which parses to the same options.
 std::string to_yaml(RunOptions const& options);
 

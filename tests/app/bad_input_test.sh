@@ -53,7 +53,7 @@ expect 2 'proc' "output_dir that cannot be made" "$perigee" train "$good" output
 files=(data.mock_data=false data.train.0.path="$work/tokens")
 expect 3 'tokens\.idx' "missing token files" "$perigee" train "$good" "${files[@]}"
 seq 1 4000 >"$work/text"
-"$PERIGEE_BIN/tokenize" "$work/text" --output "$work/tokens" >/dev/null 2>&1 || { echo "tokenize failed"; exit 1; }
+"$PERIGEE_BIN/perigee" tokenize "$work/text" --output "$work/tokens" >/dev/null 2>&1 || { echo "tokenize failed"; exit 1; }
 cp "$work/tokens.bin" "$work/whole.bin"
 truncate -s -1000 "$work/tokens.bin"
 expect 3 'tokens' "truncated tokens" "$perigee" train "$good" "${files[@]}"
@@ -61,9 +61,9 @@ cp "$work/whole.bin" "$work/tokens.bin"
 truncate -s 40 "$work/tokens.idx"
 expect 3 'tokens\.idx' "truncated index" "$perigee" train "$good" "${files[@]}"
 : >"$work/empty"
-"$PERIGEE_BIN/tokenize" "$work/text" --output "$work/tokens" >/dev/null 2>&1
+"$PERIGEE_BIN/perigee" tokenize "$work/text" --output "$work/tokens" >/dev/null 2>&1
 expect 3 'tokens.*vocab' "token id beyond the vocabulary" "$mpirun" 2 "$perigee" train "$good" "${files[@]}" model.vocab_size=50
-"$PERIGEE_BIN/tokenize" "$work/empty" --output "$work/nothing" >/dev/null 2>&1
+"$PERIGEE_BIN/perigee" tokenize "$work/empty" --output "$work/nothing" >/dev/null 2>&1
 expect 3 'nothing' "empty data set" "$perigee" train "$good" data.mock_data=false data.train.0.path="$work/nothing"
 expect 3 'tokens' "no full sample" "$perigee" train "$good" "${files[@]}" data.sequence_length=32768 model.max_position_embeddings=32768
 

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
+#include "app/command_table.h"
 #include "config/config.h"
+#include "support/memory_file_system.h"
 
 namespace perigee {
 namespace {
@@ -11,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::variant<CommandLine, CommandLineNotice> parse(std::vector<char const*> arguments) {
+Parsed parse(std::vector<char const*> arguments) {
     arguments.insert(arguments.begin(), "perigee");
     return parse_command_line(static_cast<int>(arguments.size()), arguments.data());
 }
@@ -62,12 +66,42 @@ TEST(CommandLine, HelpAndVersionAreNoMistakes) {
     EXPECT_EQ(notice({"--version"}).exit_code, 0);
     EXPECT_THAT(notice({"--version"}).text, ::testing::MatchesRegex("perigee [0-9]+\\.[0-9]+\\.[0-9]+\n"));
     EXPECT_EQ(notice({"--help"}).exit_code, 0);
-    for (char const* const command : {"train", "eval", "generate", "check"}) {
-        EXPECT_THAT(notice({"--help"}).text, HasSubstr(command));
-        EXPECT_EQ(notice({command, "--help"}).exit_code, 0);
-        EXPECT_THAT(notice({command, "--help"}).text, HasSubstr("CONFIG"));
+    for (CommandRow const& row : kCommands) {
+        EXPECT_THAT(notice({"--help"}).text, HasSubstr(fmt::format("{}:\n", row.group)));
+        EXPECT_THAT(notice({"--help"}).text, HasSubstr(fmt::format("\n  {} ", row.name)));
+        EXPECT_EQ(notice({row.name, "--help"}).exit_code, 0);
+        EXPECT_THAT(notice({row.name, "--help"}).text, HasSubstr(row.help));
+        EXPECT_THAT(notice({row.name, "--help"}).text, HasSubstr(fmt::format("perigee {} [OPTIONS]", row.name)));
     }
     EXPECT_THAT(notice({"generate", "--help"}).text, HasSubstr("--prompt"));
+}
+
+TEST(CommandLine, HelpIsAtMost79ColumnsWide) {
+    std::vector<std::string> texts = {notice({"--help"}).text};
+    for (CommandRow const& row : kCommands) texts.push_back(notice({row.name, "--help"}).text);
+    for (char const* const what : {"inspect", "verify", "diff"})
+        texts.push_back(notice({"checkpoint", what, "--help"}).text);
+    for (std::string const& text : texts) {
+        std::istringstream lines(text);
+        for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 79u) << line;
+    }
+}
+
+TEST(CommandLine, ACommandOfOneProcessIsReadyToRun) {
+    auto const parsed = parse({"plot", "runs/a", "--key", "lr"});
+    auto const* command = std::get_if<LocalCommand>(&parsed);
+    ASSERT_NE(command, nullptr);
+    EXPECT_EQ(command->name, "plot");
+    testing::MemoryFileSystem files;
+    try {
+        command->action(files);
+        ADD_FAILURE() << "there are no runs";
+    } catch (Error const& error) {
+        EXPECT_EQ(error.category(), Category::data);
+        EXPECT_THAT(error.what(), HasSubstr("runs/a: no such file"));
+    }
+    EXPECT_EQ(notice({"plot"}).exit_code, 2);
+    EXPECT_EQ(notice({"plot", "runs/a", "--width", "0"}).exit_code, 2);
 }
 
 TEST(CommandLine, MistakesAreNamedAndEndWithTwo) {
@@ -75,6 +109,8 @@ TEST(CommandLine, MistakesAreNamedAndEndWithTwo) {
              {{}, "subcommand"},
              {{"trian", "a.yaml"}, "trian"},
              {{"train"}, "CONFIG"},
+             {{"plto", "a"}, "did you mean \"plot\"?"},
+             {{"checkpoint", "show", "a"}, "subcommand"},
              {{"train", "a.yaml", "--fast"}, "--fast"},
              {{"generate", "a.yaml", "--max-tokens", "many"}, "many"},
              {{"generate", "a.yaml", "--prompt"}, "--prompt"}}) {

@@ -42,9 +42,9 @@ done
 "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="\"$scratch/\\e[31mred\"" >"$scratch/printed" 2>"$scratch/log" || complain "train into an odd folder"
 no_controls "$scratch/log" || complain "a folder's name in the log"
 no_controls "$scratch/"*red/log.txt || complain "a folder's name in log.txt"
-"$PERIGEE_BIN/plot" "$scratch/"*red >"$scratch/printed" 2>"$scratch/log" || complain "plot"
+"$PERIGEE_BIN/perigee" plot "$scratch/"*red >"$scratch/printed" 2>"$scratch/log" || complain "plot"
 no_controls "$scratch/printed" || complain "a folder's name in a drawing"
 seq 100 >"$scratch/text"
-"$PERIGEE_BIN/tokenize" "$scratch/text" -o "$scratch/$name" >"$scratch/printed" 2>"$scratch/log" || complain "tokenize"
+"$PERIGEE_BIN/perigee" tokenize "$scratch/text" -o "$scratch/$name" >"$scratch/printed" 2>"$scratch/log" || complain "tokenize"
 no_controls "$scratch/printed" || complain "a prefix that tokenize reports"
 verdict

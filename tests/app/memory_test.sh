@@ -49,11 +49,11 @@ expect 'memory error: .*step takes at least .*ulimit -v.* has ' "a batch beyond 
 limited 1500000 "$perigee" generate "$scratch/run.yaml" generate.prompt=x model.hidden_size=16384 model.intermediate_size=65536
 expect 'memory error: out of memory: [0-9]+ bytes of host memory' "weights of generate"
 head -c 300000000 /dev/zero | tr '\0' 'a' >"$scratch/text"
-limited 800000 "$PERIGEE_BIN/tokenize" "$scratch/text" --output "$scratch/tokens"
-expect 'tokenize: .*no memory left.*ulimit -v' "a document of tokenize"
+limited 800000 "$PERIGEE_BIN/perigee" tokenize "$scratch/text" --output "$scratch/tokens"
+expect 'perigee: memory error: .*no memory left.*ulimit -v' "a document of tokenize"
 # A data file that cannot be mapped.
 seq 1 4000 >"$scratch/small"
-"$PERIGEE_BIN/tokenize" "$scratch/small" --output "$scratch/data" >/dev/null
+"$PERIGEE_BIN/perigee" tokenize "$scratch/small" --output "$scratch/data" >/dev/null
 python3 - "$scratch/data" <<'PY'
 import struct, sys
 n = 1 << 30  # one sequence of 4 GiB in a sparse file

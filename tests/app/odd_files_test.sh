@@ -28,7 +28,7 @@ log: {progress: false}
 YAML
 good=$scratch/good.yaml
 seq 1 4000 >"$scratch/text"
-"$bin/tokenize" "$scratch/text" --output "$scratch/tokens" >/dev/null || complain "tokenize"
+"$bin/perigee" tokenize "$scratch/text" --output "$scratch/tokens" >/dev/null || complain "tokenize"
 "$bin/perigee" train "$good" >/dev/null 2>&1 || complain "train"
 checkpoint=$(ls -d "$scratch"/run/checkpoints/step_*)
 
@@ -48,12 +48,12 @@ done
 mkfifo "$scratch/tokens.mask"
 expect 3 'tokens.mask.*is a pipe' "loss mask" "$bin/perigee" train "$good" "${files[@]}" output_dir="$scratch/other"
 rm "$scratch/tokens.mask"
-expect 3 'pipe.*is a pipe' "text" "$bin/tokenize" "$pipe" --output "$scratch/none"
-expect 3 'zero.*device' "text, device" "$bin/tokenize" /dev/zero --output "$scratch/none"
+expect 3 'pipe.*is a pipe' "text" "$bin/perigee" tokenize "$pipe" --output "$scratch/none"
+expect 3 'zero.*device' "text, device" "$bin/perigee" tokenize /dev/zero --output "$scratch/none"
 mkdir "$scratch/folder" && mkfifo "$scratch/folder/chats.jsonl"
-expect 3 'chats.jsonl.*is a pipe' "JSONL in a folder" "$bin/tokenize" "$scratch/folder" --output "$scratch/none"
+expect 3 'chats.jsonl.*is a pipe' "JSONL in a folder" "$bin/perigee" tokenize "$scratch/folder" --output "$scratch/none"
 mkdir "$scratch/tokenizer" && mkfifo "$scratch/tokenizer/tokenizer.json"
-expect 3 'tokenizer.json.*is a pipe' "tokenizer" "$bin/tokenize" "$scratch/text" --output "$scratch/none" \
+expect 3 'tokenizer.json.*is a pipe' "tokenizer" "$bin/perigee" tokenize "$scratch/text" --output "$scratch/none" \
     --tokenizer "$scratch/tokenizer"
 mkdir "$scratch/model" && mkfifo "$scratch/model/config.json"
 expect 3 'config.json.*is a pipe' "init_from" "$bin/perigee" check "$good" model.init_from="$scratch/model"
@@ -65,11 +65,11 @@ for file in manifest.json rank_0000.h5; do
     rm "$scratch/broken/$file"
     mv "$scratch/kept" "$scratch/broken/$file"
 done
-expect 3 'pipe.*is a pipe' "metrics" "$bin/plot" "$pipe"
-expect 3 'pipe.*is a pipe' "drawing" "$bin/plot" "$scratch/run" --output "$pipe"
+expect 3 'pipe.*is a pipe' "metrics" "$bin/perigee" plot "$pipe"
+expect 3 'pipe.*is a pipe' "drawing" "$bin/perigee" plot "$scratch/run" --output "$pipe"
 mkdir "$scratch/piped" && mkfifo "$scratch/piped/metrics.jsonl"
 expect 3 'metrics.jsonl.*is a pipe' "metrics of a run" "$bin/perigee" train "$good" output_dir="$scratch/piped"
-expect 3 'pipe.*is a pipe' "study" "$bin/study" "$pipe"
+expect 3 'pipe.*is a pipe' "study" "$bin/perigee" study "$pipe"
 
 # A data file that shrinks while a run reads it.
 "$bin/perigee" train "$good" "${files[@]}" output_dir="$scratch/shrinking" train.steps=1000000 >/dev/null 2>"$scratch/log" &

@@ -1,7 +1,8 @@
-// metrics.jsonl as `plot` reads and draws it: an input is the file. Whatever can be read can be drawn, in any size.
+// metrics.jsonl as `perigee plot` reads and draws it: an input is the file. Whatever can be read can be drawn, in any
+// size.
+#include "curves/chart.h"
 #include "fuzz/fuzz.h"
 #include "support/memory_file_system.h"
-#include "tools/plot/chart.h"
 
 namespace perigee::testing {
 

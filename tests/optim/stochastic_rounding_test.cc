@@ -5,9 +5,9 @@
 #include <bit>
 #include <cmath>
 
+#include "commands/bench/timed_ops.h"
 #include "optim/optimizer.h"
 #include "support/random.h"
-#include "tools/bench/timed_ops.h"
 
 namespace perigee {
 namespace {

@@ -64,7 +64,7 @@ stopped() {  # a process of the folder's job is stopped
 make_long_evaluation() {
     mkdir "$scratch/texts"
     seq 1 900000 | tee "$scratch/texts/1.txt" >"$scratch/texts/2.txt"
-    "$PERIGEE_BIN/tokenize" "$scratch/texts" --output "$scratch/texts/tokens" >/dev/null 2>&1
+    "$PERIGEE_BIN/perigee" tokenize "$scratch/texts" --output "$scratch/texts/tokens" >/dev/null 2>&1
     long_evaluation="eval.samples=100000000 data.mock_data=false data.train.0.path=$scratch/texts/tokens \
         data.validation_fraction=0.5"
 }

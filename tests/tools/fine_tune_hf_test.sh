@@ -32,7 +32,7 @@ for architecture in qwen3 llama; do
     awk -v first="$(head -1 <<<"$losses")" -v last="$(tail -1 <<<"$losses")" 'BEGIN { exit !(last < first) }' ||
         fail "validation loss did not fall: $losses"
     best=$(find runs/sft/checkpoints -maxdepth 1 -name 'step_*' | sort | head -1)
-    build/cpu/bin/convert "$best" Best >/dev/null
-    build/cpu/bin/checkpoint verify "$best" >/dev/null
+    build/cpu/bin/perigee convert "$best" Best >/dev/null
+    build/cpu/bin/perigee checkpoint verify "$best" >/dev/null
 done
 echo "fine_tune: all as transformers"

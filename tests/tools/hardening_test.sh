@@ -8,7 +8,7 @@ if [ "$(nm -C "$PERIGEE_BIN/perigee" | grep -c __asan_init)" != 0 ]; then
     echo "built with sanitizers, which bring checks of their own"
     exit 77
 fi
-for name in perigee tokenize convert plot checkpoint; do
+for name in perigee probe config_reference; do
     program=$PERIGEE_BIN/$name
     readelf -h "$program" | grep -q 'Type: *DYN' || complain "$name is not position independent"
     readelf -lW "$program" | grep -q GNU_RELRO || complain "$name has no RELRO"

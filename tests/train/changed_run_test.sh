@@ -10,7 +10,7 @@ says() { for line in "$@"; do grep -qF -- "$line" "$scratch/log" || complain "no
 # Two data sets of as many tokens.
 mkdir "$scratch/data" && cp "$PERIGEE_SOURCE/README.md" "$scratch/a.txt" && tr e i <"$scratch/a.txt" >"$scratch/b.txt"
 for text in a b; do
-    "$PERIGEE_BIN/tokenize" "$scratch/$text.txt" -o "$scratch/data/$text" >"$scratch/log" 2>&1 || complain "tokenize"
+    "$PERIGEE_BIN/perigee" tokenize "$scratch/$text.txt" -o "$scratch/data/$text" >"$scratch/log" 2>&1 || complain "tokenize"
 done
 use() { cp "$scratch/data/$1.bin" "$scratch/data/now.bin" && cp "$scratch/data/$1.idx" "$scratch/data/now.idx"; }
 use a

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
+#include "commands/bench/timed_ops.h"
 #include "config/config.h"
 #include "model/tiny_model.h"
-#include "tools/bench/timed_ops.h"
 #include "train/learner.h"
 
 namespace perigee::testing {

@@ -17,7 +17,7 @@ config=(
     'attention.full_layers={last: 1}' train.steps=60 train.global_batch_size=2 train.micro_batch_size=2
     optimizer.lr=4e-3 eval.samples=4 log.progress=false watchdog.enabled=false
 )
-"$PERIGEE_BIN/tokenize" chats.jsonl --chat "$PERIGEE_SOURCE/configs/sft.yaml" --set data.sequence_length=256 -o chats
+"$PERIGEE_BIN/perigee" tokenize chats.jsonl --chat "$PERIGEE_SOURCE/configs/sft.yaml" --set data.sequence_length=256 -o chats
 "$PERIGEE_BIN/perigee" train "${config[@]}" >train.log 2>&1 || fail "training: $(tail -5 train.log)"
 ask() { "$PERIGEE_BIN/perigee" generate "${config[@]}" checkpoint.resume=best "$@" 2>/dev/null; }
 [ "$(ask --prompt ping generate.temperature=0)" = pong ] || fail "answer: $(ask --prompt ping generate.temperature=0)"

@@ -9,9 +9,9 @@
 
 #include "base/philox.h"
 #include "comm/host_comm.h"
+#include "commands/bench/timed_ops.h"
 #include "model/llama.h"
 #include "ops/host/blas.h"
-#include "timed_ops.h"
 
 namespace perigee {
 

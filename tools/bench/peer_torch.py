@@ -10,9 +10,9 @@ loss, attention by cuDNN.
     python3 tools/bench/peer_torch.py --cuda --hidden 2048 --layers 16 --heads 32 --kv-heads 8 --head-dim 64 \
         --intermediate 8192 --vocab 128256 --sequence 8192 --batch 4
     .venv/bin/python tools/bench/peer_torch.py --cpu --ours build/cpu/bin/bench_step   # both, alternating
-    python3 tools/bench/peer_torch.py --cuda --hidden 2048 ... --ours build/cuda/bin/bench_train
+    python3 tools/bench/peer_torch.py --cuda --hidden 2048 ... --ours build/cuda/bin/perigee
 
-With --ours, Perigee trains the same shape, by `bench_step` on the CPU and `bench_train` on a GPU, round by round in
+With --ours, Perigee trains the same shape, by `bench_step` on the CPU and `perigee bench` on a GPU, round by round in
 alternation, so that a machine whose speed drifts is fair to both. The last line of output is one JSON object.
 """
 
@@ -198,13 +198,13 @@ def ours_on_cpu(program, shape, tied, threads, steps):
 
 
 def ours_on_gpu(program, shape, tied, steps):
-    """The command of bench_train."""
+    """The command of `perigee bench`."""
     config = pathlib.Path(__file__).parents[2] / "configs/bench/llama_1b.yaml"
     model = {"hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
              "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
              "intermediate_size": shape.intermediate, "vocab_size": shape.vocab,
              "tie_word_embeddings": str(tied).lower()}
-    return [program, str(config), *(f"model.{key}={value}" for key, value in model.items()),
+    return [program, "bench", str(config), *(f"model.{key}={value}" for key, value in model.items()),
             f"data.sequence_length={shape.sequence}", f"train.global_batch_size={shape.batch}",
             f"train.micro_batch_size={shape.batch}", "--brief", "--json", "--steps", str(steps)]
 
@@ -234,7 +234,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--mode", choices=("auto", "eager", "compile"), default="auto")
     parser.add_argument("--ours", metavar="PROGRAM",
-                        help="also run bench_step, on a GPU bench_train, and print ours / PyTorch")
+                        help="also run bench_step, on a GPU perigee, and print ours / PyTorch")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Memory and time of a training step from 4K to 512K tokens: one table, one run of bench_train per length.
+"""Memory and time of a training step from 4K to 512K tokens: one table, one run of `perigee bench` per length.
 
-    tools/bench/scale_of_length.py build/cuda/bin/bench_train
-    tools/bench/scale_of_length.py build/cuda/bin/bench_train --lengths 4096,8192 attention.top_k=4
+    tools/bench/scale_of_length.py build/cuda/bin/perigee
+    tools/bench/scale_of_length.py build/cuda/bin/perigee --lengths 4096,8192 attention.top_k=4
 
 One document a step, MoBA but for the last two layers, which are full. Each length takes the first recompute policy that
 fits, or the one that train.recompute=... names. Ratios are to the row above: what is linear doubles, what is quadratic
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bench_train")
+    parser.add_argument("perigee", help="the program")
     parser.add_argument("overrides", nargs="*", help="key=value for every length")
     parser.add_argument("--config", default=pathlib.Path(__file__).parents[2] / "configs/bench/llama_1b.yaml")
     parser.add_argument("--lengths", default=",".join(str(4096 << i) for i in range(8)))
@@ -35,9 +35,9 @@ def policies(overrides):
 
 
 def measure(options, length, policy):
-    """bench_train's JSON object, or None where memory does not suffice."""
+    """The benchmark's JSON object, or None where memory does not suffice."""
     steps = max(1, min(20, options.tokens // length))
-    command = [options.bench_train, str(options.config), f"data.sequence_length={length}",
+    command = [options.perigee, "bench", str(options.config), f"data.sequence_length={length}",
                "train.global_batch_size=1", "train.micro_batch_size=1", f"train.recompute={policy}",
                "attention.kind=moba", "attention.full_layers={last: 2}", *options.overrides,
                "--brief", "--json", "--steps", str(steps), "--warmup", "3" if steps > 2 else "1"]

@@ -1,0 +1,132 @@
+// Hugging Face folder to checkpoint, checkpoint or run to Hugging Face folder: `perigee convert SOURCE OUTPUT`.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <memory>
+
+#include "base/printable.h"
+#include "checkpoint/manifest.h"
+#include "commands/command.h"
+#include "config/config.h"
+#include "hf/convert.h"
+#include "hf/weights.h"
+#include "model/llama.h"
+#include "train/described.h"
+#include "train/progress.h"
+#include "train/run_folder.h"
+
+namespace perigee {
+namespace {
+
+struct Options {
+    Path source, output, config, companions;
+    std::string type;
+    double shard_gb = 5;
+};
+
+void declare(CLI::App& app, Options& options) {
+    app.add_option("source", options.source, "Hugging Face folder, checkpoint, or run folder (its newest checkpoint)")
+        ->required();
+    app.add_option("output", options.output, "folder to make; must not exist")->required();
+    app.add_option("--dtype", options.type,
+                   "of exported weights; by default that of the folder they came from, or float32")
+        ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
+    app.add_option("--shard-gb", options.shard_gb, "split exported weights into files of at most so many GB")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app.add_option("--config", options.config, "YAML that describes the model, where the checkpoint does not");
+    app.add_option("--companions", options.companions, "folder with tokenizer files for the export");
+}
+
+/// A bar on a terminal; silent elsewhere.
+ConversionProgress show_progress(Progress& bar) {
+    auto const start = std::chrono::steady_clock::now();
+    return [&bar, start](int64_t done, int64_t total) {
+        double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        double const eta =
+            seconds * static_cast<double>(total - done) / static_cast<double>(std::max<int64_t>(done, 1));
+        bar.update(done, total, eta, fmt::format("{} of {}", format_bytes(done), format_bytes(total)));
+    };
+}
+
+Checkpoint open_source(FileSystem& files, Path const& source) {
+    if (files.exists(source / kManifestName)) return Checkpoint::open(files, source);
+    if (files.exists(checkpoint_root(source.string())))
+        if (auto found = find_latest(files, *make_single_host_comm(), checkpoint_root(source.string())))
+            return std::move(*found);
+    fail(Category::config, "{} is neither a Hugging Face folder nor a checkpoint nor a run with checkpoints",
+         source.string());
+}
+
+/// The options of the run that wrote a checkpoint: the YAML that --config names, else what the checkpoint says, else,
+/// of older programs, the config.yaml of the run's folder.
+RunOptions options_of(FileSystem& files, Options const& options, Checkpoint const& checkpoint) {
+    if (options.config.empty())
+        if (auto const stored = stored_options(checkpoint.state())) return *stored;
+    Path const yaml = options.config.empty() ? checkpoint.folder() / ".." / ".." / "config.yaml" : options.config;
+    if (!files.exists(yaml))
+        fail(Category::config, "{} does not tell which model it is: name the YAML of its run with --config",
+             checkpoint.folder().string());
+    RunOptions run;
+    apply_file(run, yaml.string());
+    return run;
+}
+
+/// What the weights of a checkpoint mean: said by the config.json beside them, or by the run.
+ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Checkpoint const& checkpoint) {
+    Path const folder = checkpoint.folder();
+    ExportOptions result;
+    result.type = source_type(checkpoint);
+    if (options.config.empty() && files.exists(folder / kConfigName)) {
+        HfConfig const config = read_hf_config(files, folder);
+        result.model = config.model;
+        result.attention = config.attention.value_or(AttentionOptions{.kind = AttentionKind::full});
+        result.origin = folder;
+        return result;
+    }
+    RunOptions const run = options_of(files, options, checkpoint);
+    if (files.exists(run.model.init_from)) result.origin = run.model.init_from;  // it may be gone
+    Path const tokenizer = run.data.tokenizer;
+    if (result.origin.empty() && files.exists(tokenizer))
+        result.companions = files.is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
+    result.model = run.model;
+    result.attention = attention_at(run.attention, checkpoint.state().step);
+    if (!result.origin.empty() && files.exists(result.origin / kConfigName) &&
+        !files.exists(result.origin / kManifestName))
+        result.type = HfWeights(files, result.origin).type(llama_params(result.model));
+    return result;
+}
+
+void convert(Options const& options, FileSystem& files) {
+    Progress bar(/*wanted=*/true);
+    bool const is_hugging_face =
+        !files.exists(options.source / kManifestName) && files.exists(options.source / kConfigName);
+    if (is_hugging_face) {
+        import_checkpoint(files, options.source, options.output, show_progress(bar));
+    } else {
+        Checkpoint const checkpoint = open_source(files, options.source);
+        ExportOptions to = describe_checkpoint(files, options, checkpoint);
+        if (auto const type = element_type(options.type)) to.type = *type;
+        if (!options.companions.empty()) to.companions = options.companions;
+        to.shard_bytes = static_cast<int64_t>(options.shard_gb * 1e9);
+        export_folder(files, checkpoint, to, options.output, show_progress(bar));
+    }
+    bar.clear();
+    print_printable("{}: {} of {}\n", options.output.string(),
+                    is_hugging_face ? "a checkpoint" : "a Hugging Face folder", options.source.string());
+}
+
+}  // namespace
+}  // namespace perigee
+
+namespace perigee {
+
+Action declare_convert(CLI::App& app) {
+    auto const options = std::make_shared<Options>();
+    declare(app, *options);
+    return [options](FileSystem& files) {
+        convert(*options, files);
+        return 0;
+    };
+}
+
+}  // namespace perigee

@@ -1,0 +1,171 @@
+// A first run: tokens, training, held-out loss with MoBA and with full attention, the loss curve, a sample. Each stage
+// is a command of this program, shown as a user would type it. Safe to run again: what is there is not made again.
+//     perigee quickstart
+//     perigee quickstart --ranks 2 train.steps=100
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/printable.h"
+#include "commands/child.h"
+#include "commands/command.h"
+#include "config/config.h"
+
+namespace perigee {
+namespace {
+
+using Words = std::vector<std::string>;
+
+constexpr char kConfig[] = "configs/quickstart.yaml";
+
+struct Request {
+    int ranks = 1;
+    Words overrides;
+};
+
+/// The path as seen from this folder, where it is below it.
+Path from_here(Path const& path) {
+    Path const near = std::filesystem::proximate(path);
+    return near.string().starts_with("..") ? path : near;
+}
+
+/// The program, and the folder of the files that come with it: share/perigee of an installed one, else the source
+/// folder that it was built in.
+struct Program {
+    std::string path;
+    std::string typed;  ///< as a user in this folder types it
+    Path share;
+};
+
+Program find_program(FileSystem const& files) {
+    Path const program = std::filesystem::read_symlink("/proc/self/exe");
+    Path const installed = program.parent_path().parent_path() / "share" / "perigee";
+    if (files.exists(installed / kConfig)) return {program.string(), "perigee", installed};
+    for (Path folder = program.parent_path(); folder != folder.root_path(); folder = folder.parent_path())
+        if (files.exists(folder / kConfig)) return {program.string(), from_here(program).string(), from_here(folder)};
+    fail(Category::config, "neither {} nor a folder above {} has {}", installed.string(), program.string(), kConfig);
+}
+
+class Quickstart {
+  public:
+    Quickstart(Request const& request, FileSystem& files)
+        : files_(files),
+          overrides_(request.overrides),
+          ranks_(request.ranks),
+          program_(find_program(files)),
+          config_(share(kConfig)),
+          options_(load_config(config_, overrides_)) {
+        refuse_problems(options_, ranks_, config_);
+    }
+
+    /// 0, or the exit code of the first stage that did not end well.
+    int run() {
+        if (!tokenize() || !command("Training", "train") || !compare()) return code_;
+        std::string const run = options_.output_dir;
+        if (!stage("Loss",
+                   {"plot", run, "--output", run + "/loss.svg", "--terminal", "--width", "72", "--height", "14"}) ||
+            !command("A sample", "generate", {}, 1))
+            return code_;
+        tell_what_is_next();
+        return 0;
+    }
+
+  private:
+    /// The program's own manual, unless there are tokens.
+    bool tokenize() {
+        std::string const prefix = options_.data.train.empty() ? "" : options_.data.train.front().path;
+        if (options_.data.mock_data || prefix.empty() || files_.exists(prefix + ".idx")) return true;
+        Path const folder = Path(prefix).parent_path();
+        if (!folder.empty()) files_.make_directories(folder);
+        return stage("Text", {"tokenize", share("docs"), "--suffix", ".md", "--output", prefix});
+    }
+
+    bool compare() {
+        title("Held-out loss of the same weights");
+        double losses[2] = {};
+        for (int full = 0; full < 2; ++full) {
+            Words const kind = full != 0 ? Words{"attention.kind=full"} : Words{};
+            ChildResult const result = run_child(launched(job("eval", kind), ranks_), /*keep_output=*/true);
+            code_ = result.exit_code;
+            if (code_ != 0) return false;
+            losses[full] = nlohmann::json::parse(result.output).at("eval_loss").get<double>();
+        }
+        fmt::print("MoBA, last layer full   {:.4f} nats per byte\nfull attention          {:.4f} nats per byte\n",
+                   losses[0], losses[1]);
+        return true;
+    }
+
+    void tell_what_is_next() const {
+        title("Where everything is");
+        print_printable(
+            "{0}/config.yaml     the resolved configuration\n"
+            "{0}/metrics.jsonl   every step\n"
+            "{0}/loss.svg        the loss curve\n"
+            "{0}/checkpoints/    the latest checkpoints; the same command resumes from them\n"
+            "\n"
+            "Three things to try next:\n"
+            "  {2} generate {1} --prompt \"To undo a commit, \"\n"
+            "  {2} train {1} train.steps=600\n"
+            "  {2} check {1} model.hidden_size=1024 data.sequence_length=8192 --world-size 8\n",
+            options_.output_dir, config_, program_.typed);
+    }
+
+    std::string share(char const* name) const { return (program_.share / name).lexically_normal().string(); }
+
+    static void title(std::string const& text) {
+        fmt::print("\n== {}\n", text);
+        std::fflush(stdout);
+    }
+
+    /// Arguments of a command that takes the run's configuration.
+    Words job(std::string const& name, Words const& more = {}) const {
+        Words words{name, config_};
+        words.insert(words.end(), overrides_.begin(), overrides_.end());
+        words.insert(words.end(), more.begin(), more.end());
+        return words;
+    }
+
+    Words launched(Words const& arguments, int ranks) const {
+        Words words{program_.path};
+        if (ranks > 1) words = {share("launch/mpirun.sh"), std::to_string(ranks), program_.path};
+        words.insert(words.end(), arguments.begin(), arguments.end());
+        return words;
+    }
+
+    bool command(std::string const& name, std::string const& what, Words const& more = {}, int ranks = 0) {
+        return stage(name, job(what, more), ranks == 0 ? ranks_ : ranks);
+    }
+
+    bool stage(std::string const& name, Words const& arguments, int ranks = 1) {
+        title(name);
+        print_printable("$ {} {}\n", program_.typed, fmt::join(arguments, " "));
+        std::fflush(stdout);
+        code_ = run_child(launched(arguments, ranks)).exit_code;
+        return code_ == 0;
+    }
+
+    FileSystem& files_;
+    Words const overrides_;
+    int const ranks_;
+    Program const program_;
+    std::string const config_;
+    RunOptions const options_;
+    int code_ = 0;
+};
+
+}  // namespace
+
+Action declare_quickstart(CLI::App& app) {
+    auto const request = std::make_shared<Request>();
+    app.add_option("overrides", request->overrides, "Override configs/quickstart.yaml, as in train.steps=100")
+        ->type_name("key=value");
+    app.add_option("--ranks", request->ranks, "Train on so many ranks, by mpirun")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    return [request](FileSystem& files) { return Quickstart(*request, files).run(); };
+}
+
+}  // namespace perigee

@@ -1,0 +1,129 @@
+#include "commands/study/results.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "commands/study/runner.h"
+
+namespace perigee::study {
+
+namespace {
+
+/// No points where the run never logged the key.
+plot::RunLog read_key(FileSystem& files, Study const& study, Run const& run, std::string const& key) {
+    try {
+        return plot::read_run(files, study.folder(run).string(), key);
+    } catch (Error const& error) {
+        if (error.category() != Category::data) throw;
+        return {};
+    }
+}
+
+/// Rows of the same settings, cases with any in the order of the grid.
+std::vector<std::vector<Row>> by_case(Study const& study, std::vector<Row> const& rows) {
+    std::vector<std::vector<Row>> cases;
+    std::set<std::vector<std::string>> seen;
+    for (Run const& run : study.runs) {
+        if (!seen.insert(run.settings).second) continue;
+        std::vector<Row> same;
+        std::ranges::copy_if(rows, std::back_inserter(same),
+                             [&](Row const& row) { return row.run->settings == run.settings; });
+        if (!same.empty()) cases.push_back(std::move(same));
+    }
+    return cases;
+}
+
+std::string last_part(std::string const& key) { return key.substr(key.rfind('.') + 1); }
+
+std::string case_name(Study const& study, Run const& run) {
+    std::vector<std::string> parts;
+    for (size_t i = 0; i < study.keys.size(); ++i)
+        parts.push_back(fmt::format("{} {}", last_part(study.keys[i]), run.settings[i]));
+    return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string cell(std::vector<Row> const& rows, size_t metric) {
+    std::vector<double> found;
+    for (Row const& row : rows)
+        if (row.values[metric]) found.push_back(*row.values[metric]);
+    if (found.empty()) return "";
+    double sum = 0;
+    for (double const x : found) sum += x;
+    std::string const mean = fmt::format("{:.3f}", sum / static_cast<double>(found.size()));
+    if (found.size() == 1) return mean;
+    auto const [low, high] = std::ranges::minmax(found);
+    return fmt::format("{} ({:.3f} to {:.3f})", mean, low, high);
+}
+
+}  // namespace
+
+std::vector<Row> collect(Study const& study, FileSystem& files) {
+    std::vector<Row> rows;
+    for (Run const& run : study.runs) {
+        if (run.settings.empty() || !is_finished(study, run, files)) continue;
+        Row row{.run = &run, .values = {}};
+        for (std::string const& metric : study.metrics) {
+            auto const points = read_key(files, study, run, metric).train;
+            bool const known = !points.empty() && std::isfinite(points.back().y);
+            row.values.push_back(known ? std::optional(points.back().y) : std::nullopt);
+        }
+        rows.push_back(std::move(row));
+    }
+    return rows;
+}
+
+std::string to_csv(Study const& study, std::vector<Row> const& rows) {
+    std::string text = fmt::format("{},seed,{}\n", fmt::join(study.keys, ","), fmt::join(study.metrics, ","));
+    for (Row const& row : rows) {
+        std::vector<std::string> fields;
+        for (std::string const& setting : row.run->settings)
+            fields.push_back(setting.find_first_of(",\"") == std::string::npos ? setting
+                                                                               : fmt::format("'{}'", setting));
+        fields.push_back(fmt::format("{}", row.run->seed));
+        for (auto const& value : row.values) fields.push_back(value ? fmt::format("{:.17g}", *value) : "");
+        text += fmt::format("{}\n", fmt::join(fields, ","));
+    }
+    return text;
+}
+
+std::string to_markdown(Study const& study, std::vector<Row> const& rows) {
+    std::vector<std::string> head;
+    for (std::string const& key : study.keys) head.push_back(last_part(key));
+    head.emplace_back("seeds");
+    head.insert(head.end(), study.metrics.begin(), study.metrics.end());
+    std::string text = fmt::format("| {} |\n|{}\n", fmt::join(head, " | "),
+                                   fmt::join(std::vector<std::string>(head.size(), "---|"), ""));
+    for (auto const& same : by_case(study, rows)) {
+        std::vector<std::string> fields = same.front().run->settings;
+        fields.push_back(fmt::format("{}", same.size()));
+        for (size_t i = 0; i < study.metrics.size(); ++i) fields.push_back(cell(same, i));
+        text += fmt::format("| {} |\n", fmt::join(fields, " | "));
+    }
+    return text;
+}
+
+std::vector<plot::RunLog> curves(Study const& study, std::vector<Row> const& rows, FileSystem& files) {
+    std::vector<plot::RunLog> result;
+    for (auto const& same : by_case(study, rows)) {
+        std::map<double, std::vector<double>> values;  // of all seeds, by step
+        for (Row const& row : same)
+            for (plot::Point const p : read_key(files, study, *row.run, study.figure).train)
+                if (std::isfinite(p.y)) values[p.x].push_back(p.y);
+        plot::RunLog curve{.name = case_name(study, *same.front().run), .train = {}, .eval = {}};
+        for (auto const& [step, found] : values) {
+            if (found.size() < same.size()) continue;  // a mean over fewer seeds would make a jump
+            double sum = 0;
+            for (double const x : found) sum += x;
+            curve.train.push_back({step, sum / static_cast<double>(found.size())});
+        }
+        if (!curve.train.empty()) result.push_back(std::move(curve));
+    }
+    return result;
+}
+
+}  // namespace perigee::study

@@ -1,0 +1,198 @@
+#include "commands/study/runner.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "base/held_signals.h"
+#include "checkpoint/folders.h"
+#include "commands/child.h"
+#include "config/config.h"
+#include "train/run_folder.h"
+
+namespace perigee::study {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The last line that says anything, of at most the last few kilobytes.
+std::string last_words(FileSystem& files, Path const& path) {
+    constexpr int64_t kEnd = 4096;
+    auto const file = files.open(path);
+    std::string text(static_cast<size_t>(std::min(kEnd, file->size())), '\0');
+    file->read_at(file->size() - std::ssize(text), std::as_writable_bytes(std::span(text)));
+    size_t const end = text.find_last_not_of(" \n\r") + 1;
+    size_t const begin = text.rfind('\n', end == 0 ? 0 : end - 1);
+    return text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1));
+}
+
+/// As this version of the program writes these options, so that keys it did not know then have their defaults.
+std::string in_todays_words(std::string const& yaml, std::string const& name) {
+    return to_yaml(parse_config(yaml, name, {}));
+}
+
+class Runner {
+  public:
+    Runner(Study const& study, RunnerOptions const& options, FileSystem& files)
+        : study_(study), options_(options), files_(files), states_(study.runs.size(), State::waiting) {
+        files_.make_directories(study.output_dir / "runs");
+        for (size_t i = 0; i < study.runs.size(); ++i) prepare(i);
+        free_slots_.resize(static_cast<size_t>(options.jobs));
+        for (size_t i = 0; i < free_slots_.size(); ++i) free_slots_[i] = free_slots_.size() - 1 - i;
+    }
+
+    Progress run() {
+        for (;;) {
+            while (!progress_.stopped && !free_slots_.empty() && start_next()) {
+            }
+            if (children_.empty()) break;
+            if (int const signal = signals_.wait(); signal != SIGCHLD) stop();
+            collect();
+        }
+        return std::move(progress_);
+    }
+
+  private:
+    enum class State { waiting, running, finished, failed, stopped };
+    struct Child {
+        size_t run;
+        size_t slot;
+        Clock::time_point began;
+    };
+
+    void prepare(size_t i) {
+        Run const& run = study_.runs[i];
+        Path const config = study_.file(run, ".yaml");
+        if (files_.exists(config) && in_todays_words(files_.read_text(config, 1 << 20), config.string()) != run.config)
+            fail(Category::config,
+                 "{} is of a run with other options than the study has now: choose another output_dir, or remove what "
+                 "belongs to {}",
+                 config.string(), run.name);
+        files_.replace_text(config, run.config);
+        if (!is_finished(study_, run, files_)) return;
+        states_[i] = State::finished;
+        ++finished_;
+        fmt::print("{} has finished before\n", run.name);
+    }
+
+    /// False where nothing can be started now.
+    bool start_next() {
+        for (size_t i = 0; i < states_.size(); ++i) {
+            if (states_[i] != State::waiting) continue;
+            auto const before = study_.runs[i].before;
+            if (before && states_[*before] == State::failed) {
+                states_[i] = State::failed;
+                progress_.failures.push_back(
+                    {study_.runs[i].name, 0, "not started: " + study_.runs[*before].name + " failed"});
+                continue;
+            }
+            if (before && states_[*before] != State::finished) continue;
+            start(i);
+            return true;
+        }
+        return false;
+    }
+
+    void start(size_t i) {
+        Run const& run = study_.runs[i];
+        std::vector<std::string> words{options_.program.string(), "train", study_.file(run, ".yaml").string()};
+        Path const checkpoints = checkpoint_root(study_.folder(run));
+        if (files_.exists(checkpoints) && !step_folders(files_, checkpoints).empty())
+            words.emplace_back("checkpoint.resume=auto");
+        std::string const out = study_.file(run, ".out").string();
+        size_t const slot = free_slots_.back();
+        pid_t const parent = getpid(), pid = fork();
+        if (pid < 0) fail(Category::internal, "cannot start a process: {}", std::strerror(errno));
+        if (pid == 0) become(words, out, slot, parent);
+        free_slots_.pop_back();
+        states_[i] = State::running;
+        children_[pid] = {i, slot, Clock::now()};
+        say("{} started", run.name);
+    }
+
+    /// In the child, which never comes back. A run whose study dies is told to save.
+    [[noreturn]] void become(std::vector<std::string>& words, std::string const& out, size_t slot, pid_t parent) {
+        setpgid(0, 0);  // what the terminal sends to the study is the study's to pass on
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        signals_.release();
+        int const file = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        if (file < 0 || dup2(file, STDOUT_FILENO) < 0 || dup2(file, STDERR_FILENO) < 0) _exit(1);
+        if (!options_.gpus.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.gpus[slot].c_str(), 1);
+        become_program(words, parent);
+    }
+
+    void stop() {
+        progress_.stopped = true;
+        say("stopping: {} runs save their state", children_.size());
+        for (auto const& [pid, child] : children_) kill(pid, SIGTERM);
+    }
+
+    void collect() {
+        for (auto it = children_.begin(); it != children_.end();) {
+            int status = 0;
+            if (waitpid(it->first, &status, WNOHANG) != it->first) {
+                ++it;
+                continue;
+            }
+            free_slots_.push_back(it->second.slot);
+            judge(it->second, WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+            it = children_.erase(it);
+        }
+    }
+
+    void judge(Child const& child, int code) {
+        Run const& run = study_.runs[child.run];
+        double const seconds = std::chrono::duration<double>(Clock::now() - child.began).count();
+        if (code == 0) {
+            files_.replace_text(study_.file(run, ".finished"), "");
+            states_[child.run] = State::finished;
+            say("{} finished after {:.1f} s ({} of {})", run.name, seconds, ++finished_, study_.runs.size());
+        } else if (code == kExitPreempted || (progress_.stopped && code == -SIGTERM)) {
+            states_[child.run] = State::stopped;
+            say("{} stopped", run.name);
+        } else {
+            states_[child.run] = State::failed;
+            progress_.failures.push_back({run.name, code, last_words(files_, study_.file(run, ".out"))});
+            say("{} FAILED after {:.1f} s", run.name, seconds);
+        }
+    }
+
+    template <class... Args>
+    static void say(fmt::format_string<Args...> format, Args&&... args) {
+        fmt::print("{}\n", fmt::format(format, std::forward<Args>(args)...));
+        std::fflush(stdout);
+    }
+
+    Study const& study_;
+    RunnerOptions const& options_;
+    FileSystem& files_;
+    HeldSignals signals_;
+    std::vector<State> states_;
+    std::vector<size_t> free_slots_;
+    std::map<pid_t, Child> children_;
+    size_t finished_ = 0;
+    Progress progress_;
+};
+
+}  // namespace
+
+bool is_finished(Study const& study, Run const& run, FileSystem const& files) {
+    return files.exists(study.file(run, ".finished"));
+}
+
+Progress run_all(Study const& study, RunnerOptions const& options, FileSystem& files) {
+    return Runner(study, options, files).run();
+}
+
+}  // namespace perigee::study

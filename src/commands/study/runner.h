@@ -1,0 +1,39 @@
+// Runs the runs of a study as `perigee train` processes, several at once. What a run needs and leaves is in files:
+//     runs/NAME.yaml      its complete configuration: `perigee train` of it is the run
+//     runs/NAME/          its run folder
+//     runs/NAME.out       what it printed
+//     runs/NAME.finished  there once it has finished; such a run is never started again
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "commands/study/study_file.h"
+
+namespace perigee::study {
+
+struct RunnerOptions {
+    Path program;                   ///< perigee
+    int64_t jobs = 1;               ///< runs at once
+    std::vector<std::string> gpus;  ///< unless empty, a job has one of these to itself, through CUDA_VISIBLE_DEVICES
+};
+
+struct Failure {
+    std::string run;
+    int exit_code = 0;    ///< negative: the signal that ended it
+    std::string message;  ///< its last words
+};
+
+struct Progress {
+    std::vector<Failure> failures;
+    bool stopped = false;  ///< by SIGINT or SIGTERM; the runs have saved
+};
+
+/// Starts every run that has not finished, those that others go on from first, and waits for all. A run that was
+/// stopped before goes on from its own last checkpoint. A failing run does not keep the others from running, but for
+/// those that go on from it. Throws Category::config where a run's files belong to other options than it has now.
+Progress run_all(Study const& study, RunnerOptions const& options, FileSystem& files);
+
+bool is_finished(Study const& study, Run const& run, FileSystem const& files);
+
+}  // namespace perigee::study

@@ -1,0 +1,223 @@
+#include "commands/study/study_file.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <set>
+
+#include "checkpoint/folders.h"
+#include "config/config.h"
+#include "config/schema_yaml.h"
+#include "config/yaml_tree.h"
+
+namespace perigee::study {
+
+namespace {
+
+using Kind = YamlNode::Kind;
+using Overrides = std::vector<std::string>;
+
+constexpr size_t kMostRuns = 10'000;
+
+/// A value as it stands on a command line.
+std::string value_text(YamlNode const& node, Findings& findings) {
+    if (node.kind == Kind::scalar) return node.quoted ? yaml_text(node.text) : node.text;
+    if (node.kind != Kind::list) {
+        findings.add(node.place, "expected a value, or a list of values");
+        return "";
+    }
+    std::vector<std::string> items;
+    for (auto const& item : node.items) items.push_back(value_text(*item, findings));
+    return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
+struct Axis {
+    std::string key;
+    std::vector<std::string> values;
+};
+
+/// The file's sections before they are multiplied out.
+struct Plan {
+    RunOptions run;
+    bool has_before = false;
+    Overrides before;
+    std::vector<Axis> grid;
+    std::vector<std::string> seeds, metrics;
+    std::string output_dir, figure;
+};
+
+class Reader {
+  public:
+    Reader(Plan& plan, Findings& findings) : plan_(plan), findings_(findings) {}
+
+    void read(YamlNode const& root) {
+        if (root.kind != Kind::map) return findings_.add(root.place, "expected sections: run, grid, seeds, ...");
+        std::set<std::string> seen;
+        for (auto const& [key, value] : root.entries) {
+            if (!seen.insert(key->text).second)
+                findings_.add(key->place, fmt::format("duplicate key \"{}\"", key->text));
+            section(*key, *value);
+        }
+        for (char const* const needed : {"output_dir", "run", "grid", "seeds", "metrics", "figure"})
+            if (!seen.contains(needed)) findings_.add(root.place, fmt::format("{} is missing", needed));
+        if (plan_.grid.empty()) findings_.add(root.place, "the grid is empty");
+    }
+
+  private:
+    void section(YamlNode const& key, YamlNode const& value) {
+        if (key.text == "run") {
+            Schema schema;
+            describe(schema, plan_.run);
+            read_tree(schema, value, findings_);
+        } else if (key.text == "before") {
+            plan_.has_before = true;
+            for (auto const& [name, text] : entries(value))
+                plan_.before.push_back(fmt::format("{}={}", name->text, value_text(*text, findings_)));
+        } else if (key.text == "grid") {
+            for (auto const& [name, list] : entries(value)) plan_.grid.push_back({name->text, values(*list)});
+        } else if (key.text == "seeds") {
+            plan_.seeds = values(value);
+        } else if (key.text == "metrics") {
+            plan_.metrics = values(value);
+        } else if (key.text == "output_dir") {
+            plan_.output_dir = scalar(value);
+        } else if (key.text == "figure") {
+            plan_.figure = scalar(value);
+        } else {
+            findings_.add(key.place, fmt::format("unknown key \"{}\"; known are output_dir, run, before, grid, seeds, "
+                                                 "metrics, figure",
+                                                 key.text));
+        }
+    }
+
+    std::vector<std::pair<std::shared_ptr<YamlNode const>, std::shared_ptr<YamlNode const>>> entries(
+        YamlNode const& node) {
+        if (node.kind == Kind::map) return node.entries;
+        findings_.add(node.place, "expected lines of `option: value`");
+        return {};
+    }
+    std::vector<std::string> values(YamlNode const& node) {
+        std::vector<std::string> result;
+        if (node.kind != Kind::list || node.items.empty()) {
+            findings_.add(node.place, "expected a list of values, as [1, 2]");
+            return result;
+        }
+        for (auto const& item : node.items) {
+            result.push_back(value_text(*item, findings_));
+            if (std::ranges::count(result, result.back()) > 1)
+                findings_.add(item->place, fmt::format("{} stands there twice", result.back()));
+        }
+        return result;
+    }
+    std::string scalar(YamlNode const& node) {
+        if (node.kind != Kind::scalar || node.text.empty()) findings_.add(node.place, "expected a text");
+        return node.text;
+    }
+
+    Plan& plan_;
+    Findings& findings_;
+};
+
+/// The settings of every case, the first key varying slowest. Seeds vary slower still, so that an unfinished study has
+/// something to say about every case.
+std::vector<std::vector<std::string>> cases(std::vector<Axis> const& grid) {
+    std::vector<std::vector<std::string>> all{{}};
+    for (Axis const& axis : grid) {
+        std::vector<std::vector<std::string>> longer;
+        for (auto const& settings : all)
+            for (std::string const& value : axis.values) {
+                longer.push_back(settings);
+                longer.back().push_back(value);
+            }
+        if (longer.size() > kMostRuns) fail(Category::config, "the grid has more than {} cases", kMostRuns);
+        all = std::move(longer);
+    }
+    return all;
+}
+
+/// The last part of a key names a setting in a folder's name; what no folder may be called is replaced.
+std::string setting_name(std::string const& key, std::string const& value) {
+    std::string name = fmt::format("{}={}", key.substr(key.rfind('.') + 1), value);
+    std::ranges::replace_if(
+        name, [](unsigned char c) { return std::isalnum(c) == 0 && !std::strchr("=+-._", c); }, '_');
+    return name;
+}
+
+class Builder {
+  public:
+    Builder(Plan const& plan, std::string const& source) : plan_(plan), source_(source) {
+        study_.output_dir = plan.output_dir;
+        study_.metrics = plan.metrics;
+        study_.figure = plan.figure;
+        for (Axis const& axis : plan.grid) study_.keys.push_back(axis.key);
+    }
+
+    Study build() {
+        if (plan_.has_before)
+            for (std::string const& seed : plan_.seeds)
+                add(fmt::format("before,seed={}", seed), {}, seed, plan_.before);
+        for (size_t seed = 0; seed < plan_.seeds.size(); ++seed)
+            for (auto const& settings : cases(plan_.grid)) add_case(settings, seed);
+        if (!problems_.empty()) fail(Category::config, "{}", fmt::join(problems_, "\n"));
+        return std::move(study_);
+    }
+
+  private:
+    void add_case(std::vector<std::string> const& settings, size_t seed) {
+        std::string name;
+        Overrides overrides;
+        for (size_t i = 0; i < settings.size(); ++i) {
+            name += setting_name(plan_.grid[i].key, settings[i]) + ",";
+            overrides.push_back(fmt::format("{}={}", plan_.grid[i].key, settings[i]));
+        }
+        if (plan_.has_before) {
+            Run const& before = study_.runs[seed];
+            overrides.push_back("checkpoint.resume=" +
+                                yaml_text((study_.folder(before) / before_checkpoint_).string()));
+            overrides.emplace_back("checkpoint.allow_model_change=true");  // the grid says which
+        }
+        add(name + "seed=" + plan_.seeds[seed], settings, plan_.seeds[seed], overrides);
+        if (plan_.has_before) study_.runs.back().before = seed;
+    }
+
+    void add(std::string const& name, std::vector<std::string> settings, std::string const& seed, Overrides overrides) {
+        Run run{.name = name, .settings = std::move(settings), .seed = 0, .config = {}, .before = {}};
+        if (std::ranges::find(study_.runs, name, &Run::name) != study_.runs.end())
+            problems_.push_back(fmt::format("{}: two runs would be called {}", source_, name));
+        overrides.push_back("seed=" + seed);
+        overrides.push_back("output_dir=" + yaml_text(study_.folder(run).string()));
+        try {
+            RunOptions const options = parse_config(to_yaml(plan_.run), source_, overrides);
+            for (std::string const& problem : problems(options, 1))
+                problems_.push_back(fmt::format("{}: {}: {}", source_, name, problem));
+            run.seed = options.seed;
+            run.threads = options.threads;
+            run.config = to_yaml(options);
+            if (run.settings.empty()) before_checkpoint_ = "checkpoints/" + step_name(options.train.steps);
+        } catch (Error const& error) {
+            problems_.push_back(fmt::format("{}: {}: {}", source_, name, error.what()));
+        }
+        study_.runs.push_back(std::move(run));
+    }
+
+    Plan const& plan_;
+    std::string source_;
+    std::string before_checkpoint_;
+    std::vector<std::string> problems_;
+    Study study_;
+};
+
+}  // namespace
+
+Study read_study(FileSystem& files, Path const& path) {
+    Plan plan;
+    Findings findings(path.string(), Findings::Places::shown);
+    auto const tree = parse_yaml(files.read_text(path, kMaxYamlBytes), findings);
+    if (tree) Reader(plan, findings).read(*tree);
+    if (!findings.empty()) fail(Category::config, "{}", fmt::join(findings.lines(), "\n"));
+    return Builder(plan, path.string()).build();
+}
+
+}  // namespace perigee::study

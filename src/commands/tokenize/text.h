@@ -1,0 +1,25 @@
+// `perigee tokenize`: text files and JSONL to tokens, on all cores.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "data/text_documents.h"
+
+namespace perigee {
+
+struct TextInputs {
+    std::vector<Path> files;
+    Path output;  ///< prefix
+    std::string tokenizer = "bytes";
+    TextOptions text;
+    bool special = false;     ///< names of special tokens in the text are those tokens
+    bool prepend_bos = true;  ///< what the tokenizer puts before a text
+    bool append_eod = true;
+    int threads = 0;  ///< 0: one per core
+};
+
+/// Writes the tokens of all documents in the order of the files, whatever the number of threads; prints a summary.
+void tokenize_text(TextInputs const& inputs, FileSystem& files);
+
+}  // namespace perigee

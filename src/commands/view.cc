@@ -1,0 +1,76 @@
+// Shows what a run trains on: the samples of one step as text, which tokens carry loss, and how far their gradient
+// reaches:
+//     perigee view configs/quickstart.yaml data.train.0.path=data/mine
+//     perigee view configs/sft.yaml --step 100 --samples 8 --html batch.html
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "commands/command.h"
+#include "commands/view/view.h"
+#include "config/config.h"
+#include "config/follow.h"
+
+namespace perigee {
+namespace {
+
+struct Request {
+    std::string config, html, weights = "auto";
+    std::vector<std::string> overrides;
+    int64_t step = 0;
+    int64_t samples = 2;
+};
+
+void show(Request const& request, FileSystem& files) {
+    RunOptions options = load_config(request.config, request.overrides);
+    auto const world = make_single_host_comm();
+    std::optional<Checkpoint> trained;
+    if (request.weights == "auto") trained = find_checkpoint(options.checkpoint, options.output_dir, *world, files);
+    if (trained) follow(options, *trained, {request.config, request.overrides}, /*speaks=*/true);
+    options.parallel = {.tensor = 1, .context = 1, .data = 1};  // the batch is the same under every layout
+    refuse_problems(options, 1, request.config);
+    options = resolve(options, 1, files);
+    Session session(options, *world, files);
+    std::string weights = "fresh weights";
+    int64_t done = 0;
+    if (trained) {
+        done = session.load_weights(trained).step;
+        weights = fmt::format("the weights of step {}", done);
+    } else if (request.weights != "none") {
+        initialise(session.ops(), session.layout(), {{session.layout().whole(), session.weights()}},
+                   static_cast<uint64_t>(options.seed));
+    }
+    int64_t const step = request.step > 0 ? request.step : done + 1;
+    view::View view = view::make_view(session, step, request.samples, request.weights != "none");
+    view.weights = weights;
+    if (request.html.empty())
+        fmt::print("{}", view::draw_terminal(view, ::isatty(STDOUT_FILENO) == 1));
+    else
+        files.replace_text(request.html, view::draw_html(view));
+}
+
+}  // namespace
+}  // namespace perigee
+
+namespace perigee {
+
+Action declare_view(CLI::App& app) {
+    auto const request = std::make_shared<Request>();
+    app.add_option("CONFIG", request->config, "YAML file of the run")->required();
+    app.add_option("overrides", request->overrides, "as for perigee train")->type_name("key=value");
+    app.add_option("--step", request->step, "which step, from 1; without it the one after the checkpoint, or the first")
+        ->check(CLI::PositiveNumber);
+    app.add_option("--samples", request->samples, "samples to show in full")->check(CLI::NonNegativeNumber);
+    app.add_option("--html", request->html, "write a page here instead of showing it on the terminal");
+    app.add_option("--weights", request->weights,
+                   "auto: of the newest checkpoint of the run, else fresh; init: fresh; none: leave reach out")
+        ->check(CLI::IsMember({"auto", "init", "none"}));
+    return [request](FileSystem& files) {
+        show(*request, files);
+        return 0;
+    };
+}
+
+}  // namespace perigee

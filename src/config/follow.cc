@@ -1,0 +1,37 @@
+#include "config/follow.h"
+
+#include "base/log.h"
+#include "config/config.h"
+#include "train/described.h"
+
+namespace perigee {
+
+void follow(RunOptions& options, Checkpoint const& checkpoint, OptionSources const& sources, bool speaks) {
+    auto stored = stored_options(checkpoint.state());
+    if (!stored) {
+        if (speaks)
+            log::warn(
+                "{} does not say which model it is of: the configuration decides, and whether it is the same "
+                "cannot be checked",
+                checkpoint.folder().string());
+        return;
+    }
+    // An override of the kind holds at every step.
+    stored->attention = attention_at(stored->attention, checkpoint.state().step);
+    std::string const tokenizer = options.data.tokenizer;
+    take_model(options, *stored);
+    apply_overrides(options, sources.overrides);
+    if (!speaks) return;
+    if (options.data.tokenizer != tokenizer) log::info("the tokenizer is the checkpoint's: {}", options.data.tokenizer);
+    if (auto const from_line = model_changes(*stored, options); !from_line.empty())
+        log::info("the command line changes the checkpoint's model:\n{}", to_string(from_line));
+    // What the file leaves out, or leaves open, is no other model.
+    RunOptions in_file = *stored;
+    apply_file(in_file, sources.file);
+    if (in_file.model.vocab_size == 0) in_file.model.vocab_size = stored->model.vocab_size;
+    in_file.attention = attention_at(in_file.attention, checkpoint.state().step);
+    if (auto const ignored = model_changes(in_file, *stored); !ignored.empty())
+        log::warn("the checkpoint's model is used, not the file's, whose value comes first:\n{}", to_string(ignored));
+}
+
+}  // namespace perigee

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# `perigee study` as a person uses it: a grid with seeds, tables that hold what the runs logged, nothing run twice, the same
+# tables after the study or its runs were stopped and killed on the way, failing runs named while the others go on.
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+export OMP_NUM_THREADS=1
+
+grid() {  # grid FOLDER [sed expression]: a study of two cases, two seeds and what goes before, at $scratch/FOLDER.yaml
+    cat <<YAML | sed -E "${2:-}" >"$scratch/$1.yaml"
+output_dir: $scratch/$1
+run:
+  model: {vocab_size: 80, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 2}
+  attention: {kind: moba, block_size: 16, top_k: 2}
+  data: {mock_data: true, mock: {task: far_recall, loss: answers}, sequence_length: 128}
+  train: {steps: 12, global_batch_size: 2}
+  checkpoint: {every: 4}
+  eval: {every: 6, samples: 4, reach: true}
+  threads: 1
+  log: {progress: false}
+before: {train.steps: 6, data.mock.loss: all, eval.every: 0}
+grid:
+  attention.full_layers.last: [0, 1]
+seeds: [3, 4]
+metrics: [loss, eval_accuracy, eval_reach_0, eval_gate_recall_1]
+figure: eval_loss
+YAML
+}
+study() { "$PERIGEE_BIN/perigee" study "$scratch/$1.yaml" --jobs 2 "${@:2}" >"$scratch/printed" 2>"$scratch/log"; }
+check() {
+    local what=$1
+    shift
+    "$@" || complain "$what"
+}
+says() { grep -qE -- "$1" "$scratch/log"; }
+prints() { grep -qE -- "$1" "$scratch/printed"; }
+exits() {  # exits CODE COMMAND...
+    local code=0
+    "${@:2}" || code=$?
+    [ "$code" = "$1" ]
+}
+run() { echo "$scratch/$1/runs/$2"; }
+eventually() { for ((i = 0; i < 3000; ++i)); do "$@" && return; sleep 0.02; done; return 1; }
+no_process() { ! pgrep -f "$1" >/dev/null; }
+
+grid whole
+check "a study runs" study whole
+csv=$scratch/whole/table.csv
+check "a line for every run of the grid" [ "$(wc -l <"$csv")" = 5 ]
+check "its head names keys and metrics" [ "$(head -1 "$csv")" = \
+    attention.full_layers.last,seed,loss,eval_accuracy,eval_reach_0,eval_gate_recall_1 ]
+last_loss() { grep -oE '"loss":[^,]*' "$1/metrics.jsonl" | tail -1 | cut -d: -f2; }
+for last in 0 1; do
+    for seed in 3 4; do
+        logged=$(last_loss "$(run whole "last=$last,seed=$seed")")
+        check "loss of $last, $seed is the logged one" grep -q "^$last,$seed,$logged," "$csv"
+    done
+done
+check "a full layer has no gate" grep -qE '^1,3,[^,]+,[^,]+,[^,]+,$' "$csv"
+check "a MoBA layer has one" grep -qE '^0,3,[^,]+,[^,]+,[^,]+,[0-9.e-]+$' "$csv"
+check "two cases with two seeds each" [ "$(grep -cE '^\| [01] \| 2 \|' "$scratch/whole/table.md")" = 2 ]
+check "the table is printed" prints '^\| last \| seeds \| loss \|'
+check "a curve per case" [ "$(grep -c 'full_layers\|last [01] eval_loss\|last [01] ' "$scratch/whole/figure.svg")" -ge 2 ]
+check "runs go on from the one before" grep -q "resumed at step 6" "$(run whole last=1,seed=4.out)"
+
+# The run by hand gives the same numbers.
+"$PERIGEE_BIN/perigee" train "$(run whole last=1,seed=4.yaml)" output_dir="$scratch/by_hand" >"$scratch/log" 2>&1
+check "a run's file is the run" [ "$(last_loss "$scratch/by_hand")" = "$(last_loss "$(run whole last=1,seed=4)")" ]
+
+sed -i '/^log:/,/^[a-z]*:/{/every:/d}' "$(run whole last=0,seed=3.yaml)"  # as before there was such a key
+find "$scratch/whole/runs" -name metrics.jsonl -exec stat -c '%n %y' {} + >"$scratch/before"
+check "again" study whole
+find "$scratch/whole/runs" -name metrics.jsonl -exec stat -c '%n %y' {} + >"$scratch/after"
+check "nothing runs twice" cmp -s "$scratch/before" "$scratch/after"
+check "which it says" [ "$(grep -c 'has finished before' "$scratch/printed")" = 6 ]
+
+# Told to stop, and killed, while a run is inside its ninth step: the run saves, and goes on from there.
+for signal in TERM KILL; do
+    grid "$signal"
+    export PERIGEE_KILL=write:last=0,seed=4/metrics.jsonl:4 PERIGEE_KILL_BY=wait
+    "$PERIGEE_BIN/perigee" study "$scratch/$signal.yaml" --jobs 2 --perigee "$PERIGEE_BIN/perigee_faulty" \
+        >"$scratch/printed" 2>"$scratch/log" &
+    background=$!
+    check "$signal: the run waits" eventually grep -qs "waiting for a signal" "$(run "$signal" last=0,seed=4.out)"
+    unset PERIGEE_KILL PERIGEE_KILL_BY
+    kill "-$signal" "$background"
+    code=0
+    { wait "$background"; } 2>/dev/null || code=$?
+    [ "$signal" = KILL ] || check "$signal: the study says it was stopped" [ "$code" = 75 ]
+    check "$signal: no run is left behind" eventually no_process "$scratch/$signal/runs"
+    check "$signal: the run has not finished" [ ! -e "$(run "$signal" last=0,seed=4.finished)" ]
+    check "$signal: again" study "$signal"
+    check "$signal: the run goes on where it was" grep -qE "resumed at step (9|10)" "$(run "$signal" last=0,seed=4.out)"
+    check "$signal: the table is that of the unbroken study" diff "$csv" "$scratch/$signal/table.csv"
+done
+
+# A run that dies: named with how and its last words, the others finish; the next time it is tried again.
+grid failing
+code=0
+PERIGEE_KILL=write:last=1,seed=3/metrics.jsonl:4 study failing --perigee "$PERIGEE_BIN/perigee_faulty" || code=$?
+check "a failing run fails the study" [ "$code" = 1 ]
+check "and is named" says '^perigee: last=1,seed=3 failed: signal 9'
+check "the others finish" [ "$(grep -c . "$scratch/failing/table.csv")" = 4 ]
+check "then it is done" study failing
+check "and nothing is lost" diff "$csv" "$scratch/failing/table.csv"
+
+# One that others go on from dies: they are not started.
+grid early
+code=0
+PERIGEE_KILL=write:before,seed=4/metrics.jsonl:1 PERIGEE_KILL_BY=throw \
+    study early --perigee "$PERIGEE_BIN/perigee_faulty" || code=$?
+check "a failing run before" [ "$code" = 1 ]
+check "is named with its last words" says 'before,seed=4 failed: exit 1: .*thrown by the test'
+check "its followers are named" says 'last=0,seed=4 failed: not started: before,seed=4 failed'
+check "the other seed finishes" [ "$(grep -c '^[01],3,' "$scratch/early/table.csv")" = 2 ]
+
+# What is wrong with the file is said before anything runs.
+grid wrong 's/steps: 12/stepps: 12/; s/^seeds:.*/seeds: [3, 3]/; s/^figure/figures/'
+check "a wrong file" exits 2 study wrong
+check "unknown keys of a run" says 'wrong.yaml:6:.*"stepps" in train; did you mean "steps"'
+check "a seed twice" says 'wrong.yaml:14:.*3 stands there twice'
+check "unknown sections" says 'unknown key "figures"'
+check "missing ones" says 'figure is missing'
+grid impossible 's/last: \[0, 1\]/last: [0, 9]/'
+check "an impossible case" exits 2 study impossible
+check "names it" says 'last=9,seed=3: attention.full_layers.last = 9 exceeds'
+check "nothing was started" [ ! -e "$scratch/impossible" ]
+sed -i 's/steps: 12/steps: 14/' "$scratch/whole.yaml"
+check "other options in the same folder" exits 2 study whole
+check "are refused" says 'last=0,seed=3.yaml is of a run with other options'
+
+verdict

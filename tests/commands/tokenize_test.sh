@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# The tokenizer as a user runs it: what it writes, what it says, and how it fails.
+set -euo pipefail
+tokenize() { "$PERIGEE_BIN/perigee" tokenize "$@"; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+
+fail() { echo "FAILED: $*" >&2; exit 1; }
+bytes() { od -An -v -tu1 -w1 "$1" | tr -s ' \n' ' '; }
+expect_failure() {  # exit code, pattern of the message, command...
+    local code=$1 pattern=$2 status=0
+    shift 2
+    "$@" >out 2>err || status=$?
+    [ "$status" -eq "$code" ] || fail "exit code $status instead of $code: $*: $(cat err)"
+    grep -q "$pattern" err || fail "no '$pattern' in: $(cat err)"
+}
+
+mkdir -p docs/sub
+printf 'ab' >docs/a.txt
+printf '  \n' >docs/empty.txt
+printf 'c\n' | gzip >docs/sub/c.txt.gz
+printf '<p>skipped' >docs/sub/page.html
+
+summary=$(tokenize docs --suffix .txt --output made/set)
+expected='made/set.bin, .idx: 2 documents, 6 tokens (u16, bytes tokenizer) from 3 files, 0.00 MB of text; '
+expected+='1 empty documents skipped; '
+[[ $summary == "$expected"*' M tokens/s on '*' threads' ]] || fail "summary: $summary"
+[ "$(bytes made/set.bin)" = " 97 0 98 0 0 1 99 0 10 0 0 1 " ] || fail "tokens: $(bytes made/set.bin)"
+[ "$(head -c 7 made/set.idx)" = MMIDIDX ] || fail "no index"
+[ "$(ls made | tr '\n' ' ')" = "set.bin set.idx " ] || fail "left over: $(ls made)"
+
+# Files that hold no text are refused by name; those of folders are skipped, listed and counted.
+mkdir strange
+printf 'abc' >strange/text.txt
+printf '{"text": "x"}\n' >strange/plain.jsonl
+printf '\x28\xb5\x2f\xfd\x24\x0e' >strange/set.jsonl.zst
+printf 'PAR1\x15\x04\x15' >strange/table.parquet
+printf '\x89PNG\r\n\x1a\n\0\0' >strange/image.png
+for ((i = 0; i < 4000; ++i)); do printf "\\x$(printf %02x $((i * i * 7919 / 13 % 256)))"; done >strange/random.bin
+gzip -kc strange/random.bin >strange/random.gz
+for name in set.jsonl.zst:zstd table.parquet:Parquet image.png:PNG random.bin:'no UTF-8 text' random.gz:'no UTF-8 text'; do
+    expect_failure 3 "strange/${name%%:*}: expected UTF-8 text.*${name#*:}" tokenize "strange/${name%%:*}" -o refused
+    [ ! -e refused.idx ] || fail "${name%%:*} became tokens"
+done
+tokenize strange -o mixed >out 2>err || fail "a folder with binary files: $(cat err)"
+grep -q ': 2 documents' out && grep -q '5 files of the folders hold no text' err && grep -q '^  strange/random.gz$' err ||
+    fail "skipped files: $(cat out err)"
+
+printf '{"text": "x"}\n{"text": "yz"}\n' >two.jsonl
+tokenize two.jsonl -o two >/dev/null
+[ "$(bytes two.bin)" = " 120 0 0 1 121 0 122 0 0 1 " ] || fail "jsonl: $(bytes two.bin)"
+printf 'one\n\n\ntwo\n' >blank.txt
+tokenize blank.txt --split-on-blank-lines 2 -o blank | grep -q ': 2 documents' || fail "blank lines do not split"
+
+# Documents keep their order, however many threads work on them: 5 MB in documents of all lengths.
+for i in {1..400}; do
+    printf '{"text": "%s %s"}\n' "$i" "$(head -c $((i * 997 % 25000)) /dev/zero | tr '\0' "${i: -1}")"
+done >many.jsonl
+for threads in 1 3; do tokenize many.jsonl --threads $threads -o "many$threads" >/dev/null; done
+cmp many1.bin many3.bin && cmp many1.idx many3.idx || fail "threads change the result"
+[ "$(tr -d '\0' <many3.bin | tr '\1' '\n' | cut -d ' ' -f 1 | tr -d '\n')" = "$(seq 400 | tr -d '\n')" ] ||
+    fail "documents out of order"
+
+# A pattern that takes too long is told with its document. The tokenizer knows one character; the rest is dropped.
+mkdir slow
+cat >slow/tokenizer.json <<'EOF'
+{"version": "1.0", "added_tokens": [{"id": 1, "content": "<e>", "special": true}], "normalizer": null, "post_processor": null,
+ "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": "\\p{N}(?=\\p{N}*\\p{Lu})|\\p{N}"},
+ "behavior": "Isolated", "invert": false}, {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]},
+ "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": {"7": 0}, "merges": []}}
+EOF
+echo '{"eos_token": "<e>"}' >slow/tokenizer_config.json
+printf '{"text": "77"}\n{"text": "%s"}\n' "$(head -c 300000 /dev/zero | tr '\0' 7)" >digits.jsonl
+expect_failure 3 'digits.jsonl: document 2: .*the pattern .*takes too long' tokenize digits.jsonl --tokenizer slow -o digits
+
+# Conversations: template, weights beside the tokens, what was left out and why.
+cat >chat.yaml <<'EOF'
+data: {tokenizer: bytes, sequence_length: 23}
+chat:
+  template: custom
+  roles: [{role: user, prefix: "Q ", suffix: "\n"}, {role: assistant, prefix: "A ", suffix: "!\n"}]
+  stop: "!"
+EOF
+cat >chat.jsonl <<'EOF'
+{"prompt": "one", "completion": "1"}
+{"messages": [{"role": "user", "content": "two"}, {"role": "assistant", "content": "2", "weight": 1}]}
+{"prompt": "more than twenty-four tokens", "completion": "3"}
+{"messages": [{"role": "user", "content": "nobody answers"}]}
+EOF
+tokenize chat.jsonl --chat chat.yaml -o chat >said
+printf '%s\n' 'chat.bin, .idx: 2 conversations, 22 tokens (u16), of which 18.18% carry loss' \
+    '  1 longer than chat.max_tokens, dropped' '  1 without a token that carries loss, dropped' | diff - said ||
+    fail "chat summary"
+[ "$(tr -d '\0' <chat.bin | tr '\n' ' ')" = "Q one A 1! Q two A 2! " ] || fail "chat: $(tr -d '\0' <chat.bin)"
+[ "$(tail -c 3 chat.mask | od -An -v -tu1 | tr -s ' ')" = " 0 3 24" ] || fail "mask: $(od -An -v -tu1 chat.mask)"
+sed -i 's/"weight": 1/"weight": 0.5/' chat.jsonl
+echo '{"prompt": "four"}' >>chat.jsonl
+expect_failure 3 'chat.jsonl:5: "prompt" without "completion"' tokenize chat.jsonl --chat chat.yaml -o chat
+[ -e chat.mask ] || fail "a failed run removed the old weights"
+tokenize chat.jsonl --chat chat.yaml --set chat.malformed=skip -o chat | grep -q '1 malformed, skipped' ||
+    fail "the malformed line is not counted"
+[ -e chat.weights ] && [ ! -e chat.mask ] || fail "weights beside 0 and 1 take another file: $(ls chat.*)"
+expect_failure 2 'chat.roles: none is "assistant"' tokenize chat.jsonl --chat chat.yaml --set 'chat.roles=[]' -o x
+
+# A failure keeps the old files and leaves no others.
+printf '{"text": "x"}\n{"text": 5}\n' >bad.jsonl
+before=$(cat two.bin two.idx | cksum)
+expect_failure 3 'bad.jsonl:2: "text" is a number' tokenize bad.jsonl -o two
+[ "$(cat two.bin two.idx | cksum)" = "$before" ] || fail "a failed run changed the old files"
+[ -z "$(ls -- *.tmp 2>/dev/null)" ] || fail "a failed run left $(ls -- *.tmp)"
+
+expect_failure 3 'nowhere: no such' tokenize nowhere -o x
+expect_failure 3 'no tokens' tokenize docs/empty.txt -o x
+expect_failure 2 'tokenizer "words": no such' tokenize docs --tokenizer words -o x
+expect_failure 2 'output is required' tokenize docs
+expect_failure 2 'format' tokenize docs --format pdf -o x
+tokenize --help | grep -q -- '--split-on-blank-lines' || fail "no help"
+
+# The text cap on a JSONL line: 64 MiB.
+{ printf '{"text": "'; head -c 67108864 /dev/zero | tr '\0' a; printf '"}\n'; } >long.jsonl
+expect_failure 3 'long.jsonl:1: a line of more than 67108864 bytes' tokenize long.jsonl -o x
+[ ! -e x.bin ] || fail "output of a failed run"
+echo "tokenize: all as expected"

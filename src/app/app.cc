@@ -23,6 +23,7 @@
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/seat.h"
+#include "train/suites.h"
 #include "train/trainer.h"
 #include "train/watchdog.h"
 
@@ -110,8 +111,27 @@ int run_train(RunOptions const& options, Job const& job) {
     }
 }
 
+int run_suites(Trained const& trained, Job const& job) {
+    RunOptions const& options = trained.options;
+    bool const writes = job.launch.world().rank() == 0;
+    std::optional<SuiteFiles> files;
+    if (writes) files.emplace(job.files, options.output_dir);
+    Session session(options, job.launch.world(), job.files);
+    AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
+    int64_t const step = session.load_weights(trained.checkpoint).step;
+    SuiteResults const results = run_suites(session, step, session.selections(step), [&] {
+        job.watchdog.enter(Section::eval, step);  // each forward has the limit of an evaluation
+    });
+    int const code = complete(job);
+    if (code != 0 || !writes) return code;
+    fmt::print("{}", results.tables);
+    files->write(results);
+    return code;
+}
+
 int run_eval(Trained const& trained, Job const& job) {
     RunOptions const& options = trained.options;
+    if (!suites_of(options.eval.suites).empty()) return run_suites(trained, job);
     Session session(options, job.launch.world(), job.files);
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     auto const validation = session.open(Split::validation);

@@ -21,7 +21,7 @@ namespace {
 struct Typed {
     CommandLine job;
     LocalCommand local;  ///< its name is empty where a command of a job was typed
-    std::string prompt, system;
+    std::string prompt, system, suite;
     int64_t max_tokens = 0;
     bool mock_data = false;
 };
@@ -36,6 +36,9 @@ void declare_job(CLI::App* const sub, Command command, Typed& typed) {
     } else {
         sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
     }
+    if (command == Command::eval)
+        sub->add_option("--suite", typed.suite, "Short for eval.suites.run=NAMES: position, needle, ruler")
+            ->type_name("NAMES");
     if (command == Command::generate) {
         sub->add_option("--system", typed.system, "Short for generate.system=TEXT; TEXT is taken as it is");
         sub->add_option("--prompt", typed.prompt, "Short for generate.prompt=TEXT; TEXT is taken as it is");
@@ -45,6 +48,8 @@ void declare_job(CLI::App* const sub, Command command, Typed& typed) {
         typed.job.command = command;
         auto& overrides = typed.job.overrides;
         if (typed.mock_data) overrides.push_back("data.mock_data=true");
+        if (command == Command::eval && sub->count("--suite") > 0)
+            overrides.push_back("eval.suites.run=" + yaml_text(typed.suite));
         if (command != Command::generate) return;
         if (sub->count("--prompt") > 0) overrides.push_back("generate.prompt=" + yaml_text(typed.prompt));
         if (sub->count("--system") > 0) overrides.push_back("generate.system=" + yaml_text(typed.system));

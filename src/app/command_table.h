@@ -19,7 +19,7 @@ struct CommandRow {
 inline constexpr std::array kCommands = {
     CommandRow{"First run", "quickstart", "Train a small model on this program's own manual", declare_quickstart},
     CommandRow{"Train", "train", "Train a model, or resume a run that was stopped", Command::train},
-    CommandRow{"Train", "eval", "Loss of a checkpoint on held-out data", Command::eval},
+    CommandRow{"Train", "eval", "Loss of a checkpoint on held-out data, or long-context suites", Command::eval},
     CommandRow{"Train", "generate", "Continue a text with a checkpoint", Command::generate},
     CommandRow{"Train", "check", "Show options, layout, memory and FLOPs; needs no data", Command::check},
     CommandRow{"Data", "tokenize", "Turn text or conversations into tokens", declare_tokenize},

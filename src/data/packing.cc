@@ -1,6 +1,8 @@
 #include "data/packing.h"
 
 #include <limits>
+#include <numeric>
+#include <utility>
 
 #include "base/error.h"
 
@@ -34,6 +36,17 @@ void append_stretch(Stretch const& stretch, bool document_mask, Batch& batch) {
 
 void append_document(std::vector<int32_t> const& tokens, std::vector<float> const& weights, Batch& batch) {
     append_stretch({.tokens = tokens, .weights = weights, .document_begins = {}}, /*document_mask=*/true, batch);
+}
+
+Batch unfinished_document(std::vector<int32_t> tokens) {
+    Batch batch;
+    batch.ids_T = std::move(tokens);
+    batch.targets_T.assign(batch.ids_T.size(), 0);
+    batch.weights_T.assign(batch.ids_T.size(), 0.0f);
+    batch.positions_T.resize(batch.ids_T.size());
+    std::iota(batch.positions_T.begin(), batch.positions_T.end(), 0);
+    batch.cu_seqlens = {0, static_cast<int32_t>(batch.ids_T.size())};
+    return batch;
 }
 
 void append_padding(int64_t places, Batch& batch) {

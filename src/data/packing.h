@@ -22,6 +22,9 @@ void append_stretch(Stretch const& stretch, bool document_mask, Batch& batch);
 /// Appends a whole document of n + 1 tokens as a segment of n places. `weights` has one entry per token.
 void append_document(std::vector<int32_t> const& tokens, std::vector<float> const& weights, Batch& batch);
 
+/// One document of these tokens, to go on from: nothing carries loss.
+Batch unfinished_document(std::vector<int32_t> tokens);
+
 /// Appends `places` places without loss that no document sees.
 void append_padding(int64_t places, Batch& batch);
 

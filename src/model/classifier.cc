@@ -1,6 +1,8 @@
 #include "model/classifier.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <span>
 
 namespace perigee {
@@ -56,6 +58,35 @@ void join_vocabulary(Ops& ops, Comm& tp, Chunk const& chunk) {
     tp.all_reduce(queue, chunk.sums_2T);
 }
 
+struct Wanted {
+    ConstView targets_T;
+    ConstView weights_T;
+    int64_t vocab_begin = 0;
+    double scale = 1;
+    bool backward = false;  ///< the logits become their gradient
+};
+
+/// From a chunk's logits to its nll.
+void cross_entropy(Ops& ops, Comm& tp, Chunk const& chunk, Wanted const& wanted) {
+    ops.softmax_stats({.max_T = chunk.max_T,
+                       .sum_T = chunk.sum_T(),
+                       .target_T = chunk.target_T(),
+                       .logits_TV = chunk.logits_TV,
+                       .targets_T = wanted.targets_T,
+                       .vocab_begin = wanted.vocab_begin});
+    join_vocabulary(ops, tp, chunk);
+    ops.cross_entropy({.nll_T = chunk.nll_T,
+                       .dlogits_TV = wanted.backward ? chunk.logits_TV : TensorView(),
+                       .logits_TV = chunk.logits_TV,
+                       .targets_T = wanted.targets_T,
+                       .weights_T = wanted.weights_T,
+                       .max_T = chunk.all_max_T,
+                       .sum_T = chunk.sum_T(),
+                       .target_T = chunk.target_T(),
+                       .scale = wanted.scale,
+                       .vocab_begin = wanted.vocab_begin});
+}
+
 template <class Real>
 std::vector<Real> on_host(Ops& ops, ConstView x_T) {
     std::vector<Real> values(static_cast<size_t>(x_T.size()));
@@ -93,23 +124,7 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& i
         ConstView const x = in.x_TD.rows(begin, end);
         ConstView const targets_T = in.targets_T.rows(begin, end), weights_T = in.weights_T.rows(begin, end);
         ops.matmul({.c = chunk.logits_TV, .a = x, .b = in.w_VD, .transpose_b = true});
-        ops.softmax_stats({.max_T = chunk.max_T,
-                           .sum_T = chunk.sum_T(),
-                           .target_T = chunk.target_T(),
-                           .logits_TV = chunk.logits_TV,
-                           .targets_T = targets_T,
-                           .vocab_begin = vocab_begin});
-        join_vocabulary(ops, tp, chunk);
-        ops.cross_entropy({.nll_T = chunk.nll_T,
-                           .dlogits_TV = backward ? chunk.logits_TV : TensorView(),
-                           .logits_TV = chunk.logits_TV,
-                           .targets_T = targets_T,
-                           .weights_T = weights_T,
-                           .max_T = chunk.all_max_T,
-                           .sum_T = chunk.sum_T(),
-                           .target_T = chunk.target_T(),
-                           .scale = result.scale,
-                           .vocab_begin = vocab_begin});
+        cross_entropy(ops, tp, chunk, {targets_T, weights_T, vocab_begin, result.scale, backward});
         ops.weighted_sum({result.loss_accumulated, chunk.nll_T, weights_T});
         if (result.correct_accumulated != nullptr)
             *result.correct_accumulated += chunk.nll_T.dtype == DType::f64 ? correct_weight<double>(ops, chunk, weights)
@@ -121,6 +136,122 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& i
         ops.matmul({.c = result.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = in.w_VD});
     }
     if (backward && fresh) ops.fill_zero(result.dw_accumulated_VD);
+}
+
+namespace {
+
+/// The chosen rows one after the other: where they are neighbours, the very memory of x, else copied to `gathered_ND`.
+ConstView gather_rows(Ops& ops, ConstView x_TD, std::span<int64_t const> rows, TensorView gathered_ND) {
+    auto const count = std::ssize(rows);
+    if (rows.back() - rows.front() + 1 == count) return x_TD.rows(rows.front(), rows.back() + 1);
+    for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+        int64_t const first = rows[static_cast<size_t>(begin)];
+        while (end < count && rows[static_cast<size_t>(end)] == first + end - begin) ++end;
+        ops.copy(gathered_ND.rows(begin, end), x_TD.rows(first, first + end - begin));
+    }
+    return gathered_ND.rows(0, count);
+}
+
+/// The winner among the logits of one token, and its logit.
+struct Best {
+    double logit = -std::numeric_limits<double>::infinity();
+    int32_t id = -1;
+};
+
+double as_double(bf16 x) { return to_float(x); }
+double as_double(double x) { return x; }
+
+template <class Real>
+Best best_of(std::span<Real const> logits, int64_t first_id) {
+    Best best;
+    for (size_t i = 0; i < logits.size(); ++i) {
+        double const logit = as_double(logits[i]);
+        if (std::isnan(logit)) return {std::numeric_limits<double>::quiet_NaN(), -1};
+        if (best.id < 0 || logit > best.logit) best = {logit, static_cast<int32_t>(first_id + static_cast<int64_t>(i))};
+    }
+    return best;
+}
+
+/// Of this rank's part of the vocabulary.
+template <class Real>
+std::vector<Best> local_best(Ops& ops, ConstView logits_NV, int64_t first_id, int64_t allowed) {
+    auto const vocab = static_cast<size_t>(logits_NV[1]);
+    auto const taking_part = static_cast<size_t>(std::clamp<int64_t>(allowed - first_id, 0, logits_NV[1]));
+    std::vector<Best> best(static_cast<size_t>(logits_NV[0]));
+    if (taking_part == 0) return best;
+    std::vector<Real> const logits = on_host<Real>(ops, logits_NV);
+    for (size_t row = 0; row < best.size(); ++row)
+        best[row] = best_of(std::span(logits).subspan(row * vocab, taking_part), first_id);
+    return best;
+}
+
+/// Of the whole vocabulary: ranks hold rising parts of it, so the first rank with the highest logit has the lowest id.
+std::vector<int32_t> joined_best(std::vector<Best> const& mine, HostComm& tp) {
+    auto const count = std::ssize(mine), all = count * tp.size();
+    std::vector<double> logits(static_cast<size_t>(count)), all_logits(static_cast<size_t>(all));
+    std::vector<int32_t> ids(static_cast<size_t>(count)), all_ids(static_cast<size_t>(all));
+    for (size_t i = 0; i < mine.size(); ++i) logits[i] = mine[i].logit, ids[i] = mine[i].id;
+    tp.all_gather(TensorView(all_logits.data(), {all}), TensorView(logits.data(), {count}));
+    tp.all_gather(TensorView(all_ids.data(), {all}), TensorView(ids.data(), {count}));
+    std::vector<int32_t> joined;
+    for (size_t row = 0; row < mine.size(); ++row) {
+        Best best;
+        for (size_t i = row; i < all_ids.size(); i += mine.size()) {
+            if (std::isnan(all_logits[i])) {
+                best.id = -1;
+                break;
+            }
+            if (all_ids[i] >= 0 && (best.id < 0 || all_logits[i] > best.logit)) best = {all_logits[i], all_ids[i]};
+        }
+        joined.push_back(best.id);
+    }
+    return joined;
+}
+
+template <class Real>
+void append_host(Ops& ops, ConstView x_T, std::vector<double>& to) {
+    for (Real const x : on_host<Real>(ops, x_T)) to.push_back(static_cast<double>(x));
+}
+
+std::vector<int32_t> best_ids(Ops& ops, Comm& tp, ConstView logits_NV, int64_t first_id, int64_t allowed) {
+    DType const dtype = logits_NV.dtype;
+    auto const of = [&](auto real) { return local_best<decltype(real)>(ops, logits_NV, first_id, allowed); };
+    return joined_best(dtype == DType::bf16 ? of(bf16{}) : dtype == DType::f64 ? of(double{}) : of(float{}), tp.host());
+}
+
+}  // namespace
+
+TokenScores classifier_scores(Ops& ops, Comm& tp, Arena& arena, ScoredRows const& in) {
+    Arena::Scope const scope(arena);
+    int64_t const rows = std::ssize(in.rows), vocab = in.w_VD[0], vocab_begin = tp.rank() * vocab;
+    TokenScores scores;
+    if (rows == 0) return scores;
+    int64_t const size = chunk_rows(ops, rows, vocab);
+    Chunk const memory = allocate_chunk(ops, tp, arena, size, vocab);
+    TensorView const gathered_ND = arena.allocate("scored rows", in.x_TD.dtype, {size, in.x_TD[1]});
+    TensorView const targets_T = arena.allocate("scored targets", DType::i32, {size});
+    TensorView const ones_T = arena.allocate("ones", DType::f32, {size});
+    std::vector<float> const ones(static_cast<size_t>(size), 1.0f);
+    ops.upload(ones_T, ones.data());
+    for (int64_t begin = 0; begin < rows; begin += size) {
+        int64_t const count = std::min(size, rows - begin);
+        auto const part = [&](auto all) { return all.subspan(static_cast<size_t>(begin), static_cast<size_t>(count)); };
+        Chunk const chunk = first_rows(memory, count);
+        ops.upload(targets_T.rows(0, count), part(in.targets).data());
+        ops.matmul({.c = chunk.logits_TV,
+                    .a = gather_rows(ops, in.x_TD, part(in.rows), gathered_ND),
+                    .b = in.w_VD,
+                    .transpose_b = true});
+        cross_entropy(ops, tp, chunk, {targets_T.rows(0, count), ones_T.rows(0, count), vocab_begin});
+        if (chunk.nll_T.dtype == DType::f64)
+            append_host<double>(ops, chunk.nll_T, scores.nll);
+        else
+            append_host<float>(ops, chunk.nll_T, scores.nll);
+        if (in.allowed > 0)
+            std::ranges::copy(best_ids(ops, tp, chunk.logits_TV, vocab_begin, in.allowed),
+                              std::back_inserter(scores.best));
+    }
+    return scores;
 }
 
 }  // namespace perigee

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "comm/comm.h"
 #include "ops/ops.h"
@@ -35,5 +36,26 @@ struct ClassifierInputs {
 /// views for it, also the gradient of scale * that sum. Chunks whose weights are all zero cost nothing. Does not wait
 /// for the device.
 void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& in, ClassifierResult const& result);
+
+/// Of chosen tokens, in their order.
+struct TokenScores {
+    std::vector<double> nll = {};  ///< of the target, in nats
+    std::vector<int32_t> best =
+        {};  ///< what greedy decoding takes: the likeliest id, the lowest of equally likely ones
+};
+
+/// Which tokens are to be scored, and what they are to predict.
+struct ScoredRows {
+    ConstView x_TD;                    ///< all tokens
+    ConstView w_VD;                    ///< rank r's part r of the vocabulary
+    std::span<int64_t const> rows;     ///< of x, rising
+    std::span<int32_t const> targets;  ///< one per row
+    /// Only ids below it compete for `best`, which costs a transfer of the logits; 0: `best` stays empty.
+    int64_t allowed = 0;
+};
+
+/// Logits of the chosen rows only, in chunks. The same on every rank of `tp`. Waits for the device. `best` is -1 where
+/// a logit that takes part is NaN.
+TokenScores classifier_scores(Ops& ops, Comm& tp, Arena& arena, ScoredRows const& in);
 
 }  // namespace perigee

@@ -75,6 +75,29 @@ Place find_token(ContextShard const& shard, int64_t token) {
     fail(Category::internal, "token {} of {}", token, shard.pack_tokens());
 }
 
+/// From the scores of each rank's tokens to those of the pack, in the order of its places with loss.
+TokenScores gather_scores(TokenScores const& mine, Batch const& pack, ContextShard const& shard, HostComm& cp) {
+    if (cp.size() == 1) return mine;
+    std::vector<size_t> number(pack.weights_T.size());  // of a place, among those with loss
+    size_t count = 0;
+    for (size_t t = 0; t < number.size(); ++t) number[t] = pack.weights_T[t] != 0 ? count++ : 0;
+    TokenScores all{.nll = std::vector<double>(count)};
+    bool const with_best = cp.any(!mine.best.empty());
+    if (with_best) all.best.resize(count);
+    size_t next = 0;
+    for (auto const [begin, end] : shard.ranges()) {
+        for (auto t = static_cast<size_t>(begin); t < static_cast<size_t>(end); ++t) {
+            if (pack.weights_T[t] == 0) continue;
+            all.nll[number[t]] = mine.nll[next];
+            if (with_best) all.best[number[t]] = mine.best[next];
+            ++next;
+        }
+    }
+    cp.all_reduce(TensorView(all.nll.data(), {std::ssize(all.nll)}));
+    if (with_best) cp.all_reduce(TensorView(all.best.data(), {std::ssize(all.best)}));
+    return all;
+}
+
 /// A sum that starts at zero and stays on the device until it is read.
 struct LossSum {
     LossSum(Ops& o, Arena& arena) : ops(o), view(arena.allocate("loss", DType::f64, {1})) { ops.fill_zero(view); }
@@ -334,6 +357,31 @@ LossSums Llama::loss(TensorView weights, Batch const& batch, std::span<Selection
     classifier_loss(impl_->ops, impl_->mesh.tp(), arena, impl_->classifier_inputs(weights, inputs, state),
                     {.loss_accumulated = sum.view, .correct_accumulated = &correct});
     return {.nll = sum.read(), .correct = correct};
+}
+
+TokenScores Llama::scores(TensorView weights, Batch const& batch, std::span<Selection const> selections,
+                          int64_t allowed, Arena& arena) {
+    Arena::Scope const scope(arena);
+    Mesh const& mesh = impl_->mesh;
+    Batch const pack = padded(batch, mesh.shape().tp * mesh.shape().cp);
+    LocalBatch const local = impl_->share(pack, selections);
+    std::vector<int64_t> rows;  // of this rank's tokens
+    std::vector<int32_t> targets;
+    for (int64_t row = 0; row < local.batch().tokens(); ++row) {
+        auto const t = static_cast<size_t>(row);
+        if (local.batch().weights_T[t] == 0) continue;
+        rows.push_back(row);
+        targets.push_back(local.batch().targets_T[t]);
+    }
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    TokenScores const mine = classifier_scores(impl_->ops, mesh.tp(), arena,
+                                               {.x_TD = state.pass.stream.gather(state.normed_PD),
+                                                .w_VD = impl_->classifier(weights),
+                                                .rows = rows,
+                                                .targets = targets,
+                                                .allowed = allowed});
+    return gather_scores(mine, pack, local.shard(), mesh.cp().host());
 }
 
 void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "model/classifier.h"
 #include "model/options.h"
 #include "model/reach.h"
 #include "ops/ops.h"
@@ -80,6 +81,11 @@ class Llama {
     /// every rank.
     std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
                                    Arena& arena);
+
+    /// Scores of the places whose loss weight is not 0, each for its target; the same on every rank of the cp x tp
+    /// group. `allowed`: ids below it compete for `best`, or 0 where that is not wanted. A batch of any length.
+    TokenScores scores(TensorView weights, Batch const& batch, std::span<Selection const> selections, int64_t allowed,
+                       Arena& arena);
 
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
     /// of the cp x tp group. Takes the memory of a training forward.

@@ -3,9 +3,37 @@
 #include <algorithm>
 #include <numeric>
 
+#include "eval/results.h"
+
 namespace perigee {
 
 namespace {
+
+/// How many bytes of text the targets stand for, times their weights.
+class TextSize {
+  public:
+    explicit TextSize(std::vector<int32_t> const& token_bytes) : token_bytes_(token_bytes) {}
+    void add(Batch const& batch) {
+        for (size_t t = 0; t < batch.targets_T.size(); ++t) {
+            auto const id = static_cast<size_t>(batch.targets_T[t]);
+            if (batch.weights_T[t] == 0) continue;
+            if (id < token_bytes_.size())
+                bytes_ += static_cast<double>(batch.weights_T[t]) * token_bytes_[id];
+            else
+                unknown_ = true;
+        }
+    }
+    /// Of all ranks; 0 where a token is none of the tokenizer's, so that these are tokens of another one. Collective.
+    double bytes(HostComm& dp) const {
+        double const sum = dp.sum(bytes_);
+        return dp.any(unknown_) ? 0 : sum;
+    }
+
+  private:
+    std::vector<int32_t> const& token_bytes_;
+    double bytes_ = 0;
+    bool unknown_ = false;
+};
 
 /// Of one layer.
 struct ReachCount {
@@ -46,16 +74,22 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
     int64_t const micro = options.train.micro_batch_size;
     LossSums sums;
     double weight = 0;
+    TextSize text(session.token_bytes());
     for (int64_t first = mesh.dp_rank() * micro; first < samples; first += mesh.shape().dp * micro) {
         Batch const batch = make_batch(validation, first, std::min(micro, samples - first));
         LossSums const more = session.model().loss(session.weights(), batch, selections, session.arena());
         sums = {.nll = sums.nll + more.nll, .correct = sums.correct + more.correct};
         weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
+        text.add(batch);
     }
     sums = {.nll = mesh.dp_cp().host().sum(sums.nll), .correct = mesh.dp_cp().host().sum(sums.correct)};
     weight = mesh.dp().host().sum(weight);  // cp ranks hold the same batches and share their tokens
     if (!(weight > 0)) fail(Category::data, "evaluation at step {}: no validation token carries loss", step);
-    return {.step = step, .loss = sums.nll / weight, .accuracy = sums.correct / weight, .loss_weight = weight};
+    EvalReport report{
+        .step = step, .loss = sums.nll / weight, .accuracy = sums.correct / weight, .loss_weight = weight};
+    if (double const bytes = text.bytes(mesh.dp().host()); bytes > 0)
+        report.bits_per_byte = bits_per_byte(sums.nll, bytes);
+    return report;
 }
 
 std::vector<LayerReach> measure_reach(Session& session, DataSource const& train, int64_t first,

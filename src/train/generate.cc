@@ -1,26 +1,14 @@
 #include "train/generate.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "data/chat_encoder.h"
+#include "data/packing.h"
 #include "eval/sampling.h"
 
 namespace perigee {
 
 namespace {
-
-/// One document of all tokens so far; nothing carries loss.
-Batch text_batch(std::vector<int32_t> const& ids) {
-    Batch batch;
-    batch.ids_T = ids;
-    batch.targets_T.assign(ids.size(), 0);
-    batch.weights_T.assign(ids.size(), 0.0f);
-    batch.positions_T.resize(ids.size());
-    std::iota(batch.positions_T.begin(), batch.positions_T.end(), 0);
-    batch.cu_seqlens = {0, static_cast<int32_t>(ids.size())};
-    return batch;
-}
 
 ChatEncoder chat_encoder(RunOptions const& options, Tokenizer const& tokenizer) {
     return ChatEncoder(options.chat, options.model.max_position_embeddings, tokenizer);
@@ -81,7 +69,7 @@ void generate(Session& session, int64_t step, std::function<void(std::string con
     for (int64_t i = 0; i < options.generate.max_tokens; ++i) {
         if (static_cast<int64_t>(ids.size()) >= options.model.max_position_embeddings) break;
         auto const logits =
-            session.model().next_logits(session.weights(), text_batch(ids), selections, session.arena());
+            session.model().next_logits(session.weights(), unfinished_document(ids), selections, session.arena());
         session.arena().settle();  // the text grows, and with it what the arena must hold
         int32_t const next = sample_token(logits, tokenizer->vocab_size(), options.generate, random, i);
         if (ending.push(next)) return sink(stream.finish());

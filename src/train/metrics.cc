@@ -40,15 +40,17 @@ std::string log_line(StepReport const& r, double eta_seconds) {
 std::string to_json(StepReport const& r) {
     std::string const share = r.attended_share ? fmt::format(R"("attended_share":{},)", number(*r.attended_share)) : "";
     return fmt::format(
-        R"({{"step":{},"loss":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{},{}"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g},"memory_bytes":{}}})",
-        r.step, number(r.loss), number(r.grad_norm), number(r.lr), r.skipped, r.tokens, number(r.loss_weight),
-        r.consumed_samples, share, r.seconds, static_cast<double>(r.tokens) / r.seconds,
+        R"({{"step":{},"loss":{},"perplexity":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{},{}"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g},"memory_bytes":{}}})",
+        r.step, number(r.loss), number(std::exp(r.loss)), number(r.grad_norm), number(r.lr), r.skipped, r.tokens,
+        number(r.loss_weight), r.consumed_samples, share, r.seconds, static_cast<double>(r.tokens) / r.seconds,
         r.flops / r.seconds / r.ranks * 1e-12, resident_bytes());
 }
 
 std::string to_json(EvalReport const& r) {
-    std::string text = fmt::format(R"({{"step":{},"eval_loss":{},"eval_accuracy":{},"eval_loss_weight":{})", r.step,
-                                   number(r.loss), number(r.accuracy), number(r.loss_weight));
+    std::string text =
+        fmt::format(R"({{"step":{},"eval_loss":{},"eval_perplexity":{},"eval_accuracy":{},"eval_loss_weight":{})",
+                    r.step, number(r.loss), number(std::exp(r.loss)), number(r.accuracy), number(r.loss_weight));
+    if (r.bits_per_byte) text += fmt::format(R"(,"eval_bits_per_byte":{})", number(*r.bits_per_byte));
     for (size_t i = 0; i < r.layers.size(); ++i) {
         text += fmt::format(R"(,"eval_reach_{}":{})", i, number(r.layers[i].reach));
         if (auto const& recall = r.layers[i].gate_recall)

@@ -35,7 +35,8 @@ struct EvalReport {
     double loss = 0;
     double accuracy = 0;  ///< share of the loss weight on tokens whose target is the likeliest
     double loss_weight = 0;
-    std::vector<LayerReach> layers = {};  ///< with eval.reach
+    std::optional<double> bits_per_byte = {};  ///< of the text that the targets stand for, where it is known
+    std::vector<LayerReach> layers = {};       ///< with eval.reach
 };
 
 /// "step: 120  loss: 3.21045  grad_norm: 0.8123  lr: 3.0e-04  tokens/s: 12,345  ..."; tflops are per rank.

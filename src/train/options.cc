@@ -1,5 +1,7 @@
 #include "train/options.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "parallel/context.h"
 
@@ -41,7 +43,9 @@ void describe(Schema& schema, EvalOptions& options) {
              "held-out samples per evaluation, or all where there are fewer")
         .add("reach", options.reach,
              "also report, per layer, the share of tokens that receive gradient, on as many of the next training "
-             "samples, and for mock data of task far_recall the share of needed blocks that MoBA chose");
+             "samples, and for mock data of task far_recall the share of needed blocks that MoBA chose")
+        .section("suites", options.suites,
+                 "Long-context suites, for `perigee eval --suite`; docs/evaluation.md describes them.");
 }
 
 void describe(Schema& schema, LogOptions& options) {
@@ -186,6 +190,21 @@ void check_data(RunOptions const& options, Sentences& out) {
     }
 }
 
+void check_suites(RunOptions const& options, Sentences& out) {
+    SuiteOptions const& suites = options.eval.suites;
+    for (std::string const& problem : problems(suites)) out.add("eval.suites.{}", problem);
+    if (!suites.lengths.empty() && suites.lengths.back() > options.model.max_position_embeddings) {
+        out.add("eval.suites.lengths ({}) must be at most model.max_position_embeddings ({})", suites.lengths.back(),
+                options.model.max_position_embeddings);
+    }
+    auto const asked = suites_of(suites);
+    if (std::ranges::find(asked, Suite::position) != asked.end() && !has_validation(options.data)) {
+        out.add(
+            "eval.suites.run: suite position is about held-out data, but there is none: give data.validation or a "
+            "data.validation_fraction above 0");
+    }
+}
+
 }  // namespace
 
 std::vector<std::string> problems(RunOptions const& options, int world_size) {
@@ -199,6 +218,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     check_size(options, out);
     check_schedule(options, out);
     check_data(options, out);
+    check_suites(options, out);
     return std::move(out.list);
 }
 

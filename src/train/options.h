@@ -10,6 +10,7 @@
 #include "data/chat_template.h"
 #include "data/options.h"
 #include "eval/sampling.h"
+#include "eval/suite_options.h"
 #include "model/options.h"
 #include "ops/ops.h"
 #include "optim/optimizer.h"
@@ -34,9 +35,10 @@ struct TrainOptions {
 void describe(Schema& schema, TrainOptions& options);
 
 struct EvalOptions {
-    int64_t every = 0;     ///< steps between evaluations; 0: never during training
-    int64_t samples = 64;  ///< validation samples, or all where there are fewer
-    bool reach = false;    ///< also measure_reach() in train/evaluate.h
+    int64_t every = 0;         ///< steps between evaluations; 0: never during training
+    int64_t samples = 64;      ///< validation samples, or all where there are fewer
+    bool reach = false;        ///< also measure_reach() in train/evaluate.h
+    SuiteOptions suites = {};  ///< run_suites() in train/suites.h
 };
 void describe(Schema& schema, EvalOptions& options);
 

@@ -103,6 +103,16 @@ std::vector<Selection> Session::selections(int64_t step) const {
                             static_cast<uint64_t>(options_.seed));
 }
 
+std::vector<int32_t> const& Session::token_bytes() {
+    if (token_bytes_) return *token_bytes_;
+    token_bytes_.emplace();
+    if (options_.data.mock_data) return *token_bytes_;
+    auto const tokenizer = make_tokenizer(*files_, options_.data.tokenizer);
+    for (int32_t id = 0; id < tokenizer->vocab_size(); ++id)
+        token_bytes_->push_back(tokenizer->is_special(id) ? 0 : static_cast<int32_t>(tokenizer->piece(id).size()));
+    return *token_bytes_;
+}
+
 std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& world, FileSystem& files) {
     CheckpointOptions where = options.checkpoint;
     if (where.resume == "never") where.resume = "auto";

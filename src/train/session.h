@@ -68,6 +68,9 @@ class Session {
     TensorView weights() const { return weights_.view; }
     std::unique_ptr<DataSource> open(Split split) const;
     std::vector<Selection> selections(int64_t step) const;
+    /// Bytes of text that each token id of the tokenizer stands for, 0 for special tokens; empty for made-up data,
+    /// which stands for none.
+    std::vector<int32_t> const& token_bytes();
 
     /// The weights of a checkpoint: the newest of the run, or the one that `checkpoint.resume` names; without one,
     /// those in `model.init_from`. Returns their state; throws Category::checkpoint where there are none. Collective.
@@ -88,6 +91,7 @@ class Session {
     FlatTensor weights_;
     Llama model_;
     Arena arena_;
+    std::optional<std::vector<int32_t>> token_bytes_;
 };
 
 /// The checkpoint a run starts from: none, the newest whole one as find_latest() finds it, or the one named, whose

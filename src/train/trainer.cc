@@ -251,7 +251,8 @@ void Trainer::run_evaluation() {
     EvalReport r = evaluate(session_, *validation_data_, state_.step, selections);
     if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
     session_.arena().settle();
-    log::info("step: {}  eval_loss: {:.5f}  eval_accuracy: {:.4f}", r.step, r.loss, r.accuracy);
+    log::info("step: {}  eval_loss: {:.5f}  eval_perplexity: {:.4f}  eval_accuracy: {:.4f}", r.step, r.loss,
+              std::exp(r.loss), r.accuracy);
     if (folder_) folder_->append_metrics(to_json(r));
     if (!std::isfinite(r.loss)) return;
     RunState::Best const now{r.step, r.loss};

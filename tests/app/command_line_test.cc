@@ -43,6 +43,16 @@ TEST(CommandLine, NamesCommandConfigurationAndOverridesInOrder) {
     EXPECT_EQ(accepted({"check", "a.yaml"}).command, Command::check);
 }
 
+TEST(CommandLine, SuitesAreAShortOverrideOfEval) {
+    auto const line = accepted({"eval", "a.yaml", "--suite", "position,needle", "eval.suites.items=3"});
+    EXPECT_EQ(line.command, Command::eval);
+    RunOptions options;
+    apply_overrides(options, line.overrides);
+    EXPECT_EQ(options.eval.suites.run, "position,needle");
+    EXPECT_EQ(options.eval.suites.items, 3);
+    EXPECT_EQ(notice({"train", "a.yaml", "--suite", "needle"}).exit_code, 2);
+}
+
 TEST(CommandLine, FlagsBecomeOverridesThatComeLast) {
     auto const line = accepted({"generate", "--prompt", "It's: \"yes\" #1\n", "a.yaml", "--max-tokens=7", "seed=1"});
     EXPECT_EQ(line.config, "a.yaml");

@@ -26,6 +26,7 @@ ModelOptions two_layers() {
 struct Result {
     double loss = 0;
     std::vector<float> grads;
+    TokenScores scores = {};
 };
 
 /// Weights as a model starts, rounded to bf16, with norms and biases that matter.
@@ -58,6 +59,7 @@ Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions co
     }
     ops.fill_zero(grads);
     Result result{.grads = poisoned<float>(layout.size())};
+    result.scores = model.scores(weights, batch, layers, options.vocab_size, arena);
     for (int pass = 0; pass < 2; ++pass)  // two micro-batches: gradients accumulate
         result.loss += model.loss_and_gradient(weights, {.grads = grads, .scale = 0.01}, batch, layers, arena);
     ops.download(result.grads.data(), grads);
@@ -72,6 +74,17 @@ double cosine(float const* a, float const* b, int64_t size) {
         bb += static_cast<double>(b[i]) * b[i];
     }
     return ab / std::sqrt(aa * bb);
+}
+
+/// Random logits lie close together: many of the best still have to be the same ones.
+void expect_scores(TokenScores const& found, TokenScores const& want) {
+    ASSERT_EQ(found.nll.size(), want.nll.size());
+    int64_t same = 0;
+    for (size_t i = 0; i < want.nll.size(); ++i) {
+        EXPECT_NEAR(found.nll[i], want.nll[i], 0.15);
+        same += found.best[i] == want.best[i];
+    }
+    EXPECT_GT(same, std::ssize(want.nll) * 3 / 4);
 }
 
 class GpuLlama : public ::testing::Test {
@@ -91,6 +104,7 @@ class GpuLlama : public ::testing::Test {
         Result const want = run(*host, *host_ops, options, moba, batch, kinds);
         Result const found = run(*cuda, *cuda_ops, options, moba, batch, kinds);
         EXPECT_NEAR(found.loss / want.loss, 1, 2e-3);
+        expect_scores(found.scores, want.scores);
         ParamLayout const layout(llama_params(options), 1, 0);
         for (ParamLayout::Entry const& entry : layout.entries())
             EXPECT_GE(cosine(found.grads.data() + entry.offset, want.grads.data() + entry.offset, entry.local.size()),

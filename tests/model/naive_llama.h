@@ -20,22 +20,32 @@ class NaiveLlama {
     NaiveLlama(ModelOptions const& options, ParamLayout const& layout, std::vector<double> const& flat)
         : o_(options), layout_(layout), flat_(flat) {}
 
-    /// Sum of weight * nll under full attention.
-    double loss(Batch const& batch) const {
-        double sum = 0;
+    /// Logits of every token under full attention.
+    Rows logits(Batch const& batch) const {
+        Rows rows;
         for (size_t d = 0; d + 1 < batch.cu_seqlens.size(); ++d) {
             auto const begin = static_cast<size_t>(batch.cu_seqlens[d]),
                        end = static_cast<size_t>(batch.cu_seqlens[d + 1]);
             Rows const x = stream(std::vector<int32_t>(batch.ids_T.begin() + std::ptrdiff_t(begin),
                                                        batch.ids_T.begin() + std::ptrdiff_t(end)));
-            for (size_t t = begin; t < end; ++t) {
-                Vector const logits = times(o_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
-                                            normed(x[t - begin], "model.norm.weight"));
-                double total = 0;
-                for (double l : logits) total += std::exp(l);
-                sum += batch.weights_T[t] * (std::log(total) - logits[static_cast<size_t>(batch.targets_T[t])]);
-            }
+            for (Vector const& token : x)
+                rows.push_back(times(o_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
+                                     normed(token, "model.norm.weight")));
         }
+        return rows;
+    }
+
+    static double nll(Vector const& logits, int32_t target) {
+        double total = 0;
+        for (double l : logits) total += std::exp(l);
+        return std::log(total) - logits[static_cast<size_t>(target)];
+    }
+
+    /// Sum of weight * nll under full attention.
+    double loss(Batch const& batch) const {
+        Rows const all = logits(batch);
+        double sum = 0;
+        for (size_t t = 0; t < all.size(); ++t) sum += batch.weights_T[t] * nll(all[t], batch.targets_T[t]);
         return sum;
     }
 

@@ -76,6 +76,9 @@ class TinyModel {
         arena.settle();
         return value;
     }
+    TokenScores scores(Batch const& batch, std::vector<AttentionKind> const& kinds, int64_t allowed) {
+        return model_.scores(view(weights), batch, selections(kinds), allowed, arena);
+    }
     BlockChoices choices(Batch const& batch, std::vector<AttentionKind> const& kinds) {
         return model_.choices(view(weights), batch, selections(kinds), arena);
     }

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# perigee eval --suite: tables, records and picture; the same records on every layout; what cannot be evaluated is
+# refused in words. Real processes.
+set -euo pipefail
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+export OMP_NUM_THREADS=1
+
+config=("$PERIGEE_SOURCE/configs/debug.yaml" output_dir="$scratch/run" threads=1 log.progress=false)
+ranks 1 "$PERIGEE_BIN/perigee" train "${config[@]}" || complain "training"
+suites=(eval.samples=3 'eval.suites.lengths=[700]' eval.suites.depths=2 eval.suites.items=1 eval.suites.far_context=2
+    eval.suites.far_distance=12)
+# evaluate RANKS NAMES [OVERRIDE...]: afterwards the records are in $scratch/records
+evaluate() {
+    rm -f "$scratch/run/suites.jsonl"
+    ranks "$1" "$PERIGEE_BIN/perigee" eval "${config[@]}" --suite "$2" "${suites[@]}" "${@:3}" || complain "suites of $*"
+    cp "$scratch/run/suites.jsonl" "$scratch/records" || complain "no records of $*"
+}
+# refused CODE TEXT [ARGUMENT...]
+refused() {
+    local code=0
+    "$PERIGEE_BIN/perigee" eval "${config[@]}" "${@:3}" >"$scratch/printed" 2>"$scratch/log" || code=$?
+    [ "$code" = "$1" ] && grep -qF "$2" "$scratch/log" || complain "$2: exit $code"
+}
+same() { # records like those of one rank: names and counts the same, sums nearly
+    paste -d'\n' "$scratch/one" "$scratch/records" | perl -ne '
+        s/"(?:nll|weight)":([-0-9.e+]+)/push @n, $1; ""/ge;
+        if ($. % 2) { ($text, @before) = ($_, @n) } else {
+            die "$_ where one rank has $text" if $_ ne $text;
+            for my $i (0 .. $#n) { die "$n[$i] for $before[$i]" if abs($n[$i] - $before[$i]) > 1e-4 * (1 + abs $before[$i]) }
+            $lines++;
+        }
+        @n = (); END { die "$lines lines" if $lines < 20 }' || complain "other records with $*"
+}
+
+evaluate 1 position,needle,ruler
+mv "$scratch/records" "$scratch/one"
+[ "$(grep -c '"suite":"needle"' "$scratch/one")" = 6 ] || complain "3 tasks at 2 depths expected"
+[ "$(grep -c '"suite":"ruler"' "$scratch/one")" = 6 ] || complain "6 tasks expected"
+for what in '"attention":"moba + 1 full"' '"attention":"full"' '"task":"far"' '"end":128,'; do
+    grep '"suite":"position"' "$scratch/one" | grep -qF "$what" || complain "no position record with $what"
+done
+for title in "loss by position, step 20" "needle, moba + 1 full, step 20" "ruler, moba + 1 full, step 20"; do
+    grep -qF "$title" "$scratch/printed" || complain "no table: $title"
+done
+[ "$(awk '{ if (length > most) most = length } END { print most }' "$scratch/printed")" -le 79 ] || complain "wide table"
+grep -q '^<svg ' "$scratch/run/needle_moba+1full.svg" || complain "no heat map"
+
+# The position records add up to the held-out loss of the same samples.
+for kind in moba full; do
+    ranks 1 "$PERIGEE_BIN/perigee" eval "${config[@]}" eval.samples=3 attention.kind=$kind || complain "eval of $kind"
+    loss=$(sed -n 's/.*"eval_loss":\([0-9.]*\).*/\1/p' "$scratch/printed")
+    perplexity=$(sed -n 's/.*"eval_perplexity":\([0-9.]*\).*/\1/p' "$scratch/printed")
+    name=full
+    [ $kind = full ] || name='moba \+ 1 full'
+    grep -E "\"attention\":\"$name\",\"task\":\"(fresh|near|far)\"" "$scratch/one" |
+        sed 's/.*"weight":\([^,]*\),"nll":\([^,}]*\).*/\1 \2/' | awk -v loss="$loss" -v perplexity="$perplexity" '
+            { weight += $1; nll += $2 }
+            END { d = nll / weight / loss - 1; p = exp(loss) / perplexity - 1
+                  exit !(weight > 300 && d < 1e-6 && d > -1e-6 && p < 1e-9 && p > -1e-9) }' ||
+        complain "position records of $kind do not add up to $loss"
+done
+
+for layout in "2" "2 parallel.tensor=2" "2 parallel.context=2" "2 parallel.context=2 parallel.context_mode=allgather" \
+    "4 parallel.tensor=2 parallel.context=2"; do
+    read -r -a arguments <<<"$layout"
+    evaluate "${arguments[0]}" position,needle,ruler "${arguments[@]:1}"
+    same "$layout"
+done
+
+# Generation comes to the same verdicts; later evaluations are added to the file.
+evaluate 1 needle,ruler
+ranks 1 "$PERIGEE_BIN/perigee" eval "${config[@]}" --suite needle,ruler "${suites[@]}" eval.suites.scorer=generate ||
+    complain "by generation"
+verdicts() { grep "\"scorer\":\"$1\"" "$scratch/run/suites.jsonl" | grep -o '"task.*"number":[0-9]*\|"passed".*'; }
+[ "$(verdicts forced)" = "$(verdicts generate)" ] || complain "generation comes to other verdicts"
+[ "$(verdicts generate | wc -l)" = 24 ] || complain "12 items by generation expected"
+
+refused 2 'no suite is called "nedle"; there are position, needle and ruler' --suite needle,nedle
+refused 2 'eval.suites.lengths (9000) must be at most model.max_position_embeddings (8192)' \
+    --suite needle 'eval.suites.lengths=[64, 9000]'
+refused 2 'without any text around it, but eval.suites.lengths asks for one of 64' --suite ruler 'eval.suites.lengths=[64]'
+small=(output_dir="$scratch/small" model.vocab_size=96)
+ranks 1 "$PERIGEE_BIN/perigee" train "${config[@]}" "${small[@]}" train.steps=5 || complain "training on 96 tokens"
+refused 2 'the tokenizer bytes has 257 tokens, more than model.vocab_size, which is 96' --suite needle "${small[@]}"
+verdict

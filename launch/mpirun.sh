@@ -10,6 +10,7 @@
 #     killed end;
 #   - on this host, an mpirun that does not end though all ranks have, as it may when one died while it joined, is killed
 #     (code 7);
+#   - where standard error is a terminal, rank 0 writes to it directly, and shows its progress there;
 #   - of what mpirun says about a rank that died, one line is kept.
 # The exit code is mpirun's: 0, or the code of a rank (75: told to stop, and saved what there was to save).
 asked=
@@ -109,6 +110,16 @@ until private=$(mktemp -d "${TMPDIR:-/tmp}/perigee-mpirun.$UID.XXXXXX") &&
 done
 export PERIGEE_LAUNCHER=$private/running
 
+# What comes through mpirun then takes the place of a progress bar.
+clear=
+if [ -t 2 ] && PERIGEE_TERMINAL=$(tty <&2); then
+    export PERIGEE_TERMINAL
+    clear=$'\r\e[K'
+fi
+remarks() {
+    if [ -n "$clear" ]; then one_line | sed -u "s/^/$clear/"; else one_line; fi
+}
+
 # Kills an mpirun that does not end 15 seconds after the last rank: each holds a lock of the file `ranks` while it lives.
 guard_mpirun() {
     exec 7<&- 8>&-
@@ -146,7 +157,7 @@ trap stop TERM INT USR1 HUP
 # A process group of its own keeps away signals that are meant for this script's whole group.
 set -m
 exec 3>&2
-mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null 2> >(exec 7<&- 8>&-; one_line >&3) 8>&- &
+mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null 2> >(exec 7<&- 8>&-; remarks >&3) 8>&- &
 mpirun=$!
 guard=
 if [ -z "$hostfile" ]; then

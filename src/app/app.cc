@@ -217,6 +217,7 @@ class Watched {
 
 int run_job(Parsed const& parsed, Config const& config, Launch& launch, Watchdog& watchdog, FileSystem& files) {
     log::set_rank(launch.world().rank());
+    if (launch.world().rank() == 0) take_launchers_terminal();
     Watched watched(watchdog, launch);
     if (stop_requested()) launch.leave(kExitPreempted, "told to stop: nothing to save yet");
     if (auto const* notice = std::get_if<CommandLineNotice>(&parsed)) {

@@ -20,6 +20,11 @@ void mirror(std::function<void(std::string const&)> sink);
 void around_lines(std::function<void()> before, std::function<void()> after);
 void write(Level level, std::string const& line);
 
+/// Whether what this process writes to standard error may have colours: it is a terminal, and NO_COLOR is not set.
+bool has_colour();
+/// A line of `info` that looks otherwise where has_colour(): `styled` is then written as it is, and the log has `line`.
+void write_styled(std::string const& line, std::string const& styled);
+
 template <class... Args>
 void info(fmt::format_string<Args...> format, Args&&... args) {
     write(Level::info, fmt::format(format, std::forward<Args>(args)...));

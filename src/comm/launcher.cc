@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
@@ -47,6 +48,20 @@ bool Launcher::asks_to_stop() const noexcept {
 }
 
 bool Launcher::is_gone() const noexcept { return parent_ != 0 && ::getppid() != parent_; }
+
+void take_launchers_terminal() noexcept {
+    char const* const launcher = std::getenv("PERIGEE_LAUNCHER");
+    char const* const terminal = std::getenv("PERIGEE_TERMINAL");
+    // On another host the same name is somebody else's terminal; the launcher's file has a random one.
+    if (terminal == nullptr || launcher == nullptr || ::access(launcher, F_OK) != 0) return;
+    int const opened = ::open(terminal, O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    if (opened < 0) return;
+    if (::isatty(opened) == 1) {
+        std::signal(SIGTTOU, SIG_IGN);  // `stty tostop` stops writers in the background, as ranks are
+        ::dup2(opened, STDERR_FILENO);
+    }
+    ::close(opened);
+}
 
 int ranks_promised() {
     for (char const* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {

@@ -32,6 +32,10 @@ class Launcher {
     int ranks_ = -1;  ///< shares a lock while this process lives
 };
 
+/// Where launch/mpirun.sh runs on a terminal of this host, which it names in PERIGEE_TERMINAL, that terminal becomes
+/// this process's standard error: mpirun's pipe hands on whole lines alone, and a progress bar is none. For one rank.
+void take_launchers_terminal() noexcept;
+
 /// Ranks that mpirun or srun says it started: 0 when there is no launcher, 1 where it does not say how many. Throws
 /// Category::communication where srun does not serve MPI.
 int ranks_promised();

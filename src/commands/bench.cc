@@ -14,6 +14,7 @@
 #include "commands/bench/recording_ops.h"
 #include "commands/command.h"
 #include "config/config.h"
+#include "device/peak_flops.h"
 #include "train/learner.h"
 #include "train/progress.h"
 
@@ -23,8 +24,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-constexpr double kPeakFlops = 989e12;  // dense bf16 of a Hopper GPU, by its data sheet
 
 struct Options {
     std::string config;
@@ -252,8 +251,10 @@ void run(Options const& o, FileSystem& files) {
     double const tokens = static_cast<double>(report.tokens);
     fmt::print("{} on {}: {} parameters, {} x {} tokens\n", o.config, device.name(),
                format_count(session.layout().global_size()), micro_batches, batches.front().tokens());
-    fmt::print("step            {:10.2f} ms  {:12.0f} tokens/s  {:7.1f} TFLOP/s  mfu {:.1f}%\n", 1e3 * seconds,
-               tokens / seconds, report.flops / seconds * 1e-12, 100 * report.flops / seconds / kPeakFlops);
+    auto const peak = peak_bf16_flops(device.name());
+    fmt::print("step            {:10.2f} ms  {:12.0f} tokens/s  {:7.1f} TFLOP/s{}\n", 1e3 * seconds, tokens / seconds,
+               report.flops / seconds * 1e-12,
+               peak ? fmt::format("  mfu {:.1f}%", 100 * report.flops / seconds / *peak) : "");
     if (!o.brief) print_light(light, tokens, seconds);
     if (!o.brief)
         fmt::print("host            {:10.2f} ms: its part of a step, beside the device's work, {:.1f}%\n", 1e3 * host,

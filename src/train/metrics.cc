@@ -1,12 +1,7 @@
 #include "train/metrics.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
 #include <cmath>
-#include <cstdio>
-
-#include "train/progress.h"
 
 namespace perigee {
 
@@ -17,33 +12,21 @@ std::string number(double x) { return std::isfinite(x) ? fmt::format("{:.17g}", 
 
 }  // namespace
 
-int64_t resident_bytes() {
-    // /proc is the kernel, not a disk: no place for faults to be injected.
-    std::FILE* file = std::fopen("/proc/self/statm", "r");
-    if (file == nullptr) return 0;
-    long total = 0, resident = 0;
-    int const read = std::fscanf(file, "%ld %ld", &total, &resident);
-    std::fclose(file);
-    return read == 2 ? resident * ::sysconf(_SC_PAGESIZE) : 0;
-}
+double tokens_per_second(StepReport const& r) { return static_cast<double>(r.tokens) / r.seconds; }
 
-std::string log_line(StepReport const& r, double eta_seconds) {
-    double const rate = static_cast<double>(r.tokens) / r.seconds;
-    double const tflops = r.flops / r.seconds / r.ranks * 1e-12;
-    return fmt::format(
-        "step: {}  loss: {:.5f}  grad_norm: {:.4f}  lr: {:.1e}  tokens/s: {}  tflops: {:.3f}  mfu: n/a  "
-        "mem: {}  eta: {}{}",
-        r.step, r.loss, r.grad_norm, r.lr, format_count(static_cast<int64_t>(rate)), tflops,
-        format_bytes(resident_bytes()), format_duration(eta_seconds), r.skipped ? "  SKIPPED" : "");
+std::optional<double> model_flops_utilisation(StepReport const& r) {
+    if (!r.peak_flops) return std::nullopt;
+    return r.flops / r.seconds / r.ranks / *r.peak_flops;
 }
 
 std::string to_json(StepReport const& r) {
     std::string const share = r.attended_share ? fmt::format(R"("attended_share":{},)", number(*r.attended_share)) : "";
+    auto const mfu = model_flops_utilisation(r);
     return fmt::format(
-        R"({{"step":{},"loss":{},"perplexity":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{},{}"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g},"memory_bytes":{}}})",
-        r.step, number(r.loss), number(std::exp(r.loss)), number(r.grad_norm), number(r.lr), r.skipped, r.tokens,
-        number(r.loss_weight), r.consumed_samples, share, r.seconds, static_cast<double>(r.tokens) / r.seconds,
-        r.flops / r.seconds / r.ranks * 1e-12, resident_bytes());
+        R"({{"step":{},"loss":{},"perplexity":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{},{}"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g}{},"memory_bytes":{},"memory_peak_bytes":{}}})",
+        r.step, number(r.loss), number(std::exp(r.loss)), number(r.grad_norm), number(r.lr), r.skipped, r.tokens, number(r.loss_weight),
+        r.consumed_samples, share, r.seconds, tokens_per_second(r), r.flops / r.seconds / r.ranks * 1e-12,
+        mfu ? fmt::format(R"(,"mfu":{:.6g})", *mfu) : "", r.memory.used, r.memory.peak);
 }
 
 std::string to_json(EvalReport const& r) {

@@ -1,10 +1,12 @@
-// What a step reports, as a log line for people and as one JSON object for tools.
+// What a step reports, as one JSON object for tools; train/log_table.h is for people.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "device/memory_in_use.h"
 
 namespace perigee {
 
@@ -20,6 +22,8 @@ struct StepReport {
     double seconds = 0;
     double flops = 0;  ///< executed, all ranks: causal attention over real documents, MoBA's blocks and gate
     int ranks = 1;
+    std::optional<double> peak_flops = {};  ///< of a rank's device, where it is known
+    MemoryInUse memory = {};                ///< of this rank's device
     std::optional<double> attended_share =
         {};  ///< of the causal keys, in MoBA layers: executed pairs over causal pairs
 };
@@ -39,12 +43,11 @@ struct EvalReport {
     std::vector<LayerReach> layers = {};       ///< with eval.reach
 };
 
-/// "step: 120  loss: 3.21045  grad_norm: 0.8123  lr: 3.0e-04  tokens/s: 12,345  ..."; tflops are per rank.
-std::string log_line(StepReport const& report, double eta_seconds);
+double tokens_per_second(StepReport const& report);
+/// Share of the devices' peak that the step's executed FLOPs are, where the peak is known.
+std::optional<double> model_flops_utilisation(StepReport const& report);
+
 std::string to_json(StepReport const& report);  ///< losses with 17 significant digits
 std::string to_json(EvalReport const& report);
-
-/// Memory this process holds, in bytes.
-int64_t resident_bytes();
 
 }  // namespace perigee

@@ -49,7 +49,11 @@ void describe(Schema& schema, EvalOptions& options) {
 }
 
 void describe(Schema& schema, LogOptions& options) {
-    schema.add("every", options.every, between(1, kMostSteps), "steps between log lines; metrics.jsonl has every step")
+    schema
+        .add("every", options.every, between(0, kMostSteps),
+             "steps between log lines; 0: a line about every log.seconds. metrics.jsonl has every step")
+        .add("seconds", options.seconds, at_least(0),
+             "seconds between log lines, where log.every is 0; the first and the last step always have one")
         .add("progress", options.progress, "show a progress bar on a terminal");
 }
 

@@ -43,7 +43,8 @@ struct EvalOptions {
 void describe(Schema& schema, EvalOptions& options);
 
 struct LogOptions {
-    int64_t every = 1;
+    int64_t every = 0;     ///< steps between lines; 0: by time
+    double seconds = 10;   ///< between lines
     bool progress = true;  ///< progress bar on a terminal
 };
 void describe(Schema& schema, LogOptions& options);

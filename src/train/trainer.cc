@@ -9,6 +9,7 @@
 #include "base/stop_request.h"
 #include "checkpoint/folders.h"
 #include "data/fingerprint.h"
+#include "device/peak_flops.h"
 #include "train/described.h"
 #include "train/evaluate.h"
 
@@ -49,6 +50,7 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
              session_.ops().device()),
       watchdog_(watchdog),
       progress_(options_.log.progress && world.rank() == 0),
+      peak_flops_(peak_bf16_flops(session_.ops().device().name())),
       asked_(watchdog, [this] { return mesh_.failure(); }) {
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job
     if (watchdog_ != nullptr) watchdog_->report_into(options_.output_dir);
@@ -227,6 +229,8 @@ StepReport Trainer::step() {
     auto const start = Clock::now();
     StepReport r = learner_.step(next_batches(), state_);
     r.seconds = seconds_since(start);
+    r.peak_flops = peak_flops_;
+    r.memory = memory_ = memory_in_use(session_.ops().device(), memory_);
     return r;
 }
 
@@ -235,14 +239,38 @@ void Trainer::report(StepReport const& r) {
     bool const warm = r.step > first_step_ + 1;
     seconds_per_step_ = warm && seconds_per_step_ > 0 ? 0.9 * seconds_per_step_ + 0.1 * r.seconds : r.seconds;
     double const eta = seconds_per_step_ * static_cast<double>(options_.train.steps - r.step);
-    if (r.step % options_.log.every == 0 || r.step == options_.train.steps || r.skipped)
-        log::info("{}", log_line(r, eta));
     if (!folder_) return;
+    log_step(r, eta);
     if (auto const warning = full_attention_warning(options_.attention, r.attended_share.value_or(0), 1);
         warning && std::exchange(moba_acts_, false))
         log::warn("step {}: {}", r.step, *warning);
     folder_->append_metrics(to_json(r));
-    progress_.update(r.step, options_.train.steps, eta);
+    progress_.update(r.step, options_.train.steps, eta,
+                     fmt::format("step {}/{} loss {:.4f}", r.step, options_.train.steps, r.loss));
+}
+
+void Trainer::log_step(StepReport const& r, double seconds_left) {
+    since_line_.tokens += r.tokens;
+    since_line_.flops += r.flops;
+    since_line_.seconds += r.seconds;
+    LogOptions const& when = options_.log;
+    bool const due = when.every > 0 ? r.step % when.every == 0 : seconds_since(last_line_) >= when.seconds;
+    if (!due && r.step != first_step_ + 1 && r.step != options_.train.steps && !r.skipped) return;
+    StepReport mean = std::exchange(since_line_, {});
+    mean.ranks = r.ranks;
+    mean.peak_flops = r.peak_flops;
+    last_line_ = Clock::now();
+    for (auto const& line : table_.lines({.step = r.step,
+                            .loss = r.loss,
+                            .grad_norm = r.grad_norm,
+                            .lr = r.lr,
+                            .tokens_per_s = tokens_per_second(mean),
+                            .mfu = model_flops_utilisation(mean),
+                            .memory_bytes = r.memory.used,
+                            .memory_peak_bytes = r.memory.peak,
+                            .seconds_left = seconds_left,
+                            .skipped = r.skipped}))
+        log::write_styled(line.plain, line.styled);
 }
 
 void Trainer::run_evaluation() {
@@ -251,8 +279,8 @@ void Trainer::run_evaluation() {
     EvalReport r = evaluate(session_, *validation_data_, state_.step, selections);
     if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
     session_.arena().settle();
-    log::info("step: {}  eval_loss: {:.5f}  eval_perplexity: {:.4f}  eval_accuracy: {:.4f}", r.step, r.loss,
-              std::exp(r.loss), r.accuracy);
+    log::info("step {}: eval loss {:.4f}, perplexity {:.4f}, accuracy {:.4f}", r.step, r.loss, std::exp(r.loss),
+              r.accuracy);
     if (folder_) folder_->append_metrics(to_json(r));
     if (!std::isfinite(r.loss)) return;
     RunState::Best const now{r.step, r.loss};

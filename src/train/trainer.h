@@ -11,6 +11,7 @@
 #include "checkpoint/saver.h"
 #include "data/data_source.h"
 #include "train/learner.h"
+#include "train/log_table.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
@@ -59,6 +60,8 @@ class Trainer {
     /// Those of the next step; what comes after them is read while that step computes.
     std::vector<Batch> next_batches();
     void report(StepReport const& report);
+    /// A row of the log, where one is due: its rates are means since the last one.
+    void log_step(StepReport const& report, double seconds_left);
     /// Says which share of the causal keys MoBA attends, now or from a later step on, by the first micro-batch.
     void say_attention() const;
     bool evaluation_due() const;  ///< of the state after the last step
@@ -87,8 +90,13 @@ class Trainer {
     std::chrono::steady_clock::time_point save_began_;
     int64_t first_step_ = 0;       ///< of this process, for the time left
     double seconds_per_step_ = 0;  ///< smoothed
-    bool moba_acts_ = true;        ///< no step has attended every causal key yet
-    AskedByWatchdog asked_;        ///< last: it asks the mesh
+    LogTable table_;
+    StepReport since_line_;  ///< tokens, FLOPs and seconds of the steps since the last line
+    std::chrono::steady_clock::time_point last_line_;
+    std::optional<double> peak_flops_;  ///< of the device
+    MemoryInUse memory_;
+    bool moba_acts_ = true;  ///< no step has attended every causal key yet
+    AskedByWatchdog asked_;  ///< last: it asks the mesh
 };
 
 }  // namespace perigee

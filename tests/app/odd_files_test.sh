@@ -72,9 +72,9 @@ expect 3 'metrics.jsonl.*is a pipe' "metrics of a run" "$bin/perigee" train "$go
 expect 3 'pipe.*is a pipe' "study" "$bin/perigee" study "$pipe"
 
 # A data file that shrinks while a run reads it.
-"$bin/perigee" train "$good" "${files[@]}" output_dir="$scratch/shrinking" train.steps=1000000 >/dev/null 2>"$scratch/log" &
+"$bin/perigee" train "$good" "${files[@]}" output_dir="$scratch/shrinking" train.steps=1000000 log.every=1 >/dev/null 2>"$scratch/log" &
 run=$!
-for _ in $(seq 200); do grep -q 'step: 3 ' "$scratch/log" && break; sleep 0.05; done
+for _ in $(seq 200); do grep -qE '^ +3 ' "$scratch/log" && break; sleep 0.05; done
 truncate -s 0 "$scratch/tokens.bin"
 wait "$run"
 code=$?

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <regex>
 
 #include "config/config.h"
 #include "data/indexed_dataset.h"
@@ -72,6 +73,25 @@ TEST_F(TrainerTest, steps_that_are_not_finite_leave_weights_moments_and_update_c
     weight = before;
     EXPECT_FALSE(trainer.step().skipped) << "the moments were poisoned too";
     EXPECT_EQ(trainer.state().applied_updates, 2);
+}
+
+TEST_F(TrainerTest, log_lines_come_by_time_or_by_steps) {
+    auto const lines_of = [&](std::string const& name, int64_t every, double seconds) {
+        RunOptions options = tiny(folder_.path() / name);
+        options.log.every = every;
+        options.log.seconds = seconds;
+        Trainer(options, *alone_, *files_, "").run();
+        std::string const log = files_->read_text(folder_.path() / name / "log.txt", 1 << 20);
+        std::vector<int64_t> steps;
+        std::regex const row(R"(  +(\d+) +[0-9.]+ +[0-9.]+ )");
+        for (std::sregex_iterator line(log.begin(), log.end(), row), end; line != end; ++line)
+            steps.push_back(std::stoll((*line)[1]));
+        return steps;
+    };
+    using ::testing::ElementsAre;
+    EXPECT_THAT(lines_of("time", 0, 1000), ElementsAre(1, 4)) << "the first and the last";
+    EXPECT_THAT(lines_of("no time", 0, 0), ElementsAre(1, 2, 3, 4));
+    EXPECT_THAT(lines_of("steps", 2, 1000), ElementsAre(1, 2, 4));
 }
 
 TEST_F(TrainerTest, layers_switch_between_moba_and_full_at_their_step) {

@@ -211,6 +211,13 @@ void print_light(SpeedOfLight const& light, double tokens, double seconds) {
     fmt::print("  attention     {:10.2f} ms\n", 1e3 * light.attention);
 }
 
+void print_step(StepReport const& report, Device const& device, double seconds) {
+    auto const peak = peak_bf16_flops(device.name());
+    fmt::print("step            {:10.2f} ms  {:12.0f} tokens/s  {:7.1f} TFLOP/s{}\n", 1e3 * seconds,
+               static_cast<double>(report.tokens) / seconds, report.flops / seconds * 1e-12,
+               peak ? fmt::format("  mfu {:.1f}%", 100 * report.flops / seconds / *peak) : "");
+}
+
 void run(Options const& o, FileSystem& files) {
     auto const began = Clock::now();
     auto const world = make_single_host_comm();
@@ -251,10 +258,7 @@ void run(Options const& o, FileSystem& files) {
     double const tokens = static_cast<double>(report.tokens);
     fmt::print("{} on {}: {} parameters, {} x {} tokens\n", o.config, device.name(),
                format_count(session.layout().global_size()), micro_batches, batches.front().tokens());
-    auto const peak = peak_bf16_flops(device.name());
-    fmt::print("step            {:10.2f} ms  {:12.0f} tokens/s  {:7.1f} TFLOP/s{}\n", 1e3 * seconds, tokens / seconds,
-               report.flops / seconds * 1e-12,
-               peak ? fmt::format("  mfu {:.1f}%", 100 * report.flops / seconds / *peak) : "");
+    print_step(report, device, seconds);
     if (!o.brief) print_light(light, tokens, seconds);
     if (!o.brief)
         fmt::print("host            {:10.2f} ms: its part of a step, beside the device's work, {:.1f}%\n", 1e3 * host,

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "device/in_flight.h"
+#include "device/phase_clock.h"
 
 namespace perigee {
 
@@ -27,6 +28,7 @@ class Device {
     virtual Queue& lane(std::string const& name, Priority priority = Priority::high) = 0;
     /// Memory of this device that lanes work on.
     InFlight& in_flight() { return in_flight_; }
+    PhaseClock& phases() { return phases_; }
     /// What is queued in queue() from now on, and who frees memory afterwards, finds no lane working on these bytes.
     void settle(void const* memory, size_t bytes) noexcept;
 
@@ -51,6 +53,7 @@ class Device {
 
   private:
     InFlight in_flight_;
+    PhaseClock phases_;
 };
 
 std::unique_ptr<Device> make_host_device();

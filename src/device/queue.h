@@ -26,6 +26,8 @@ class Queue {
 
     /// The end of what is queued so far.
     virtual Event record() = 0;
+    /// The same, and the device notes when it was: Event::seconds_since.
+    virtual Event stamp() = 0;
     /// What is queued from now on begins after `event` of any queue of this device.
     virtual void wait(Event const& event) = 0;
     /// Copies between memory of the device and memory from allocate_host(), whichever way the pointers say.
@@ -51,6 +53,7 @@ class ImmediateQueue final : public Queue {
   public:
     using Queue::Queue;
     Event record() override { return {}; }
+    Event stamp() override;
     void wait(Event const&) override {}
     void copy(void* to, void const* from, size_t bytes) override { device().copy(to, from, bytes); }
     void call(std::function<void()> const& work) override { work(); }

@@ -392,6 +392,7 @@ void Llama::Impl::train(TensorView weights, GradientSink const& sink, TensorView
     if (sink.fresh) clear_sums(sink.grads);
     BlockGradients const temporary = allocate_gradients(arena, state.pass);
     SequenceParallel const& stream = state.pass.stream;
+    ops.device().phases().enter(ops.device().queue(), Phase::backward);  // the classifier makes gradients with its loss
     classifier_loss(ops, mesh.tp(), arena, classifier_inputs(weights, inputs, state),
                     {.loss_accumulated = loss_accumulated,
                      .dx_TD = stream.partial(temporary.dnormed_PD),

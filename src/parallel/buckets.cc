@@ -99,6 +99,7 @@ void Replicas::reduce(TensorView grads, int64_t bucket) {
 }
 
 void Replicas::await_sums() {
+    InPhase const waiting(device_->queue(), Phase::communication);
     for (Pending const& sum : sums_) device_->queue().wait(sum);
     sums_.clear();
 }
@@ -120,6 +121,7 @@ void Replicas::gather(TensorView weights) {
 }
 
 void Replicas::await_weights() {
+    InPhase const waiting(device_->queue(), Phase::communication);
     for (Pending const& gather : gathers_) device_->queue().wait(gather);
     gathers_.clear();
 }

@@ -33,6 +33,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
         r.tokens += b.tokens();
         flops += forward_flops(options_.model, selections, b.cu_seqlens);
     }
+    enter(Phase::communication);
     // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
     r.loss_weight = mesh_.dp().host().sum(weight);
     r.tokens = mesh_.dp().host().sum(r.tokens);
@@ -45,6 +46,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
              state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
 
     Sums const sums = loss_and_gradient(batches, selections, r.loss_weight);
+    enter(Phase::communication);
     r.loss = mesh_.dp_cp().host().sum(sums.loss) / r.loss_weight;
     r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
@@ -52,6 +54,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state.skipped_in_a_row);
     r.skipped = verdict == Verdict::skip;
     if (verdict == Verdict::apply) {
+        enter(Phase::optimizer);
         optimizer_.update(grads_.view, r.grad_norm, r.lr, state.applied_updates++);
         replicas_.gather(session_.weights());
         replicas_.await_weights();
@@ -61,6 +64,11 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     r.consumed_samples = state.consumed_samples;
     session_.arena().settle();
     return r;
+}
+
+void Learner::enter(Phase phase) {
+    Device& device = session_.ops().device();
+    device.phases().enter(device.queue(), phase);
 }
 
 Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector<Selection> const& selections,
@@ -77,6 +85,7 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
                 replicas_.reduce_from(grads_.view, begin);
                 end = begin;
             };
+        enter(Phase::forward);
         try {
             session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, selections,
                                         session_.arena());
@@ -91,6 +100,7 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
         }
     }
     replicas_.await_sums();
+    enter(Phase::optimizer);
     optimizer_.add_squares(on_device.rows(1, 2), grads_.view);
     Sums sums;
     ops.download(&sums, on_device);

@@ -51,6 +51,7 @@ class Learner {
         double loss = 0;     ///< weight * nll
         double squares = 0;  ///< of the gradients
     };
+    void enter(Phase phase);
     /// Adds up gradients of the micro-batches over the ranks; the only place where a step waits for the device.
     Sums loss_and_gradient(std::vector<Batch> const& batches, std::vector<Selection> const& selections,
                            double loss_weight);

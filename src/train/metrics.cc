@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <cmath>
+#include <utility>
 
 namespace perigee {
 
@@ -20,13 +21,23 @@ std::optional<double> model_flops_utilisation(StepReport const& r) {
 }
 
 std::string to_json(StepReport const& r) {
-    std::string const share = r.attended_share ? fmt::format(R"("attended_share":{},)", number(*r.attended_share)) : "";
-    auto const mfu = model_flops_utilisation(r);
-    return fmt::format(
-        R"({{"step":{},"loss":{},"perplexity":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{},{}"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g}{},"memory_bytes":{},"memory_peak_bytes":{}}})",
-        r.step, number(r.loss), number(std::exp(r.loss)), number(r.grad_norm), number(r.lr), r.skipped, r.tokens, number(r.loss_weight),
-        r.consumed_samples, share, r.seconds, tokens_per_second(r), r.flops / r.seconds / r.ranks * 1e-12,
-        mfu ? fmt::format(R"(,"mfu":{:.6g})", *mfu) : "", r.memory.used, r.memory.peak);
+    std::string text = fmt::format(
+        R"({{"step":{},"loss":{},"perplexity":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{})",
+        r.step, number(r.loss), number(std::exp(r.loss)), number(r.grad_norm), number(r.lr), r.skipped, r.tokens,
+        number(r.loss_weight), r.consumed_samples);
+    text += fmt::format(R"(,"tokens_so_far":{},"epochs_so_far":{:.6g})", r.tokens_so_far, r.epochs_so_far);
+    if (r.attended_share) text += fmt::format(R"(,"attended_share":{})", number(*r.attended_share));
+    text += fmt::format(R"(,"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g})", r.seconds, tokens_per_second(r),
+                        r.flops / r.seconds / r.ranks * 1e-12);
+    if (auto const mfu = model_flops_utilisation(r)) text += fmt::format(R"(,"mfu":{:.6g})", *mfu);
+    constexpr std::pair<char const*, Phase> kTimes[] = {{"data", Phase::data},
+                                                        {"forward", Phase::forward},
+                                                        {"backward", Phase::backward},
+                                                        {"communication", Phase::communication},
+                                                        {"optimizer", Phase::optimizer}};
+    for (auto const& [name, phase] : kTimes)
+        text += fmt::format(R"(,"{}_s":{:.6g})", name, r.phases.at(static_cast<size_t>(phase)));
+    return text + fmt::format(R"(,"memory_bytes":{},"memory_peak_bytes":{}}})", r.memory.used, r.memory.peak);
 }
 
 std::string to_json(EvalReport const& r) {

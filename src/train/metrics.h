@@ -24,6 +24,9 @@ struct StepReport {
     int ranks = 1;
     std::optional<double> peak_flops = {};  ///< of a rank's device, where it is known
     MemoryInUse memory = {};                ///< of this rank's device
+    PhaseSeconds phases = {};   ///< of this rank; a GPU's optimizer counts in the step after, see PhaseClock
+    int64_t tokens_so_far = 0;  ///< of the run, padding included
+    double epochs_so_far = 0;
     std::optional<double> attended_share =
         {};  ///< of the causal keys, in MoBA layers: executed pairs over causal pairs
 };

@@ -58,6 +58,7 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
         folder_->mirror_log();
         log::around_lines([this] { progress_.clear(); }, [this] { progress_.redraw(); });
     }
+    session_.ops().device().phases().start();
     start();
     if (folder_) folder_->write_config(resolved_yaml, state_.run_id);
 }
@@ -227,10 +228,16 @@ std::vector<Batch> Trainer::next_batches() {
 
 StepReport Trainer::step() {
     auto const start = Clock::now();
+    Device& device = session_.ops().device();
+    device.phases().enter(device.queue(), Phase::data);
     StepReport r = learner_.step(next_batches(), state_);
+    device.phases().enter(device.queue(), Phase::none);
+    r.phases = device.phases().take();
     r.seconds = seconds_since(start);
+    r.tokens_so_far = r.consumed_samples * options_.data.sequence_length;
+    r.epochs_so_far = static_cast<double>(r.consumed_samples) / static_cast<double>(train_data_->samples_per_epoch());
     r.peak_flops = peak_flops_;
-    r.memory = memory_ = memory_in_use(session_.ops().device(), memory_);
+    r.memory = memory_ = memory_in_use(device, memory_);
     return r;
 }
 

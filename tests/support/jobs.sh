@@ -70,6 +70,6 @@ make_long_evaluation() {
 }
 
 # Losses, norms and evaluations of all steps; times and memory are left out.
-numbers() { sed -E 's/"seconds":[^,]*,"tokens_per_s":[^,]*,"tflops":[^,]*,"memory_bytes":[^}]*//' "$1/metrics.jsonl"; }
+numbers() { sed -E 's/"seconds":[^}]*//' "$1/metrics.jsonl"; }
 # The bytes of every tensor file of a checkpoint, through the hashes in its manifest; the first line's is of the manifest.
 weights() { tail -n +2 "$1/checkpoints/$2/manifest.json" | grep -oE '"sha256": *"[0-9a-f]{64}"' | sort; }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <regex>
 
 #include "config/config.h"
@@ -92,6 +93,29 @@ TEST_F(TrainerTest, log_lines_come_by_time_or_by_steps) {
     EXPECT_THAT(lines_of("time", 0, 1000), ElementsAre(1, 4)) << "the first and the last";
     EXPECT_THAT(lines_of("no time", 0, 0), ElementsAre(1, 2, 3, 4));
     EXPECT_THAT(lines_of("steps", 2, 1000), ElementsAre(1, 2, 4));
+}
+
+TEST_F(TrainerTest, a_step_says_where_its_time_went) {
+    Trainer trainer(tiny(folder_.path() / "run"), *alone_, *files_, "");
+    trainer.step();
+    StepReport const r = trainer.step();
+    auto const sum = [](StepReport const& step) {
+        return std::accumulate(step.phases.begin() + 1, step.phases.end(), 0.0);
+    };
+    for (Phase const phase : {Phase::data, Phase::forward, Phase::backward, Phase::communication, Phase::optimizer})
+        EXPECT_GT(r.phases.at(static_cast<size_t>(phase)), 0);
+    EXPECT_LE(sum(r), r.seconds);
+    bool complete = sum(r) > 0.9 * r.seconds;
+    for (int i = 0; i < 20 && !complete; ++i) {  // the machine may have others to serve just then
+        StepReport const later = trainer.step();
+        complete = sum(later) > 0.9 * later.seconds;
+    }
+    EXPECT_TRUE(complete) << "much of a step has no phase";
+    EXPECT_EQ(r.tokens_so_far, 2 * 4 * 64);
+    EXPECT_DOUBLE_EQ(r.epochs_so_far,
+                     8.0 / static_cast<double>(trainer.session().open(Split::train)->samples_per_epoch()));
+    EXPECT_GT(r.memory.used, 0);
+    EXPECT_GE(r.memory.peak, r.memory.used);
 }
 
 TEST_F(TrainerTest, layers_switch_between_moba_and_full_at_their_step) {

@@ -1,8 +1,9 @@
-// A queue of a GPU is a stream, an event one of CUDA's without timing, taken from a pool.
+// A queue of a GPU is a stream, an event one of CUDA's, taken from a pool: without timing, unless it is a stamp.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -21,14 +22,16 @@ class CudaEvents : public std::enable_shared_from_this<CudaEvents> {
 
     /// The end of what is queued in `stream`.
     Event record(cudaStream_t stream);
+    /// The same, with the moment at which it is reached.
+    Event stamp(cudaStream_t stream);
     class Point;
 
   private:
-    cudaEvent_t take();
-    void give_back(cudaEvent_t event) noexcept;
+    cudaEvent_t take(bool timed);
+    void give_back(cudaEvent_t event, bool timed) noexcept;
 
     std::mutex mutex_;
-    std::vector<cudaEvent_t> idle_;
+    std::array<std::vector<cudaEvent_t>, 2> idle_;  ///< without and with timing
 };
 
 class CudaQueue final : public Queue {
@@ -37,6 +40,7 @@ class CudaQueue final : public Queue {
     ~CudaQueue() override;
 
     Event record() override;
+    Event stamp() override;
     void wait(Event const& event) override;
     void copy(void* to, void const* from, size_t bytes) override;
     void call(std::function<void()> const& work) override;

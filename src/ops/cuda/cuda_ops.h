@@ -81,8 +81,9 @@ class CudaOps final : public Ops {
         std::vector<int64_t> dense_tables;
         Places places = {};
         std::unique_ptr<CUgraphExec_st, void (*)(cudaGraphExec_t)> graph{nullptr, [](auto) {}};
-        bool refused = false;   ///< they cannot be captured
-        int64_t last_used = 0;  ///< number of the call
+        std::vector<PhaseClock::Mark> phases = {};  ///< that the graph enters
+        bool refused = false;                       ///< they cannot be captured
+        int64_t last_used = 0;                      ///< number of the call
     };
 
     // Block-sparse attention, and full attention by the same kernels.

@@ -29,11 +29,13 @@ void CudaOps::restore_tables(Repeated const& known) {
 bool CudaOps::capture(Repeated& known, std::function<void()> const& body) {
     check_cuda(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     std::string refusal;
+    device_.phases().begin_noting();
     try {
         body();
     } catch (std::exception const& e) {
         refusal = e.what();  // thrown again where it has nothing to do with the capture: the body is run without
     }
+    known.phases = device_.phases().end_noting();
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     cudaError_t code = cudaStreamEndCapture(stream(), &graph);
@@ -81,6 +83,7 @@ void CudaOps::repeat(std::span<int64_t const> key, std::function<void()> const& 
         return body();
     }
     check_cuda(cudaGraphLaunch(known.graph.get(), stream()), "cudaGraphLaunch");
+    device_.phases().queued_again(known.phases);
 }
 
 }  // namespace perigee

@@ -1,0 +1,157 @@
+#include "device/phase_clock.h"
+
+#include <gtest/gtest.h>
+
+#include "device/queue.h"
+
+namespace perigee {
+namespace {
+
+// A queue whose points have the moments that a test gives them, and are reached when it says so.
+class Moment final : public Event::Point {
+  public:
+    bool reached() const noexcept override { return reached_; }
+    double seconds_since(Point const& earlier) const override {
+        return seconds - dynamic_cast<Moment const&>(earlier).seconds;
+    }
+    double seconds = 0;
+    bool reached_ = true;
+};
+
+class PhaseClockTest : public ::testing::Test {
+  protected:
+    class Stamps final : public Queue {
+      public:
+        explicit Stamps(Device& device) : Queue(device, "stamps") {}
+        Event record() override { return {}; }
+        Event stamp() override {
+            auto const moment = std::make_shared<Moment>();
+            moment->seconds = now;
+            moment->reached_ = reaches;
+            points.push_back(moment);
+            return Event(moment);
+        }
+        void wait(Event const&) override {}
+        void copy(void*, void const*, size_t) override {}
+        void call(std::function<void()> const& work) override { work(); }
+        void synchronize() override {}
+        double now = 0;
+        bool reaches = true;
+        std::vector<std::shared_ptr<Moment>> points;
+    };
+
+    void enter(double moment, Phase phase) {
+        queue_.now = moment;
+        clock_.enter(queue_, phase);
+    }
+    static double of(PhaseSeconds const& seconds, Phase phase) { return seconds.at(static_cast<size_t>(phase)); }
+
+    std::unique_ptr<Device> device_ = make_host_device();
+    Stamps queue_{*device_};
+    PhaseClock clock_;
+};
+
+TEST_F(PhaseClockTest, AddsUpTheTimeBetweenPhases) {
+    clock_.start();
+    enter(0, Phase::data);
+    enter(1, Phase::forward);
+    enter(3, Phase::backward);
+    enter(7, Phase::forward);
+    enter(7.5, Phase::backward);
+    enter(8.5, Phase::none);
+    PhaseSeconds const seconds = clock_.take();
+    EXPECT_EQ(of(seconds, Phase::data), 1);
+    EXPECT_EQ(of(seconds, Phase::forward), 2.5);
+    EXPECT_EQ(of(seconds, Phase::backward), 5);
+    EXPECT_EQ(of(seconds, Phase::optimizer), 0);
+    enter(100, Phase::data);
+    enter(101, Phase::none);
+    EXPECT_EQ(of(clock_.take(), Phase::data), 1) << "what was told is not told again, and the pause is no phase";
+}
+
+TEST_F(PhaseClockTest, IsOffUntilStarted) {
+    enter(0, Phase::data);
+    enter(1, Phase::none);
+    EXPECT_EQ(clock_.take(), PhaseSeconds{});
+    EXPECT_TRUE(queue_.points.empty());
+}
+
+TEST_F(PhaseClockTest, LeavesToALaterCallWhatTheDeviceStillWorksOn) {
+    clock_.start();
+    enter(0, Phase::forward);
+    enter(1, Phase::optimizer);
+    queue_.reaches = false;
+    enter(4, Phase::none);
+    PhaseSeconds const first = clock_.take();
+    EXPECT_EQ(of(first, Phase::forward), 1);
+    EXPECT_EQ(of(first, Phase::optimizer), 0);
+    queue_.points.back()->reached_ = true;
+    queue_.reaches = true;
+    enter(10, Phase::data);
+    enter(11, Phase::none);
+    PhaseSeconds const second = clock_.take();
+    EXPECT_EQ(of(second, Phase::forward), 0);
+    EXPECT_EQ(of(second, Phase::optimizer), 3);
+    EXPECT_EQ(of(second, Phase::data), 1);
+}
+
+TEST_F(PhaseClockTest, DividesWhatIsQueuedAgainAsItsLastTime) {
+    clock_.start();
+    enter(0, Phase::forward);
+    clock_.begin_noting();
+    enter(0, Phase::backward);  // a point of what is noted, not of now
+    auto const noted = clock_.end_noting();
+    ASSERT_EQ(noted.size(), 1U);
+    clock_.queued_again(noted);
+    enter(4, Phase::forward);
+    clock_.queued_again(noted);
+    queue_.points[1]->seconds = 6;  // the second time: 2 seconds forward, 6 backward
+    enter(12, Phase::none);
+    PhaseSeconds const seconds = clock_.take();
+    EXPECT_EQ(of(seconds, Phase::forward), 1 + 2);
+    EXPECT_EQ(of(seconds, Phase::backward), 3 + 6);
+}
+
+TEST_F(PhaseClockTest, NotingThatFailedLeavesThePhaseAsItWas) {
+    clock_.start();
+    enter(0, Phase::forward);
+    clock_.begin_noting();
+    enter(0, Phase::backward);
+    clock_.end_noting();
+    enter(1, Phase::backward);  // now run for good
+    enter(3, Phase::none);
+    PhaseSeconds const seconds = clock_.take();
+    EXPECT_EQ(of(seconds, Phase::forward), 1);
+    EXPECT_EQ(of(seconds, Phase::backward), 2);
+}
+
+TEST_F(PhaseClockTest, AScopeCountsWithinAPhaseAlone) {
+    PhaseClock& clock = device_->phases();
+    clock.start();
+    { InPhase const idle(queue_, Phase::communication); }
+    EXPECT_TRUE(queue_.points.empty()) << "an evaluation's communication is no part of a step";
+    clock.enter(queue_, Phase::forward);
+    {
+        queue_.now = 1;
+        InPhase const sending(queue_, Phase::communication);
+        queue_.now = 3;
+    }
+    EXPECT_EQ(clock.now(), Phase::forward);
+    queue_.now = 4;
+    clock.enter(queue_, Phase::none);
+    PhaseSeconds const seconds = clock.take();
+    EXPECT_EQ(of(seconds, Phase::communication), 2);
+    EXPECT_EQ(of(seconds, Phase::forward), 2);
+}
+
+TEST(HostStamps, TellTheSecondsBetweenThem) {
+    auto const device = make_host_device();
+    Event const first = device->queue().stamp(), second = device->queue().stamp();
+    EXPECT_TRUE(second.reached());
+    EXPECT_GE(second.seconds_since(first), 0);
+    EXPECT_LT(second.seconds_since(first), 60);
+    EXPECT_EQ(second.seconds_since(Event()), 0);
+}
+
+}  // namespace
+}  // namespace perigee

@@ -36,7 +36,7 @@ void list_folder(FileSystem& files, Path const& folder, std::vector<std::string>
                        return name_without_gz(path).ends_with(suffix);
                    })) {
             TextReader reader(files, path);
-            (binary_kind(reader.ahead()) ? listing.skipped : listing.found).push_back(path);
+            (binary_kind(reader) ? listing.skipped : listing.found).push_back(path);
         }
     }
 }
@@ -166,7 +166,7 @@ std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& in
 }
 
 void refuse_binary(TextReader& reader) {
-    if (auto const kind = binary_kind(reader.ahead()))
+    if (auto const kind = binary_kind(reader))
         fail(Category::data, "{}: expected UTF-8 text or JSONL, plain or gzip; this is {}", reader.path().string(),
              *kind);
 }

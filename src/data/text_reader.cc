@@ -86,6 +86,12 @@ std::string_view TextReader::ahead() {
     return std::string_view(text_).substr(begin_);
 }
 
+std::string TextReader::plain_piece(int64_t begin, int64_t bytes) {
+    std::string piece(static_cast<size_t>(bytes), '\0');
+    file_->read_at(begin, std::as_writable_bytes(std::span(piece)));
+    return piece;
+}
+
 int64_t TextReader::limit(int64_t max_bytes) const {
     return inflater_ ? std::min(max_bytes, std::max(kFreeBytes, kMostExpansion * offset_)) : max_bytes;
 }

@@ -22,6 +22,11 @@ class TextReader {
     /// What read_line() will read next, some kilobytes; empty at the end.
     std::string_view ahead();
 
+    /// Size of a file that is not compressed, else 0, and `bytes` of it from `begin` on; does not change what is read
+    /// next.
+    int64_t plain_bytes() const { return inflater_ ? 0 : file_->size(); }
+    std::string plain_piece(int64_t begin, int64_t bytes);
+
     /// `max_bytes`; of a compressed file at most kFreeBytes, or kMostExpansion times what was read of it where that is
     /// more. Text shrinks 3 to 10 times, so only a file made to fill the memory meets this limit.
     int64_t limit(int64_t max_bytes) const;

@@ -191,20 +191,29 @@ TEST(BinaryFile, IsToldByItsFirstBytesOrByWhatIsNoText) {
     Philox const random(3, Purpose::mock_data);
     for (uint64_t i = 0; i < 5000; ++i) noise += static_cast<char>(random.below(i, 256));
     EXPECT_THAT(kind(noise), HasSubstr("no UTF-8 text"));
+    EXPECT_THAT(kind("BZh91AY&SY\x01"sv), HasSubstr("bzip2"));
+    EXPECT_THAT(kind("name.txt" + std::string(249, '\0') + "ustar" + std::string(5000, 'a')), HasSubstr("tar"));
     // Text with damage, of one script or another, and cut inside a character.
     std::string const latin1 = "Le caf\xE9 est ferm\xE9 le lundi; ouvert mardi.";
     for (std::string_view const text :
-         {""sv, "a"sv, "a\0 little damage\n"sv, std::string_view(latin1), "\u4e2d\u6587\xE4\xB8"sv})
+         {""sv, "a"sv, "a\0 little damage\n"sv, std::string_view(latin1), "\u4e2d\u6587\xE4\xB8"sv,
+          "PAR1 is a receptor"sv, "ARROW1"sv, "BZh is short for"sv})
         EXPECT_EQ(kind(text), "text") << text;
 }
 
 TEST_F(TextTest, BinaryFilesAreRefusedByNameAndSkippedInFolders) {
     std::filesystem::create_directory(folder_ / "d");
     text_file("d/a.txt", "text");
-    text_file("d/b.parquet", "PAR1 and more");
+    text_file("d/b.parquet", "PAR1\x15 and more");
+    // A header that is text, and one end that is none.
+    std::string const header(100'000, 'a'), zeros(200'000, '\0'), letters = header + header + header;
+    text_file("d/c.bin", header + zeros);
+    text_file("d/d.bin", letters + zeros.substr(0, 50'000));
+    text_file("d/e.txt", letters + "\u4e2d" + letters);
     std::vector<Path> skipped;
-    EXPECT_THAT(list_text_files(*files_, {folder_ / "d"}, {}, skipped), ElementsAre(folder_ / "d/a.txt"));
-    EXPECT_THAT(skipped, ElementsAre(folder_ / "d/b.parquet"));
+    EXPECT_THAT(list_text_files(*files_, {folder_ / "d"}, {}, skipped),
+                ElementsAre(folder_ / "d/a.txt", folder_ / "d/e.txt"));
+    EXPECT_THAT(skipped, ElementsAre(folder_ / "d/b.parquet", folder_ / "d/c.bin", folder_ / "d/d.bin"));
     auto const named = list_text_files(*files_, {folder_ / "d/b.parquet"}, {}, skipped);
     ASSERT_EQ(named.size(), 1u);
     EXPECT_THAT(error_of(Category::data, [&] { for_each_document(*files_, named[0], {}, [](auto, auto) {}); }),

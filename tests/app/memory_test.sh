@@ -48,6 +48,11 @@ expect 'memory error: .*step takes at least .*ulimit -v.* has ' "a batch beyond 
 "$perigee" train "$scratch/run.yaml" >/dev/null 2>"$scratch/log" || complain "train"
 limited 1500000 "$perigee" generate "$scratch/run.yaml" generate.prompt=x model.hidden_size=16384 model.intermediate_size=65536
 expect 'memory error: out of memory: [0-9]+ bytes of host memory' "weights of generate"
+# OpenBLAS, which would try for ever to get its buffers.
+for command in train eval "generate generate.prompt=x"; do
+    limited 300000 "$perigee" ${command%% *} "$scratch/run.yaml" ${command#"${command%% *}"}
+    expect 'memory error: .*OpenBLAS.*ulimit -v' "$command without room for OpenBLAS"
+done
 head -c 300000000 /dev/zero | tr '\0' 'a' >"$scratch/text"
 limited 800000 "$PERIGEE_BIN/perigee" tokenize "$scratch/text" --output "$scratch/tokens"
 expect 'perigee: memory error: .*no memory left.*ulimit -v' "a document of tokenize"

@@ -39,7 +39,7 @@ template <class Real>
 void gemm(Gemm<Real> const& args);
 
 /// Sets the threads of OpenMP and OpenBLAS (0: every core this process may use) and warns, once, when the OpenBLAS
-/// found at run time is not the OpenMP build.
+/// found at run time is not the OpenMP build. Throws OutOfMemory where OpenBLAS cannot get its buffers.
 void set_threads(int threads);
 
 }  // namespace perigee::host

@@ -52,7 +52,8 @@ class PositionView {
 };
 
 std::string cell(double value) {
-    return std::isfinite(value) ? fmt::format("{:9.4f}", value) : fmt::format("{:>9}", "-");
+    if (!std::isfinite(value)) return fmt::format("{:>9}", "-");
+    return fmt::format("{:9.4f}", std::abs(value) < 5e-5 ? 0.0 : value);  // no -0.0000
 }
 
 /// One line: losses of the arms and, of two, their difference.

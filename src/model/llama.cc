@@ -124,6 +124,19 @@ std::vector<float> host_floats(Ops& ops, ConstView values) {
 
 }  // namespace
 
+namespace {
+
+/// Keys and values of a layer go into the cache and are attended together with those before them.
+void attend_past(AttentionActivations& acts, KvCache const& cache, int64_t layer) {
+    int64_t const begin = cache.tokens(), end = begin + acts.local.q_THK[0];
+    acts.local.k_TGK = cache.keys(layer, begin, end);
+    acts.local.v_TGK = cache.values(layer, begin, end);
+    acts.attended.k_TGK = cache.keys(layer, 0, end);
+    acts.attended.v_TGK = cache.values(layer, 0, end);
+}
+
+}  // namespace
+
 struct Llama::Impl {
     ModelOptions options;
     ParamLayout const& layout;
@@ -136,6 +149,8 @@ struct Llama::Impl {
     /// The tokens of one pass, on the device.
     struct Inputs {
         LocalBatch const& local;
+        std::span<int32_t const> cu_seqlens;  ///< of all that is attended
+        KvCache const* past = nullptr;        ///< of the tokens before these
         TensorView ids_T;
         TensorView positions_T;
         TensorView targets_T;
@@ -173,8 +188,10 @@ struct Llama::Impl {
     int64_t vocab_begin() const { return mesh.tp_rank() * (options.vocab_size / mesh.shape().tp); }
 
     LocalBatch share(Batch const& batch, std::span<Selection const> selections) const;
-    AttentionProblem attention_problem(Batch const& batch) const;
+    AttentionProblem attention_problem(Inputs const& inputs) const;
     Inputs upload(LocalBatch const& local, Arena& arena) const;
+    std::vector<float> logits_of_token(TensorView weights, Forward const& state, ContextShard const& shard,
+                                       int64_t token, Arena& arena) const;
     Pass begin(Inputs const& inputs, Arena& arena) const;
     Forward forward(TensorView weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
                     bool keep) const;
@@ -198,20 +215,22 @@ LocalBatch Llama::Impl::share(Batch const& batch, std::span<Selection const> sel
     return local;
 }
 
-AttentionProblem Llama::Impl::attention_problem(Batch const& batch) const {
+AttentionProblem Llama::Impl::attention_problem(Inputs const& inputs) const {
     int64_t const heads = options.num_attention_heads / mesh.shape().tp;
     return {.heads = heads,
             .first_head = mesh.tp_rank() * heads,
             .kv_heads = options.kv_heads() / mesh.shape().tp,
             .head_dim = options.head_size(),
             .scale = 1 / std::sqrt(static_cast<double>(options.head_size())),
-            .cu_seqlens = batch.cu_seqlens};
+            .cu_seqlens = inputs.cu_seqlens,
+            .past = inputs.past != nullptr ? inputs.past->tokens() : 0};
 }
 
 Llama::Impl::Inputs Llama::Impl::upload(LocalBatch const& local, Arena& arena) const {
     Batch const& batch = local.batch();
     Shape const tokens{batch.tokens()};
     Inputs const inputs{.local = local,
+                        .cu_seqlens = batch.cu_seqlens,
                         .ids_T = arena.allocate("ids", DType::i32, tokens),
                         .positions_T = arena.allocate("positions", DType::i32, tokens),
                         .targets_T = arena.allocate("targets", DType::i32, tokens),
@@ -235,7 +254,7 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
               .recompute = recompute,
               .mesh = mesh,
               .stream = {ops, mesh.tp(), whole_TD},
-              .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(batch), arena},
+              .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(inputs), arena},
               .tokens = T};
     pass.cos_TR = arena.allocate("cos", pass.statistics(), {T, R});
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
@@ -265,7 +284,8 @@ Llama::Impl::Forward Llama::Impl::forward(TensorView weights, Inputs const& inpu
             state.blocks.push_back(
                 allocate_activations(arena, pass, largest, recompute, layer > 0 ? &state.blocks.front() : nullptr));
         }
-        BlockActivations const& acts = state.blocks.back();
+        BlockActivations acts = state.blocks.back();
+        if (inputs.past != nullptr) attend_past(acts.attention, *inputs.past, static_cast<int64_t>(layer));
         if (layer == 0) {
             ops.embedding_forward(
                 {pass.stream.partial(acts.x_PD), inputs.ids_T, layout.view(weights, kEmbedding), vocab_begin()});
@@ -461,29 +481,63 @@ BlockChoices Llama::choices(TensorView weights, Batch const& batch, std::span<Se
     return result;
 }
 
-std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
-                                      Arena& arena) {
-    Arena::Scope const scope(arena);
-    Ops& ops = impl_->ops;
-    Mesh const& mesh = impl_->mesh;
-    int64_t const vocab = impl_->options.vocab_size, tp = mesh.shape().tp;
-    Batch const pack = padded(batch, tp * mesh.shape().cp);
-    LocalBatch const local = impl_->share(pack, selections);
-    Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+/// The same on every rank.
+std::vector<float> Llama::Impl::logits_of_token(TensorView weights, Forward const& state, ContextShard const& shard,
+                                                int64_t token, Arena& arena) const {
+    int64_t const vocab = options.vocab_size, tp = mesh.shape().tp;
     TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab}, Use::logits);
-    Place const last = find_token(local.shard(), batch.tokens() - 1);
-    if (last.cp_rank == mesh.cp_rank()) {
+    Place const place = find_token(shard, token);
+    if (place.cp_rank == mesh.cp_rank()) {
         TensorView const part =
             tp > 1 ? arena.allocate("part of logits", state.pass.compute(), {1, vocab / tp}) : logits;
         ops.matmul({.c = part,
-                    .a = state.pass.stream.gather(state.normed_PD).rows(last.row, last.row + 1),
-                    .b = impl_->classifier(weights),
+                    .a = state.pass.stream.gather(state.normed_PD).rows(place.row, place.row + 1),
+                    .b = classifier(weights),
                     .transpose_b = true});
         if (tp > 1) mesh.tp().all_gather(ops.device().queue(), logits, part);
     }
-    mesh.cp().broadcast(ops.device().queue(), logits, last.cp_rank);
+    mesh.cp().broadcast(ops.device().queue(), logits, place.cp_rank);
     return host_floats(ops, logits);
+}
+
+std::vector<float> Llama::next_logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
+                                      Arena& arena) {
+    Arena::Scope const scope(arena);
+    MeshShape const& mesh = impl_->mesh.shape();
+    Batch const pack = padded(batch, mesh.tp * mesh.cp);
+    LocalBatch const local = impl_->share(pack, selections);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    return impl_->logits_of_token(weights, state, local.shard(), batch.tokens() - 1, arena);
+}
+
+std::vector<float> Llama::next_logits(TensorView weights, std::span<int32_t const> ids,
+                                      std::span<Selection const> selections, KvCache& cache, Arena& arena) {
+    Arena::Scope const scope(arena);
+    PERIGEE_CHECK(impl_->mesh.shape().cp == 1, "a cache on a mesh with cp {}", impl_->mesh.shape().cp);
+    int64_t const past = cache.tokens(), added = std::ssize(ids), tp = impl_->mesh.shape().tp;
+    PERIGEE_CHECK(added > 0 && past + added <= cache.capacity(), "{} tokens after {} in a cache for {}", added, past,
+                  cache.capacity());
+    // Padding comes after the text, where no token of it looks, and is overwritten by the next call.
+    auto const rows = static_cast<int32_t>((added + tp - 1) / tp * tp);
+    Batch batch{.ids_T = {ids.begin(), ids.end()},
+                .targets_T = {},
+                .weights_T = {},
+                .positions_T = {},
+                .cu_seqlens = {0, rows}};
+    for (int32_t t = 0; t < rows; ++t) batch.positions_T.push_back(static_cast<int32_t>(past) + t);
+    batch.ids_T.resize(batch.positions_T.size());
+    batch.targets_T.resize(batch.positions_T.size());
+    batch.weights_T.resize(batch.positions_T.size());
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs inputs = impl_->upload(local, arena);
+    int32_t const cu_seqlens[] = {0, static_cast<int32_t>(past) + rows};
+    inputs.cu_seqlens = cu_seqlens;
+    inputs.past = &cache;
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    auto logits = impl_->logits_of_token(weights, state, local.shard(), added - 1, arena);
+    cache.set_tokens(past + added);
+    return logits;
 }
 
 std::vector<float> Llama::logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,

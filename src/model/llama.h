@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/classifier.h"
+#include "model/kv_cache.h"
 #include "model/options.h"
 #include "model/reach.h"
 #include "ops/ops.h"
@@ -86,6 +87,11 @@ class Llama {
     /// group. `allowed`: ids below it compete for `best`, or 0 where that is not wanted. A batch of any length.
     TokenScores scores(TensorView weights, Batch const& batch, std::span<Selection const> selections, int64_t allowed,
                        Arena& arena);
+
+    /// Logits that follow the text in the cache and `ids` after it, as above. The cache then holds these ids too, so
+    /// that the next call computes no token again. Of a mesh without cp.
+    std::vector<float> next_logits(TensorView weights, std::span<int32_t const> ids,
+                                   std::span<Selection const> selections, KvCache& cache, Arena& arena);
 
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
     /// of the cp x tp group. Takes the memory of a training forward.

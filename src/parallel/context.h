@@ -66,6 +66,9 @@ struct AttentionProblem {
     int64_t head_dim = 0;
     double scale = 0;
     std::span<int32_t const> cu_seqlens;  ///< of the pack
+    /// Tokens of the pack before those that are computed, of one rank: their keys and values come with the activations,
+    /// in `attended`, before those of `local`.
+    int64_t past = 0;
 };
 
 /// Queries, keys, values and results of the same tokens.

@@ -156,6 +156,7 @@ ContextAttention::ContextAttention(Ops& ops, Comm& cp, ContextMode mode, Context
     PERIGEE_CHECK(mode != ContextMode::automatic, "context parallelism without a mode");
     PERIGEE_CHECK(shard.ranks() == cp.size() && shard.rank() == cp.rank(),
                   "the shard of rank {} of {} on rank {} of {}", shard.rank(), shard.ranks(), cp.rank(), cp.size());
+    PERIGEE_CHECK(problem.past == 0 || cp.size() == 1, "{} tokens before those of {} ranks", problem.past, cp.size());
     if (!exchanges()) return;
     PERIGEE_CHECK(shard.ranges().size() == 1, "ulysses with zigzag shards");
     PERIGEE_CHECK(problem.heads % cp.size() == 0 && problem.kv_heads % cp.size() == 0,
@@ -187,7 +188,8 @@ AttentionActivations ContextAttention::allocate(Selection const& selection) cons
     auto const budget = budget_of(selection);
     if (!budget) return acts;
     acts.chosen_THS = arena_->allocate("chosen", DType::i32, {tokens, heads, budget->slots()});
-    if (queries().size() > 1) return acts;  // every range has a routing table of its own
+    // Every range has a routing table of its own, and what comes after a past has no backward.
+    if (queries().size() > 1 || problem_.past > 0) return acts;
     Shape const keys{shard_.pack_tokens(), acts.attended.k_TGK[1], problem_.head_dim};
     int64_t const numbers = ops_->routing_size(acts.attended.q_THK.shape, keys, problem_.cu_seqlens, *budget);
     if (numbers > 0) acts.routing_L = arena_->allocate("routing", DType::i32, {numbers});
@@ -195,6 +197,7 @@ AttentionActivations ContextAttention::allocate(Selection const& selection) cons
 }
 
 std::vector<TokenRange> ContextAttention::queries() const {
+    if (problem_.past > 0) return {{problem_.past, problem_.past + shard_.tokens()}};
     if (exchanges()) return {{0, shard_.pack_tokens()}};
     return shard_.ranges();
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "data/chat_encoder.h"
-#include "data/packing.h"
 #include "eval/sampling.h"
+#include "train/text_model.h"
 
 namespace perigee {
 
@@ -64,16 +64,15 @@ void generate(Session& session, int64_t step, std::function<void(std::string con
     StreamDecoder stream(*tokenizer);
     Ending ending(chat.stop(), [&](int32_t id) { sink(stream.push(id)); });
     if (ids.empty()) fail(Category::config, "generate.prompt is empty: at least one token is needed to go on from");
-    auto const selections = session.selections(step);
+    int64_t const most = options.model.max_position_embeddings;
+    int64_t const longest = std::min(most, std::ssize(ids) + options.generate.max_tokens);
+    TextModel model(session, session.selections(step), longest);
     Philox const random(static_cast<uint64_t>(options.seed), Purpose::generate);
     for (int64_t i = 0; i < options.generate.max_tokens; ++i) {
-        if (static_cast<int64_t>(ids.size()) >= options.model.max_position_embeddings) break;
-        auto const logits =
-            session.model().next_logits(session.weights(), unfinished_document(ids), selections, session.arena());
-        session.arena().settle();  // the text grows, and with it what the arena must hold
-        int32_t const next = sample_token(logits, tokenizer->vocab_size(), options.generate, random, i);
+        if (std::ssize(model.text()) + std::ssize(ids) >= most) break;
+        int32_t const next = sample_token(model.append(ids), tokenizer->vocab_size(), options.generate, random, i);
         if (ending.push(next)) return sink(stream.finish());
-        ids.push_back(next);
+        ids = {next};
     }
     ending.release_all();
     sink(stream.finish());

@@ -10,8 +10,8 @@ namespace perigee {
 
 /// Continues generate.prompt or, with a chat template, answers it, by up to generate.max_tokens tokens and hands the
 /// text to `sink` as it comes, in whole characters. Stops at the end of the document or answer, or when
-/// max_position_embeddings are used. Every token is computed from the whole text before it, so that it is exactly what
-/// training would have seen. Throws Category::config for an empty prompt.
+/// max_position_embeddings are used. Every token is computed from the whole text before it, as in training. Throws
+/// Category::config for an empty prompt.
 void generate(Session& session, int64_t step, std::function<void(std::string const&)> const& sink);
 
 }  // namespace perigee

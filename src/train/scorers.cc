@@ -4,6 +4,7 @@
 
 #include "data/packing.h"
 #include "eval/sampling.h"
+#include "train/text_model.h"
 
 namespace perigee {
 
@@ -74,19 +75,18 @@ std::vector<ItemScore> ForcedDecoding::score(std::span<Item const> items) {
 }
 
 int64_t GreedyDecoding::right_tokens(Item const& item) {
-    Session& session = model_.session;
     SamplingOptions const greedy{.temperature = 0};
     Philox const unused(0, Purpose::generate);
-    std::vector<int32_t> text = item.prompt;
+    TextModel model(model_.session, model_.selections, item.length + 1);
+    std::vector<int32_t> added = item.prompt;
+    int64_t right = 0;
     for (int32_t const token : item.answer) {
         model_.before_forward();
-        auto const logits = session.model().next_logits(session.weights(), unfinished_document(text), model_.selections,
-                                                        session.arena());
-        session.arena().settle();  // the text grows, and with it what the arena must hold
-        if (sample_token(logits, model_.allowed, greedy, unused, 0) != token) break;
-        text.push_back(token);
+        if (sample_token(model.append(added), model_.allowed, greedy, unused, 0) != token) break;
+        added = {token};
+        ++right;
     }
-    return std::ssize(text) - std::ssize(item.prompt);
+    return right;
 }
 
 std::vector<ItemScore> GreedyDecoding::score(std::span<Item const> items) {

@@ -36,8 +36,9 @@ evaluate 1 position,needle,ruler
 mv "$scratch/records" "$scratch/one"
 [ "$(grep -c '"suite":"needle"' "$scratch/one")" = 6 ] || complain "3 tasks at 2 depths expected"
 [ "$(grep -c '"suite":"ruler"' "$scratch/one")" = 6 ] || complain "6 tasks expected"
+grep '"suite":"position"' "$scratch/one" >"$scratch/position"
 for what in '"attention":"moba + 1 full"' '"attention":"full"' '"task":"far"' '"end":128,'; do
-    grep '"suite":"position"' "$scratch/one" | grep -qF "$what" || complain "no position record with $what"
+    grep -qF "$what" "$scratch/position" || complain "no position record with $what"
 done
 for title in "loss by position, step 20" "needle, moba + 1 full, step 20" "ruler, moba + 1 full, step 20"; do
     grep -qF "$title" "$scratch/printed" || complain "no table: $title"

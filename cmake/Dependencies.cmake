@@ -44,6 +44,14 @@ foreach(library IN ITEMS "pcre2 pcre2-8 pcre2.h" "sentencepiece sentencepiece se
     target_include_directories(${name} SYSTEM INTERFACE ${${variable}_INCLUDE})
     target_link_libraries(${name} INTERFACE ${${variable}_LIBRARY})
 endforeach()
+# cpp-httplib, compiled with these: its classes differ without.
+find_library(HTTPLIB_LIBRARY cpp-httplib REQUIRED)
+find_path(HTTPLIB_INCLUDE httplib.h REQUIRED)
+add_library(httplib INTERFACE)
+target_include_directories(httplib SYSTEM INTERFACE ${HTTPLIB_INCLUDE})
+target_link_libraries(httplib INTERFACE ${HTTPLIB_LIBRARY})
+target_compile_definitions(httplib INTERFACE CPPHTTPLIB_OPENSSL_SUPPORT CPPHTTPLIB_ZLIB_SUPPORT
+    CPPHTTPLIB_BROTLI_SUPPORT)
 # Oniguruma has functions of the names regcomp, regexec, ... with other flags: the C library's must be found first, by
 # every library of the program.
 set_property(TARGET oniguruma PROPERTY INTERFACE_LINK_LIBRARIES -l:libc.so.6 ${ONIGURUMA_LIBRARY})

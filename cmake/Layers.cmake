@@ -66,7 +66,16 @@ perigee_layer(train LAYERS base device tensor io ops comm parallel model optim d
 perigee_layer(config LAYERS base io hf train LIBRARIES yaml-cpp::yaml-cpp)
 perigee_layer(curves LAYERS base io LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(commands LAYERS base device tensor io ops comm model data checkpoint hf train config curves
-    LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json)
+    LIBRARIES CLI11::CLI11 nlohmann_json::nlohmann_json httplib)
+
+# The report's script and style are files of their own, and part of the program.
+foreach(part IN ITEMS css js)
+    set(source ${CMAKE_SOURCE_DIR}/src/commands/report/page.${part})
+    file(READ ${source} report_${part})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
+endforeach()
+configure_file(src/commands/report/page_parts.h.in ${CMAKE_BINARY_DIR}/generated/commands/report/page_parts.h @ONLY)
+target_include_directories(perigee_commands PRIVATE ${CMAKE_BINARY_DIR}/generated)
 perigee_layer(app LAYERS base device io ops comm model hf config train commands LIBRARIES CLI11::CLI11
     EXCLUDE "/main\\.cc$")
 target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")

@@ -71,6 +71,10 @@ foreach(folder IN LISTS test_folders)
             set_tests_properties(${folder}/${name} PROPERTIES TIMEOUT 1800 LABELS stacked RESOURCE_LOCK gpu
                 ENVIRONMENT "${stacked_environment}")
         endif()
+        # The report in a browser: `ctest -L browser`.
+        if(name MATCHES "_browser_test$")
+            set_tests_properties(${folder}/${name} PROPERTIES LABELS "browser;long")
+        endif()
         # Comparisons with the reference libraries, in a virtual environment: `ctest -L hf`.
         if(name MATCHES "_hf_test$")
             set_tests_properties(${folder}/${name} PROPERTIES TIMEOUT 7200 LABELS "hf;long")

@@ -5,7 +5,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build libopenmpi-dev openmpi-bin libopenblas-openmp-dev libhdf5-dev libyaml-cpp-dev
     nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev zlib1g-dev libssl-dev libpcre2-dev libonig-dev libsentencepiece-dev
-    libutf8proc-dev)
+    libutf8proc-dev libcpp-httplib-dev)
 for argument in "$@"; do
     case "$argument" in
         --developer) packages+=(git procps libgtest-dev libgmock-dev libbenchmark-dev clang-format-14

@@ -29,6 +29,7 @@ homes='
 ^(pcre2|oniguruma)              ^src/data/
 ^(sentencepiece|utf8proc)       ^src/data/
 ^nlohmann/json\.hpp            \.cc$
+^httplib\.h                   ^src/commands/
 '
 find src kernels -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | sort |
     xargs grep -HnE '^[[:space:]]*#[[:space:]]*include[[:space:]]' |

@@ -27,6 +27,7 @@ inline constexpr std::array kCommands = {
     CommandRow{"Weights", "convert", "Hugging Face folder to checkpoint, or back", declare_convert},
     CommandRow{"Weights", "checkpoint", "Inspect, verify or compare checkpoints", declare_checkpoint},
     CommandRow{"Results", "plot", "Draw the curves of runs on the terminal or as SVG", declare_plot},
+    CommandRow{"Results", "report", "One page on runs: curves, time, memory, configs, warnings", declare_report},
     CommandRow{"Results", "study", "Train a grid of runs and compare them", declare_study},
     CommandRow{"Results", "bench", "Measure the speed of training steps", declare_bench},
 };

@@ -23,6 +23,7 @@ Action declare_checkpoint(CLI::App& app);
 Action declare_convert(CLI::App& app);
 Action declare_plot(CLI::App& app);
 Action declare_quickstart(CLI::App& app);
+Action declare_report(CLI::App& app);
 Action declare_study(CLI::App& app);
 Action declare_tokenize(CLI::App& app);
 Action declare_view(CLI::App& app);

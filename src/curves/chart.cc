@@ -16,59 +16,11 @@ constexpr size_t kShortRun = 20;      // points that need no trend line
 constexpr double kSmoothing = 0.012;  // standard deviation of the trend's window, as a share of the run
 constexpr double kWildest = 0.01;     // share of raw values that may leave the window at the top
 
-std::vector<Point> drawable(std::vector<Point> const& points) {
-    std::vector<Point> kept;
-    std::copy_if(points.begin(), points.end(), std::back_inserter(kept), is_drawable);
-    return kept;
-}
-
-/// Calls visit(begin, end) for at most kStretches stretches of equal numbers of points.
+/// Calls visit(begin, end) for at most so many stretches of equal numbers of points.
 template <class Visit>
-void each_stretch(size_t points, Visit visit) {
-    size_t const stretches = std::min(points, kStretches);
+void each_stretch(size_t points, size_t most, Visit visit) {
+    size_t const stretches = std::min(points, most);
     for (size_t i = 0; i < stretches; ++i) visit(points * i / stretches, points * (i + 1) / stretches);
-}
-
-std::vector<Point> extremes(std::vector<Point> const& points) {
-    if (points.size() <= 2 * kStretches) return points;
-    std::vector<Point> kept;
-    each_stretch(points.size(), [&](size_t begin, size_t end) {
-        auto first = points.begin() + static_cast<int64_t>(begin);
-        auto last = points.begin() + static_cast<int64_t>(end);
-        auto [low, high] = std::minmax_element(first, last, [](Point a, Point b) { return a.y < b.y; });
-        if (low > high) std::swap(low, high);
-        kept.push_back(*low);
-        if (high != low) kept.push_back(*high);
-    });
-    return kept;
-}
-
-// A Gaussian window over stretch means. Near the start it stays centred by narrowing, so that the first steep steps of
-// a loss are not flattened; near the end it looks back, so that the last noise does not bend the line.
-std::vector<Point> trend(std::vector<Point> const& points) {
-    if (points.size() <= kShortRun) return points;
-    std::vector<Point> means;
-    each_stretch(points.size(), [&](size_t begin, size_t end) {
-        Point sum;
-        for (size_t i = begin; i < end; ++i) sum = {sum.x + points[i].x, sum.y + points[i].y};
-        auto const n = static_cast<double>(end - begin);
-        means.push_back({sum.x / n, sum.y / n});
-    });
-    auto const count = static_cast<int64_t>(means.size());
-    double const sigma = std::max(1.5, kSmoothing * static_cast<double>(count));
-    std::vector<Point> smooth;
-    for (int64_t i = 0; i < count; ++i) {
-        int64_t const back = std::min(static_cast<int64_t>(3 * sigma), i);
-        int64_t const ahead = std::min(back, count - 1 - i);
-        double weights = 0, sum = 0;
-        for (int64_t d = -back; d <= ahead; ++d) {
-            double const w = std::exp(-0.5 * static_cast<double>(d * d) / (sigma * sigma));
-            weights += w;
-            sum += w * means[static_cast<size_t>(i + d)].y;
-        }
-        smooth.push_back({means[static_cast<size_t>(i)].x, sum / weights});
-    }
-    return smooth;
 }
 
 void include(Interval& interval, double value) {
@@ -98,12 +50,62 @@ std::string number(double value, double step) {
 
 }  // namespace
 
+std::vector<Point> drawable(std::vector<Point> const& points) {
+    std::vector<Point> kept;
+    std::copy_if(points.begin(), points.end(), std::back_inserter(kept), is_drawable);
+    return kept;
+}
+
+std::vector<Point> extremes(std::vector<Point> const& points, size_t stretches) {
+    if (points.size() <= 2 * stretches) return points;
+    std::vector<Point> kept = {points.front()};
+    each_stretch(points.size(), stretches, [&](size_t begin, size_t end) {
+        auto first = points.begin() + static_cast<int64_t>(begin);
+        auto last = points.begin() + static_cast<int64_t>(end);
+        auto [low, high] = std::minmax_element(first, last, [](Point a, Point b) { return a.y < b.y; });
+        if (low > high) std::swap(low, high);
+        if (low->x != kept.back().x) kept.push_back(*low);
+        if (high != low) kept.push_back(*high);
+    });
+    if (kept.back().x != points.back().x) kept.push_back(points.back());
+    return kept;
+}
+
+// A Gaussian window over stretch means. Near the start it stays centred by narrowing, so that the first steep steps of
+// a loss are not flattened; near the end it looks back, so that the last noise does not bend the line.
+std::vector<Point> trend(std::vector<Point> const& points) {
+    if (points.size() <= kShortRun) return points;
+    std::vector<Point> means;
+    each_stretch(points.size(), kStretches, [&](size_t begin, size_t end) {
+        Point sum;
+        for (size_t i = begin; i < end; ++i) sum = {sum.x + points[i].x, sum.y + points[i].y};
+        auto const n = static_cast<double>(end - begin);
+        means.push_back({sum.x / n, sum.y / n});
+    });
+    auto const count = static_cast<int64_t>(means.size());
+    double const sigma = std::max(1.5, kSmoothing * static_cast<double>(count));
+    std::vector<Point> smooth;
+    for (int64_t i = 0; i < count; ++i) {
+        int64_t const back = std::min(static_cast<int64_t>(3 * sigma), i);
+        int64_t const ahead = std::min(back, count - 1 - i);
+        double weights = 0, sum = 0;
+        for (int64_t d = -back; d <= ahead; ++d) {
+            double const w = std::exp(-0.5 * static_cast<double>(d * d) / (sigma * sigma));
+            weights += w;
+            sum += w * means[static_cast<size_t>(i + d)].y;
+        }
+        smooth.push_back({means[static_cast<size_t>(i)].x, sum / weights});
+    }
+    return smooth;
+}
+
 Chart make_chart(std::string const& key, std::vector<RunLog> const& runs) {
     Interval const nothing{HUGE_VAL, -HUGE_VAL};
     Chart chart{.key = key, .curves = {}, .x = nothing, .y = nothing};
     for (RunLog const& run : runs) {
         auto const logged = drawable(run.train);
-        Curve curve{.name = run.name, .raw = extremes(logged), .smooth = trend(logged), .eval = drawable(run.eval)};
+        Curve curve{
+            .name = run.name, .raw = extremes(logged, kStretches), .smooth = trend(logged), .eval = drawable(run.eval)};
         for (auto const* points : {&curve.smooth, &curve.eval})
             for (Point const p : *points) include(chart.x, p.x), include(chart.y, p.y);
         std::vector<double> values;

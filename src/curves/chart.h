@@ -37,6 +37,14 @@ struct Chart {
     Interval y;
 };
 
+/// Finite ones alone.
+std::vector<Point> drawable(std::vector<Point> const& points);
+/// The lowest and the highest of each of so many stretches of equal numbers of points, in their order, with the first
+/// and the last point; all of them where that is no more.
+std::vector<Point> extremes(std::vector<Point> const& points, size_t stretches);
+/// A smooth line through the points; they themselves where they are few.
+std::vector<Point> trend(std::vector<Point> const& points);
+
 /// The y window holds every trend and evaluation, and all raw values but the wildest.
 Chart make_chart(std::string const& key, std::vector<RunLog> const& runs);
 

@@ -1,0 +1,220 @@
+#include "commands/report/run_json.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/printable.h"
+#include "commands/report/page_parts.h"
+#include "config/config.h"
+#include "curves/chart.h"
+#include "curves/run_log.h"
+
+namespace perigee::report {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kPointsOfPage = 40'000;       // of about 25 bytes each
+constexpr size_t kTrendPointsOfPage = 30'000;  // of about 15
+constexpr size_t kMostStretches = 1000, kFewestStretches = 25;
+constexpr size_t kMostLines = 4000;  // of the other files of a run
+constexpr size_t kMostSamples = 20, kMostWarnings = 200;
+
+/// What of each series a page has room for.
+struct Room {
+    size_t stretches;
+    size_t trend_points;
+};
+
+Room room_for(size_t series) {
+    series = std::max<size_t>(series, 1);
+    return {std::clamp(kPointsOfPage / 2 / series, kFewestStretches, kMostStretches),
+            std::max(kTrendPointsOfPage / series, kFewestStretches)};
+}
+
+std::vector<plot::Point> thinned(std::vector<plot::Point> const& points, size_t most) {
+    std::vector<plot::Point> kept;
+    size_t const every = (points.size() + most - 1) / most;
+    for (size_t i = 0; i < points.size(); i += every) kept.push_back(points[i]);
+    return kept;
+}
+
+/// Numbers that read back as the same numbers.
+std::string array(std::vector<plot::Point> const& points, double plot::Point::*member, std::string_view format) {
+    std::string text = "[";
+    for (plot::Point const& point : points) {
+        if (text.size() > 1) text += ',';
+        double const value = point.*member;
+        text += std::isfinite(value) ? fmt::format(fmt::runtime(format), value) : "null";
+    }
+    return text + "]";
+}
+
+std::string series_json(std::vector<plot::Point> const& all, Room const& room) {
+    using plot::Point;
+    std::vector<Point> const points = plot::drawable(all), kept = plot::extremes(points, room.stretches),
+                             trend = plot::trend(points);
+    double sum = 0;
+    for (Point const& point : points) sum += point.y;
+    std::string text = fmt::format(R"({{"mean":{:.6g},"x":{},"y":{})", sum / static_cast<double>(points.size()),
+                                   array(kept, &Point::x, "{:.0f}"), array(kept, &Point::y, "{}"));
+    if (!std::ranges::equal(trend, points, {}, &Point::y, &Point::y)) {
+        std::vector<Point> const line = thinned(trend, room.trend_points);
+        text += fmt::format(R"(,"tx":{},"ty":{})", array(line, &Point::x, "{:.1f}"), array(line, &Point::y, "{:.6g}"));
+    }
+    return text + "}";
+}
+
+/// "train.steps" and its value for each line of what to_yaml() writes.
+json flat_config(std::string_view yaml) {
+    json flat = json::object();
+    std::vector<std::pair<size_t, std::string>> parents;
+    for (size_t begin = 0; begin < yaml.size();) {
+        size_t const end = std::min(yaml.find('\n', begin), yaml.size());
+        std::string_view const line = yaml.substr(begin, end - begin);
+        begin = end + 1;
+        size_t const indent = line.find_first_not_of(' ');
+        if (indent == line.npos || line[indent] == '#') continue;
+        while (!parents.empty() && parents.back().first >= indent) parents.pop_back();
+        std::string key;
+        for (auto const& [unused, name] : parents) key += name + ".";
+        std::string_view const rest = line.substr(indent);
+        size_t const colon = rest.find(": ");
+        if (rest.ends_with(':') && !rest.starts_with('-')) {
+            parents.emplace_back(indent, rest.substr(0, rest.size() - 1));
+        } else if (rest.starts_with('-') || colon == rest.npos) {
+            key = key.substr(0, key.find_last_not_of('.') + 1);
+            flat[key] = flat.value(key, std::string()) + (flat.contains(key) ? " " : "") + std::string(rest);
+        } else {
+            flat[key + std::string(rest.substr(0, colon))] = std::string(rest.substr(colon + 2));
+        }
+    }
+    return flat;
+}
+
+/// The last lines that `keep` makes something of.
+template <class Keep>
+json last_lines(FileSystem& files, Path const& path, size_t most, Keep&& keep) {
+    std::deque<json> kept;
+    if (files.exists(path)) {
+        auto const file = files.open(path);
+        plot::for_each_line(*file, [&](std::string_view line, bool) {
+            json value = keep(line);
+            if (value.is_null()) return;
+            if (kept.size() == most) kept.pop_front();
+            kept.push_back(std::move(value));
+        });
+    }
+    return json(std::vector<json>(kept.begin(), kept.end()));
+}
+
+json object_of(std::string_view line) {
+    json value = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    return value.is_object() ? value : json();
+}
+
+/// A record of suite `position` that the page can add up.
+json position_of(std::string_view line) {
+    if (line.find("\"position\"") == line.npos) return {};
+    json const value = object_of(line);
+    if (value.is_null() || value.value("suite", json()) != "position") return {};
+    for (char const* key : {"begin", "end", "weight", "nll"})
+        if (!value.contains(key) || !value[key].is_number()) return {};
+    json kept = {{"begin", value["begin"]}, {"end", value["end"]}, {"weight", value["weight"]}, {"nll", value["nll"]}};
+    for (char const* key : {"attention", "step"})
+        if (value.contains(key)) kept[key] = value[key];
+    return kept;
+}
+
+json warning_of(std::string_view line) {
+    if (line.find("warning: ") == line.npos && line.find("error: ") == line.npos) return {};
+    return printable(std::string(line));
+}
+
+/// Of blocks.jsonl, where every layer has a square of shares.
+json blocks_of(std::string_view line) {
+    json value = object_of(line);
+    if (value.is_null() || !value.contains("layers") || !value["layers"].is_array()) return {};
+    for (json const& layer : value["layers"]) {
+        if (!layer.is_object() || !layer.contains("map") || !layer["map"].is_array()) return {};
+        for (json const& row : layer["map"])
+            if (!row.is_array() || row.size() != layer["map"].size()) return {};
+    }
+    return value;
+}
+
+std::string text_of(FileSystem& files, Path const& path) {
+    constexpr int64_t kMost = int64_t{1} << 20;
+    return files.exists(path) && files.file_size(path) <= kMost ? files.read_text(path, kMost) : "";
+}
+
+std::string dumped(json const& value) { return value.dump(-1, ' ', true, json::error_handler_t::replace); }
+
+std::string run_json(FileSystem& files, std::string const& path, plot::Metrics const& run, Room const& room) {
+    Path const folder = files.is_directory(path) ? Path(path) : Path(path).parent_path();
+    std::string text = fmt::format(R"({{"name":{},"series":{{)", dumped(printable(run.name)));
+    for (auto const& [key, points] : run.series) {
+        if (text.back() == '}') text += ',';
+        text += fmt::format("{}:{}", dumped(printable(key)), series_json(points, room));
+    }
+    json const blocks = last_lines(files, folder / "blocks.jsonl", 1, blocks_of);
+    json const facts = object_of(text_of(files, folder / "run.json"));
+    text +=
+        fmt::format(R"(}},"config":{},"facts":{},"position":{},"blocks":{},"samples":{},"warnings":{}}})",
+                    dumped(flat_config(text_of(files, folder / "config.yaml"))), facts.is_null() ? "{}" : dumped(facts),
+                    dumped(last_lines(files, folder / "suites.jsonl", kMostLines, position_of)),
+                    blocks.empty() ? "null" : dumped(blocks[0]),
+                    dumped(last_lines(files, folder / "samples.jsonl", kMostSamples, object_of)),
+                    dumped(last_lines(files, folder / "log.txt", kMostWarnings, warning_of)));
+    return text;
+}
+
+/// "</script>" inside a string would end the script.
+std::string for_html(std::string const& text) {
+    std::string result;
+    for (char const c : text) c == '<' ? result += "\\u003c" : result += c;
+    return result;
+}
+
+}  // namespace
+
+Runs read_runs(FileSystem& files, std::vector<std::string> const& folders, bool live) {
+    Runs runs;
+    std::vector<plot::Metrics> metrics;
+    size_t series = 0;
+    for (std::string const& folder : folders) {
+        metrics.push_back(plot::read_metrics(files, folder));
+        series += metrics.back().series.size();
+        if (int64_t const lines = metrics.back().unreadable_lines; lines > 0)
+            runs.warnings.push_back(fmt::format("{}: {} unreadable lines left out", printable_name(folder), lines));
+    }
+    Room const room = room_for(series);
+    std::string list;
+    for (size_t i = 0; i < folders.size(); ++i)
+        list += (i > 0 ? "," : "") + run_json(files, folders[i], metrics[i], room);
+    runs.json = for_html(fmt::format(R"({{"live":{},"defaults":{},"runs":[{}]}})", live,
+                                     dumped(flat_config(to_yaml(RunOptions{}))), list));
+    return runs;
+}
+
+std::string page(std::string const& json) {
+    return fmt::format(
+        R"(<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>perigee report</title><link rel="icon" href="data:,"><style>
+{}</style></head><body>
+<header><h1 id="title"></h1><button id="theme">light / dark</button></header><main id="body"></main>
+<script id="data" type="application/json">{}</script>
+<script>
+{}</script></body></html>
+)",
+        kStyle, json, kScript);
+}
+
+}  // namespace perigee::report

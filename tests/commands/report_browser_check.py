@@ -1,0 +1,101 @@
+"""Opens a report in headless Chromium and holds what it draws and says against metrics.jsonl.
+
+report_browser_check.py PERIGEE FOLDER [SCREENSHOTS]: console errors, the points of the loss curve, the tooltip at several
+places, zooming, and that nothing is wider than a window of 400 pixels.
+"""
+import html
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+perigee, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+run = folder / "run"
+run.mkdir(exist_ok=True)
+STEPS = 30000
+losses = {}
+with open(run / "metrics.jsonl", "w") as file:
+    for step in range(1, STEPS + 1):
+        loss = 2 + 8 * math.exp(-step / 5000) + 0.1 * math.sin(12.9898 * step)
+        losses[step] = loss
+        values = {"step": step, "loss": loss, "grad_norm": abs(math.sin(step)), "lr": 3e-4, "seconds": 0.5, "data_s": 0.1,
+                  "forward_s": 0.1, "backward_s": 0.2, "communication_s": 0.05, "optimizer_s": 0.05,
+                  "memory_bytes": 61 << 30, "memory_peak_bytes": 72 << 30}
+        file.write(json.dumps(values) + "\n")
+        if step % 5000 == 0:
+            file.write(json.dumps({"step": step, "eval_loss": loss + 0.2}) + "\n")
+(run / "log.txt").write_text("2026-01-01 00:00:00  warning: something\n")
+(run / "suites.jsonl").write_text("".join(
+    json.dumps({"suite": "position", "attention": name, "begin": b, "end": b + 128, "weight": 2, "nll": 5 - b / 1e3}) + "\n"
+    for name in ("moba", "full") for b in range(0, 1024, 128)))
+(run / "blocks.jsonl").write_text(json.dumps({"step": 1, "layers": [
+    {"layer": n, "map": [[1 / (1 + q - k) if k <= q else 0 for k in range(16)] for q in range(16)]} for n in range(3)]}))
+subprocess.run([perigee, "report", run], check=True, stdout=subprocess.DEVNULL)
+
+# Added to the page: moves the pointer over the loss, zooms, and writes what the page then shows into an element.
+DRIVER = """<script>
+const seen = {tips: [], errors: []};
+addEventListener('error', event => seen.errors.push(String(event.message)));
+const card = () => document.querySelector('[data-key=loss]');
+const svg = () => card().querySelector('svg');
+const send = (kind, share) => { const box = svg().getBoundingClientRect();
+    svg().dispatchEvent(new PointerEvent(kind, {clientX: box.left + share * box.width, clientY: box.top + 50, pointerId: 1, bubbles: true})); };
+SVGElement.prototype.setPointerCapture = () => {};
+const points = name => svg().querySelector(`polyline[data-line="${name}"]`).getAttribute('points');
+for (const share of [.2, .5, .77, .99]) { send('pointermove', share); seen.tips.push(card().querySelector('.tip').textContent); }
+Object.assign(seen, {x: svg().dataset.x, y: svg().dataset.y, box: svg().dataset.box, points: points('loss'),
+    legend: card().querySelector('.legend').getBoundingClientRect().bottom, top: svg().getBoundingClientRect().top,
+    wide: document.documentElement.scrollWidth, window: innerWidth, sections: [...document.querySelectorAll('h2')].map(h => h.textContent)});
+send('pointerdown', .5); send('pointermove', .6); send('pointerup', .6);
+seen.zoomed = svg().dataset.x;
+document.body.append(Object.assign(document.createElement('pre'), {id: 'seen', textContent: JSON.stringify(seen)}));
+</script>"""
+driven = folder / "driven.html"
+driven.write_text((run / "report.html").read_text() + DRIVER)
+
+
+def chromium(*arguments):
+    """Its standard output; a message on the console is a failure."""
+    done = subprocess.run(["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile",
+                           "--virtual-time-budget=5000", "--enable-logging=stderr", *arguments],
+                          capture_output=True, text=True, timeout=300, check=True)
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert not said, said
+    return done.stdout
+
+
+for width in (400, 1280):
+    dom = chromium(f"--window-size={width},2000", "--dump-dom", f"file://{driven}")
+    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', dom, re.S).group(1)))
+    assert not seen["errors"], seen["errors"]
+    x_low, x_high = map(float, seen["x"].split(","))
+    y_low, y_high = map(float, seen["y"].split(","))
+    left, top, across, down = map(float, seen["box"].split(","))
+    drawn = [tuple(map(float, pair.split(","))) for pair in seen["points"].split()]
+    assert len(drawn) > 1000 and (x_low, x_high) == (1, STEPS), (len(drawn), seen["x"])
+    lowest = {}
+    for x, y in drawn:
+        step = x_low + (x - left) / across * (x_high - x_low)
+        loss = y_high - (y - top) / down * (y_high - y_low)
+        slack = 0.006 / across * (x_high - x_low) + 0.5  # two decimals of a pixel
+        near = [losses[s] for s in range(max(1, math.floor(step - slack)), min(STEPS, math.ceil(step + slack)) + 1)]
+        assert min(abs(loss - value) for value in near) < 0.006 / down * (y_high - y_low) + 1e-9, (step, loss)
+    for tip in seen["tips"]:
+        value, step = re.search(r"(?:^|\s)loss: (\S+) at step (\d+)", tip).groups()
+        assert float(value) == losses[int(step)], tip
+        value, step = re.search(r"eval_loss: (\S+) at step (\d+)", tip).groups()
+        assert float(value) == losses[int(step)] + 0.2, tip
+    zoom_low, zoom_high = map(float, seen["zoomed"].split(","))
+    assert 0.4 * STEPS < zoom_low < zoom_high < 0.7 * STEPS, seen["zoomed"]
+    assert seen["legend"] <= seen["top"], "a legend over a curve"
+    assert seen["wide"] <= seen["window"], f"{seen['wide']} pixels wide in a window of {seen['window']}"
+    for title in ("Curves", "Where the time goes", "Held-out loss by position", "Which blocks the heads choose", "Warnings"):
+        assert title in seen["sections"], (title, seen["sections"])
+
+if len(sys.argv) > 3:
+    for name, width, scheme in (("light", 1280, 1), ("dark", 1280, 0), ("narrow", 400, 1)):
+        chromium(f"--window-size={width},3200", f"--blink-settings=preferredColorScheme={scheme}", "--hide-scrollbars",
+                 f"--screenshot={sys.argv[3]}/{name}.png", f"file://{run}/report.html")
+print("all passed")

@@ -1,0 +1,142 @@
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "commands/report/run_json.h"
+#include "support/random.h"
+#include "support/temporary_folder.h"
+
+namespace perigee {
+namespace {
+
+using nlohmann::json;
+
+class ReportTest : public ::testing::Test {
+  protected:
+    void SetUp() override { files_->make_directories(run()); }
+    Path run() const { return folder_.path() / "run"; }
+    void write(std::string const& name, std::string const& text) const { std::ofstream(run() / name) << text; }
+    json data() const { return json::parse(report::read_runs(*files_, {run().string()}, false).json); }
+
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    testing::TemporaryFolder folder_;
+};
+
+double cpu_seconds() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return static_cast<double>(usage.ru_utime.tv_sec) + 1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
+}
+
+/// As many steps of about twenty keys; returns loss and grad_norm by step.
+std::map<std::string, std::map<int64_t, double>> write_steps(Path const& file, int64_t steps) {
+    std::map<std::string, std::map<int64_t, double>> written;
+    std::ofstream out(file);
+    for (int64_t step = 1; step <= steps; ++step) {
+        double const x = static_cast<double>(step);
+        double const loss = 2 + 8 * std::exp(-x / 9000) + 0.1 * std::sin(12.9898 * x) * std::sin(78.233 * x);
+        double const norm = step % 7919 == 0 ? 1000 + x : std::abs(std::sin(x)) + 1e-3;  // rare peaks
+        written["loss"][step] = loss;
+        written["grad_norm"][step] = norm;
+        std::string line = fmt::format(R"({{"step":{},"loss":{:.17g},"grad_norm":{:.17g})", step, loss, norm);
+        for (char const* key : {"lr", "tokens", "loss_weight", "consumed_samples", "tokens_so_far", "epochs_so_far",
+                                "attended_share", "seconds", "tokens_per_s", "tflops", "mfu", "data_s", "forward_s",
+                                "backward_s", "communication_s", "optimizer_s", "memory_bytes", "memory_peak_bytes"})
+            line += fmt::format(R"(,"{}":{:.17g})", key, std::abs(std::sin(x + key[0])) * 1e6);
+        out << line << "}\n";
+        if (step % 1000 == 0) out << fmt::format("{{\"step\":{},\"eval_loss\":{:.17g}}}\n", step, loss + 0.1);
+    }
+    return written;
+}
+
+TEST_F(ReportTest, HasTheVeryNumbersOfTheMetrics) {
+    auto const written = write_steps(run() / "metrics.jsonl", 30000);
+    json const series = data()["runs"][0]["series"];
+    for (auto const& [key, values] : written) {
+        json const& found = series.at(key);
+        ASSERT_EQ(found["x"].size(), found["y"].size());
+        EXPECT_LT(found["x"].size(), 3000U);
+        for (size_t i = 0; i < found["x"].size(); ++i)
+            EXPECT_EQ(found["y"][i].get<double>(), values.at(found["x"][i].get<int64_t>())) << key;
+        EXPECT_EQ(found["x"].back(), 30000) << "the last step is shown";
+    }
+}
+
+TEST_F(ReportTest, KeepsEveryPeak) {
+    auto const written = write_steps(run() / "metrics.jsonl", 100000);
+    json const norms = data()["runs"][0]["series"]["grad_norm"];
+    std::map<int64_t, double> kept;
+    for (size_t i = 0; i < norms["x"].size(); ++i) kept[norms["x"][i].get<int64_t>()] = norms["y"][i].get<double>();
+    int peaks = 0;
+    for (auto const& [step, norm] : written.at("grad_norm")) {
+        if (norm < 1000) continue;
+        ++peaks;
+        ASSERT_TRUE(kept.contains(step)) << "the peak at step " << step << " is lost";
+        EXPECT_EQ(kept[step], norm);
+    }
+    EXPECT_EQ(peaks, 12);
+}
+
+TEST_F(ReportTest, Of100000StepsIsSmallAndQuick) {
+    write_steps(run() / "metrics.jsonl", 100000);
+    double const before = cpu_seconds();
+    std::string const page = report::page(report::read_runs(*files_, {run().string()}, false).json);
+    double const seconds = cpu_seconds() - before;
+    EXPECT_LT(page.size(), size_t{2} << 20);
+    EXPECT_LT(seconds, 2);
+    std::vector<std::string> const many(5, run().string());
+    EXPECT_LT(report::page(report::read_runs(*files_, many, false).json).size(), size_t{2} << 20) << "five such runs";
+}
+
+TEST_F(ReportTest, TellsConfigPositionsSamplesBlocksAndWarnings) {
+    write("metrics.jsonl", "{\"step\":1,\"loss\":2.5}\n");
+    write("config.yaml", "# run 1\nseed: 7\ntrain:\n  steps: 12\nattention:\n  full_layers:\n    last: 1\n");
+    write("log.txt", "2026-01-01 00:00:00  step 1\n2026-01-01 00:00:01  warning: the disk is \x1b[31mfull\n");
+    write("suites.jsonl",
+          "{\"suite\":\"position\",\"attention\":\"moba\",\"begin\":0,\"end\":128,\"weight\":2,\"nll\":3}\n"
+          "{\"suite\":\"needle\",\"passed\":1}\nnot json \"position\"\n");
+    write("samples.jsonl", "{\"step\":1,\"prompt\":\"Once\",\"text\":\" upon\"}\n");
+    write("blocks.jsonl",
+          "{\"step\":1,\"layers\":[{\"layer\":0,\"map\":[[1]]}]}\n{\"step\":2,\"layers\":[{\"map\":[[1,2]]}]}\n");
+    json const found = data()["runs"][0];
+    EXPECT_EQ(found["name"], "run");
+    EXPECT_EQ(found["config"], json({{"seed", "7"}, {"train.steps", "12"}, {"attention.full_layers.last", "1"}}));
+    EXPECT_EQ(found["position"], json::parse(R"([{"attention":"moba","begin":0,"end":128,"nll":3,"weight":2}])"));
+    EXPECT_EQ(found["samples"][0]["text"], " upon");
+    EXPECT_EQ(found["blocks"]["step"], 1) << "a map that is no square is left out";
+    ASSERT_EQ(found["warnings"].size(), 1U);
+    EXPECT_EQ(found["warnings"][0].get<std::string>().find('\x1b'), std::string::npos);
+    EXPECT_EQ(data()["defaults"]["train.micro_batch_size"], "1");
+}
+
+TEST_F(ReportTest, NoTextOfARunEndsTheScript) {
+    write("metrics.jsonl", "{\"step\":1,\"loss\":2.5,\"</script><b>\":1}\n");
+    write("config.yaml", "output_dir: </script><script>alert(1)</script>\n");
+    write("log.txt", "x  warning: <!--<script>\n");
+    std::string const page = report::page(report::read_runs(*files_, {run().string()}, false).json);
+    size_t scripts = 0;
+    for (size_t at = page.find("</script"); at != page.npos; at = page.find("</script", at + 1)) ++scripts;
+    EXPECT_EQ(scripts, 2U) << "the data's and the program's";
+    EXPECT_EQ(page.find("<!--"), page.npos);
+}
+
+TEST_F(ReportTest, NeedsNothingFromElsewhere) {
+    write("metrics.jsonl", "{\"step\":1,\"loss\":2.5}\n");
+    std::string const page = report::page(report::read_runs(*files_, {run().string()}, false).json);
+    EXPECT_EQ(page.find("src="), page.npos);
+    EXPECT_EQ(page.find("@import"), page.npos);
+    size_t links = 0;  // but for the name of SVG
+    for (size_t at = page.find("http"); at != page.npos; at = page.find("http", at + 1)) ++links;
+    EXPECT_EQ(links, 1U);
+}
+
+TEST_F(ReportTest, OfAFolderWithoutMetricsIsRefused) { EXPECT_THROW(data(), Error); }
+
+}  // namespace
+}  // namespace perigee

@@ -18,7 +18,7 @@ target_precompile_headers(test_support PRIVATE
 # Open MPI unloads its plugins at exit, after which their leaks cannot be told from ours: real jobs run without the leak
 # check, the GoogleTest programs with it.
 # CPU tests compute on the CPU also where there is a GPU.
-set(cpu_environment "CUDA_VISIBLE_DEVICES=" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
+set(cpu_environment "CUDA_VISIBLE_DEVICES=")
 set(stacked_environment "PERIGEE_BIN=${CMAKE_BINARY_DIR}/bin" "PERIGEE_SOURCE=${CMAKE_SOURCE_DIR}")
 set(job_environment "CUDA_VISIBLE_DEVICES=" ${stacked_environment})
 if(PERIGEE_SANITIZE)

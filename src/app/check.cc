@@ -36,7 +36,7 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     auto const line = [](char const* name, int64_t bytes, std::string const& what) {
         fmt::print("#   {:<14} {:>10}{}\n", name, format_bytes(bytes), what);
     };
-    bool const shared = options.parallel.zero && mesh.dp * mesh.cp > 1;
+    bool const shared = options.parallel.shard != ShardStage::none && mesh.dp * mesh.cp > 1;
     line("weights", memory.weights, "");
     line("gradients", memory.gradients, "");
     line("optimizer", memory.optimizer,

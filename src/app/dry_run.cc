@@ -109,7 +109,9 @@ double bytes_sent(Collective collective, int64_t brought, int ranks) {
 class Ledger {
   public:
     /// Names the memory of a class; other memory of the device holds activations.
-    void name(TensorView memory, char const* content) { named_.emplace_back(memory, content); }
+    void name(std::function<bool(void const*)> holds, char const* content) {
+        named_.emplace_back(std::move(holds), content);
+    }
 
     /// A rank brings `brought` bytes; `whole` is the larger side of the exchange.
     void add(Axis axis, int ranks, Collective collective, ConstView whole, int64_t brought) {
@@ -124,12 +126,12 @@ class Ledger {
   private:
     char const* content(ConstView view) const {
         if (!AddressSpace::holds(view.data)) return "scalars";
-        for (auto const& [memory, content] : named_)
-            if (memory.data <= view.data && view.data < memory.data + memory.bytes()) return content;
+        for (auto const& [holds, content] : named_)
+            if (holds(view.data)) return content;
         return "activations";
     }
 
-    std::vector<std::pair<TensorView, char const*>> named_;
+    std::vector<std::pair<std::function<bool(void const*)>, char const*>> named_;
     Traffic traffic_;
 };
 
@@ -231,8 +233,8 @@ StepCost step_cost(RunOptions const& options, int world_size) {
     Session session(options, Mesh(options.parallel, world, std::make_unique<CountedGroups>(ledger)),
                     {std::move(device), std::move(owned)}, *files);
     Learner learner(session);
-    ledger.name(session.weights(), "weights");
-    ledger.name(learner.gradients(), "gradients");
+    ledger.name([&](void const* address) { return session.weights().holds(address); }, "weights");
+    ledger.name([&](void const* address) { return learner.gradients().holds(address); }, "gradients");
 
     std::vector<Batch> batches = {full_documents(options.train.micro_batch_size, options.data.sequence_length)};
     auto const play = [&](int64_t step) {

@@ -64,6 +64,8 @@ struct Field {
     /// A run resumed with another value of this option, or of one in this section, trains another model. What a
     /// checkpoint is compared by, and what eval and generate take from it, follows from this alone.
     bool defines_model = false;
+    /// Another name of a key: read, and never written.
+    bool alias = false;
 };
 
 class Schema {
@@ -78,6 +80,14 @@ class Schema {
     Schema& add(std::string key, std::string& value, std::string help) { return push(key, help, {}, &value); }
     Schema& add(std::string key, std::vector<int64_t>& value, Range range, std::string help) {
         return push(key, help, range, &value);
+    }
+
+    /// Another name for the key of `value`, the one added last, with names of its own for some of its choices.
+    template <class Enum>
+    Schema& alias(std::string key, Enum& value, std::vector<std::pair<std::string, Enum>> names) {
+        choice(std::move(key), value, std::move(names), "another name of `" + fields_.back().key + "`");
+        fields_.back().alias = true;
+        return *this;
     }
 
     template <class Enum>
@@ -130,7 +140,7 @@ class Schema {
 
   private:
     Schema& push(std::string& key, std::string& help, Range range, Field::Target target) {
-        fields_.push_back({std::move(key), std::move(help), range, std::move(target), false});
+        fields_.push_back({std::move(key), std::move(help), range, std::move(target), false, false});
         return *this;
     }
     std::vector<Field> fields_;

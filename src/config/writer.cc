@@ -12,6 +12,7 @@ class Writer {
   public:
     void fields(Schema const& schema, int indent) {
         for (Field const& field : schema.fields()) {
+            if (field.alias) continue;
             start_line(indent);
             out_ += field.key + ":";
             std::visit([&](auto const& target) { value(target, indent); }, field.target);
@@ -67,8 +68,9 @@ Row row(Field const&, std::string const* target) { return {"text", write_text(*t
 Row row(Field const& field, std::vector<int64_t> const* target) {
     return {"list of integers", fmt::format("[{}]", fmt::join(*target, ", ")), to_string(field.range)};
 }
-Row row(Field const&, Field::Choice const& target) {
-    return {"choice", write_text(target.names.at(target.selected())), fmt::format("{}", fmt::join(target.names, ", "))};
+Row row(Field const& field, Field::Choice const& target) {
+    return {"choice", field.alias ? "" : write_text(target.names.at(target.selected())),
+            fmt::format("{}", fmt::join(target.names, ", "))};
 }
 Row row(Field const&, Field::Section const& target) {
     return {target.shorthand ? "section, or list of integers" : "section", "", ""};

@@ -52,7 +52,8 @@ class Reader {
                                   *to = std::move(values);
                               },
                               [&](Field::Choice const& choice) {
-                                  auto const found = std::ranges::find(choice.names, text(json));
+                                  std::string const name = json.is_boolean() ? json.dump() : text(json);
+                                  auto const found = std::ranges::find(choice.names, name);
                                   if (found == choice.names.end()) refuse(json, "another name");
                                   choice.select(static_cast<size_t>(found - choice.names.begin()));
                               },
@@ -106,7 +107,8 @@ Json to_json(Field const& field) {
 
 Json to_json(Schema const& schema) {
     Json object = Json::object();
-    for (Field const& field : schema.fields()) object[field.key] = to_json(field);
+    for (Field const& field : schema.fields())
+        if (!field.alias) object[field.key] = to_json(field);
     return object;
 }
 

@@ -87,22 +87,32 @@ void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTens
 
 }  // namespace
 
-BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOptions const& options, int64_t layer) {
-    auto const name = [&](char const* part) { return fmt::format("model.layers.{}.{}", layer, part); };
-    auto const one = [&](char const* part) { return layout.view(flat, name(part)); };
-    auto const joined = [&](char const* first, char const* last) { return layout.view(flat, name(first), name(last)); };
-    BlockTensors tensors{.input_norm_D = one("input_layernorm.weight"),
-                         .qkv_XD = joined("self_attn.q_proj.weight", "self_attn.v_proj.weight"),
-                         .o_DX = one("self_attn.o_proj.weight"),
-                         .post_norm_D = one("post_attention_layernorm.weight"),
-                         .gate_up_2FD = joined("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-                         .down_DF = one("mlp.down_proj.weight")};
-    if (options.qkv_bias) tensors.qkv_bias_X = joined("self_attn.q_proj.bias", "self_attn.v_proj.bias");
-    if (options.qk_norm) {
-        tensors.q_norm_K = one("self_attn.q_norm.weight");
-        tensors.k_norm_K = one("self_attn.k_norm.weight");
-    }
-    return tensors;
+BlockPlaces::BlockPlaces(ParamLayout const& layout, ModelOptions const& options) {
+    auto const name = [](char const* part) { return fmt::format("model.layers.0.{}", part); };
+    auto const one = [&](char const* part) { return layout.place(name(part)); };
+    auto const joined = [&](char const* first, char const* last) { return layout.place(name(first), name(last)); };
+    input_norm_ = one("input_layernorm.weight");
+    qkv_ = joined("self_attn.q_proj.weight", "self_attn.v_proj.weight");
+    o_ = one("self_attn.o_proj.weight");
+    post_norm_ = one("post_attention_layernorm.weight");
+    gate_up_ = joined("mlp.gate_proj.weight", "mlp.up_proj.weight");
+    down_ = one("mlp.down_proj.weight");
+    if (options.qkv_bias) qkv_bias_ = joined("self_attn.q_proj.bias", "self_attn.v_proj.bias");
+    if (!options.qk_norm) return;
+    q_norm_ = one("self_attn.q_norm.weight");
+    k_norm_ = one("self_attn.k_norm.weight");
+}
+
+BlockTensors BlockPlaces::in(TensorView unit) const {
+    return {.input_norm_D = input_norm_.in(unit),
+            .qkv_XD = qkv_.in(unit),
+            .qkv_bias_X = qkv_bias_.in(unit),
+            .q_norm_K = q_norm_.in(unit),
+            .k_norm_K = k_norm_.in(unit),
+            .o_DX = o_.in(unit),
+            .post_norm_D = post_norm_.in(unit),
+            .gate_up_2FD = gate_up_.in(unit),
+            .down_DF = down_.in(unit)};
 }
 
 BlockActivations allocate_activations(Arena& arena, Pass const& pass, Selection const& selection, Recompute recompute,

@@ -15,7 +15,7 @@
 
 namespace perigee {
 
-/// A block's parameters, or their gradients, inside a flat buffer. Absent ones are empty views.
+/// A block's parameters, or their gradients. Absent ones are empty views.
 struct BlockTensors {
     TensorView input_norm_D;
     TensorView qkv_XD;  ///< q, k and v projections one after the other
@@ -27,7 +27,16 @@ struct BlockTensors {
     TensorView gate_up_2FD;
     TensorView down_DF;
 };
-BlockTensors block_tensors(ParamLayout const& layout, TensorView flat, ModelOptions const& options, int64_t layer);
+
+/// Where they are in the memory of a block's unit: the same for every block.
+class BlockPlaces {
+  public:
+    BlockPlaces(ParamLayout const& layout, ModelOptions const& options);
+    BlockTensors in(TensorView unit) const;
+
+  private:
+    UnitPlace input_norm_, qkv_, qkv_bias_, q_norm_, k_norm_, o_, post_norm_, gate_up_, down_;
+};
 
 /// What one pass over a micro-batch shares between its blocks.
 struct Pass {

@@ -103,7 +103,20 @@ double correct_weight(Ops& ops, Chunk const& chunk, std::span<float const> weigh
     return sum;
 }
 
+bool has_loss(std::span<float const> weights) {
+    return std::ranges::any_of(weights, [](float w) { return w != 0; });
+}
+
 }  // namespace
+
+std::vector<bool> chunks_with_loss(Ops& ops, std::span<float const> weights_T, int64_t vocab) {
+    auto const tokens = std::ssize(weights_T), size = chunk_rows(ops, tokens, vocab);
+    std::vector<bool> chunks;
+    for (int64_t begin = 0; begin < tokens; begin += size)
+        chunks.push_back(has_loss(
+            weights_T.subspan(static_cast<size_t>(begin), static_cast<size_t>(std::min(size, tokens - begin)))));
+    return chunks;
+}
 
 void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& in, ClassifierResult const& result) {
     Arena::Scope const scope(arena);
@@ -116,7 +129,7 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& i
         int64_t const end = std::min(tokens, begin + size);
         std::span const weights =
             in.host_weights_T.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-        if (std::ranges::all_of(weights, [](float w) { return w == 0; })) {
+        if (!has_loss(weights)) {
             if (backward) ops.fill_zero(result.dx_TD.rows(begin, end));
             continue;
         }

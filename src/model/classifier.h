@@ -58,4 +58,8 @@ struct ScoredRows {
 /// a logit that takes part is NaN.
 TokenScores classifier_scores(Ops& ops, Comm& tp, Arena& arena, ScoredRows const& in);
 
+/// Which chunks of a batch with these loss weights, and `vocab` rows of the classifier on this rank, are computed at
+/// all.
+std::vector<bool> chunks_with_loss(Ops& ops, std::span<float const> weights_T, int64_t vocab);
+
 }  // namespace perigee

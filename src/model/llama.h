@@ -2,7 +2,6 @@
 // Parameter names are Hugging Face's.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "ops/ops.h"
 #include "parallel/mesh.h"
 #include "parallel/param_spec.h"
+#include "parallel/units.h"
 #include "tensor/arena.h"
 #include "tensor/batch.h"
 
@@ -21,6 +21,10 @@ namespace perigee {
 
 /// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours.
 std::vector<ParamSpec> llama_params(ModelOptions const& options);
+// Their units: the embedding, the blocks, and the final norm with the classifier, where that is not the embedding.
+inline constexpr int kEmbeddingUnit = 0;
+inline int block_unit(int64_t layer) { return static_cast<int>(layer) + 1; }
+inline int head_unit(ModelOptions const& options) { return block_unit(options.num_hidden_layers); }
 
 /// Fills parts of this rank's flat buffer with initial values: each a function of (seed, name, global index) alone.
 void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed);
@@ -42,13 +46,8 @@ ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const>
 
 /// Where a backward pass adds its gradients.
 struct GradientSink {
-    TensorView grads;  ///< flat, laid out as the weights, of the operations' main_dtype()
+    GradientUnits& grads;  ///< of the operations' main_dtype()
     double scale = 1;
-    bool fresh = false;  ///< grads hold nothing yet: they are overwritten, as if they had been zeros
-    /// Called after each block, from the last one to the embedding: this pass adds nothing more to the gradients from
-    /// element `begin` of the flat buffer to its end. A caller passes it with its last micro-batch, to send gradients
-    /// while earlier blocks are still computed.
-    std::function<void(int64_t begin)> on_done = {};
 };
 
 /// Over the tokens of a batch, each times its loss weight.
@@ -67,39 +66,39 @@ class Llama {
     // by cp * tp (Category::config). Activations come from `arena` and are gone at return.
 
     /// Sums over this cp rank's tokens. `selections` has one entry per layer.
-    LossSums loss(TensorView weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
+    LossSums loss(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
 
     /// Adds to `sink` what these tokens contribute to the gradient of its scale * sum(weight * nll) over the batch, and
     /// to `loss_accumulated`, f64 [1] on the device, what they contribute to that sum; does not wait for either. What
     /// tp does not cut still has to be added up over tp: add_up_uncut in parallel/sequence.h.
-    void accumulate(TensorView weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
+    void accumulate(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Batch const& batch,
                     std::span<Selection const> selections, Arena& arena);
     /// The same; waits, and returns the sum over this cp rank's tokens.
-    double loss_and_gradient(TensorView weights, GradientSink const& sink, Batch const& batch,
+    double loss_and_gradient(WeightUnits& weights, GradientSink const& sink, Batch const& batch,
                              std::span<Selection const> selections, Arena& arena);
 
     /// Logits (f32 in host memory, vocab_size values) that follow the last token of a batch of any length; the same on
     /// every rank.
-    std::vector<float> next_logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
+    std::vector<float> next_logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
                                    Arena& arena);
 
     /// Scores of the places whose loss weight is not 0, each for its target; the same on every rank of the cp x tp
     /// group. `allowed`: ids below it compete for `best`, or 0 where that is not wanted. A batch of any length.
-    TokenScores scores(TensorView weights, Batch const& batch, std::span<Selection const> selections, int64_t allowed,
+    TokenScores scores(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, int64_t allowed,
                        Arena& arena);
 
     /// Logits that follow the text in the cache and `ids` after it, as above. The cache then holds these ids too, so
     /// that the next call computes no token again. Of a mesh without cp.
-    std::vector<float> next_logits(TensorView weights, std::span<int32_t const> ids,
+    std::vector<float> next_logits(WeightUnits& weights, std::span<int32_t const> ids,
                                    std::span<Selection const> selections, KvCache& cache, Arena& arena);
 
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
     /// of the cp x tp group. Takes the memory of a training forward.
-    BlockChoices choices(TensorView weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
+    BlockChoices choices(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
 
     /// Logits of every token, [T, vocab_size] in host memory, for who compares or looks at them. Of a mesh without cp
     /// and tp.
-    std::vector<float> logits(TensorView weights, Batch const& batch, std::span<Selection const> selections,
+    std::vector<float> logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
                               Arena& arena);
 
   private:

@@ -20,6 +20,7 @@ ParamSpec bias(std::string name, int64_t size) {
 
 /// Output projections start smaller, so that the stream's variance does not grow with depth (GPT-2).
 void add_block(std::vector<ParamSpec>& params, ModelOptions const& o, int64_t layer) {
+    auto const first = std::ssize(params);
     auto const name = [&](char const* part) { return fmt::format("model.layers.{}.{}", layer, part); };
     int64_t const D = o.hidden_size, F = o.intermediate_size, K = o.head_size();
     int64_t const query = o.num_attention_heads * K, key = o.kv_heads() * K;
@@ -43,6 +44,7 @@ void add_block(std::vector<ParamSpec>& params, ModelOptions const& o, int64_t la
     params.push_back(weight(name("mlp.gate_proj.weight"), F, D, Cut::rows, std_in));
     params.push_back(weight(name("mlp.up_proj.weight"), F, D, Cut::rows, std_in));
     params.push_back(weight(name("mlp.down_proj.weight"), D, F, Cut::columns, std_out));
+    for (auto it = params.begin() + first; it != params.end(); ++it) it->unit = block_unit(layer);
 }
 
 /// Elements [begin, begin + x.size()) of this rank's box of a tensor that starts as normal numbers.
@@ -69,8 +71,10 @@ std::vector<ParamSpec> llama_params(ModelOptions const& o) {
     params.push_back(weight("model.embed_tokens.weight", o.vocab_size, o.hidden_size, Cut::rows, o.initializer_range));
     for (int64_t layer = 0; layer < o.num_hidden_layers; ++layer) add_block(params, o, layer);
     params.push_back(norm("model.norm.weight", o.hidden_size));
-    if (!o.tie_word_embeddings)
-        params.push_back(weight("lm_head.weight", o.vocab_size, o.hidden_size, Cut::rows, o.initializer_range));
+    params.back().unit = head_unit(o);
+    if (o.tie_word_embeddings) return params;
+    params.push_back(weight("lm_head.weight", o.vocab_size, o.hidden_size, Cut::rows, o.initializer_range));
+    params.back().unit = head_unit(o);
     return params;
 }
 

@@ -27,6 +27,12 @@ int64_t total(std::vector<FlatRange> const& ranges) {
     return elements;
 }
 
+std::vector<FlatRange> ranges_of(std::vector<FlatPart> const& parts) {
+    std::vector<FlatRange> ranges;
+    for (FlatPart const& part : parts) ranges.push_back(part.range);
+    return ranges;
+}
+
 constexpr double kBelowOne = 1.0 - 1e-9;
 
 }  // namespace
@@ -52,84 +58,83 @@ AdamWOptimizer::Packed::Packed(Ops& ops, int64_t elements)
 }
 
 AdamWOptimizer::AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership,
-                               TensorView weights, Ops& ops, uint64_t seed)
+                               std::vector<FlatPart> weights, Ops& ops, uint64_t seed)
     : options_(options),
       layout_(&layout),
       ownership_(std::move(ownership)),
       ops_(&ops),
-      weights_(weights),
+      weights_(std::move(weights)),
       seed_(seed),
       m_(ops, total(ownership_.updated)),
       v_(ops, total(ownership_.updated)) {
-    PERIGEE_CHECK(weights.shape == Shape{layout.size()}, "weights {} for a layout of {}", weights.shape.str(),
-                  layout.size());
+    PERIGEE_CHECK(ranges_of(weights_) == ownership_.updated, "weights in {} parts for {} ranges", weights_.size(),
+                  ownership_.updated.size());
     if (ops.compute_dtype() != ops.main_dtype()) main_weights_.emplace(ops, total(ownership_.updated));
 }
 
-void AdamWOptimizer::add_squares(TensorView sum, TensorView grads) {
-    PERIGEE_CHECK(grads.shape == Shape{layout_->size()}, "gradients {}", grads.shape.str());
-    for (FlatRange const& range : ownership_.owned) ops_->squared_norm(sum, grads.rows(range.begin, range.end));
+void AdamWOptimizer::add_squares(TensorView sum, std::vector<FlatPart> const& grads) {
+    for (FlatRange const& owned : ownership_.owned)
+        for (FlatPart const& part : grads)
+            if (FlatRange const both = intersection(part.range, owned); both.size() > 0)
+                ops_->squared_norm(sum, part.of(both));
 }
 
-void AdamWOptimizer::update(TensorView grads, double norm, double lr, int64_t applied_updates) {
-    PERIGEE_CHECK(std::isfinite(norm), "an update with gradient norm {}", norm);
-    PERIGEE_CHECK(grads.shape == Shape{layout_->size()}, "gradients {} for a layout of {}", grads.shape.str(),
-                  layout_->size());
-    bool const clip = options_.max_grad_norm > 0 && norm > options_.max_grad_norm;
+void AdamWOptimizer::update(int unit, std::vector<FlatPart> const& grads, Update const& update) {
+    PERIGEE_CHECK(std::isfinite(update.norm), "an update with gradient norm {}", update.norm);
+    PERIGEE_CHECK(ranges_of(grads) == ownership_.updated, "gradients in {} parts", grads.size());
+    bool const clip = options_.max_grad_norm > 0 && update.norm > options_.max_grad_norm;
     bool const stochastic = rounds() && options_.stochastic_rounding;
-    int64_t before = 0;  // elements of earlier ranges
-    for (FlatRange const& range : ownership_.updated) {
+    auto const m = first_moment(), v = second_moment(), main = weights();
+    for (size_t i = 0; i < grads.size(); ++i) {
+        FlatRange const range = intersection(grads[i].range, layout_->unit(unit));
+        if (range.size() <= 0) continue;
         for_runs(*layout_, range, [&](int64_t begin, int64_t end, bool decay) {
-            int64_t const first = before + begin - range.begin, last = before + end - range.begin;
-            TensorView const model = weights_.rows(begin, end);
-            ops_->adamw({.w = rounds() ? main_weights_->view.rows(first, last) : model,
-                         .m = m_.view.rows(first, last),
-                         .v = v_.view.rows(first, last),
-                         .g = grads.rows(begin, end),
-                         .lr = lr,
+            FlatRange const run{begin, end};
+            ops_->adamw({.w = main[i].of(run),
+                         .m = m[i].of(run),
+                         .v = v[i].of(run),
+                         .g = grads[i].of(run),
+                         .lr = update.lr,
                          .beta1 = options_.beta1,
                          .beta2 = options_.beta2,
                          .eps = options_.eps,
                          .weight_decay = decay ? options_.weight_decay : 0.0,
-                         .grad_scale = clip ? options_.max_grad_norm / norm : 1.0,
-                         .step = applied_updates + 1,
-                         .rounded = rounds() && !stochastic ? model : TensorView()});
+                         .grad_scale = clip ? options_.max_grad_norm / update.norm : 1.0,
+                         .step = update.applied + 1,
+                         .rounded = rounds() && !stochastic ? weights_[i].of(run) : TensorView()});
         });
-        before += range.size();
     }
-    if (stochastic) round_stochastically(applied_updates + 1);
+    if (stochastic) round_stochastically(layout_->unit(unit), update.applied + 1);
 }
 
-void AdamWOptimizer::round_stochastically(int64_t applied_updates) {
-    for (FlatPart const& part : weights())
+void AdamWOptimizer::round_stochastically(FlatRange range, int64_t applied_updates) {
+    auto const main = weights();
+    for (size_t i = 0; i < main.size(); ++i)
         for (ParamLayout::Entry const& entry : layout_->entries()) {
-            int64_t const begin = std::max(part.range.begin, entry.offset);
-            int64_t const end = std::min(part.range.end, entry.offset + entry.local.size());
-            if (begin >= end) continue;
+            FlatRange const tensor{entry.offset, entry.offset + entry.local.size()};
+            FlatRange const part = intersection(intersection(main[i].range, range), tensor);
+            if (part.size() <= 0) continue;
             uint64_t const stream = hash_name(fmt::format("{} update {}", entry.spec.name, applied_updates));
-            ops_->round_stochastically({.to = weights_.rows(begin, end),
-                                        .from = part.values.rows(begin - part.range.begin, end - part.range.begin),
+            ops_->round_stochastically({.to = weights_[i].of(part),
+                                        .from = main[i].of(part),
                                         .random = {seed_, Purpose::rounding, stream},
-                                        .part = entry.part(begin - entry.offset)});
+                                        .part = entry.part(part.begin - entry.offset)});
         }
 }
 
 void AdamWOptimizer::publish(int64_t applied_updates) {
     if (!rounds()) return;
-    if (options_.stochastic_rounding && applied_updates > 0) return round_stochastically(applied_updates);
-    for (FlatPart const& part : weights()) ops_->copy(weights_.rows(part.range.begin, part.range.end), part.values);
+    if (options_.stochastic_rounding && applied_updates > 0)
+        return round_stochastically(layout_->whole(), applied_updates);
+    auto const main = weights();
+    for (size_t i = 0; i < main.size(); ++i) ops_->copy(weights_[i].values, main[i].values);
 }
 
 int64_t AdamWOptimizer::bytes() const {
     return m_.view.bytes() + v_.view.bytes() + (rounds() ? main_weights_->view.bytes() : 0);
 }
 
-std::vector<FlatPart> AdamWOptimizer::weights() const {
-    if (rounds()) return parts(main_weights_->view);
-    std::vector<FlatPart> parts;
-    for (FlatRange const& range : ownership_.updated) parts.push_back({range, weights_.rows(range.begin, range.end)});
-    return parts;
-}
+std::vector<FlatPart> AdamWOptimizer::weights() const { return rounds() ? parts(main_weights_->view) : weights_; }
 
 std::vector<FlatPart> AdamWOptimizer::parts(TensorView packed) const {
     std::vector<FlatPart> parts;

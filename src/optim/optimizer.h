@@ -43,16 +43,22 @@ double learning_rate(ScheduleOptions const& options, double peak, int64_t step, 
 class AdamWOptimizer {
   public:
     /// Keeps moments for ownership.updated alone, and its own weights there where the model computes with rounded ones.
-    /// `weights` is the model's flat buffer. Random numbers follow from `seed`.
-    AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership, TensorView weights,
-                   Ops& ops, uint64_t seed = 0);
+    /// `weights` are the model's, in one part per range of ownership.updated, as are all gradients below. Random
+    /// numbers follow from `seed`.
+    AdamWOptimizer(OptimizerOptions const& options, ParamLayout const& layout, Ownership ownership,
+                   std::vector<FlatPart> weights, Ops& ops, uint64_t seed = 0);
 
     /// sum (f64 [1] on the device) += squares of the gradients of ownership.owned, so that over the mesh each is
     /// counted once.
-    void add_squares(TensorView sum, TensorView grads);
-    /// One update of ownership.updated; `applied_updates` counts earlier ones. Scales gradients by max_grad_norm / norm
-    /// where `norm` is larger; a norm that is not finite is Category::internal, and nothing has changed.
-    void update(TensorView grads, double norm, double lr, int64_t applied_updates);
+    void add_squares(TensorView sum, std::vector<FlatPart> const& grads);
+    /// One update, of which the caller asks for each unit once.
+    struct Update {
+        double norm = 0;  ///< of all gradients: scaled by max_grad_norm / norm where it is larger
+        double lr = 0;
+        int64_t applied = 0;  ///< updates before this one
+    };
+    /// Updates what this rank does of a unit. A norm that is not finite is Category::internal, and nothing has changed.
+    void update(int unit, std::vector<FlatPart> const& grads, Update const& update);
     /// The weights() were set from elsewhere, after so many updates: hands them to the model, as update() had done.
     void publish(int64_t applied_updates);
 
@@ -71,16 +77,16 @@ class AdamWOptimizer {
         TensorView view;
     };
     bool rounds() const { return main_weights_.has_value(); }
-    /// The model's weights from the optimizer's own: random after an update, a function of (seed, tensor, its element,
-    /// number of the update) alone.
-    void round_stochastically(int64_t applied_updates);
+    /// The model's weights in `range` from the optimizer's own: random after an update, a function of (seed, tensor,
+    /// its element, number of the update) alone.
+    void round_stochastically(FlatRange range, int64_t applied_updates);
     std::vector<FlatPart> parts(TensorView packed) const;
 
     OptimizerOptions options_;
     ParamLayout const* layout_;
     Ownership ownership_;
     Ops* ops_;
-    TensorView weights_;
+    std::vector<FlatPart> weights_;
     uint64_t seed_;
     Packed m_, v_;
     std::optional<Packed> main_weights_;

@@ -28,16 +28,31 @@ std::vector<FlatRange> without_uncut(std::vector<FlatRange> const& ranges, Param
     return kept;
 }
 
+Ownership resolve_ownership(ParamLayout const& layout, Buckets const& buckets, Mesh const& mesh, ShardStage stage) {
+    auto const shares = buckets.shares(mesh.dp_cp().rank());
+    return {.owned = mesh.tp_rank() == 0 ? shares : without_uncut(shares, layout),
+            .updated = stage == ShardStage::none ? std::vector{layout.whole()} : shares};
+}
+
+ShardStage resolve_stage(ShardStage wanted, int ranks) {
+    if (ranks == 1) return ShardStage::none;
+    return wanted == ShardStage::automatic ? ShardStage::optimizer : wanted;
+}
+
 }  // namespace
 
-Buckets::Buckets(int64_t size, int64_t target, int ranks) : ranks_(ranks) {
-    PERIGEE_CHECK(size >= 0 && target > 0 && ranks > 0, "{} elements in buckets of {} for {} ranks", size, target,
-                  ranks);
-    int64_t const even = size - size % ranks;
-    int64_t const step = std::max<int64_t>(target - target % ranks, ranks);
-    for (int64_t begin = 0; begin < even; begin += step) begins_.push_back(begin);
-    if (even < size) begins_.push_back(even);
-    begins_.push_back(size);
+Buckets::Buckets(ParamLayout const& layout, int64_t target, int ranks) : ranks_(ranks) {
+    PERIGEE_CHECK(target > 0 && ranks > 0, "buckets of {} elements for {} ranks", target, ranks);
+    int64_t const multiple = unit_multiple(ranks);
+    int64_t const step = std::max(target / multiple * multiple, multiple);
+    for (int unit = 0; unit < layout.units(); ++unit) {
+        auto const [begin, end] = layout.unit(unit);
+        PERIGEE_CHECK((end - begin) % multiple == 0, "a unit of {} elements for {} ranks", end - begin, ranks);
+        int64_t const first = std::ssize(begins_);
+        for (int64_t at = begin; at < end; at += step) begins_.push_back(at);
+        units_.push_back({first, std::ssize(begins_)});
+    }
+    begins_.push_back(layout.size());
 }
 
 FlatRange Buckets::range(int64_t bucket) const {
@@ -47,12 +62,9 @@ FlatRange Buckets::range(int64_t bucket) const {
 
 FlatRange Buckets::share(int64_t bucket, int rank) const {
     FlatRange const whole = range(bucket);
-    if (!divides(bucket)) return rank == 0 ? whole : FlatRange{whole.end, whole.end};
     int64_t const part = whole.size() / ranks_;
     return {whole.begin + rank * part, whole.begin + (rank + 1) * part};
 }
-
-int64_t Buckets::largest_share() const { return count() > 0 ? share(0, 0).size() : 0; }
 
 std::vector<FlatRange> Buckets::shares(int rank) const {
     std::vector<FlatRange> ranges;
@@ -60,70 +72,35 @@ std::vector<FlatRange> Buckets::shares(int rank) const {
     return ranges;
 }
 
-Buckets make_buckets(ParallelOptions const& options, ParamLayout const& layout, MeshShape const& shape) {
-    return {layout.size(), (options.bucket_mib << 20) / size_of(DType::f32), shape.dp * shape.cp};
-}
-
-Ownership resolve_ownership(ParamLayout const& layout, Buckets const& buckets, Mesh const& mesh, bool zero) {
-    auto const shares = buckets.shares(mesh.dp_cp().rank());
-    return {.owned = mesh.tp_rank() == 0 ? shares : without_uncut(shares, layout),
-            .updated = zero ? shares : std::vector{layout.whole()}};
-}
-
-Replicas::Replicas(ParamLayout const& layout, Buckets buckets, Mesh const& mesh, bool zero, Device& device)
-    : buckets_(std::move(buckets)),
-      sums_comm_(&mesh.dp_cp()),
-      gather_comm_(&mesh.dp_cp_gather()),
-      device_(&device),
-      zero_(zero && sums_comm_->size() > 1),
-      ownership_(resolve_ownership(layout, buckets_, mesh, zero_)),
-      pending_(buckets_.count()) {}
-
-void Replicas::reduce_from(TensorView grads, int64_t begin) {
-    while (pending_ > 0 && buckets_.range(pending_ - 1).begin >= begin) reduce(grads, --pending_);
-    if (pending_ == 0) pending_ = buckets_.count();
-}
-
-void Replicas::reduce(TensorView grads, int64_t bucket) {
-    if (sums_comm_->size() == 1) return;
-    FlatRange const all = buckets_.range(bucket);
-    TensorView const values = grads.rows(all.begin, all.end);
-    Queue& lane = device_->lane("sums");
-    lane.wait(device_->queue().record());
-    if (!zero_ || !buckets_.divides(bucket)) {
-        sums_.push_back(sums_comm_->all_reduce(lane, values));
-    } else {
-        FlatRange const mine = buckets_.share(bucket, sums_comm_->rank());
-        sums_.push_back(sums_comm_->reduce_scatter(lane, grads.rows(mine.begin, mine.end), values));
+Sharding::Sharding(ParamLayout const& layout, Mesh const& mesh, ShardStage wanted, int64_t bucket_elements)
+    : stage(resolve_stage(wanted, mesh.dp_cp().size())),
+      buckets(layout, bucket_elements, mesh.dp_cp().size()),
+      ownership(resolve_ownership(layout, buckets, mesh, stage)) {
+    int64_t begin = 0;
+    for (int64_t b = 0; b < buckets.count(); ++b) {
+        packed_begins.push_back(begin);
+        begin += buckets.share(b, 0).size();
     }
 }
 
-void Replicas::await_sums() {
-    InPhase const waiting(device_->queue(), Phase::communication);
-    for (Pending const& sum : sums_) device_->queue().wait(sum);
-    sums_.clear();
+Sharding::Sharding(ParamLayout const& layout, Mesh const& mesh, ParallelOptions const& options)
+    : Sharding(layout, mesh, options.shard, (options.bucket_mib << 20) / size_of(DType::f32)) {}
+
+int64_t Sharding::updated_elements() const {
+    int64_t elements = 0;
+    for (FlatRange const& range : ownership.updated) elements += range.size();
+    return elements;
 }
 
-void Replicas::gather(TensorView weights) {
-    if (!zero_) return;
-    Queue& lane = device_->lane("weights");
-    lane.wait(device_->queue().record());
-    for (int64_t bucket = 0; bucket < buckets_.count(); ++bucket) {
-        FlatRange const all = buckets_.range(bucket);
-        TensorView const values = weights.rows(all.begin, all.end);
-        if (!buckets_.divides(bucket)) {
-            gathers_.push_back(gather_comm_->broadcast(lane, values, 0));
-        } else {
-            FlatRange const mine = buckets_.share(bucket, gather_comm_->rank());
-            gathers_.push_back(gather_comm_->all_gather(lane, values, weights.rows(mine.begin, mine.end)));
-        }
+std::vector<FlatPart> Sharding::updated(TensorView memory, bool packed) const {
+    std::vector<FlatPart> parts;
+    int64_t before = 0;  // elements of earlier ranges
+    for (FlatRange const& range : ownership.updated) {
+        FlatRange const at = packed ? FlatRange{before, before + range.size()} : range;
+        parts.push_back({range, memory.rows(at.begin, at.end)});
+        before += range.size();
     }
-}
-
-void Replicas::await_weights() {
-    InPhase const waiting(device_->queue(), Phase::communication);
-    for (Pending const& gather : gathers_) device_->queue().wait(gather);
-    gathers_.clear();
+    return parts;
 }
 
 }  // namespace perigee

@@ -13,10 +13,19 @@ void describe(Schema& schema, ParallelOptions& options) {
         {{"auto", ContextMode::automatic}, {"ulysses", ContextMode::ulysses}, {"allgather", ContextMode::allgather}},
         "how context-parallel ranks share attention: ulysses exchanges heads for tokens, allgather collects "
         "all keys and values; auto takes ulysses where the key/value heads of a rank divide by `context`");
-    schema.add("zero", options.zero,
-               "ranks with the same weights share the optimizer's moments and the update (ZeRO-1); off, each does all");
+    schema.choice(
+        "shard", options.shard,
+        {{"auto", ShardStage::automatic},
+         {"none", ShardStage::none},
+         {"optimizer", ShardStage::optimizer},
+         {"gradients", ShardStage::gradients},
+         {"weights", ShardStage::weights}},
+        "what ranks with the same weights share instead of each holding it whole: nothing, the optimizer's state "
+        "(ZeRO-1), also gradients (ZeRO-2), also weights (ZeRO-3, FSDP); auto takes the first of the last three whose "
+        "step fits into memory");
+    schema.alias("zero", options.shard, {{"true", ShardStage::optimizer}, {"false", ShardStage::none}});
     schema.add("bucket_mib", options.bucket_mib, between(1, 1 << 16),
-               "MiB of gradients that ranks sum at once, while the backward goes on");
+               "most MiB of a block's gradients that ranks sum at once, while the backward goes on");
     schema.choice("comm", options.comm,
                   {{"auto", CommChoice::automatic}, {"nccl", CommChoice::nccl}, {"mpi", CommChoice::mpi}},
                   "what carries tensors between ranks: nccl between GPUs, mpi through memory of the host; auto takes "

@@ -16,12 +16,15 @@ enum class ContextMode { automatic, ulysses, allgather };
 /// Whether a rank is bound to the CPUs and the memory next to its GPU: comm/placement.h.
 enum class Bind { automatic, none };
 
+/// What the ranks that hold the same weights share instead of each holding it whole: each stage that and all before it.
+enum class ShardStage { automatic, none, optimizer, gradients, weights };
+
 struct ParallelOptions {
     int64_t tensor = 1;
     int64_t context = 1;
     int64_t data = -1;  ///< -1: whatever the job's ranks leave
     ContextMode context_mode = ContextMode::automatic;
-    bool zero = true;         ///< ZeRO-1: parallel/buckets.h
+    ShardStage shard = ShardStage::automatic;
     int64_t bucket_mib = 64;  ///< of gradients, sent at once
     CommChoice comm = CommChoice::automatic;
     bool share_gpu = false;  ///< several ranks may compute on one GPU

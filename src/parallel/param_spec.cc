@@ -74,15 +74,48 @@ TensorPart ParamLayout::Entry::part(int64_t begin) const {
             .stride = columns};
 }
 
-ParamLayout::ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank) {
+TensorView UnitPlace::in(TensorView unit) const {
+    if (empty()) return {};
+    PERIGEE_CHECK(offset + shape.size() <= unit.size(), "a tensor at {} of {} in a unit of {} elements", offset,
+                  shape.str(), unit.size());
+    return {unit.data + offset * size_of(unit.dtype), unit.dtype, shape};
+}
+
+ParamLayout::ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple) {
     PERIGEE_CHECK(0 <= tp_rank && tp_rank < tp_size, "rank {} of {}", tp_rank, tp_size);
+    auto const end_unit = [&] {
+        size_ = (size_ + unit_multiple - 1) / unit_multiple * unit_multiple;
+        if (!units_.empty()) units_.back().end = size_;
+    };
     for (ParamSpec& spec : specs) {
         Shard const shard = cut_shard(spec, tp_size, tp_rank);
+        if (units_.empty() || spec.unit == units()) {
+            end_unit();
+            units_.push_back({size_, size_});
+        }
+        PERIGEE_CHECK(spec.unit == units() - 1, "`{}` of unit {} after unit {}", spec.name, spec.unit, units() - 1);
         bool const added = index_.emplace(spec.name, entries_.size()).second;
         PERIGEE_CHECK(added, "two parameters are named `{}`", spec.name);
         entries_.push_back({.spec = std::move(spec), .shard = shard, .local = shard.extent, .offset = size_});
         size_ += shard.extent.size();
     }
+    end_unit();
+}
+
+int64_t ParamLayout::largest_unit() const {
+    int64_t most = 0;
+    for (FlatRange const& unit : units_) most = std::max(most, unit.size());
+    return most;
+}
+
+std::span<ParamLayout::Entry const> ParamLayout::entries_of(int unit) const {
+    auto const [begin, end] = std::ranges::equal_range(entries_, unit, {}, [](Entry const& e) { return e.spec.unit; });
+    return {begin, end};
+}
+
+FlatRange ParamLayout::gap(int unit) const {
+    Entry const& last = entries_of(unit).back();
+    return {last.offset + last.local.size(), this->unit(unit).end};
 }
 
 ParamLayout::Entry const& ParamLayout::entry(std::string const& name) const {
@@ -97,14 +130,18 @@ int64_t ParamLayout::global_size() const {
     return total;
 }
 
-TensorView ParamLayout::view(TensorView flat, std::string const& name) const { return view(flat, name, name); }
-
-TensorView ParamLayout::view(TensorView flat, std::string const& first, std::string const& last) const {
+TensorView ParamLayout::view(TensorView flat, std::string const& name) const {
     PERIGEE_CHECK(flat.size() == size_, "a buffer of {} elements for a layout of {}", flat.size(), size_);
+    FlatRange const range = unit(entry(name).spec.unit);
+    return place(name).in(flat.rows(range.begin, range.end));
+}
+
+UnitPlace ParamLayout::place(std::string const& first, std::string const& last) const {
     Entry const& from = entry(first);
     Entry const& to = entry(last);
-    TensorView const memory{flat.data + from.offset * size_of(flat.dtype), flat.dtype, from.local};
-    if (&from == &to) return memory;
+    int64_t const offset = from.offset - unit(from.spec.unit).begin;
+    if (&from == &to) return {offset, from.local};
+    PERIGEE_CHECK(from.spec.unit == to.spec.unit, "`{}` and `{}` are of different units", first, last);
     int64_t rows = 0;
     for (Entry const* e = &from; e <= &to; ++e) {
         PERIGEE_CHECK(e->local.rank() == from.local.rank() && row_length(e->local) == row_length(from.local),
@@ -112,7 +149,7 @@ TensorView ParamLayout::view(TensorView flat, std::string const& first, std::str
         rows += e->local[0];
     }
     PERIGEE_CHECK(rows > 0, "`{}` comes after `{}`", first, last);
-    return {memory.data, memory.dtype, from.local.rank() == 2 ? Shape{rows, from.local[1]} : Shape{rows}};
+    return {offset, from.local.rank() == 2 ? Shape{rows, from.local[1]} : Shape{rows}};
 }
 
 }  // namespace perigee

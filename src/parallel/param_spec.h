@@ -1,10 +1,13 @@
 // The one list of parameters that model, optimizer, checkpoint and conversion all read: global name, global shape, how
 // tensor parallelism cuts it, how it is initialised, whether weight decay applies. ParamLayout places a rank's parts of
-// all of them in one flat buffer, in list order and without gaps, so that neighbours (q, k and v; gate and up) can be
-// used as one matrix.
+// all of them in one flat buffer, in list order, so that neighbours (q, k and v; gate and up) can be used as one
+// matrix. Parameters that are used together form a unit (the embedding, a block, the head): what is gathered, summed
+// and updated at once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -23,6 +26,7 @@ struct ParamSpec {
     Init init = Init::normal;
     double stddev = 0.02;
     bool decay = true;
+    int unit = 0;  ///< numbers run from 0 and never fall along the list
 };
 
 /// A box of a global tensor, or a flat range of that box: what one rank holds or one file stores.
@@ -51,16 +55,31 @@ struct FlatRange {
     bool operator==(FlatRange const&) const = default;
 };
 
+/// What both have; of no or negative size where they do not meet.
+inline FlatRange intersection(FlatRange a, FlatRange b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
 /// The values of a range of a flat buffer.
 struct FlatPart {
     FlatRange range;
     TensorView values;
+    /// Those of a range inside.
+    TensorView of(FlatRange part) const { return values.rows(part.begin - range.begin, part.end - range.begin); }
+};
+
+/// Where a tensor lies in the memory of its unit. Empty for one that a model does not have.
+struct UnitPlace {
+    int64_t offset = 0;  ///< elements from the unit's begin
+    Shape shape = {0};
+    bool empty() const { return shape.size() == 0; }
+    /// The tensor, or an empty view.
+    TensorView in(TensorView unit) const;
 };
 
 class ParamLayout {
   public:
     /// The part of each tensor held by rank `tp_rank` of `tp_size`; sizes must divide (Category::config otherwise).
-    ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank);
+    /// Units take a multiple of `unit_multiple` elements each: unused ones follow their last tensor.
+    ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple = 1);
 
     struct Entry {
         ParamSpec spec;
@@ -75,15 +94,23 @@ class ParamLayout {
     Entry const& entry(std::string const& name) const;  ///< Category::internal for an unknown name
     int64_t size() const { return size_; }              ///< elements of the flat buffer
     FlatRange whole() const { return {0, size_}; }
+    int units() const { return static_cast<int>(units_.size()); }
+    FlatRange unit(int i) const { return units_.at(static_cast<size_t>(i)); }
+    int64_t largest_unit() const;
+    /// Elements that belong to no tensor, after the last one of the unit.
+    FlatRange gap(int unit) const;
+    std::span<Entry const> entries_of(int unit) const;
     int64_t global_size() const;  ///< parameters of the whole model
 
     /// The named tensor inside a flat buffer of size() elements.
     TensorView view(TensorView flat, std::string const& name) const;
-    /// Neighbouring tensors first...last of equal row length as one matrix.
-    TensorView view(TensorView flat, std::string const& first, std::string const& last) const;
+    /// Neighbouring tensors first...last of equal row length, of one unit, as one matrix.
+    UnitPlace place(std::string const& first, std::string const& last) const;
+    UnitPlace place(std::string const& name) const { return place(name, name); }
 
   private:
     std::vector<Entry> entries_;
+    std::vector<FlatRange> units_;
     std::unordered_map<std::string, size_t> index_;
     int64_t size_ = 0;
 };

@@ -12,13 +12,14 @@ void SequenceParallel::add_up(TensorView part_PD) const {
     if (!alone()) tp_->reduce_scatter(ops_->device().queue(), part_PD, whole_TD_);
 }
 
-void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Ops& ops, Comm& tp) {
+void add_up_uncut(ParamLayout const& layout, int unit, TensorView grads, Ops& ops, Comm& tp) {
     if (tp.size() == 1) return;
     Queue& queue = ops.device().queue();
+    int64_t const origin = layout.unit(unit).begin;
     tp.group(queue, [&] {
-        for (ParamLayout::Entry const& entry : layout.entries())
-            if (entry.spec.cut == Cut::whole && range.begin <= entry.offset && entry.offset < range.end)
-                tp.all_reduce(queue, grads.rows(entry.offset, entry.offset + entry.local.size()));
+        for (ParamLayout::Entry const& entry : layout.entries_of(unit))
+            if (entry.spec.cut == Cut::whole)
+                tp.all_reduce(queue, grads.rows(entry.offset - origin, entry.offset - origin + entry.local.size()));
     });
 }
 

@@ -31,8 +31,8 @@ class SequenceParallel {
     TensorView whole_TD_;
 };
 
-/// Tensors that are not cut see only a part of the tokens, or of the heads, on each tp rank: adds up over `tp` the
-/// gradients of those that lie in `range` of the flat buffer `grads`. Once per step, after the last micro-batch.
-void add_up_uncut(ParamLayout const& layout, TensorView grads, FlatRange range, Ops& ops, Comm& tp);
+/// Tensors that are not cut see only a part of the tokens, or of the heads, on each tp rank: adds their gradients in a
+/// unit up over `tp`.
+void add_up_uncut(ParamLayout const& layout, int unit, TensorView grads, Ops& ops, Comm& tp);
 
 }  // namespace perigee

@@ -50,6 +50,7 @@ Json known(Schema const& schema, Json const& json) {
 Json model_part(Schema const& schema, Json const& json) {
     Json kept = Json::object();
     for (Field const& field : schema.fields()) {
+        if (field.alias) continue;
         auto const* const section = std::get_if<Field::Section>(&field.target);
         if (field.defines_model)
             kept[field.key] = json.at(field.key);
@@ -62,6 +63,7 @@ Json model_part(Schema const& schema, Json const& json) {
 void collect(Schema const& schema, std::string const& path, Json const& before, Json const& now, bool model,
              std::vector<OptionChange>& out) {
     for (Field const& field : schema.fields()) {
+        if (field.alias) continue;
         std::string const key = path.empty() ? field.key : fmt::format("{}.{}", path, field.key);
         bool const defines = model || field.defines_model;
         Json const &a = before.at(field.key), &b = now.at(field.key);

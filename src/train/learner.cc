@@ -5,7 +5,6 @@
 #include <iterator>
 #include <numeric>
 
-#include "parallel/sequence.h"
 #include "train/guard.h"
 #include "train/memory.h"
 #include "train/snapshot.h"
@@ -16,12 +15,10 @@ Learner::Learner(Session& session)
     : session_(session),
       options_(session.options()),
       mesh_(session.mesh()),
-      grads_(session.ops(), session.ops().main_dtype(), session.layout()),
+      grads_(session.layout(), session.sharding(), mesh_, session.ops()),
       sums_(session.ops().device(), sizeof(Sums)),
-      replicas_(session.layout(), make_buckets(options_.parallel, session.layout(), mesh_.shape()), mesh_,
-                options_.parallel.zero, session.ops().device()),
-      optimizer_(options_.optimizer, session.layout(), replicas_.ownership(), session.weights(), session.ops(),
-                 static_cast<uint64_t>(options_.seed)) {}
+      optimizer_(options_.optimizer, session.layout(), session.sharding().ownership, session.weights().updated(),
+                 session.ops(), static_cast<uint64_t>(options_.seed)) {}
 
 StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};
@@ -55,9 +52,13 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     r.skipped = verdict == Verdict::skip;
     if (verdict == Verdict::apply) {
         enter(Phase::optimizer);
-        optimizer_.update(grads_.view, r.grad_norm, r.lr, state.applied_updates++);
-        replicas_.gather(session_.weights());
-        replicas_.await_weights();
+        AdamWOptimizer::Update const update{.norm = r.grad_norm, .lr = r.lr, .applied = state.applied_updates++};
+        auto const grads = grads_.updated();
+        // In the order in which the next forward needs them: a unit is collected while the next one is updated.
+        for (int unit = 0; unit < session_.layout().units(); ++unit) {
+            optimizer_.update(unit, grads, update);
+            session_.weights().changed(unit);
+        }
     }
     ++state.step;
     state.consumed_samples += options_.train.global_batch_size;
@@ -76,15 +77,9 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
     Ops& ops = session_.ops();
     TensorView const on_device(static_cast<std::byte*>(sums_.data()), DType::f64, {2});
     ops.fill_zero(on_device);
-    GradientSink sink{.grads = grads_.view, .scale = 1.0 / loss_weight};
+    GradientSink const sink{.grads = grads_, .scale = 1.0 / loss_weight};
     for (Batch const& b : batches) {
-        sink.fresh = &b == &batches.front();
-        if (&b == &batches.back() && mesh_.world().size() > 1)
-            sink.on_done = [this, end = session_.layout().size()](int64_t begin) mutable {
-                add_up_uncut(session_.layout(), grads_.view, {begin, end}, session_.ops(), mesh_.tp());
-                replicas_.reduce_from(grads_.view, begin);
-                end = begin;
-            };
+        grads_.begin_pass(&b == &batches.front(), &b == &batches.back());
         enter(Phase::forward);
         try {
             session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, selections,
@@ -93,15 +88,15 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
             Error const error = as_error(e);
             if (error.category() != Category::memory) throw;
             MemoryUse const use{.weights = session_.weights().bytes(),
-                                .gradients = grads_.view.bytes(),
+                                .gradients = grads_.bytes(),
                                 .optimizer = optimizer_.bytes(),
                                 .activations = session_.arena().capacity_bytes()};
             throw OutOfMemory(out_of_memory_report(error.what(), use, options_));
         }
     }
-    replicas_.await_sums();
+    grads_.await();
     enter(Phase::optimizer);
-    optimizer_.add_squares(on_device.rows(1, 2), grads_.view);
+    optimizer_.add_squares(on_device.rows(1, 2), grads_.updated());
     Sums sums;
     ops.download(&sums, on_device);
     return sums;
@@ -123,8 +118,7 @@ void Learner::read(Checkpoint const& checkpoint) {
 
 void Learner::publish(int64_t applied_updates) {
     optimizer_.publish(applied_updates);
-    replicas_.gather(session_.weights());
-    replicas_.await_weights();
+    for (int unit = 0; unit < session_.layout().units(); ++unit) session_.weights().changed(unit);
 }
 
 Learner::Signs Learner::agree(Signs mine) const {

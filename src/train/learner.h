@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "optim/optimizer.h"
-#include "parallel/buckets.h"
+#include "parallel/sharded_gradients.h"
 #include "tensor/batch.h"
 #include "train/metrics.h"
 #include "train/session.h"
@@ -35,7 +35,7 @@ class Learner {
     /// device.
     std::vector<StoredTensor> tensors(std::vector<FlatRange> const& ranges) const;
     /// What this rank alone answers for, in a checkpoint.
-    std::vector<FlatRange> const& owned() const { return replicas_.ownership().owned; }
+    std::vector<FlatRange> const& owned() const { return session_.sharding().ownership.owned; }
 
     /// What a new run starts from: the weights in `model.init_from`, or random ones, each a function of (seed, name,
     /// index) alone. Collective.
@@ -43,7 +43,7 @@ class Learner {
     /// Weights and moments of a checkpoint. Collective.
     void read(Checkpoint const& checkpoint);
 
-    TensorView gradients() const { return grads_.view; }
+    ShardedGradients const& gradients() const { return grads_; }
     int64_t optimizer_bytes() const { return optimizer_.bytes(); }
 
   private:
@@ -61,9 +61,8 @@ class Learner {
     Session& session_;
     RunOptions const& options_;
     Mesh const& mesh_;
-    FlatTensor grads_;
+    ShardedGradients grads_;
     Buffer sums_;  ///< a Sums on the device
-    Replicas replicas_;
     AdamWOptimizer optimizer_;
 };
 

@@ -89,8 +89,9 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSy
       files_(&files),
       machine_(std::move(machine)),
       mesh_(std::move(mesh)),
-      layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank()),
-      weights_(ops(), ops().compute_dtype(), layout_),
+      layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank(), unit_multiple(mesh_.dp_cp().size())),
+      sharding_(layout_, mesh_, options.parallel),
+      weights_(layout_, sharding_, mesh_, ops()),
       model_(options.model, layout_, mesh_, ops(), options.train.recompute),
       arena_(ops().device()) {}
 
@@ -124,12 +125,13 @@ std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& worl
 }
 
 RunState Session::load_weights(std::optional<Checkpoint> const& found) {
-    auto const parts = stored_tensors(layout_, {{layout_.whole(), weights()}}, "", {layout_.whole()});
-    if (!found) {
+    auto const parts = stored_tensors(layout_, weights_.parts(), "", {layout_.whole()});
+    if (found)
+        read(*found, parts);
+    else
         read_initial(parts);
-        return {};
-    }
-    read(*found, parts);
+    weights_.loaded();
+    if (!found) return {};
     log::info("weights of step {} from {}", found->state().step, found->folder().string());
     return found->state();
 }

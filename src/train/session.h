@@ -12,6 +12,7 @@
 #include "model/llama.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
+#include "parallel/sharded_weights.h"
 #include "tensor/arena.h"
 #include "train/options.h"
 
@@ -23,15 +24,6 @@ RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files);
 
 /// Throws Category::config where the tokenizer knows ids that the model does not.
 void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size);
-
-/// A flat fp buffer over all parameters of this rank.
-struct FlatTensor {
-    FlatTensor(Ops& ops, DType dtype, ParamLayout const& layout)
-        : memory(ops.device(), static_cast<size_t>(layout.size() * size_of(dtype))),
-          view(static_cast<std::byte*>(memory.data()), dtype, {layout.size()}) {}
-    Buffer memory;
-    TensorView view;
-};
 
 /// What a rank computes on, and with.
 struct Machine {
@@ -65,7 +57,9 @@ class Session {
     ParamLayout const& layout() const { return layout_; }
     Llama& model() { return model_; }
     Arena& arena() { return arena_; }
-    TensorView weights() const { return weights_.view; }
+    Sharding const& sharding() const { return sharding_; }
+    ShardedWeights& weights() { return weights_; }
+    ShardedWeights const& weights() const { return weights_; }
     std::unique_ptr<DataSource> open(Split split) const;
     std::vector<Selection> selections(int64_t step) const;
     /// Bytes of text that each token id of the tokenizer stands for, 0 for special tokens; empty for made-up data,
@@ -88,7 +82,8 @@ class Session {
     Machine machine_;
     Mesh mesh_;
     ParamLayout layout_;
-    FlatTensor weights_;
+    Sharding sharding_;
+    ShardedWeights weights_;
     Llama model_;
     Arena arena_;
     std::optional<std::vector<int32_t>> token_bytes_;

@@ -6,15 +6,12 @@ namespace perigee {
 
 namespace {
 
-FlatRange intersection(FlatRange a, FlatRange b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
-
 void append_tensors(std::vector<StoredTensor>& stored, ParamLayout const& layout, FlatPart const& part,
                     std::string const& prefix, FlatRange range) {
     for (ParamLayout::Entry const& entry : layout.entries()) {
         auto const [begin, end] = intersection(range, {entry.offset, entry.offset + entry.local.size()});
         if (begin >= end) continue;
-        TensorView const values = part.values.rows(begin - part.range.begin, end - part.range.begin);
-        StoredTensor tensor{prefix + entry.spec.name, entry.shard, values};
+        StoredTensor tensor{prefix + entry.spec.name, entry.shard, part.of({begin, end})};
         tensor.shard.flat_begin = begin - entry.offset;
         tensor.shard.flat_count = end - begin;
         stored.push_back(std::move(tensor));

@@ -140,7 +140,7 @@ TEST(StepCost, OfMessagesIsWhatTheDocumentationSays) {
     options.parallel = {.tensor = 2, .context = 2, .context_mode = ContextMode::ulysses};
     constexpr int tp = 2, cp = 2, dp = 2, e = 4;
     constexpr int64_t D = 48, K = 6, H = 8 / tp, G = 4 / tp, L = 3, A = 2, T = 2 * 64 / cp, R = dp * cp;
-    int64_t const P = ParamLayout(llama_params(options.model), tp, 0).size();
+    int64_t const P = ParamLayout(llama_params(options.model), tp, 0, unit_multiple(R)).size();
     using enum Collective;
     auto const bytes = [](Traffic const& sent, char const* axis, Collective collective, char const* content) {
         auto const found = sent.find({axis, collective, content});
@@ -156,8 +156,15 @@ TEST(StepCost, OfMessagesIsWhatTheDocumentationSays) {
     EXPECT_EQ(bytes(sent, "data x context", reduce_scatter, "gradients"), e * P * (R - 1) / R);
     EXPECT_EQ(bytes(sent, "data x context", all_gather, "weights"), e * P * (R - 1) / R);
 
+    options.parallel.shard = ShardStage::weights;
+    sent = step_cost(options, tp * cp * dp).sent;
+    int64_t const block = ParamLayout(llama_params(options.model), tp, 0, unit_multiple(R)).unit(1).size();
+    EXPECT_EQ(bytes(sent, "data x context", reduce_scatter, "gradients"), A * e * P * (R - 1) / R);
+    EXPECT_EQ(bytes(sent, "data x context", all_gather, "weights"),
+              e * (P - L * block + (2 * A * (L - 2) + 2) * block) * (R - 1) / R);
+
     options.parallel.context_mode = ContextMode::allgather;
-    options.parallel.zero = false;
+    options.parallel.shard = ShardStage::none;
     sent = step_cost(options, tp * cp * dp).sent;
     EXPECT_EQ(bytes(sent, "context", all_gather, "activations"), A * L * 4 * e * T * G * K * (cp - 1));
     EXPECT_EQ(bytes(sent, "context", reduce_scatter, "activations"), A * L * 2 * e * T * G * K * (cp - 1));
@@ -179,7 +186,9 @@ TEST(Check, PrintsWhatAStepTakesAndSends) {
     options.parallel.tensor = 2;
     std::string const text = report(options, 4);
     // Half of the embedding and the classifier and of every matrix, and all norms.
-    int64_t const own = (86352 - 7 * 48) / 2 + 7 * 48;
+    int64_t const tensors = (86352 - 7 * 48) / 2 + 7 * 48, units = 5, unused = 128 - 1;
+    int64_t const own = ParamLayout(llama_params(options.model), 2, 0, unit_multiple(2)).size();
+    EXPECT_LE(own, tensors + units * unused);
     EXPECT_EQ(figures(text, "weights"), format_bytes(4 * own));
     EXPECT_THAT(figures(text, "optimizer"), HasSubstr(format_bytes(4 * own)));
     for (char const* name : {"gradients", "activations", "logits", "communication", "peak"})

@@ -98,29 +98,25 @@ int64_t logits_bytes(RunOptions const& options, MeshShape const& mesh) {
 void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, HostComm& inner) {
     auto owned = std::make_unique<CountingDevice>();
     CountingDevice& device = *owned;
-    TensorView weights, gradients;
-    auto const inside = [](TensorView memory, ConstView x) {
-        return memory.data <= x.data && x.data < memory.data + memory.bytes();
-    };
+    ShardedWeights const* weights = nullptr;
+    ShardedGradients const* gradients = nullptr;
     CommCounts counts;
     CountingComm world(inner, counts, [&](ConstView x) {
         if (!device.holds(x.data)) return "scalars";
-        return inside(weights, x) ? "weights" : inside(gradients, x) ? "gradients" : "activations";
+        if (weights != nullptr && weights->holds(x.data)) return "weights";
+        return gradients != nullptr && gradients->holds(x.data) ? "gradients" : "activations";
     });
     MemoryFileSystem files;
     auto ops = make_host_ops(device, 1);
     Session session(options, Mesh(options.parallel, world), {std::move(owned), std::move(ops)}, files);
     StepMemory const& memory = predicted.memory;
-    expect_bytes("weights", memory.weights, device.live_bytes());
-
     Learner learner(session);
     auto const& requests = device.requests();
     ASSERT_EQ(requests.size(), 5u) << "weights, gradients, two sums, two moments";
-    expect_bytes("gradients", memory.gradients, requests[1]);
     expect_bytes("optimizer", memory.optimizer, requests[3] + requests[4]);
 
-    weights = session.weights();
-    gradients = learner.gradients();
+    weights = &session.weights();
+    gradients = &learner.gradients();
     learner.initialise(1);
     int64_t const state_bytes = device.live_bytes();
     auto const data = session.open(Split::train);
@@ -134,7 +130,10 @@ void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, H
     EXPECT_GT(learner.step(batches, state).grad_norm, 0);
     EXPECT_FALSE(learner.agree({}).stop);
     expect_bytes("buckets", memory.buckets, device.lane("sums", Priority::high).workspace_bytes());
-    expect_bytes("step", memory.step + memory.buckets, device.live_bytes() - state_bytes);
+    expect_bytes("weights", memory.weights, weights->bytes());
+    expect_bytes("gradients", memory.gradients, gradients->bytes());
+    int64_t const slots = weights->bytes() - requests[0] + gradients->bytes() - requests[1];
+    expect_bytes("step", memory.step + memory.buckets + slots, device.live_bytes() - state_bytes);
     expect_bytes("all", memory.sum(), device.live_bytes());
     expect_bytes("activations", memory.activations, session.arena().peak_bytes(Use::activations));
     expect_bytes("logits", memory.logits, logits_bytes(options, mesh));
@@ -159,6 +158,9 @@ TEST(StepCost, IsWhatRealRanksTakeAndSend) {
         {3, {"parallel.context=3", "parallel.context_mode=allgather", "parallel.zero=false"}},
         {4, {"parallel.context=4", "parallel.context_mode=allgather", "attention.kind=full"}},
         {3, {"model.vocab_size=1031"}},
+        {3, {"parallel.shard=gradients"}},
+        {2, {"parallel.shard=weights", "model.tie_word_embeddings=true", "train.global_batch_size=16"}},
+        {8, {"parallel.tensor=2", "parallel.context=2", "parallel.shard=weights", "train.global_batch_size=24"}},
         {3, {"parallel.zero=false"}},
         {8, {"parallel.tensor=2", "parallel.context=2", "train.global_batch_size=24"}},
         {8,

@@ -58,10 +58,13 @@ Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions co
         ops.upload(weights, start.data());
     }
     ops.fill_zero(grads);
+    FlatWeights flat_weights(layout, weights);
+    FlatGradients flat_grads(layout, grads);
     Result result{.grads = poisoned<float>(layout.size())};
-    result.scores = model.scores(weights, batch, layers, options.vocab_size, arena);
+    result.scores = model.scores(flat_weights, batch, layers, options.vocab_size, arena);
     for (int pass = 0; pass < 2; ++pass)  // two micro-batches: gradients accumulate
-        result.loss += model.loss_and_gradient(weights, {.grads = grads, .scale = 0.01}, batch, layers, arena);
+        result.loss +=
+            model.loss_and_gradient(flat_weights, {.grads = flat_grads, .scale = 0.01}, batch, layers, arena);
     ops.download(result.grads.data(), grads);
     return result;
 }

@@ -50,7 +50,7 @@ class Job {
 
     KvCache cache(int64_t capacity = kTokens) { return {*ops_, options_, mesh_.shape(), capacity}; }
     std::vector<float> next(std::span<int32_t const> ids, std::vector<Selection> const& layers, KvCache& cache) {
-        auto logits = model_.next_logits(view(), ids, layers, cache, arena_);
+        auto logits = model_.next_logits(flat_, ids, layers, cache, arena_);
         arena_.settle();
         return logits;
     }
@@ -61,18 +61,17 @@ class Job {
                     .positions_T = {},
                     .cu_seqlens = {0, static_cast<int32_t>(ids.size())}};
         for (size_t t = 0; t < ids.size(); ++t) batch.positions_T.push_back(static_cast<int32_t>(t));
-        return model_.logits(view(), batch, layers, arena_);
+        return model_.logits(flat_, batch, layers, arena_);
     }
 
   private:
-    TensorView view() { return {weights_.data(), {layout_.size()}}; }
-
     ModelOptions options_ = small_options();
     std::unique_ptr<Device> device_ = make_host_device();
     std::unique_ptr<Ops> ops_ = make_host_ops(*device_, 1);
     Mesh mesh_;
     ParamLayout layout_;
     std::vector<float> weights_;
+    FlatWeights flat_{layout_, {weights_.data(), {layout_.size()}}};
     Llama model_;
     Arena arena_{*device_};
 };

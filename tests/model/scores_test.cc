@@ -158,7 +158,8 @@ struct Job {
         }
         Llama model(options, layout, mesh, *ops);
         Arena arena(*device);
-        return model.scores({weights.data(), {layout.size()}}, batch, selections, allowed, arena);
+        FlatWeights flat(layout, {weights.data(), {layout.size()}});
+        return model.scores(flat, batch, selections, allowed, arena);
     }
 };
 

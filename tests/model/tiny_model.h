@@ -72,25 +72,26 @@ class TinyModel {
 
     double loss(Batch const& batch, std::vector<AttentionKind> const& kinds) { return sums(batch, kinds).nll; }
     LossSums sums(Batch const& batch, std::vector<AttentionKind> const& kinds) {
-        LossSums const value = model_.loss(view(weights), batch, selections(kinds), arena);
+        LossSums const value = model_.loss(flat_, batch, selections(kinds), arena);
         arena.settle();
         return value;
     }
     TokenScores scores(Batch const& batch, std::vector<AttentionKind> const& kinds, int64_t allowed) {
-        return model_.scores(view(weights), batch, selections(kinds), allowed, arena);
+        return model_.scores(flat_, batch, selections(kinds), allowed, arena);
     }
     BlockChoices choices(Batch const& batch, std::vector<AttentionKind> const& kinds) {
-        return model_.choices(view(weights), batch, selections(kinds), arena);
+        return model_.choices(flat_, batch, selections(kinds), arena);
     }
     /// Adds to `grads`, or overwrites them where they are `fresh`.
     double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1, bool fresh = false) {
-        GradientSink const sink{.grads = view(grads), .scale = scale, .fresh = fresh};
-        double const value = model_.loss_and_gradient(view(weights), sink, batch, selections(kinds), arena);
+        FlatGradients sums(layout, view(grads), fresh);
+        double const value =
+            model_.loss_and_gradient(flat_, {.grads = sums, .scale = scale}, batch, selections(kinds), arena);
         arena.settle();
         return value;
     }
     std::vector<float> next_logits(Batch const& batch, std::vector<AttentionKind> const& kinds) {
-        return model_.next_logits(view(weights), batch, selections(kinds), arena);
+        return model_.next_logits(flat_, batch, selections(kinds), arena);
     }
 
   private:
@@ -118,6 +119,7 @@ class TinyModel {
   private:
     std::unique_ptr<Ops> ops_;
     MobaOptions moba_;
+    FlatWeights flat_{layout, view(weights)};
     Llama model_;
 };
 

@@ -45,11 +45,11 @@ TEST(GlobalNorm, IsThatOfTheWholeModelForEveryTensorAxis) {
     for (int tp = 1; tp <= world.size(); ++tp) {
         if (world.size() % tp != 0) continue;
         Mesh const mesh({.tensor = tp}, world);
-        ParamLayout const layout(some_params(), tp, mesh.tp_rank());
-        Buckets const buckets(layout.size(), 50, mesh.dp_cp().size());
+        ParamLayout const layout(some_params(), tp, mesh.tp_rank(), unit_multiple(mesh.dp_cp().size()));
+        Ownership const ownership = Sharding(layout, mesh, ShardStage::optimizer, 50).ownership;
         auto grads = local_grads(layout);
         TensorView const view(grads.data(), Shape{layout.size()});
-        AdamWOptimizer optimizer({}, layout, resolve_ownership(layout, buckets, mesh, true), view, *ops);
+        AdamWOptimizer optimizer({}, layout, ownership, testing::parts_of(ownership.updated, view), *ops);
         EXPECT_NEAR(testing::global_norm(optimizer, view, mesh), want, 1e-12 * want) << "tensor " << tp;
         if (world.rank() == world.size() - 1) std::fill(grads.begin(), grads.end(), std::nan(""));
         EXPECT_FALSE(std::isfinite(testing::global_norm(optimizer, view, mesh))) << "tensor " << tp;

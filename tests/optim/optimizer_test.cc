@@ -11,16 +11,18 @@ namespace perigee {
 namespace {
 
 using testing::global_norm;
+using testing::parts_of;
 using testing::random_normal;
+using testing::update;
 
-/// Matrices between norms and biases, so that equal decay comes in several runs.
+/// Three units; matrices between norms and biases, so that equal decay comes in several runs.
 std::vector<ParamSpec> some_params() {
     return {{.name = "embed", .shape = {13, 8}},
-            {.name = "norm1", .shape = {8}, .decay = false},
-            {.name = "bias", .shape = {24}, .decay = false},
-            {.name = "q", .shape = {8, 8}},
-            {.name = "k", .shape = {4, 8}},
-            {.name = "norm2", .shape = {8}, .decay = false}};
+            {.name = "norm1", .shape = {8}, .decay = false, .unit = 1},
+            {.name = "bias", .shape = {24}, .decay = false, .unit = 1},
+            {.name = "q", .shape = {8, 8}, .unit = 1},
+            {.name = "k", .shape = {4, 8}, .unit = 1},
+            {.name = "norm2", .shape = {8}, .decay = false, .unit = 2}};
 }
 
 /// AdamW as in Algorithm 2 of Loshchilov & Hutter (2019), element by element in fp64.
@@ -67,6 +69,7 @@ class OptimizerTest : public ::testing::Test {
             values.insert(values.end(), p.values.template as<Real>(), p.values.template as<Real>() + p.values.size());
         return values;
     }
+    std::vector<FlatPart> whole(TensorView flat) const { return {{layout.whole(), flat}}; }
     static constexpr double kTolerance = std::is_same_v<Real, double> ? 1e-13 : 2e-6;
 
     std::unique_ptr<Device> host = make_host_device();
@@ -86,7 +89,7 @@ TYPED_TEST(OptimizerTest, FollowsPlainAdamWStepByStepWithAndWithoutClipping) {
     for (double max_norm : {0.0, 5.0, 1e9}) {
         OptimizerOptions const options{.weight_decay = 0.3, .max_grad_norm = max_norm};
         std::vector<Real> w = this->weights;
-        AdamWOptimizer optimizer(options, this->layout, this->all, view(w), *this->ops);
+        AdamWOptimizer optimizer(options, this->layout, this->all, this->whole(view(w)), *this->ops);
         PlainAdamW plain{.options = options, .m = {}, .v = {}};
         std::vector<double> want(w.begin(), w.end());
         for (int step = 0; step < 30; ++step) {
@@ -94,7 +97,7 @@ TYPED_TEST(OptimizerTest, FollowsPlainAdamWStepByStepWithAndWithoutClipping) {
             auto g = random_normal<Real>(this->layout.size(), 100 + static_cast<uint64_t>(step), step % 3 ? 0.1 : 10);
             double const lr = learning_rate({.warmup_steps = 5}, 0.02, step, 30);
             double const norm = global_norm(optimizer, view(g), this->mesh);
-            optimizer.update(view(g), norm, lr, step);
+            update(optimizer, this->layout, view(g), norm, lr, step);
             plain.update(want, std::vector<double>(g.begin(), g.end()), this->layout, lr, step + 1);
             ASSERT_LT(testing::relative_error(w, want), this->kTolerance) << "step " << step << " limit " << max_norm;
         }
@@ -106,8 +109,8 @@ TYPED_TEST(OptimizerTest, FollowsPlainAdamWStepByStepWithAndWithoutClipping) {
 TYPED_TEST(OptimizerTest, WithoutGradientOnlyDecayedParametersShrink) {
     using Real = TypeParam;
     std::vector<Real> w = this->weights, zero(w.size());
-    AdamWOptimizer optimizer({.weight_decay = 0.5}, this->layout, this->all, view(w), *this->ops);
-    optimizer.update(view(zero), 0.0, 0.1, 0);
+    AdamWOptimizer optimizer({.weight_decay = 0.5}, this->layout, this->all, this->whole(view(w)), *this->ops);
+    update(optimizer, this->layout, view(zero), 0.0, 0.1, 0);
     for (auto const& entry : this->layout.entries()) {
         for (int64_t k = 0; k < entry.local.size(); ++k) {
             auto const i = static_cast<size_t>(entry.offset + k);
@@ -119,7 +122,7 @@ TYPED_TEST(OptimizerTest, WithoutGradientOnlyDecayedParametersShrink) {
 }
 
 TYPED_TEST(OptimizerTest, GlobalNormIsTheEuclideanNormOfAllGradients) {
-    AdamWOptimizer optimizer({}, this->layout, this->all, view(this->weights), *this->ops);
+    AdamWOptimizer optimizer({}, this->layout, this->all, this->whole(view(this->weights)), *this->ops);
     double squares = 0;
     for (auto g : this->grads) squares += static_cast<double>(g) * static_cast<double>(g);
     EXPECT_NEAR(global_norm(optimizer, view(this->grads), this->mesh), std::sqrt(squares), 1e-12);
@@ -128,14 +131,14 @@ TYPED_TEST(OptimizerTest, GlobalNormIsTheEuclideanNormOfAllGradients) {
 TYPED_TEST(OptimizerTest, OneNonFiniteGradientAnywhereMakesTheNormNonFiniteAndTheUpdateRefused) {
     using Real = TypeParam;
     std::vector<Real> w = this->weights;
-    AdamWOptimizer optimizer({}, this->layout, this->all, view(w), *this->ops);
+    AdamWOptimizer optimizer({}, this->layout, this->all, this->whole(view(w)), *this->ops);
     for (double poison : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
         for (size_t at = 0; at < this->grads.size(); at += 7) {
             std::vector<Real> g = this->grads;
             g[at] = static_cast<Real>(poison);
             double const norm = global_norm(optimizer, view(g), this->mesh);
             ASSERT_FALSE(std::isfinite(norm)) << poison << " at " << at;
-            ASSERT_THROW(optimizer.update(view(g), norm, 0.1, 0), Error);
+            ASSERT_THROW(update(optimizer, this->layout, view(g), norm, 0.1, 0), Error);
             ASSERT_EQ(w, this->weights);
         }
     }
@@ -150,15 +153,16 @@ TYPED_TEST(OptimizerTest, UpdatesItsRangesAsTheWholeAndLeavesTheRestAlone) {
     int64_t const size = this->layout.size();
     std::vector<FlatRange> const cuts[] = {{{0, 5}, {104, 112}, {150, 151}}, {{5, 104}, {112, 150}, {151, size}}};
     std::vector<Real> want = this->weights;
-    AdamWOptimizer whole(options, this->layout, this->all, view(want), *this->ops);
+    AdamWOptimizer whole(options, this->layout, this->all, this->whole(view(want)), *this->ops);
     std::vector<std::vector<Real>> found(2, this->weights);
     std::vector<AdamWOptimizer> parts;
     for (size_t i = 0; i < 2; ++i)
-        parts.emplace_back(options, this->layout, Ownership{cuts[i], cuts[i]}, view(found[i]), *this->ops);
+        parts.emplace_back(options, this->layout, Ownership{cuts[i], cuts[i]}, parts_of(cuts[i], view(found[i])),
+                           *this->ops);
     for (int step = 0; step < 5; ++step) {
         auto g = random_normal<Real>(size, 500 + static_cast<uint64_t>(step));
-        whole.update(view(g), 30, 0.02, step);
-        for (size_t i = 0; i < 2; ++i) parts[i].update(view(g), 30, 0.02, step);
+        update(whole, this->layout, view(g), 30, 0.02, step);
+        for (size_t i = 0; i < 2; ++i) update(parts[i], this->layout, view(g), 30, 0.02, step);
     }
     for (size_t i = 0; i < 2; ++i) {
         std::vector<Real> mixed = this->weights;
@@ -176,13 +180,13 @@ TYPED_TEST(OptimizerTest, RepeatsBitForBitFromSavedMoments) {
     auto run = [&](AdamWOptimizer& optimizer, int begin, int end) {
         for (int step = begin; step < end; ++step) {
             auto g = random_normal<Real>(this->layout.size(), 300 + static_cast<uint64_t>(step));
-            optimizer.update(view(g), global_norm(optimizer, view(g), this->mesh), 0.01, step);
+            update(optimizer, this->layout, view(g), global_norm(optimizer, view(g), this->mesh), 0.01, step);
         }
     };
     std::vector<Real> w = this->weights, resumed = this->weights;
-    AdamWOptimizer unbroken({}, this->layout, this->all, view(w), *this->ops);
-    AdamWOptimizer first({}, this->layout, this->all, view(resumed), *this->ops);
-    AdamWOptimizer second({}, this->layout, this->all, view(resumed), *this->ops);
+    AdamWOptimizer unbroken({}, this->layout, this->all, this->whole(view(w)), *this->ops);
+    AdamWOptimizer first({}, this->layout, this->all, this->whole(view(resumed)), *this->ops);
+    AdamWOptimizer second({}, this->layout, this->all, this->whole(view(resumed)), *this->ops);
     run(unbroken, 0, 10);
     run(first, 0, 4);
     this->ops->copy(second.first_moment()[0].values, first.first_moment()[0].values);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "commands/bench/timed_ops.h"
+#include "optim/global_norm.h"
 #include "optim/optimizer.h"
 #include "support/random.h"
 
@@ -23,8 +24,8 @@ class NarrowOps : public TimedOps {
 
 std::vector<ParamSpec> some_params() {
     return {{.name = "embed", .shape = {130, 80}},
-            {.name = "norm", .shape = {80}, .decay = false},
-            {.name = "q", .shape = {80, 80}}};
+            {.name = "norm", .shape = {80}, .decay = false, .unit = 1},
+            {.name = "q", .shape = {80, 80}, .unit = 1}};
 }
 
 constexpr uint64_t kSeed = 77;
@@ -32,10 +33,11 @@ constexpr uint64_t kSeed = 77;
 class StochasticRoundingOfWeights : public ::testing::Test {
   protected:
     struct Run {
-        Run(StochasticRoundingOfWeights& test, Ownership ownership, uint64_t seed = kSeed)
+        Run(StochasticRoundingOfWeights& test, Ownership const& ownership, uint64_t seed = kSeed)
             : model(static_cast<size_t>(test.layout_.size())),
-              optimizer({.stochastic_rounding = true}, test.layout_, std::move(ownership),
-                        TensorView(reinterpret_cast<std::byte*>(model.data()), DType::bf16, {test.layout_.size()}),
+              optimizer({.stochastic_rounding = true}, test.layout_, ownership,
+                        testing::parts_of(ownership.updated, TensorView(reinterpret_cast<std::byte*>(model.data()),
+                                                                        DType::bf16, {test.layout_.size()})),
                         test.ops_, seed) {
             auto const start = random_normal<float>(test.layout_.size(), 4, 0.02);
             for (FlatPart const& part : optimizer.weights())
@@ -53,7 +55,7 @@ class StochasticRoundingOfWeights : public ::testing::Test {
     void update(Run& run, int begin, int end) {
         for (int step = begin; step < end; ++step) {
             auto g = random_normal<float>(layout_.size(), 300 + static_cast<uint64_t>(step));
-            run.optimizer.update(TensorView(g.data(), {layout_.size()}), 1.0, 1e-5, step);
+            testing::update(run.optimizer, layout_, TensorView(g.data(), {layout_.size()}), 1.0, 1e-5, step);
         }
     }
 
@@ -116,7 +118,7 @@ TEST_F(StochasticRoundingOfWeights, OptimizersOfPartsRoundAsOneOfTheWhole) {
     Run whole(*this, all_);
     update(whole, 0, 2);
     for (auto const& cut : cuts) {
-        Run part(*this, {cut, cut});
+        Run part(*this, Ownership{cut, cut});
         update(part, 0, 2);
         for (FlatRange const& range : cut)
             for (auto i = static_cast<size_t>(range.begin); i < static_cast<size_t>(range.end); ++i)

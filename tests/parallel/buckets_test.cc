@@ -4,47 +4,57 @@
 
 #include <map>
 #include <mutex>
-#include <numeric>
 
-#include "support/random.h"
 #include "support/thread_comm.h"
 
 namespace perigee {
 namespace {
 
-using testing::random_normal;
 using testing::run_ranks;
 
-constexpr int64_t kSizes[] = {1, 2, 7, 8, 63, 64, 65, 1000, 1024, 4099};
-constexpr int64_t kTargets[] = {1, 3, 8, 100, 512, 1 << 20};
+constexpr int64_t kTargets[] = {1, 100, 512, 1 << 20};
 
-TEST(Buckets, FollowOneAnotherAndNeverExceedTheTarget) {
-    for (int64_t size : kSizes) {
-        for (int64_t target : kTargets) {
+/// One tensor a unit.
+std::vector<ParamSpec> units_of(std::vector<int64_t> const& sizes) {
+    std::vector<ParamSpec> specs;
+    for (int64_t size : sizes)
+        specs.push_back(
+            {.name = fmt::format("x{}", specs.size()), .shape = {size}, .unit = static_cast<int>(specs.size())});
+    return specs;
+}
+std::vector<std::vector<int64_t>> const kModels = {{1}, {2, 7}, {63, 64, 65}, {1000, 3, 4099}};
+
+TEST(Buckets, FollowOneAnotherStayInTheirUnitAndDivide) {
+    for (auto const& sizes : kModels)
+        for (int64_t target : kTargets)
             for (int ranks = 1; ranks <= 9; ++ranks) {
-                Buckets const buckets(size, target, ranks);
+                ParamLayout const layout(units_of(sizes), 1, 0, unit_multiple(ranks));
+                Buckets const buckets(layout, target, ranks);
                 int64_t end = 0;
-                for (int64_t b = 0; b < buckets.count(); ++b) {
-                    FlatRange const range = buckets.range(b);
-                    ASSERT_EQ(range.begin, end);
-                    ASSERT_GT(range.size(), 0);
-                    ASSERT_LE(range.size(), std::max<int64_t>(target, ranks));
-                    ASSERT_TRUE(buckets.divides(b) || (b + 1 == buckets.count() && range.size() < ranks));
-                    end = range.end;
+                for (int unit = 0; unit < layout.units(); ++unit) {
+                    auto const [first, last] = buckets.of_unit(unit);
+                    ASSERT_EQ(buckets.range(first).begin, layout.unit(unit).begin);
+                    ASSERT_EQ(buckets.range(last - 1).end, layout.unit(unit).end);
+                    for (int64_t b = first; b < last; ++b) {
+                        FlatRange const range = buckets.range(b);
+                        ASSERT_EQ(range.begin, end);
+                        ASSERT_GT(range.size(), 0);
+                        ASSERT_LE(range.size(), std::max<int64_t>(target, unit_multiple(ranks)));
+                        ASSERT_EQ(range.size() % ranks, 0);
+                        end = range.end;
+                    }
                 }
-                ASSERT_EQ(end, size);
-                ASSERT_LE(buckets.count(), size / (std::max<int64_t>(target, ranks) / ranks * ranks) + 2);
+                ASSERT_EQ(end, layout.size());
             }
-        }
-    }
 }
 
-TEST(Buckets, GiveEveryElementToExactlyOneRankAndAboutTheSameToEach) {
-    for (int64_t size : kSizes) {
-        for (int64_t target : kTargets) {
+TEST(Buckets, GiveEveryElementToExactlyOneRankAndTheSameNumberToEach) {
+    for (auto const& sizes : kModels)
+        for (int64_t target : kTargets)
             for (int ranks = 1; ranks <= 9; ++ranks) {
-                Buckets const buckets(size, target, ranks);
-                std::vector<int> owners(static_cast<size_t>(size));
+                ParamLayout const layout(units_of(sizes), 1, 0, unit_multiple(ranks));
+                Buckets const buckets(layout, target, ranks);
+                std::vector<int> owners(static_cast<size_t>(layout.size()));
                 for (int rank = 0; rank < ranks; ++rank) {
                     int64_t owned = 0, end = -1;
                     for (FlatRange const& range : buckets.shares(rank)) {
@@ -53,22 +63,19 @@ TEST(Buckets, GiveEveryElementToExactlyOneRankAndAboutTheSameToEach) {
                         owned += range.size();
                         end = range.end;
                     }
-                    ASSERT_GE(owned, size / ranks);
-                    ASSERT_LT(owned, size / ranks + ranks);
+                    ASSERT_EQ(owned, layout.size() / ranks);
                 }
-                ASSERT_EQ(owners, std::vector<int>(owners.size(), 1)) << size << " for " << ranks << " by " << target;
+                ASSERT_EQ(owners, std::vector<int>(owners.size(), 1)) << ranks << " ranks by " << target;
             }
-        }
-    }
 }
 
 /// Uncut parameters first, last and between, of sizes that divide by nothing.
 std::vector<ParamSpec> some_params() {
     return {{.name = "first", .shape = {5}, .decay = false},
             {.name = "rows", .shape = {8, 13}, .cut = Cut::rows},
-            {.name = "middle", .shape = {7, 3}},
-            {.name = "columns", .shape = {9, 4}, .cut = Cut::columns},
-            {.name = "last", .shape = {3}, .decay = false}};
+            {.name = "middle", .shape = {7, 3}, .unit = 1},
+            {.name = "columns", .shape = {9, 4}, .cut = Cut::columns, .unit = 1},
+            {.name = "last", .shape = {3}, .decay = false, .unit = 2}};
 }
 
 TEST(Ownership, CoversEveryElementOfEveryTensorOnceOverAllMeshes) {
@@ -83,9 +90,9 @@ TEST(Ownership, CoversEveryElementOfEveryTensorOnceOverAllMeshes) {
                     std::mutex mutex;
                     run_ranks(world, [&](HostComm& comm) {
                         Mesh const mesh({.tensor = tp, .context = cp}, comm);
-                        ParamLayout const layout(some_params(), mesh.shape().tp, mesh.tp_rank());
-                        Buckets const buckets(layout.size(), target, mesh.dp_cp().size());
-                        auto const mine = resolve_ownership(layout, buckets, mesh, true);
+                        ParamLayout const layout(some_params(), mesh.shape().tp, mesh.tp_rank(),
+                                                 unit_multiple(mesh.dp_cp().size()));
+                        auto const mine = Sharding(layout, mesh, ShardStage::optimizer, target).ownership;
                         std::lock_guard const lock(mutex);
                         for (auto const& entry : layout.entries())
                             for (auto const& run : entry.shard.runs())
@@ -105,59 +112,15 @@ TEST(Ownership, CoversEveryElementOfEveryTensorOnceOverAllMeshes) {
     }
 }
 
-TEST(Ownership, WithoutZeroEveryRankUpdatesEverything) {
+TEST(Ownership, WithoutShardingEveryRankUpdatesEverything) {
     run_ranks(4, [](HostComm& comm) {
         Mesh const mesh({.tensor = 2}, comm);
-        ParamLayout const layout(some_params(), 2, mesh.tp_rank());
-        Buckets const buckets(layout.size(), 20, 2);
-        EXPECT_EQ(resolve_ownership(layout, buckets, mesh, false).updated, std::vector{layout.whole()});
-        EXPECT_EQ(resolve_ownership(layout, buckets, mesh, true).updated, buckets.shares(mesh.dp_cp().rank()));
+        ParamLayout const layout(some_params(), 2, mesh.tp_rank(), unit_multiple(2));
+        EXPECT_EQ(Sharding(layout, mesh, ShardStage::none, 20).ownership.updated, std::vector{layout.whole()});
+        for (ShardStage stage : {ShardStage::automatic, ShardStage::optimizer, ShardStage::weights})
+            EXPECT_EQ(Sharding(layout, mesh, stage, 20).ownership.updated,
+                      Buckets(layout, 20, 2).shares(mesh.dp_cp().rank()));
     });
-}
-
-std::vector<ParamSpec> one_tensor(int64_t size) { return {{.name = "x", .shape = {size}}}; }
-
-TEST(Replicas, SumTheirGradientsWhereTheyOwnThemAndCollectWhatTheyUpdated) {
-    for (int64_t size : {3, 64, 300, 301, 307}) {
-        for (int ranks = 1; ranks <= 8; ++ranks) {
-            for (bool zero : {false, true}) {
-                std::vector<std::vector<double>> grads;
-                std::vector<double> sum(static_cast<size_t>(size));
-                for (int r = 0; r < ranks; ++r) {
-                    grads.push_back(random_normal<double>(size, 700 + static_cast<uint64_t>(r)));
-                    for (size_t i = 0; i < sum.size(); ++i) sum[i] += grads.back()[i];
-                }
-                run_ranks(ranks, [&](HostComm& comm) {
-                    auto host = make_host_device();
-                    Mesh const mesh({}, comm);
-                    ParamLayout const layout(one_tensor(size), 1, 0);
-                    Replicas replicas(layout, Buckets(size, 40, ranks), mesh, zero, *host);
-                    for (int step = 0; step < 2; ++step) {
-                        auto const& local = grads[static_cast<size_t>(comm.rank())];
-                        auto mine = local;
-                        TensorView const view(mine.data(), {size});
-                        for (int64_t begin : {size, size * 3 / 4, size / 2, size / 2})
-                            replicas.reduce_from(view, begin);
-                        Buckets const buckets(size, 40, ranks);
-                        for (int64_t b = 0; b < buckets.count() && buckets.range(b).begin < size / 2; ++b)
-                            for (int64_t i = buckets.range(b).begin; i < buckets.range(b).end; ++i)
-                                ASSERT_EQ(mine[static_cast<size_t>(i)], local[static_cast<size_t>(i)])
-                                    << "sent before it was complete";
-                        replicas.reduce_from(view, 0);
-                        replicas.await_sums();
-                        auto weights = testing::poisoned<double>(size);
-                        for (FlatRange const& r : replicas.ownership().updated)
-                            for (int64_t i = r.begin; i < r.end; ++i)
-                                weights[static_cast<size_t>(i)] = mine[static_cast<size_t>(i)];
-                        replicas.gather({weights.data(), {size}});
-                        replicas.await_weights();
-                        ASSERT_LT(testing::relative_error(weights, sum), 1e-14)
-                            << size << " elements, " << ranks << " ranks, zero " << zero << ", step " << step;
-                    }
-                });
-            }
-        }
-    }
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 
 #include "model/llama.h"
 #include "ops/host/host_ops.h"
-#include "parallel/buckets.h"
-#include "parallel/sequence.h"
+#include "parallel/sharded_gradients.h"
+#include "parallel/sharded_weights.h"
 #include "support/ragged_samples.h"
 #include "support/random.h"
 #include "support/thread_comm.h"
@@ -45,10 +45,11 @@ struct Layout {
     int dp = 1, cp = 1, tp = 1;
     ContextMode mode = ContextMode::automatic;
     int accumulation = 1;
-    bool zero = false;
+    ShardStage shard = ShardStage::none;
     std::string str() const {
-        return fmt::format("dp {} cp {} tp {} {} accumulation {} zero {}", dp, cp, tp,
-                           mode == ContextMode::allgather ? "allgather" : "ulysses", accumulation, zero);
+        return fmt::format("dp {} cp {} tp {} {} accumulation {} shard {}", dp, cp, tp,
+                           mode == ContextMode::allgather ? "allgather" : "ulysses", accumulation,
+                           static_cast<int>(shard));
     }
 };
 
@@ -99,19 +100,19 @@ struct Outcome {
 };
 
 /// Writes what this rank updates into whole tensors; where ranks update the same elements they must agree.
-void collect(ParamLayout const& layout, std::vector<FlatRange> const& updated, std::vector<float> const& grads,
-             Outcome& outcome) {
-    auto const is_updated = [&](int64_t i) {
-        return std::ranges::any_of(updated, [i](FlatRange r) { return r.begin <= i && i < r.end; });
+void collect(ParamLayout const& layout, std::vector<FlatPart> const& updated, Outcome& outcome) {
+    auto const part_of = [&](int64_t i) {
+        return std::ranges::find_if(updated, [i](FlatPart p) { return p.range.begin <= i && i < p.range.end; });
     };
     for (ParamLayout::Entry const& e : layout.entries()) {
         auto& whole = outcome.grads.try_emplace(e.spec.name, poisoned<float>(e.spec.shape.size())).first->second;
         for (Shard::Run const& run : e.shard.runs())
             for (int64_t i = 0; i < run.count; ++i) {
                 int64_t const flat = e.offset + run.local + i;
-                if (!is_updated(flat)) continue;
+                auto const part = part_of(flat);
+                if (part == updated.end()) continue;
                 float& place = whole[static_cast<size_t>(run.global + i)];
-                float const value = grads[static_cast<size_t>(flat)];
+                float const value = part->values.as<float>()[flat - part->range.begin];
                 if (!std::isnan(place)) {
                     EXPECT_EQ(place, value) << e.spec.name;
                 }
@@ -125,9 +126,13 @@ void run_rank(Problem const& problem, Layout const& l, HostComm& world, Outcome&
     Mesh const mesh({.tensor = l.tp, .context = l.cp, .data = l.dp, .context_mode = l.mode}, world);
     auto const device = make_host_device();
     RecordingOps ops(*device, mesh, problem.model.num_attention_heads);
-    ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank());
-    std::vector<float> weights = weights_of(layout, 0.3), grads(weights.size());
-    TensorView const weights_view(weights.data(), {layout.size()}), grads_view(grads.data(), {layout.size()});
+    ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank(), unit_multiple(l.dp * l.cp));
+    Sharding const sharding(layout, mesh, l.shard, 1000);
+    ShardedWeights weights(layout, sharding, mesh, ops);
+    std::vector<float> const flat = weights_of(layout, 0.3);
+    for (auto const& [range, values] : weights.parts())
+        std::copy(flat.begin() + range.begin, flat.begin() + range.end, values.as<float>());
+    weights.loaded();
     Llama model(problem.model, layout, mesh, ops);
     Arena arena(*device);
 
@@ -141,20 +146,15 @@ void run_rank(Problem const& problem, Layout const& l, HostComm& world, Outcome&
     }
     weight = mesh.dp().host().sum(weight);
     double loss = 0;
-    Replicas replicas(layout, Buckets(layout.size(), 1000, l.dp * l.cp), mesh, l.zero, *device);
-    GradientSink sink{.grads = grads_view, .scale = 1 / weight};
+    ShardedGradients grads(layout, sharding, mesh, ops);
     for (int64_t i = 0; i < l.accumulation; ++i) {
-        if (i + 1 == l.accumulation)
-            sink.on_done = [&, end = layout.size()](int64_t begin) mutable {
-                add_up_uncut(layout, grads_view, {begin, end}, ops, mesh.tp());
-                replicas.reduce_from(grads_view, begin);
-                end = begin;
-            };
+        grads.begin_pass(i == 0, i + 1 == l.accumulation);
         ops.begin((i * l.dp + mesh.dp_rank()) * micro * kLength);
-        loss += model.loss_and_gradient(weights_view, sink, batches[static_cast<size_t>(i)], problem.selections, arena);
+        loss += model.loss_and_gradient(weights, {.grads = grads, .scale = 1 / weight}, batches[static_cast<size_t>(i)],
+                                        problem.selections, arena);
         arena.settle();
     }
-    replicas.await_sums();
+    grads.await();
     loss = mesh.dp_cp().host().sum(loss) / weight;
     int64_t const routing = world.sum(ops.routing), far_choices = world.sum(ops.far_choices);
 
@@ -165,7 +165,7 @@ void run_rank(Problem const& problem, Layout const& l, HostComm& world, Outcome&
     outcome.loss = loss;
     outcome.routing = routing;
     outcome.far_choices = far_choices;
-    collect(layout, replicas.ownership().updated, grads, outcome);
+    collect(layout, grads.updated(), outcome);
 }
 
 Outcome run_layout(Problem const& problem, Layout const& layout) {
@@ -198,16 +198,18 @@ std::vector<Layout> layouts(int ranks) {
 }
 
 constexpr int kRanks[] = {1, 2, 4, 8};
+constexpr ShardStage kStages[] = {ShardStage::none, ShardStage::optimizer, ShardStage::gradients, ShardStage::weights};
 
 TEST(Layout, OfAnyKindGivesTheResultOfOneRank) {
     Problem const problem = hybrid();
     Outcome const one = run_layout(problem, {});
     EXPECT_GT(one.far_choices, 1000);
+    size_t next = 0;
     for (int ranks : kRanks)
         for (Layout layout : layouts(ranks))
             for (int accumulation : {1, 2, 4}) {
                 layout.accumulation = accumulation;
-                layout.zero = accumulation == 2;
+                layout.shard = kStages[next++ % 4];
                 SCOPED_TRACE(layout.str());
                 expect_same(run_layout(problem, layout), one);
             }
@@ -227,10 +229,11 @@ std::vector<Problem> variants() {
 }
 
 TEST(Layout, HoldsForEveryKindOfModel) {
+    size_t next = 0;
     for (Problem const& problem : variants()) {
         Outcome const one = run_layout(problem, {});
         for (Layout layout : {Layout{.cp = 2, .tp = 2}, Layout{.cp = 4, .mode = ContextMode::allgather}}) {
-            layout.zero = true;
+            layout.shard = kStages[next++ % 4];
             SCOPED_TRACE(layout.str());
             expect_same(run_layout(problem, layout), one);
         }
@@ -243,9 +246,9 @@ TEST(Layout, DISABLED_WholeMatrix) {
         Outcome const one = run_layout(problem, {});
         for (int ranks : kRanks)
             for (Layout layout : layouts(ranks))
-                for (int combination = 0; combination < 6; ++combination) {
+                for (int combination = 0; combination < 12; ++combination) {
                     layout.accumulation = 1 << combination % 3;
-                    layout.zero = combination >= 3;
+                    layout.shard = kStages[combination / 3];
                     SCOPED_TRACE(layout.str());
                     expect_same(run_layout(problem, layout), one);
                 }
@@ -269,7 +272,7 @@ Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batc
         auto const ops = make_host_ops(*device, 1);
         ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank());
         std::vector<float> weights = weights_of(layout, 0.3);
-        TensorView const view(weights.data(), {layout.size()});
+        FlatWeights view(layout, {weights.data(), {layout.size()}});
         Llama model(problem.model, layout, mesh, *ops);
         Arena arena(*device);
         auto const next = model.next_logits(view, text, problem.selections, arena);
@@ -339,7 +342,8 @@ TEST(Layout, RefusesTokensThatDoNotDivide) {
         batch.weights_T.resize(62);
         batch.positions_T.resize(62);
         batch.cu_seqlens = {0, 62};
-        model.loss({weights.data(), {layout.size()}}, batch, problem.selections, arena);
+        FlatWeights flat(layout, {weights.data(), {layout.size()}});
+        model.loss(flat, batch, problem.selections, arena);
     });
     for (auto const& error : errors) {
         try {

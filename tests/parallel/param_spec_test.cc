@@ -110,13 +110,34 @@ TEST(ParamLayout, NeighboursMakeOneMatrix) {
     std::vector<float> flat(static_cast<size_t>(layout.size()));
     std::iota(flat.begin(), flat.end(), 0.0f);
     TensorView const view(flat.data(), {layout.size()});
-    TensorView const qk = layout.view(view, "q", "k");
+    TensorView const qk = layout.place("q", "k").in(view);
     EXPECT_EQ(qk.shape, (Shape{6, 6}));
     EXPECT_EQ(qk.as<float>()[0], 0);
     EXPECT_EQ(layout.view(view, "k").as<float>()[0], 24);
-    EXPECT_EQ(layout.view(view, "q.bias", "k.bias").shape, (Shape{6}));
-    EXPECT_EQ(layout.view(view, "q.bias", "k.bias").as<float>()[5], 41);
+    EXPECT_EQ(layout.place("q.bias", "k.bias").in(view).shape, (Shape{6}));
+    EXPECT_EQ(layout.place("q.bias", "k.bias").in(view).as<float>()[5], 41);
     EXPECT_EQ(layout.view(view, "o").shape, (Shape{6, 4}));
+}
+
+TEST(ParamLayout, UnitsTakeMultiplesAndTheirTensorsKeepTheirOrder) {
+    std::vector<ParamSpec> const specs = {
+        {.name = "a", .shape = {5}}, {.name = "b", .shape = {8}, .unit = 1}, {.name = "c", .shape = {3}, .unit = 1}};
+    ParamLayout const layout(specs, 1, 0, 4);
+    ASSERT_EQ(layout.units(), 2);
+    EXPECT_EQ(layout.unit(0), (FlatRange{0, 8}));
+    EXPECT_EQ(layout.unit(1), (FlatRange{8, 20}));
+    EXPECT_EQ(layout.gap(0), (FlatRange{5, 8}));
+    EXPECT_EQ(layout.gap(1), (FlatRange{19, 20}));
+    EXPECT_EQ(layout.size(), 20);
+    EXPECT_EQ(layout.global_size(), 16);
+    EXPECT_EQ(layout.place("b", "c").offset, 0);
+    EXPECT_EQ(layout.place("b", "c").shape, (Shape{11}));
+    EXPECT_EQ(layout.place("c").offset, 8);
+    EXPECT_EQ(ParamLayout(specs, 1, 0).size(), 16) << "no gaps unless they are asked for";
+    EXPECT_THROW(layout.place("a", "b"), Error) << "of two units";
+    EXPECT_THROW(ParamLayout({{.name = "a", .shape = {1}, .unit = 1}}, 1, 0), Error);
+    EXPECT_THROW(ParamLayout({specs[1], specs[0]}, 1, 0), Error);
+    EXPECT_TRUE(UnitPlace().in({}).empty());
 }
 
 TEST(ParamLayout, RefusesWhatDoesNotFit) {
@@ -131,8 +152,8 @@ TEST(ParamLayout, RefusesWhatDoesNotFit) {
     ParamLayout const layout(example(), 1, 0);
     std::vector<float> flat(static_cast<size_t>(layout.size()));
     TensorView const view(flat.data(), {layout.size()});
-    EXPECT_THROW(layout.view(view, "q", "o"), Error);
-    EXPECT_THROW(layout.view(view, "k", "q"), Error);
+    EXPECT_THROW(layout.place("q", "o").in(view), Error);
+    EXPECT_THROW(layout.place("k", "q").in(view), Error);
     EXPECT_THROW(layout.view(view, "v"), Error);
     EXPECT_THROW(layout.view(view.rows(0, 5), "q"), Error);
     EXPECT_THROW(ParamLayout({{.name = "a", .shape = {1}}, {.name = "a", .shape = {1}}}, 1, 0), Error);

@@ -52,7 +52,7 @@ threads: 1
     std::optional<double> measure(ParallelOptions const& parallel, HostComm& world) {
         Session session(options(parallel), world, *files_);
         std::vector<float> const weights = weights_of(session.layout(), 0.1);
-        session.ops().upload(session.weights(), weights.data());
+        session.ops().upload(session.weights().flat(), weights.data());
         auto const data = session.open(Split::validation);
         EvalReport const report = evaluate(session, *data, 0, session.selections(0));
         if (!report.bits_per_byte) return {};

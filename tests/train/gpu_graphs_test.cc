@@ -84,7 +84,7 @@ Trained train(RunOptions const& options, std::function<float(uint64_t)> const& w
             session.arena().settle();
         }
     }
-    TensorView const weights = session.weights();
+    TensorView const weights = session.weights().flat();
     result.weights.resize(static_cast<size_t>(weights.size()));
     session.ops().download(result.weights.data(), weights);
     result.repeats = ops.repeats, result.bodies = ops.bodies;

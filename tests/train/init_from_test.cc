@@ -109,8 +109,8 @@ TEST_F(InitFromTest, through_a_checkpoint_of_any_layout_every_folder_comes_back_
 TEST_F(InitFromTest, a_run_starts_from_another_runs_checkpoint_and_resumes_from_its_own) {
     Path const checkpoint = save_at_start("first", 1, 1, 1);
     auto const weights_of = [](Session const& session) {
-        return std::vector<float>(session.weights().as<float>(),
-                                  session.weights().as<float>() + session.layout().size());
+        return std::vector<float>(session.weights().flat().as<float>(),
+                                  session.weights().flat().as<float>() + session.layout().size());
     };
     Session from_folder(options("unused"), *alone_, *files_);
     from_folder.load_weights();

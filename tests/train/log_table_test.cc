@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <regex>
@@ -130,7 +131,7 @@ std::string on_terminal() {
 
 /// Compares with the file, or writes it where PERIGEE_GOLDEN is set.
 void expect_golden(std::string const& text, std::string const& name) {
-    std::string const path = std::string(std::getenv("PERIGEE_SOURCE")) + "/tests/train/golden/" + name;
+    auto const path = std::filesystem::path(__FILE__).parent_path() / "golden" / name;
     if (std::getenv("PERIGEE_GOLDEN") != nullptr) std::ofstream(path) << text;
     std::ostringstream golden;
     golden << std::ifstream(path).rdbuf();

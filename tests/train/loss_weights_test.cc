@@ -110,7 +110,8 @@ Result by_definition(RunOptions const& options, std::vector<Document> const& doc
     ParamLayout const layout(llama_params(options.model), 1, 0);
     std::vector<double> weights(static_cast<size_t>(layout.size())), grads(weights.size());
     fill_weights(layout, weights.data());
-    TensorView const weights_view(weights.data(), {layout.size()}), grads_view(grads.data(), {layout.size()});
+    FlatWeights flat_weights(layout, {weights.data(), {layout.size()}});
+    FlatGradients flat_grads(layout, {grads.data(), {layout.size()}});
     Llama model(options.model, layout, mesh, ops);
     Arena arena(*device);
     auto const selections = layer_selections(options.attention, options.model.num_hidden_layers, 0, 0);
@@ -119,7 +120,7 @@ Result by_definition(RunOptions const& options, std::vector<Document> const& doc
     for (Document const& d : documents)
         result.loss_weight = std::accumulate(d.weights.begin() + 1, d.weights.end(), result.loss_weight);
     for (Document const& d : documents) {
-        result.loss += model.loss_and_gradient(weights_view, {.grads = grads_view, .scale = 1 / result.loss_weight},
+        result.loss += model.loss_and_gradient(flat_weights, {.grads = flat_grads, .scale = 1 / result.loss_weight},
                                                alone(d), selections, arena);
         arena.settle();
     }
@@ -159,10 +160,11 @@ class LossWeightsTest : public ::testing::Test {
         std::mutex mutex;
         testing::run_ranks(way.ranks(), [&](HostComm& world) {
             RunOptions options = options_for(folder_.path() / "chats");
-            options.parallel = {.tensor = way.tp, .context = way.cp, .context_mode = way.mode, .zero = false};
+            options.parallel = {
+                .tensor = way.tp, .context = way.cp, .context_mode = way.mode, .shard = ShardStage::none};
             options.seed = static_cast<int64_t>(way.order);
             Session session(options, world, *files_);
-            fill_weights(session.layout(), session.weights().as<float>());
+            fill_weights(session.layout(), session.weights().flat().as<float>());
             Learner learner(session);
             auto const source = session.open(Split::train);
             int64_t const samples = way.packed ? source->samples_per_epoch() : kDocuments;
@@ -181,7 +183,7 @@ class LossWeightsTest : public ::testing::Test {
             result.loss = report.loss;
             result.loss_weight = report.loss_weight;
             result.idle_ranks += held == 0;
-            collect(session.layout(), learner.gradients().as<float>(), result.gradients);
+            collect(session.layout(), learner.gradients().flat().as<float>(), result.gradients);
         });
         return result;
     }

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "model/llama.h"
+#include "optim/global_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/buckets.h"
 #include "support/memory_file_system.h"
@@ -60,11 +61,12 @@ class Rank {
   public:
     Rank(Layout const& of, HostComm& world)
         : mesh_({.tensor = of.tp, .context = of.cp, .data = of.dp}, world),
-          layout_(llama_params(small_model()), of.tp, mesh_.tp_rank()),
-          ownership_(resolve_ownership(layout_, Buckets(layout_.size(), of.bucket, of.dp * of.cp), mesh_, of.zero)),
+          layout_(llama_params(small_model()), of.tp, mesh_.tp_rank(), unit_multiple(of.dp * of.cp)),
+          ownership_(Sharding(layout_, mesh_, of.zero ? ShardStage::optimizer : ShardStage::none, of.bucket).ownership),
           ops_(make_host_ops(*host_, 1)),
           weights_(testing::poisoned<float>(layout_.size())),
-          optimizer_({}, layout_, ownership_, {weights_.data(), {layout_.size()}}, *ops_) {}
+          optimizer_({}, layout_, ownership_,
+                     testing::parts_of(ownership_.updated, TensorView(weights_.data(), {layout_.size()})), *ops_) {}
 
     std::vector<StoredTensor> owned() { return tensors(ownership_.owned); }
     std::vector<StoredTensor> held() { return tensors({layout_.whole()}); }

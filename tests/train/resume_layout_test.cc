@@ -21,15 +21,15 @@ struct Layout {
     std::string str() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
 };
 
-/// Every axis alone and all of them together, ZeRO on and off, both ways of attention.
+/// Every axis alone and all of them together, every stage of sharding, both ways of attention.
 std::vector<Layout> const kLayouts = {
     {1, {"train.micro_batch_size=2"}},
-    {2, {}},
+    {2, {"parallel.shard=weights"}},
     {8, {"parallel.zero=false"}},
     {2, {"parallel.context=2", "parallel.context_mode=ulysses"}},
-    {4, {"parallel.context=4", "parallel.context_mode=allgather"}},
+    {4, {"parallel.context=4", "parallel.context_mode=allgather", "parallel.shard=gradients"}},
     {2, {"parallel.tensor=2"}},
-    {8, {"parallel.tensor=2", "parallel.context=2"}},
+    {8, {"parallel.tensor=2", "parallel.context=2", "parallel.shard=weights"}},
     {8, {"parallel.tensor=4", "parallel.context=2", "parallel.zero=false"}},
 };
 

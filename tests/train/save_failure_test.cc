@@ -96,7 +96,7 @@ class SaveFailure : public ::testing::TestWithParam<Fault> {
                 result.errors[static_cast<size_t>(world.rank())] = e;
             }
             if (world.rank() != 0) return;
-            TensorView const weights = trainer.session().weights();
+            TensorView const weights = trainer.session().weights().flat();
             result.step = trainer.state().step;
             result.weights.assign(weights.data, weights.data + weights.bytes());
         });

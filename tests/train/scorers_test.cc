@@ -38,7 +38,7 @@ struct Job {
     Job(ParallelOptions const& parallel, HostComm& world)
         : files(make_file_system()), session(small_model(parallel), world, *files) {
         std::vector<float> const weights = weights_of(session.layout(), 0.4);
-        session.ops().upload(session.weights(), weights.data());
+        session.ops().upload(session.weights().flat(), weights.data());
     }
     ScoredModel model() { return {session, session.selections(0), kAllowed}; }
 
@@ -124,7 +124,7 @@ TEST(Scorers, TokensBeyondTheTokenizerAreNeverDecoded) {
     Item item{.task = "t", .length = 5, .prompt = {1, 2, 3, 4, 5}, .answer = {job.best({1, 2, 3, 4, 5})}};
     // The classifier's row of a token of the padding becomes twice that of the best one.
     auto const& head = job.session.layout().entry("lm_head.weight");
-    auto* const rows = job.session.weights().as<float>() + head.offset;
+    auto* const rows = job.session.weights().flat().as<float>() + head.offset;
     int64_t const width = head.local[1];
     for (int64_t i = 0; i < width; ++i) rows[95 * width + i] = 2 * rows[item.answer[0] * width + i];
     auto const logits = job.logits(item.prompt);

@@ -29,7 +29,7 @@ constexpr double kNearTie = 0.01;        ///< of two blocks' scores, as cosines 
 struct Cell {
     int dp = 1, cp = 1, tp = 1;
     ContextMode mode = ContextMode::automatic;
-    bool zero = true;
+    ShardStage shard = ShardStage::optimizer;
     int accumulation = 1;
     CommChoice comm = CommChoice::automatic;
     DeviceChoice device = DeviceChoice::cuda;
@@ -38,7 +38,9 @@ struct Cell {
     int ranks() const { return dp * cp * tp; }
     std::string str() const {
         char const* const context = cp == 1 ? "-" : mode == ContextMode::allgather ? "allgather" : "ulysses";
-        return fmt::format("{} {} {}  {:9} {:4} {}  {}", dp, cp, tp, context, zero ? "zero" : "-", accumulation,
+        char const* const shards[] = {"auto", "none", "optimizer", "gradients", "weights"};
+        return fmt::format("{} {} {}  {:9} {:9} {}  {}", dp, cp, tp, context, shards[static_cast<int>(shard)],
+                           accumulation,
                            device == DeviceChoice::cpu ? "cpu "
                            : comm == CommChoice::mpi   ? "mpi "
                                                        : "nccl");
@@ -50,6 +52,8 @@ struct Cell {
 std::vector<Cell> cells() {
     constexpr int kLayouts[][3] = {{2, 1, 1}, {1, 2, 1}, {1, 1, 2}, {4, 1, 1}, {1, 4, 1}, {1, 1, 4}, {2, 2, 1},
                                    {2, 1, 2}, {1, 2, 2}, {8, 1, 1}, {2, 2, 2}, {2, 4, 1}, {1, 2, 4}};
+    constexpr ShardStage stages[] = {ShardStage::none, ShardStage::optimizer, ShardStage::gradients,
+                                     ShardStage::weights};
     std::vector<Cell> all;
     for (int i = 0; auto const [dp, cp, tp] : kLayouts) {
         for (int half : {0, 7}) {
@@ -58,7 +62,7 @@ std::vector<Cell> cells() {
                            .cp = cp,
                            .tp = tp,
                            .mode = (half != 0) != (i % 2 != 0) ? ContextMode::allgather : ContextMode::ulysses,
-                           .zero = (bits & 1) != 0,
+                           .shard = stages[(bits & 1) + 2 * (i % 2)],
                            .accumulation = (bits & 2) != 0 ? 4 : 1,
                            .comm = (bits & 4) != 0 ? CommChoice::mpi : CommChoice::nccl});
         }
@@ -88,7 +92,7 @@ train: {steps: 1, global_batch_size: 32, micro_batch_size: 1}
     options.parallel.context = cell.cp;
     options.parallel.tensor = cell.tp;
     options.parallel.context_mode = cell.mode;
-    options.parallel.zero = cell.zero;
+    options.parallel.shard = cell.shard;
     options.parallel.comm = cell.comm;
     options.parallel.share_gpu = true;
     options.parallel.bucket_mib = 4;
@@ -165,11 +169,10 @@ struct Outcome {
 bool collect(Session const& session, Learner const& learner, Outcome& outcome) {
     ParamLayout const& layout = session.layout();
     Mesh const& mesh = session.mesh();
-    ParallelOptions const& parallel = session.options().parallel;
-    auto const owned = resolve_ownership(layout, make_buckets(parallel, layout, mesh.shape()), mesh,
-                                         parallel.zero && mesh.dp_cp().size() > 1);
+    Ownership const& owned = session.sharding().ownership;
     std::vector<float> grads(static_cast<size_t>(layout.size()));
-    session.ops().download(grads.data(), learner.gradients());
+    for (FlatPart const& part : learner.gradients().updated())
+        session.ops().download(grads.data() + part.range.begin, part.values);
     auto const holds = [](std::vector<FlatRange> const& ranges, int64_t i) {
         return std::ranges::any_of(ranges, [i](FlatRange r) { return r.begin <= i && i < r.end; });
     };
@@ -217,7 +220,10 @@ Outcome run(Cell const& cell, HostComm& world) {
     std::ranges::transform(weights, rounded.begin(), to_bf16);
     std::ranges::transform(rounded, weights.begin(), to_float);  // the same numbers on CPU and GPU
     bool const on_cpu = ops.compute_dtype() == DType::f32;
-    ops.upload(session.weights(), on_cpu ? static_cast<void const*>(weights.data()) : rounded.data());
+    for (auto const& [range, values] : session.weights().parts())
+        ops.upload(values,
+                   on_cpu ? static_cast<void const*>(weights.data() + range.begin) : rounded.data() + range.begin);
+    session.weights().loaded();
 
     int64_t const micro = kData.samples / (cell.dp * cell.accumulation);
     std::vector<Batch> batches;

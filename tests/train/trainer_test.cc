@@ -52,16 +52,16 @@ TEST_F(TrainerTest, steps_that_are_not_finite_leave_weights_moments_and_update_c
     trainer.step();
     ASSERT_EQ(trainer.state().applied_updates, 1);
     Session& session = trainer.session();
-    float& weight = session.layout().view(session.weights(), "model.norm.weight").as<float>()[0];
+    float& weight = session.layout().view(session.weights().flat(), "model.norm.weight").as<float>()[0];
     float const before = weight;
     weight = std::numeric_limits<float>::quiet_NaN();
-    auto const poisoned = bits(session.weights());
+    auto const poisoned = bits(session.weights().flat());
     for (int i = 0; i < 2; ++i) {
         StepReport const r = trainer.step();
         EXPECT_TRUE(r.skipped);
         EXPECT_FALSE(std::isfinite(r.loss) && std::isfinite(r.grad_norm));
     }
-    EXPECT_TRUE(bits(session.weights()) == poisoned);
+    EXPECT_TRUE(bits(session.weights().flat()) == poisoned);
     EXPECT_EQ(trainer.state().applied_updates, 1);
     EXPECT_EQ(trainer.state().step, 3);
     try {
@@ -157,8 +157,12 @@ Trained train(RunOptions options, int ranks, FileSystem& files) {
         std::vector<double> losses;
         for (int64_t step = 0; step < options.train.steps; ++step) losses.push_back(trainer.step().loss);
         if (world.rank() != 0) return;
-        TensorView const w = trainer.session().weights();
-        result = {losses, {w.as<float>(), w.as<float>() + w.size()}};
+        Session& session = trainer.session();
+        result.losses = losses;
+        for (ParamLayout::Entry const& entry : session.layout().entries()) {
+            TensorView const w = session.layout().view(session.weights().flat(), entry.spec.name);
+            result.weights.insert(result.weights.end(), w.as<float>(), w.as<float>() + w.size());
+        }
     });
     return result;
 }

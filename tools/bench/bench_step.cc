@@ -118,7 +118,9 @@ class Trainer {
         auto const start = Clock::now();
         ops_.fill_zero(grads_);
         double const tokens = static_cast<double>(batch.tokens());
-        loss_ = model_.loss_and_gradient(weights_, {.grads = grads_, .scale = 1 / tokens}, batch, selections_, arena_) /
+        FlatWeights weights(layout_, weights_);
+        FlatGradients grads(layout_, grads_);
+        loss_ = model_.loss_and_gradient(weights, {.grads = grads, .scale = 1 / tokens}, batch, selections_, arena_) /
                 tokens;
         double squares = 0;  // the operations work on host memory
         ops_.squared_norm(TensorView(&squares, {1}), grads_);

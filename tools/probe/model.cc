@@ -43,7 +43,7 @@ void probe_model(FileSystem& files, ProbeRequest const& request) {
     HfWeights const stored(files, request.folder);
     stored.check(llama_params(config.model));
     std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
-    TensorView const weights_view(weights.data(), {layout.size()}), grads_view(grads.data(), {layout.size()});
+    TensorView const grads_view(grads.data(), {layout.size()});
     for (ParamLayout::Entry const& entry : layout.entries())
         stored.read(
             entry.spec.name, entry.shard,
@@ -52,11 +52,13 @@ void probe_model(FileSystem& files, ProbeRequest const& request) {
     Llama model(config.model, layout, mesh, *ops);
     Arena arena(*device);
     auto const selections = layer_selections(request.attention, config.model.num_hidden_layers, 0, 0);
-    std::vector<float> logits = model.logits(weights_view, batch, selections, arena);
+    FlatWeights flat_weights(layout, {weights.data(), {layout.size()}});
+    FlatGradients flat_grads(layout, grads_view);
+    std::vector<float> logits = model.logits(flat_weights, batch, selections, arena);
     double const weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), 0.0);
     if (!(weight > 0)) fail(Category::data, "{}: the sum of weights is {}, expected more than 0", request.in, weight);
     double loss =
-        model.loss_and_gradient(weights_view, {.grads = grads_view, .scale = 1 / weight}, batch, selections, arena);
+        model.loss_and_gradient(flat_weights, {.grads = flat_grads, .scale = 1 / weight}, batch, selections, arena);
     loss /= weight;
 
     auto const file = create_tensor_file(files, request.out);

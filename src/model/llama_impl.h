@@ -1,0 +1,136 @@
+// What the passes of Llama share, in training (llama.cc) and in inference (llama_inference.cc).
+#pragma once
+
+#include <optional>
+
+#include "model/block.h"
+#include "model/classifier.h"
+#include "model/llama.h"
+#include "model/rope.h"
+#include "parallel/context.h"
+
+namespace perigee {
+
+/// This cp rank's tokens of a batch: the batch itself where there is one rank.
+class LocalBatch {
+  public:
+    LocalBatch(Batch const& pack, ContextShard const& shard) : shard_(shard), pack_(&pack) {
+        if (shard.ranks() > 1) part_ = shard_batch(pack, shard);
+    }
+    ContextShard const& shard() const { return shard_; }
+    Batch const& batch() const { return part_ ? *part_ : *pack_; }
+
+  private:
+    ContextShard shard_;
+    Batch const* pack_;
+    std::optional<Batch> part_;
+};
+
+/// A sum that starts at zero and stays on the device until it is read.
+struct LossSum {
+    LossSum(Ops& o, Arena& arena) : ops(o), view(arena.allocate("loss", DType::f64, {1})) { ops.fill_zero(view); }
+    double read() const {
+        double value = 0;
+        ops.download(&value, view);
+        return value;
+    }
+    Ops& ops;
+    TensorView view;
+};
+
+/// A unit's weights for as long as this lives.
+class Needed {
+  public:
+    Needed(WeightUnits& weights, int unit, int next)
+        : weights_(&weights), unit_(unit), memory_(weights.need(unit, next)) {}
+    ~Needed() { weights_->release(unit_); }
+    Needed(Needed const&) = delete;
+    Needed& operator=(Needed const&) = delete;
+    TensorView memory() const { return memory_; }
+
+  private:
+    WeightUnits* weights_;
+    int unit_;
+    TensorView memory_;
+};
+
+struct Llama::Impl {
+    ModelOptions options;
+    ParamLayout const& layout;
+    Mesh const& mesh;
+    Ops& ops;
+    Recompute recompute;
+    Rope rope;
+    ContextMode context_mode;
+    // Where parameters are in the memory of their units.
+    UnitPlace embedding, final_norm, lm_head;
+    BlockPlaces block;
+
+    /// The tokens of one pass, on the device.
+    struct Inputs {
+        LocalBatch const& local;
+        std::span<int32_t const> cu_seqlens;  ///< of all that is attended
+        KvCache const* past = nullptr;        ///< of the tokens before these
+        TensorView ids_T;
+        TensorView positions_T;
+        TensorView targets_T;
+        TensorView weights_T;
+    };
+
+    /// The state of one pass after its forward.
+    struct Forward {
+        Pass pass;
+        std::vector<BlockActivations> blocks = {};  ///< one per layer, or one for all of them
+        TensorView x_PD = {};                       ///< the stream after the last block
+        TensorView rstd_P = {};
+        TensorView normed_PD = {};
+    };
+
+    int head() const { return head_unit(options); }
+    /// The unit that the classifier belongs to, and the classifier in its memory.
+    int classifier_unit() const { return options.tie_word_embeddings ? kEmbeddingUnit : head(); }
+    TensorView classifier(TensorView unit) const {
+        return (options.tie_word_embeddings ? embedding : lm_head).in(unit);
+    }
+    int next_block(int64_t layer) const { return layer < options.num_hidden_layers ? block_unit(layer) : head(); }
+
+    ClassifierInputs classifier_inputs(Needed const& of_classifier, Inputs const& inputs, Forward const& state) const {
+        return {.x_TD = state.pass.stream.gather(state.normed_PD),
+                .w_VD = classifier(of_classifier.memory()),
+                .targets_T = inputs.targets_T,
+                .weights_T = inputs.weights_T,
+                .host_weights_T = inputs.local.batch().weights_T};
+    }
+
+    /// A unit's gradients. Where they are fresh, with zeros for those that no product writes: those of vectors, and of
+    /// an embedding that is no classifier.
+    TensorView begin_gradients(GradientUnits& grads, int unit) const {
+        TensorView const memory = grads.begin(unit);
+        if (!grads.fresh()) return memory;
+        int64_t const origin = layout.unit(unit).begin;
+        for (ParamLayout::Entry const& entry : layout.entries_of(unit))
+            if (entry.spec.shape.rank() == 1 || (unit == kEmbeddingUnit && !options.tie_word_embeddings))
+                ops.fill_zero(memory.rows(entry.offset - origin, entry.offset - origin + entry.local.size()));
+        return memory;
+    }
+
+    int64_t vocab_begin() const { return mesh.tp_rank() * (options.vocab_size / mesh.shape().tp); }
+
+    LocalBatch share(Batch const& batch, std::span<Selection const> selections) const;
+    AttentionProblem attention_problem(Inputs const& inputs) const;
+    Inputs upload(LocalBatch const& local, Arena& arena) const;
+    std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
+                                       int64_t token, Arena& arena) const;
+    Pass begin(Inputs const& inputs, Arena& arena) const;
+    Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
+                    bool keep) const;
+    void normalise(Needed const& of_head, Forward const& state) const;
+    void backward(WeightUnits& weights, GradientUnits& grads, Forward const& state, BlockGradients const& temporary,
+                  std::span<Selection const> selections) const;
+    void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
+               std::span<Selection const> selections, Arena& arena) const;
+    std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts,
+                                       BlockChoices const& of) const;
+};
+
+}  // namespace perigee

@@ -1,0 +1,236 @@
+// Passes of Llama without a backward: losses, scores, choices of blocks, logits.
+#include <algorithm>
+
+#include "model/llama_impl.h"
+
+namespace perigee {
+
+namespace {
+
+/// The batch with a document of padding at its end, so that its tokens divide by `multiple`.
+Batch padded(Batch batch, int64_t multiple) {
+    auto const padding = static_cast<int32_t>((multiple - batch.tokens() % multiple) % multiple);
+    if (padding == 0) return batch;
+    auto const size = static_cast<size_t>(batch.tokens() + padding);
+    for (int32_t t = 0; t < padding; ++t) batch.positions_T.push_back(t);
+    batch.ids_T.resize(size);
+    batch.targets_T.resize(size);
+    batch.weights_T.resize(size);
+    batch.cu_seqlens.push_back(batch.cu_seqlens.back() + padding);
+    return batch;
+}
+
+/// Where a token of the pack is.
+struct Place {
+    int cp_rank = 0;
+    int64_t row = 0;
+};
+Place find_token(ContextShard const& shard, int64_t token) {
+    Place place;
+    for (; place.cp_rank < shard.ranks(); ++place.cp_rank) {
+        place.row = 0;
+        for (auto const [begin, end] : shard.ranges(place.cp_rank)) {
+            if (begin <= token && token < end) return {place.cp_rank, place.row + token - begin};
+            place.row += end - begin;
+        }
+    }
+    fail(Category::internal, "token {} of {}", token, shard.pack_tokens());
+}
+
+/// From the scores of each rank's tokens to those of the pack, in the order of its places with loss.
+TokenScores gather_scores(TokenScores const& mine, Batch const& pack, ContextShard const& shard, HostComm& cp) {
+    if (cp.size() == 1) return mine;
+    std::vector<size_t> number(pack.weights_T.size());  // of a place, among those with loss
+    size_t count = 0;
+    for (size_t t = 0; t < number.size(); ++t) number[t] = pack.weights_T[t] != 0 ? count++ : 0;
+    TokenScores all{.nll = std::vector<double>(count)};
+    bool const with_best = cp.any(!mine.best.empty());
+    if (with_best) all.best.resize(count);
+    size_t next = 0;
+    for (auto const [begin, end] : shard.ranges()) {
+        for (auto t = static_cast<size_t>(begin); t < static_cast<size_t>(end); ++t) {
+            if (pack.weights_T[t] == 0) continue;
+            all.nll[number[t]] = mine.nll[next];
+            if (with_best) all.best[number[t]] = mine.best[next];
+            ++next;
+        }
+    }
+    cp.all_reduce(TensorView(all.nll.data(), {std::ssize(all.nll)}));
+    if (with_best) cp.all_reduce(TensorView(all.best.data(), {std::ssize(all.best)}));
+    return all;
+}
+
+std::vector<float> host_floats(Ops& ops, ConstView values) {
+    std::vector<std::byte> raw(static_cast<size_t>(values.bytes()));
+    ops.download(raw.data(), values);
+    ConstView const host{raw.data(), values.dtype, values.shape};
+    std::vector<float> floats(static_cast<size_t>(values.size()));
+    for (size_t i = 0; i < floats.size(); ++i)
+        floats[i] = host.dtype == DType::f32   ? host.as<float>()[i]
+                    : host.dtype == DType::f64 ? static_cast<float>(host.as<double>()[i])
+                                               : to_float(host.as<bf16>()[i]);
+    return floats;
+}
+
+}  // namespace
+
+/// Of every token and block of its document, the heads that chose it: heads and tokens of all ranks added up.
+std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts,
+                                                BlockChoices const& of) const {
+    TensorView const chosen_THS = acts.chosen_THS;
+    std::vector<int32_t> chosen(static_cast<size_t>(chosen_THS.size()));
+    if (!chosen.empty()) ops.download(chosen.data(), chosen_THS);
+    Shape const shape{of.tokens(), of.blocks()};
+    std::vector<int32_t> heads_TN(static_cast<size_t>(shape.size()));
+    auto const per_token = static_cast<size_t>(chosen_THS[1] * chosen_THS[2]);
+    auto next = chosen.begin();
+    for (TokenRange const range : pass.attention.queries()) {
+        for (int64_t token = range.begin; token < range.end; ++token) {
+            int32_t* const heads_N = heads_TN.data() + token * of.blocks();
+            for (size_t i = 0; i < per_token; ++i, ++next)
+                if (*next >= 0) ++heads_N[*next];
+        }
+    }
+    mesh.tp().host().all_reduce(TensorView(heads_TN.data(), shape));
+    mesh.cp().host().all_reduce(TensorView(heads_TN.data(), shape));
+    return heads_TN;
+}
+
+LossSums Llama::loss(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena) {
+    Arena::Scope const scope(arena);
+    LossSum const sum(impl_->ops, arena);
+    double correct = 0;
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
+    impl_->normalise(of_head, state);
+    classifier_loss(impl_->ops, impl_->mesh.tp(), arena, impl_->classifier_inputs(of_classifier, inputs, state),
+                    {.loss_accumulated = sum.view, .correct_accumulated = &correct});
+    return {.nll = sum.read(), .correct = correct};
+}
+
+TokenScores Llama::scores(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
+                          int64_t allowed, Arena& arena) {
+    Arena::Scope const scope(arena);
+    Mesh const& mesh = impl_->mesh;
+    Batch const pack = padded(batch, mesh.shape().tp * mesh.shape().cp);
+    LocalBatch const local = impl_->share(pack, selections);
+    std::vector<int64_t> rows;  // of this rank's tokens
+    std::vector<int32_t> targets;
+    for (int64_t row = 0; row < local.batch().tokens(); ++row) {
+        auto const t = static_cast<size_t>(row);
+        if (local.batch().weights_T[t] == 0) continue;
+        rows.push_back(row);
+        targets.push_back(local.batch().targets_T[t]);
+    }
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
+    impl_->normalise(of_head, state);
+    TokenScores const mine = classifier_scores(impl_->ops, mesh.tp(), arena,
+                                               {.x_TD = state.pass.stream.gather(state.normed_PD),
+                                                .w_VD = impl_->classifier(of_classifier.memory()),
+                                                .rows = rows,
+                                                .targets = targets,
+                                                .allowed = allowed});
+    return gather_scores(mine, pack, local.shard(), mesh.cp().host());
+}
+
+BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
+                            Arena& arena) {
+    Arena::Scope const scope(arena);
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, true);
+    auto const sparse = std::ranges::find_if_not(selections, is_full);
+    int64_t const block_size = sparse != selections.end() ? budget_of(*sparse)->block_size : batch.tokens();
+    BlockChoices result(batch.cu_seqlens, block_size, impl_->options.num_attention_heads);
+    for (size_t layer = 0; layer < selections.size(); ++layer) {
+        if (is_full(selections[layer]))
+            result.add_full_layer();
+        else
+            result.add_sparse_layer(impl_->count_choices(state.pass, state.blocks[layer].attention, result));
+    }
+    return result;
+}
+
+/// The same on every rank.
+std::vector<float> Llama::Impl::logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
+                                                int64_t token, Arena& arena) const {
+    int64_t const vocab = options.vocab_size, tp = mesh.shape().tp;
+    Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);
+    normalise(of_head, state);
+    TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab}, Use::logits);
+    Place const place = find_token(shard, token);
+    if (place.cp_rank == mesh.cp_rank()) {
+        TensorView const part =
+            tp > 1 ? arena.allocate("part of logits", state.pass.compute(), {1, vocab / tp}) : logits;
+        ops.matmul({.c = part,
+                    .a = state.pass.stream.gather(state.normed_PD).rows(place.row, place.row + 1),
+                    .b = classifier(of_classifier.memory()),
+                    .transpose_b = true});
+        if (tp > 1) mesh.tp().all_gather(ops.device().queue(), logits, part);
+    }
+    mesh.cp().broadcast(ops.device().queue(), logits, place.cp_rank);
+    return host_floats(ops, logits);
+}
+
+std::vector<float> Llama::next_logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
+                                      Arena& arena) {
+    Arena::Scope const scope(arena);
+    MeshShape const& mesh = impl_->mesh.shape();
+    Batch const pack = padded(batch, mesh.tp * mesh.cp);
+    LocalBatch const local = impl_->share(pack, selections);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    return impl_->logits_of_token(weights, state, local.shard(), batch.tokens() - 1, arena);
+}
+
+std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t const> ids,
+                                      std::span<Selection const> selections, KvCache& cache, Arena& arena) {
+    Arena::Scope const scope(arena);
+    PERIGEE_CHECK(impl_->mesh.shape().cp == 1, "a cache on a mesh with cp {}", impl_->mesh.shape().cp);
+    int64_t const past = cache.tokens(), added = std::ssize(ids), tp = impl_->mesh.shape().tp;
+    PERIGEE_CHECK(added > 0 && past + added <= cache.capacity(), "{} tokens after {} in a cache for {}", added, past,
+                  cache.capacity());
+    // Padding comes after the text, where no token of it looks, and is overwritten by the next call.
+    auto const rows = static_cast<int32_t>((added + tp - 1) / tp * tp);
+    Batch batch{.ids_T = {ids.begin(), ids.end()},
+                .targets_T = {},
+                .weights_T = {},
+                .positions_T = {},
+                .cu_seqlens = {0, rows}};
+    for (int32_t t = 0; t < rows; ++t) batch.positions_T.push_back(static_cast<int32_t>(past) + t);
+    batch.ids_T.resize(batch.positions_T.size());
+    batch.targets_T.resize(batch.positions_T.size());
+    batch.weights_T.resize(batch.positions_T.size());
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs inputs = impl_->upload(local, arena);
+    int32_t const cu_seqlens[] = {0, static_cast<int32_t>(past) + rows};
+    inputs.cu_seqlens = cu_seqlens;
+    inputs.past = &cache;
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    auto logits = impl_->logits_of_token(weights, state, local.shard(), added - 1, arena);
+    cache.set_tokens(past + added);
+    return logits;
+}
+
+std::vector<float> Llama::logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
+                                 Arena& arena) {
+    Arena::Scope const scope(arena);
+    PERIGEE_CHECK(impl_->mesh.shape().tp * impl_->mesh.shape().cp == 1, "a mesh with cp {} and tp {}",
+                  impl_->mesh.shape().cp, impl_->mesh.shape().tp);
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
+    impl_->normalise(of_head, state);
+    TensorView const logits =
+        arena.allocate("logits", state.pass.compute(), {batch.tokens(), impl_->options.vocab_size});
+    impl_->ops.matmul(
+        {.c = logits, .a = state.normed_PD, .b = impl_->classifier(of_classifier.memory()), .transpose_b = true});
+    return host_floats(impl_->ops, logits);
+}
+
+}  // namespace perigee

@@ -1,0 +1,144 @@
+// Training steps on queues that a race detector watches: every stage of sharding, with data, context and tensor
+// parallelism. What orders the queues is complete, and nothing of it is superfluous: without any single wait there is a
+// race. A simulated clock shows what the schedule hides.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "config/config.h"
+#include "support/memory_file_system.h"
+#include "support/ordered_device.h"
+#include "support/ragged_samples.h"
+#include "support/thread_comm.h"
+#include "train/learner.h"
+
+namespace perigee::testing {
+namespace {
+
+constexpr RaggedSamples kData{.samples = 16, .length = 64, .vocab = 96};
+
+struct Case {
+    int ranks;
+    std::vector<std::string> overrides;
+    std::string str() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
+};
+std::vector<Case> const kCases = {
+    {2, {"parallel.shard=none"}},
+    {2, {"parallel.shard=optimizer"}},
+    {2, {"parallel.shard=gradients"}},
+    {2, {"parallel.shard=weights"}},
+    {2, {"parallel.shard=weights", "model.tie_word_embeddings=true"}},
+    {4, {"parallel.context=2", "parallel.shard=gradients", "parallel.context_mode=allgather"}},
+    {4, {"parallel.tensor=2", "parallel.shard=optimizer"}},
+    {4, {"parallel.tensor=2", "parallel.shard=weights", "train.recompute=block"}},
+};
+
+RunOptions options_of(std::vector<std::string> const& overrides) {
+    return parse_config(R"(
+model: {vocab_size: 96, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 5, num_attention_heads: 4,
+        num_key_value_heads: 2}
+attention: {kind: moba, block_size: 16, top_k: 2, full_layers: {last: 1}}
+data: {mock_data: true, sequence_length: 64}
+train: {steps: 4, global_batch_size: 16, micro_batch_size: 2}
+parallel: {bucket_mib: 1}
+)",
+                        "order", overrides);
+}
+
+struct Found {
+    std::vector<Race> races;
+    std::set<WaitSite> sites;
+    double seconds = 0;
+    int64_t collectives = 0;
+    std::vector<double> losses;
+};
+
+/// Three steps, an evaluation between them, without the waits at `dropped`.
+Found train(Case const& of, void const* dropped = nullptr, double delay = 0, double seconds_per_byte = 0) {
+    Found found;
+    std::mutex mutex;
+    run_ranks(of.ranks, [&](HostComm& world) {
+        RunOptions const options = options_of(of.overrides);
+        auto owned = std::make_unique<OrderedDevice>(dropped);
+        OrderedDevice& device = *owned;
+        int64_t collectives = 0;
+        auto ops = std::make_unique<OrderedOps>(device, make_host_ops(device, 1), seconds_per_byte);
+        MemoryFileSystem files;
+        Session session(options, Mesh(options.parallel, world, make_ordered_groups(world, device, delay, collectives)),
+                        {std::move(owned), std::move(ops)}, files);
+        Learner learner(session);
+        learner.initialise(1);
+        int64_t const micro = options.train.micro_batch_size, dp = session.mesh().shape().dp;
+        std::vector<Batch> batches;
+        for (int64_t first = session.mesh().dp_rank() * micro; first < kData.samples; first += dp * micro) {
+            batches.emplace_back();
+            for (int64_t s = first; s < first + micro; ++s) kData.append(batches.back(), s);
+        }
+        RunState state;
+        std::vector<double> losses;
+        for (int step = 0; step < 3; ++step) {
+            losses.push_back(learner.step(batches, state).loss);
+            auto const kinds = session.selections(state.step);
+            session.model().loss(session.weights(), batches.front(), kinds, session.arena());
+            session.arena().settle();
+        }
+        std::lock_guard const lock(mutex);
+        found.races.insert(found.races.end(), device.races().begin(), device.races().end());
+        found.sites.insert(device.sites().begin(), device.sites().end());
+        found.seconds = device.seconds();
+        found.collectives = collectives;
+        found.losses = losses;
+    });
+    return found;
+}
+
+TEST(OrderOfQueues, LeavesNoRaceInAnyStageAndLayout) {
+    for (Case const& of : kCases) {
+        Found const found = train(of);
+        EXPECT_FALSE(found.sites.empty()) << of.str();
+        EXPECT_GT(found.collectives, 0) << of.str();
+        for (size_t i = 0; i < std::min<size_t>(found.races.size(), 3); ++i)
+            ADD_FAILURE() << of.str() << ": " << found.races[i].earlier << ", then " << found.races[i].later;
+    }
+}
+
+TEST(OrderOfQueues, HasARaceWithoutAnySingleOneOfItsWaits) {
+    std::map<WaitSite, std::string> sites;
+    for (Case const& of : kCases)
+        for (WaitSite const& site : train(of).sites) sites.emplace(site, "");
+    std::map<std::string, int> kinds;
+    for (auto& [site, race] : sites) {
+        ++kinds[site.who];
+        for (Case const& of : kCases) {
+            if (!race.empty()) break;
+            if (Found const found = train(of, site.address); !found.races.empty())
+                race = fmt::format("{}, then {}", found.races[0].earlier, found.races[0].later);
+        }
+        EXPECT_FALSE(race.empty()) << "a wait that changes nothing: " << site.who << " at " << site.address;
+        fmt::print("without a wait of {}: {}\n", site.who, race);
+    }
+    EXPECT_GE(kinds["sums for compute"], 1) << "sums begin when gradients are there";
+    EXPECT_GE(kinds["compute for sums"], 2) << "slots are free again, and the update has all sums";
+    EXPECT_GE(kinds["weights for compute"], 2) << "shares are updated, and slots free again";
+    EXPECT_GE(kinds["compute for weights"], 1) << "units are there";
+}
+
+TEST(OrderOfQueues, HidesAtLeastFourFifthsOfTheTimeOfGathersAndSums) {
+    for (char const* const stage : {"none", "optimizer", "gradients", "weights"}) {
+        // One micro-batch: sums of whole gradients run beside the last backward of a step alone.
+        Case const of{
+            2, {fmt::format("parallel.shard={}", stage), "train.micro_batch_size=8", "model.num_hidden_layers=16"}};
+        constexpr double kPerByte = 1e-9;
+        Found const without = train(of, nullptr, 0, kPerByte);
+        // Together half as long as the computation.
+        double const delay = 0.5 * without.seconds / static_cast<double>(without.collectives);
+        Found const with = train(of, nullptr, delay, kPerByte);
+        double const sum = delay * static_cast<double>(with.collectives), more = with.seconds - without.seconds;
+        fmt::print("{}: {} collectives, {:.1f}% of their time shows\n", stage, with.collectives, 100 * more / sum);
+        EXPECT_LT(more, 0.2 * sum) << stage;
+        EXPECT_GT(more, 0) << stage << ": the last sum has nothing to hide behind";
+    }
+}
+
+}  // namespace
+}  // namespace perigee::testing

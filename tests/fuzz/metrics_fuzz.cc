@@ -19,8 +19,8 @@ namespace {
 void draw(FileSystem& files) {
     plot::RunLog const run = plot::read_run(files, "/metrics.jsonl", "loss");
     plot::Chart const chart = plot::make_chart("loss", {run});
-    for (int64_t const columns : {1, 80, 1000})
-        for (int64_t const rows : {1, 18, 1000})
+    for (int64_t const columns : {1, 80, 200})
+        for (int64_t const rows : {1, 18, 60})
             PERIGEE_CHECK(!plot::draw_terminal(chart, columns, rows, columns == 80).empty(), "nothing is drawn");
     PERIGEE_CHECK(!plot::draw_svg(chart).empty(), "nothing is drawn");
 }

@@ -74,14 +74,19 @@ void collect(Schema const& schema, std::string const& path, Json const& before, 
     }
 }
 
+/// Frequencies stretched from a length that is left open are those of another option, which does not define the model.
+void fill_original_length(ModelOptions& model) {
+    RopeScaling& rope = model.rope_scaling;
+    if (rope.type != RopeType::standard && rope.original_max_position_embeddings == 0)
+        rope.original_max_position_embeddings = model.max_position_embeddings;
+}
+
 /// The same model in one way of writing: what is left open is filled in, what has no effect is as by default.
 RunOptions normalised(RunOptions o) {
     o.model.num_key_value_heads = o.model.kv_heads();
     o.model.head_dim = o.model.head_size();
-    RopeScaling& rope = o.model.rope_scaling;
-    if (rope.type == RopeType::standard) rope = {};
-    if (rope.type != RopeType::standard && rope.original_max_position_embeddings == 0)
-        rope.original_max_position_embeddings = o.model.max_position_embeddings;
+    if (o.model.rope_scaling.type == RopeType::standard) o.model.rope_scaling = {};
+    fill_original_length(o.model);
     MobaOptions& moba = o.attention.moba;
     if (o.attention.selection != MobaOptions::kName) moba = {.block_size = moba.block_size, .top_k = moba.top_k};
     return o;
@@ -160,7 +165,9 @@ std::string to_string(std::vector<OptionChange> const& changes) {
 
 void take_model(RunOptions& to, RunOptions const& from) {
     Schema const schema = schema_of(to);
-    read_json(schema, model_part(schema, json_of(from)).dump(), "the checkpoint's options");
+    RunOptions filled = from;
+    fill_original_length(filled.model);
+    read_json(schema, model_part(schema, json_of(std::move(filled))).dump(), "the checkpoint's options");
     if (to.data.tokenizer == DataOptions{}.tokenizer) to.data.tokenizer = from.data.tokenizer;
 }
 

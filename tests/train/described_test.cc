@@ -129,6 +129,15 @@ TEST_F(Described, AnotherWayToWriteTheSameModelIsNone) {
     EXPECT_THAT(keys({nearest}, {nearest, "attention.force_previous=true"}), IsEmpty());
 }
 
+TEST_F(Described, TheModelOfACheckpointIsTakenWithTheLengthThatItsFrequenciesAreStretchedFrom) {
+    RunOptions stored, file;
+    stored.model.rope_scaling = {.type = RopeType::yarn, .factor = 4};
+    stored.model.max_position_embeddings = 64;
+    file.model.max_position_embeddings = 1024;
+    take_model(file, stored);
+    EXPECT_THAT(model_changes(stored, file), IsEmpty());
+}
+
 TEST_F(Described, ARunThatBeginsWithACheckpointsWeightsHasItsModelByDefault) {
     train(options({"model.rope_theta=500000"}));
     std::string const from = (checkpoint_root(folder_.path() / "run") / step_name(2)).string();

@@ -45,7 +45,8 @@ if(PERIGEE_CUDA)
 endif()
 perigee_layer(tensor LAYERS base device)
 perigee_layer(io LAYERS base device tensor LIBRARIES hdf5::hdf5 OpenSSL::Crypto ZLIB::ZLIB nlohmann_json::nlohmann_json)
-perigee_layer(kernels ROOT ${CMAKE_SOURCE_DIR}/kernels LAYERS base device tensor EXCLUDE ${other_backend})
+perigee_layer(kernels ROOT ${CMAKE_SOURCE_DIR}/kernels LAYERS base device tensor
+    EXCLUDE ${other_backend} "kernels/c_interface/")
 # Kernels share constexpr code, such as Philox, with the host.
 target_compile_options(perigee_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 perigee_layer(ops LAYERS base device tensor kernels LIBRARIES openblas OpenMP::OpenMP_CXX ${cuda_libraries} EXCLUDE ${other_backend})

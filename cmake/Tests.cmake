@@ -39,6 +39,9 @@ foreach(folder IN LISTS test_folders)
         add_executable(${folder}_tests ${sources})
         target_link_libraries(${folder}_tests PRIVATE test_support GTest::gtest_main)
         target_precompile_headers(${folder}_tests REUSE_FROM test_support)
+        if(folder STREQUAL kernels AND TARGET perigee_moba)
+            target_link_libraries(${folder}_tests PRIVATE perigee_moba)
+        endif()
         # Tests that need a GPU have Gpu in their suites' names and skip themselves without one: `ctest -L gpu` runs them
         # alone, one at a time, as some look at how much of its memory is taken.
         set(discovery TEST_PREFIX ${folder}/ DISCOVERY_TIMEOUT 60)
@@ -74,6 +77,10 @@ foreach(folder IN LISTS test_folders)
         # The report in a browser: `ctest -L browser`.
         if(name MATCHES "_browser_test$")
             set_tests_properties(${folder}/${name} PROPERTIES LABELS "browser;long")
+        endif()
+        # What a user does from nothing, in a system or a clone of its own: `ctest -L package`. Minutes to an hour.
+        if(name MATCHES "_package_test$")
+            set_tests_properties(${folder}/${name} PROPERTIES TIMEOUT 14400 LABELS "package;long")
         endif()
         # Comparisons with the reference libraries, in a virtual environment: `ctest -L hf`.
         if(name MATCHES "_hf_test$")

@@ -22,7 +22,9 @@ if [ $# -lt 1 ]; then
 fi
 # sbatch runs a copy of this file, so paths start where the job was submitted.
 cd "${SLURM_SUBMIT_DIR:-.}"
-program=${PERIGEE:-build/cpu/bin/perigee}
+program=build/cpu/bin/perigee
+[ -x "$program" ] || program=perigee  # an installed one
+program=${PERIGEE:-$program}
 
 requeue() {
     scontrol requeue "$SLURM_JOB_ID"

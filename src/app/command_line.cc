@@ -2,12 +2,12 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <sstream>
 
+#include "app/command_app.h"
 #include "app/command_table.h"
 #include "app/help_formatter.h"
 #include "base/error.h"
@@ -17,16 +17,7 @@
 namespace perigee {
 namespace {
 
-/// What CLI11 fills in while it parses.
-struct Typed {
-    CommandLine job;
-    LocalCommand local;  ///< its name is empty where a command of a job was typed
-    std::string prompt, system, suite;
-    int64_t max_tokens = 0;
-    bool mock_data = false;
-};
-
-void declare_job(CLI::App* const sub, Command command, Typed& typed) {
+void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
     sub->add_option("CONFIG", typed.job.config, "YAML file; docs/config.md lists its keys")->required();
     sub->add_option("overrides", typed.job.overrides, "Override the file, as in optimizer.lr=1e-3 data.train.0.path=x")
         ->type_name("key=value");
@@ -58,13 +49,6 @@ void declare_job(CLI::App* const sub, Command command, Typed& typed) {
     });
 }
 
-void add_command(CLI::App& app, CommandRow const& row, Typed& typed) {
-    CLI::App* const sub = app.add_subcommand(row.name, row.help)->group(row.group);
-    if (auto const* command = std::get_if<Command>(&row.what)) return declare_job(sub, *command, typed);
-    Action const action = std::get<Action (*)(CLI::App&)>(row.what)(*sub);
-    sub->callback([&typed, action, name = row.name] { typed.local = {name, action}; });
-}
-
 /// The first word, where it is meant as a command but is none; CLI11 would only say that a command is missing.
 std::optional<CommandLineNotice> unknown_command(int argc, char const* const* argv) {
     if (argc < 2 || argv[1][0] == '-') return std::nullopt;
@@ -82,21 +66,31 @@ std::optional<CommandLineNotice> unknown_command(int argc, char const* const* ar
 
 }  // namespace
 
-Parsed parse_command_line(int argc, char const* const* argv) {
-    if (auto notice = unknown_command(argc, argv)) return *notice;
-    CLI::App app("Trains transformers with Mixture of Block Attention", "perigee");
+CommandApp::CommandApp() : app("Trains transformers with Mixture of Block Attention", "perigee") {
     app.set_version_flag("--version", "perigee " PERIGEE_VERSION);
     app.require_subcommand(1);
     app.formatter(std::make_shared<HelpFormatter>());
-    Typed typed;
-    for (CommandRow const& row : kCommands) add_command(app, row, typed);
+    for (CommandRow const& row : kCommands) {
+        CLI::App* const sub = app.add_subcommand(row.name, row.help)->group(row.group);
+        if (auto const* command = std::get_if<Command>(&row.what)) {
+            declare_job(sub, *command, *this);
+            continue;
+        }
+        Action const action = std::get<Action (*)(CLI::App&)>(row.what)(*sub);
+        sub->callback([this, action, name = row.name] { local = {name, action}; });
+    }
+}
+
+Parsed parse_command_line(int argc, char const* const* argv) {
+    if (auto notice = unknown_command(argc, argv)) return *notice;
+    CommandApp typed;
     try {
-        app.parse(argc, argv);
+        typed.app.parse(argc, argv);
         if (!typed.local.name.empty()) return typed.local;
         return typed.job;
     } catch (CLI::ParseError const& stop) {
         std::ostringstream out, error;
-        bool const is_usage_error = app.exit(stop, out, error) != 0;
+        bool const is_usage_error = typed.app.exit(stop, out, error) != 0;
         int const code = is_usage_error ? static_cast<int>(Category::config) : 0;
         return CommandLineNotice{out.str() + error.str(), code};
     }

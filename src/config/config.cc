@@ -92,6 +92,13 @@ std::string to_yaml(RunOptions const& options) {
 
 std::string yaml_text(std::string const& text) { return write_text(text); }
 
+std::vector<ConfigKey> config_keys() {
+    RunOptions defaults;
+    Schema schema;
+    describe(schema, defaults);
+    return list_keys(schema);
+}
+
 std::string config_reference() {
     RunOptions defaults;
     Schema schema;

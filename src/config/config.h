@@ -30,6 +30,14 @@ std::string to_yaml(RunOptions const& options);
 /// A text as a YAML scalar that reads back as the same text, for building overrides.
 std::string yaml_text(std::string const& text);
 
+/// A key that holds a value, with dots and the index 0 for items of lists, as an override names it.
+struct ConfigKey {
+    std::string name;
+    std::vector<std::string> values;  ///< of a choice or a boolean; empty where there are too many
+};
+/// All of them, in the order of docs/config.md.
+std::vector<ConfigKey> config_keys();
+
 /// docs/config.md: every key with type, default, range and meaning.
 std::string config_reference();
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/schema.h"
+#include "config/config.h"
 #include "config/yaml_tree.h"
 
 namespace perigee {
@@ -24,5 +25,8 @@ std::string write_yaml(Schema const& schema);
 
 /// Every key as Markdown, a table per section: type, present value as default, range or choices, meaning.
 std::string write_reference(Schema const& schema);
+
+/// Every key that holds a value.
+std::vector<ConfigKey> list_keys(Schema const& schema);
 
 }  // namespace perigee

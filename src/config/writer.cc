@@ -119,6 +119,23 @@ void write_section(Schema const& schema, std::string const& path, std::string co
     }
 }
 
+void add_keys(Schema const& schema, std::string const& path, std::vector<ConfigKey>& keys) {
+    for (Field const& field : schema.fields()) {
+        std::string const name = path + field.key;
+        if (auto const* section = std::get_if<Field::Section>(&field.target)) {
+            add_keys(*section->schema, name + ".", keys);
+        } else if (auto const* list = std::get_if<Field::List>(&field.target)) {
+            add_keys(list->example(), name + ".0.", keys);
+        } else if (auto const* choice = std::get_if<Field::Choice>(&field.target)) {
+            keys.push_back({name, choice->names});
+        } else if (std::holds_alternative<bool*>(field.target)) {
+            keys.push_back({name, {"true", "false"}});
+        } else {
+            keys.push_back({name, {}});
+        }
+    }
+}
+
 }  // namespace
 
 std::string write_yaml(Schema const& schema) {
@@ -131,6 +148,12 @@ std::string write_reference(Schema const& schema) {
     std::string out;
     write_section(schema, "", "", out);
     return out;
+}
+
+std::vector<ConfigKey> list_keys(Schema const& schema) {
+    std::vector<ConfigKey> keys;
+    add_keys(schema, "", keys);
+    return keys;
 }
 
 }  // namespace perigee

@@ -36,21 +36,4 @@ for signal in TERM INT USR1 HUP; do
         grep -q '^perigee: told to stop' "$scratch/log" || complain "SIG$signal after $seconds s: says nothing of it"
     done
 done
-
-# The first run, from text to sample, of an installed program as of one in its build folder: shown as commands, with two
-# ranks, and again without doing anything twice.
-mkdir -p "$scratch/usr/bin" "$scratch/usr/share/perigee" "$scratch/here"
-cp "$perigee" "$scratch/usr/bin/"
-cp -r "$PERIGEE_SOURCE/configs" "$PERIGEE_SOURCE/docs" "$PERIGEE_SOURCE/launch" "$scratch/usr/share/perigee/"
-cd "$scratch/here"
-small=(model.num_hidden_layers=2 model.hidden_size=64 model.num_attention_heads=1 model.num_key_value_heads=1
-    model.intermediate_size=64 train.steps=3 schedule.warmup_steps=1 eval.samples=2 generate.max_tokens=5 threads=1)
-says 0 '^MoBA, last layer full   [0-9.]+ nats' "quickstart" "$scratch/usr/bin/perigee" quickstart "${small[@]}" --ranks 2
-grep -qF "$ perigee train $scratch/usr/share/perigee/configs/quickstart.yaml" "$scratch/log" || complain "the command of training"
-grep -q 'dp 2 cp 1 tp 1' "$scratch/log" || complain "two ranks"
-grep -q '^runs/quickstart/loss.svg ' "$scratch/log" && [ -s runs/quickstart/loss.svg ] || complain "the curve"
-says 0 'Where everything is' "quickstart again" "$scratch/usr/bin/perigee" quickstart "${small[@]}"
-grep -q '^== Text' "$scratch/log" && complain "tokens are made again"
-[ "$(grep -c '"loss"' runs/quickstart/metrics.jsonl)" = 3 ] || complain "trains again"
-says 2 'schedule.warmup_steps .30. must be at most' "a stage that fails" "$perigee" quickstart "${small[@]}" schedule.warmup_steps=30
 verdict

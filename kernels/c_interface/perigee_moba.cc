@@ -1,0 +1,151 @@
+#include "kernels/c_interface/perigee_moba.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "kernels/block_sparse_attention/block_sparse_attention.h"
+#include "kernels/moba_gate/gate.h"
+
+namespace perigee {
+namespace {
+
+void say(char* message, std::string const& text) {
+    if (message == nullptr) return;
+    size_t const length = std::min<size_t>(text.size(), PERIGEE_MOBA_MESSAGE_BYTES - 1);
+    std::memcpy(message, text.data(), length);
+    message[length] = '\0';
+}
+
+/// No exception may pass into C.
+template <class Body>
+int guarded(char* message, Body&& body) {
+    try {
+        body();
+        say(message, "");
+        return PERIGEE_MOBA_OK;
+    } catch (Error const& error) {
+        say(message, error.what());
+        return error.category() == Category::config ? PERIGEE_MOBA_REFUSED : PERIGEE_MOBA_FAILED;
+    } catch (std::exception const& error) {
+        say(message, error.what());
+        return PERIGEE_MOBA_FAILED;
+    }
+}
+
+void require(void const* pointer, char const* name) {
+    if (pointer == nullptr) fail(Category::config, "{} is null", name);
+}
+
+/// Throws Category::config where the kernels refuse it.
+BlockSparseShape checked(perigee_moba_shape const* c) {
+    require(c, "shape");
+    BlockSparseShape const shape{.tokens = c->tokens,
+                                 .queries = c->tokens,
+                                 .documents = c->documents,
+                                 .heads = c->heads,
+                                 .kv_heads = c->kv_heads,
+                                 .head_dim = c->head_dim,
+                                 .block_size = c->block_size,
+                                 .top_k = c->top_k,
+                                 .arch = kernel_arch(),
+                                 .deterministic = c->deterministic != 0};
+    if (std::string const refusal = attention_refusal(shape); !refusal.empty()) fail(Category::config, "{}", refusal);
+    return shape;
+}
+
+MobaGatePlan gate_plan(perigee_moba_shape const& c, BlockSparseShape const& shape) {
+    return plan_moba_gate(shape, {.block_size = c.block_size,
+                                  .top_k = c.top_k,
+                                  .force_previous = c.force_previous != 0,
+                                  .selection = c.per_group != 0 ? MobaSelection::per_group : MobaSelection::per_head});
+}
+
+BlockSparseProblem attention_problem(perigee_moba_problem const* c, int64_t slots) {
+    require(c, "problem");
+    require(c->cu_seqlens, "cu_seqlens");
+    require(c->q, "q");
+    require(c->k, "k");
+    require(c->v, "v");
+    if (slots > 0) require(c->chosen, "chosen");
+    require(c->scratch, "scratch");
+    if (!(c->scale > 0)) fail(Category::config, "scale is {}; a positive number was expected", c->scale);
+    return {.cu_seqlens = c->cu_seqlens,
+            .scale = c->scale,
+            .q = static_cast<bf16 const*>(c->q),
+            .k = static_cast<bf16 const*>(c->k),
+            .v = static_cast<bf16 const*>(c->v),
+            .chosen = c->chosen,
+            .routing = c->routing,
+            .scratch = c->scratch,
+            .stream = static_cast<cudaStream_t>(c->stream)};
+}
+
+}  // namespace
+}  // namespace perigee
+
+using namespace perigee;
+
+int perigee_moba_get_sizes(perigee_moba_shape const* shape, perigee_moba_sizes* sizes, char* message) {
+    return guarded(message, [&] {
+        require(sizes, "sizes");
+        BlockSparseShape const checked_shape = checked(shape);
+        sizes->scratch_bytes = std::max({gate_plan(*shape, checked_shape).scratch_bytes,
+                                         plan_attention(checked_shape, AttentionTask::forward).scratch_bytes,
+                                         plan_attention(checked_shape, AttentionTask::backward).scratch_bytes});
+        sizes->routing_bytes = routing_bytes(checked_shape);
+        sizes->chosen_count = static_cast<size_t>(shape->tokens * shape->heads * checked_shape.slots());
+    });
+}
+
+int perigee_moba_select(perigee_moba_shape const* shape, perigee_moba_problem const* problem, char* message) {
+    return guarded(message, [&] {
+        MobaGatePlan const plan = gate_plan(*shape, checked(shape));
+        require(problem, "problem");
+        require(problem->cu_seqlens, "cu_seqlens");
+        require(problem->q, "q");
+        require(problem->k, "k");
+        require(problem->scratch, "scratch");
+        if (plan.slots() == 0) return;
+        require(problem->chosen, "chosen");
+        moba_gate_select(plan,
+                         {.cu_seqlens = problem->cu_seqlens,
+                          .q = static_cast<bf16 const*>(problem->q),
+                          .k = static_cast<bf16 const*>(problem->k),
+                          .scratch = problem->scratch,
+                          .stream = static_cast<cudaStream_t>(problem->stream)},
+                         problem->chosen);
+    });
+}
+
+int perigee_moba_forward(perigee_moba_shape const* shape, perigee_moba_problem const* problem, void* o, float* lse,
+                         char* message) {
+    return guarded(message, [&] {
+        BlockSparseShape const checked_shape = checked(shape);
+        BlockSparseProblem const attention = attention_problem(problem, checked_shape.slots());
+        require(o, "o");
+        require(lse, "lse");
+        block_sparse_forward(plan_attention(checked_shape, AttentionTask::forward), attention, static_cast<bf16*>(o),
+                             lse);
+    });
+}
+
+int perigee_moba_backward(perigee_moba_shape const* shape, perigee_moba_problem const* problem,
+                          perigee_moba_gradients const* gradients, char* message) {
+    return guarded(message, [&] {
+        BlockSparseShape const checked_shape = checked(shape);
+        BlockSparseProblem const attention = attention_problem(problem, checked_shape.slots());
+        require(gradients, "gradients");
+        void const* const pointers[] = {gradients->d_o, gradients->o,  gradients->lse,
+                                        gradients->dq,  gradients->dk, gradients->dv};
+        for (void const* pointer : pointers) require(pointer, "a pointer of gradients");
+        block_sparse_backward(plan_attention(checked_shape, AttentionTask::backward), attention,
+                              {.d_o = static_cast<bf16 const*>(gradients->d_o),
+                               .o = static_cast<bf16 const*>(gradients->o),
+                               .lse = gradients->lse,
+                               .dq = static_cast<bf16*>(gradients->dq),
+                               .dk = static_cast<bf16*>(gradients->dk),
+                               .dv = static_cast<bf16*>(gradients->dv)});
+    });
+}

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# What `cmake --install` installs is enough for a first run in any folder: text to sample, shown as commands, with two ranks,
+# and again without doing anything twice. Shells find their completion.
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+says() {  # says CODE PATTERN WHAT COMMAND...
+    local code=0
+    "${@:4}" >"$scratch/log" 2>&1 </dev/null || code=$?
+    [ "$code" = "$1" ] || complain "$3: exit code $code instead of $1"
+    grep -qE -- "$2" "$scratch/log" || complain "$3: does not say '$2'"
+}
+cmake --install "$PERIGEE_BIN/.." --prefix "$scratch/usr" >"$scratch/log" 2>&1 || complain "install"
+for script in launch/setup.sh launch/setup_cuda.sh launch/quickstart.sh; do
+    [ ! -e "$scratch/usr/share/perigee/$script" ] || complain "$script builds the program, and is installed"
+done
+"$scratch/usr/bin/perigee" completion bash | cmp - "$scratch/usr/share/bash-completion/completions/perigee" || complain "completion of bash"
+"$scratch/usr/bin/perigee" completion zsh | cmp - "$scratch"/usr/share/zsh/*/_perigee || complain "completion of zsh"
+
+mkdir "$scratch/here"
+cd "$scratch/here"
+small=(model.num_hidden_layers=2 model.hidden_size=64 model.num_attention_heads=1 model.num_key_value_heads=1
+    model.intermediate_size=64 train.steps=3 schedule.warmup_steps=1 eval.samples=2 generate.max_tokens=5 threads=1)
+says 0 '^MoBA, last layer full   [0-9.]+ nats' "quickstart" "$scratch/usr/bin/perigee" quickstart "${small[@]}" --ranks 2
+grep -qF "$ perigee train $scratch/usr/share/perigee/configs/quickstart.yaml" "$scratch/log" || complain "the command of training"
+grep -q 'dp 2 cp 1 tp 1' "$scratch/log" || complain "two ranks"
+grep -q '^runs/quickstart/loss.svg ' "$scratch/log" && [ -s runs/quickstart/loss.svg ] || complain "the curve"
+says 0 'Where everything is' "quickstart again" "$scratch/usr/bin/perigee" quickstart "${small[@]}"
+grep -q '^== Text' "$scratch/log" && complain "tokens are made again"
+[ "$(grep -c '"loss"' runs/quickstart/metrics.jsonl)" = 3 ] || complain "trains again"
+says 2 'schedule.warmup_steps .30. must be at most' "a stage that fails" "$scratch/usr/bin/perigee" quickstart "${small[@]}" schedule.warmup_steps=30
+verdict

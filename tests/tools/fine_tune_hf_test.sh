@@ -11,6 +11,7 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
 commands=$(awk '/^## /{ inside = /^## Fine-tune/ } inside && /^```/{ code = !code; next } inside && code' "$PERIGEE_SOURCE/README.md")
 [ "$(wc -l <<<"$commands")" -eq 4 ] || fail "the README has not four commands there: $commands"
 
+export PATH=$PERIGEE_BIN:$PATH
 for architecture in qwen3 llama; do
     mkdir -p "$work/$architecture/build/cpu"
     cd "$work/$architecture"
@@ -32,7 +33,7 @@ for architecture in qwen3 llama; do
     awk -v first="$(head -1 <<<"$losses")" -v last="$(tail -1 <<<"$losses")" 'BEGIN { exit !(last < first) }' ||
         fail "validation loss did not fall: $losses"
     best=$(find runs/sft/checkpoints -maxdepth 1 -name 'step_*' | sort | head -1)
-    build/cpu/bin/perigee convert "$best" Best >/dev/null
-    build/cpu/bin/perigee checkpoint verify "$best" >/dev/null
+    perigee convert "$best" Best >/dev/null
+    perigee checkpoint verify "$best" >/dev/null
 done
 echo "fine_tune: all as transformers"

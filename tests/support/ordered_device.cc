@@ -131,36 +131,36 @@ class OrderedComm final : public Comm {
 
   protected:
     void queue_all_reduce(Queue& queue, TensorView x, Reduce op) override {
-        note(queue, "all_reduce", {}, {x});
+        touch(queue, "all_reduce", {}, {x});
         inner_->all_reduce(queue, x, op);
     }
     void queue_all_gather(Queue& queue, TensorView all, ConstView part) override {
-        note(queue, "all_gather", {part}, {all});
+        touch(queue, "all_gather", {part}, {all});
         inner_->all_gather(queue, all, part);
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
-        note(queue, "reduce_scatter", {all}, {part});
+        touch(queue, "reduce_scatter", {all}, {part});
         inner_->reduce_scatter(queue, part, all);
     }
     void queue_all_to_all(Queue& queue, TensorView to, ConstView from) override {
-        note(queue, "all_to_all", {from}, {to});
+        touch(queue, "all_to_all", {from}, {to});
         inner_->all_to_all(queue, to, from);
     }
     void queue_exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received) override {
         std::vector<ConstView> reads, writes;
         for (Outgoing const& message : sent) reads.push_back(message.x);
         for (Incoming const& message : received) writes.push_back(message.x);
-        note(queue, "exchange", reads, writes);
+        touch(queue, "exchange", reads, writes);
         inner_->exchange(queue, sent, received);
     }
     void queue_broadcast(Queue& queue, TensorView x, int root) override {
-        note(queue, "broadcast", {}, {x});
+        touch(queue, "broadcast", {}, {x});
         inner_->broadcast(queue, x, root);
     }
 
   private:
-    void note(Queue& queue, char const* what, std::vector<ConstView> const& reads,
-              std::vector<ConstView> const& writes) {
+    void touch(Queue& queue, char const* what, std::vector<ConstView> const& reads,
+               std::vector<ConstView> const& writes) {
         for (ConstView const& x : reads) device_->access(queue, x, false, what);
         for (ConstView const& x : writes) device_->access(queue, x, true, what);
         if (queue.name() == "compute") return;

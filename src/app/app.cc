@@ -96,13 +96,14 @@ int complete(Job const& job) {
     return kExitPreempted;
 }
 
-int run_train(RunOptions const& options, Job const& job) {
+int run_train(RunOptions const& as_configured, Job const& job) {
+    RunOptions const options = with_stage_decided(as_configured, job.launch.world(), job.launch.local_size());
     check_fits(options, job.launch.world().size(), job.launch.local_size());
     std::string const problem = export_problem(options.model, options.attention);
     if (!problem.empty() && job.launch.world().rank() == 0)
         log::warn("this model cannot be exported to a Hugging Face folder: {}", problem);
     try {
-        Trainer trainer(options, job.launch.world(), job.files, to_yaml(options), &job.watchdog);
+        Trainer trainer(options, job.launch.world(), job.files, to_yaml(as_configured), &job.watchdog);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
     } catch (std::exception const& e) {
         Error const error = as_error(e);

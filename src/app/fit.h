@@ -1,9 +1,18 @@
 // Whether a run can fit into memory at all, asked before it starts.
 #pragma once
 
+#include "comm/host_comm.h"
 #include "train/options.h"
 
 namespace perigee {
+
+/// What `parallel.shard: auto` means: the first of optimizer, gradients and weights with which a step takes at most
+/// `bytes` on each rank, and weights where none does; none for one rank, optimizer where `bytes` is 0, unknown.
+ShardStage first_stage_that_fits(RunOptions const& options, int world_size, int64_t bytes);
+
+/// The options with `parallel.shard: auto` decided by the memory of all ranks; says what it decided where several ranks
+/// share. Other stages stay. Collective.
+RunOptions with_stage_decided(RunOptions options, HostComm& world, int local_ranks);
 
 /// Throws OutOfMemory where a step takes more memory than this rank can ever have: on a GPU all of that GPU's,
 /// otherwise the host's, see device/host_memory.h. Says both numbers, where memory would go, and what to change. Counts

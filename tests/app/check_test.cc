@@ -6,9 +6,11 @@
 #include <cmath>
 
 #include "app/dry_run.h"
+#include "app/fit.h"
 #include "config/config.h"
 #include "model/llama.h"
 #include "ops/gpu_attention.h"
+#include "support/thread_comm.h"
 #include "train/progress.h"
 
 namespace perigee {
@@ -170,6 +172,31 @@ TEST(StepCost, OfMessagesIsWhatTheDocumentationSays) {
     EXPECT_EQ(bytes(sent, "context", reduce_scatter, "activations"), A * L * 2 * e * T * G * K * (cp - 1));
     EXPECT_EQ(bytes(sent, "data x context", all_reduce, "gradients"), 2 * e * P * (R - 1) / R);
     EXPECT_EQ(bytes(sent, "data x context", all_gather, "weights"), 0);
+}
+
+TEST(ShardAuto, IsTheFirstStageWhoseStepFits) {
+    RunOptions options = tiny();
+    auto const bytes = [&](ShardStage stage) {
+        RunOptions with = options;
+        with.parallel.shard = stage;
+        return step_cost(with, 8).memory.sum();
+    };
+    options.train.global_batch_size = 16;
+    int64_t const optimizer = bytes(ShardStage::optimizer), gradients = bytes(ShardStage::gradients),
+                  weights = bytes(ShardStage::weights);
+    ASSERT_LT(gradients, optimizer);
+    ASSERT_LT(weights, gradients);
+    auto const decided = [&](int64_t there) { return first_stage_that_fits(options, 8, there); };
+    EXPECT_EQ(decided(optimizer), ShardStage::optimizer);
+    EXPECT_EQ(decided(optimizer - 1), ShardStage::gradients);
+    EXPECT_EQ(decided(gradients - 1), ShardStage::weights);
+    EXPECT_EQ(decided(1), ShardStage::weights);
+    EXPECT_EQ(decided(0), ShardStage::optimizer) << "where nothing is known";
+    EXPECT_EQ(first_stage_that_fits(options, 1, 1), ShardStage::none);
+    options.parallel.shard = ShardStage::gradients;
+    testing::run_ranks(2, [&](HostComm& world) {
+        EXPECT_EQ(with_stage_decided(options, world, 2).parallel.shard, ShardStage::gradients);
+    });
 }
 
 /// The numbers of the first line that begins with these words, after them.

@@ -1,5 +1,6 @@
-// A first run: tokens, training, held-out loss with MoBA and with full attention, the loss curve, a sample. Each stage
-// is a command of this program, shown as a user would type it. Safe to run again: what is there is not made again.
+// A first run: tokens, training, held-out loss with MoBA and with full attention, the loss curve, a sample, the report.
+// Each stage is a command of this program, shown as a user would type it. Safe to run again: what is there is not made
+// again.
 //     perigee quickstart
 //     perigee quickstart --ranks 2 train.steps=100
 #include <CLI/CLI.hpp>
@@ -67,7 +68,7 @@ class Quickstart {
         std::string const run = options_.output_dir;
         if (!stage("Loss",
                    {"plot", run, "--output", run + "/loss.svg", "--terminal", "--width", "72", "--height", "14"}) ||
-            !command("A sample", "generate", {}, 1))
+            !command("A sample", "generate", {}, 1) || !stage("Report", {"report", run}))
             return code_;
         tell_what_is_next();
         return 0;
@@ -104,6 +105,7 @@ class Quickstart {
             "{0}/config.yaml     the resolved configuration\n"
             "{0}/metrics.jsonl   every step\n"
             "{0}/loss.svg        the loss curve\n"
+            "{0}/report.html     all curves, where time and memory go\n"
             "{0}/checkpoints/    the latest checkpoints; the same command resumes from them\n"
             "\n"
             "Three things to try next:\n"

@@ -4,7 +4,7 @@
 # launch/package.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
-launch/setup.sh dpkg-dev >&2
+launch/setup.sh dpkg-dev file >&2
 cmake --preset package >&2
 cmake --build --preset package --target perigee >&2
 (cd build/package && cpack) >&2

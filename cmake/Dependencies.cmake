@@ -32,8 +32,8 @@ target_link_libraries(openblas INTERFACE ${OPENBLAS_LIBRARY})
 # libopenblas.so.0 may also be provided by the pthreads build; the run path prefers the one linked here.
 target_link_options(openblas INTERFACE "LINKER:-rpath,${OPENBLAS_DIR}")
 
-# Libraries of tokenizers, whose packages bring no CMake files.
-foreach(library IN ITEMS "pcre2 pcre2-8 pcre2.h" "sentencepiece sentencepiece sentencepiece_processor.h"
+# Libraries of tokenizers and compression, whose packages bring no CMake files.
+foreach(library IN ITEMS "zstd zstd zstd.h" "pcre2 pcre2-8 pcre2.h" "sentencepiece sentencepiece sentencepiece_processor.h"
         "utf8proc utf8proc utf8proc.h" "oniguruma onig oniguruma.h")
     separate_arguments(library)
     list(POP_FRONT library name file header)

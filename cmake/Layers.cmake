@@ -56,8 +56,15 @@ perigee_layer(comm LAYERS base device tensor LIBRARIES MPI::MPI_C $<TARGET_NAME_
 perigee_layer(parallel LAYERS base device tensor comm ops)
 perigee_layer(model LAYERS base device tensor kernels ops comm parallel)
 perigee_layer(optim LAYERS base device tensor ops comm parallel)
-perigee_layer(data LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json ZLIB::ZLIB
+perigee_layer(data LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json ZLIB::ZLIB zstd
     pcre2 oniguruma sentencepiece utf8proc)
+# The scripts of helper processes are part of the program: data/helpers/scripts.h.
+foreach(script IN ITEMS render_chat read_parquet)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/data/helpers/${script}.py)
+    file(READ src/data/helpers/${script}.py ${script})
+endforeach()
+configure_file(src/data/helpers/scripts.cc.in ${CMAKE_BINARY_DIR}/generated/scripts.cc @ONLY)
+target_sources(perigee_data PRIVATE ${CMAKE_BINARY_DIR}/generated/scripts.cc)
 perigee_layer(checkpoint LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(hf LAYERS base device tensor kernels io ops comm parallel model checkpoint
     LIBRARIES nlohmann_json::nlohmann_json)

@@ -4,11 +4,11 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build libopenmpi-dev openmpi-bin libopenblas-openmp-dev libhdf5-dev libyaml-cpp-dev
-    nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev zlib1g-dev libssl-dev libpcre2-dev libonig-dev libsentencepiece-dev
-    libutf8proc-dev libcpp-httplib-dev)
+    nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev zlib1g-dev libzstd-dev libssl-dev libpcre2-dev libonig-dev
+    libsentencepiece-dev libutf8proc-dev libcpp-httplib-dev python3-jinja2)
 for argument in "$@"; do
     case "$argument" in
-        --developer) packages+=(git procps libgtest-dev libgmock-dev libbenchmark-dev clang-format-14
+        --developer) packages+=(git procps zstd libgtest-dev libgmock-dev libbenchmark-dev clang-format-14
             clang-16 libclang-rt-16-dev libomp-16-dev) ;;
         -*) echo "usage: $0 [--developer] [PACKAGE...]" >&2; exit 2 ;;
         *) packages+=("$argument") ;;

@@ -151,15 +151,16 @@ int run_generate(Trained const& trained, Job const& job) {
     RunOptions const& options = trained.options;
     Session session(options, job.launch.world(), job.files);
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
-    int64_t const step = session.load_weights(trained.checkpoint).step;
+    RunState const state = session.load_weights(trained.checkpoint);
+    int64_t const step = state.step;
     bool const speaks = job.launch.world().rank() == 0;
     // A model may write anything, and a terminal obeys escape sequences. A pipe gets the text as it is.
     auto const shown = [on_terminal = ::isatty(STDOUT_FILENO) == 1](std::string const& text) {
         return on_terminal ? printable(text) : text;
     };
-    if (speaks && options.chat.format == ChatFormat::none) fmt::print("{}", shown(options.generate.prompt));
+    if (speaks && !has_chat_template(session)) fmt::print("{}", shown(options.generate.prompt));
     job.watchdog.enter(Section::first_step, step);
-    generate(session, step, [&](std::string const& text) {
+    generate(session, state, [&](std::string const& text) {
         job.watchdog.enter(Section::step, step);  // each token has the limit of a step
         if (!speaks) return;
         fmt::print("{}", shown(text));

@@ -59,6 +59,8 @@ struct RunState {
     std::map<std::string, std::string> data = {};  ///< what identifies the contents of each data set
     /// Layout, library versions, model shape: recorded, and compared by the reader where it matters. UTF-8.
     std::map<std::string, std::string> info;
+    /// In `info`: the Jinja chat template that rendered the training data.
+    static constexpr char kChatTemplate[] = "chat_template";
     bool operator==(RunState const&) const = default;
 };
 

@@ -7,6 +7,7 @@
 #include "checkpoint/manifest.h"
 #include "commands/command.h"
 #include "config/config.h"
+#include "data/jinja_template.h"
 #include "hf/convert.h"
 #include "hf/weights.h"
 #include "model/llama.h"
@@ -96,6 +97,18 @@ ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Che
     return result;
 }
 
+/// What training rendered goes into the folder, whatever the one that it began with has.
+void take_chat_template(FileSystem& files, Checkpoint const& checkpoint, ExportOptions& to) {
+    auto const trained = checkpoint.state().info.find(RunState::kChatTemplate);
+    if (trained == checkpoint.state().info.end()) return;
+    to.chat_template = trained->second;
+    Path const& companions = to.companions.empty() ? to.origin : to.companions;
+    auto const own = companions.empty() ? std::nullopt : find_jinja_template(files, companions.string(), {});
+    if (own && own->text != to.chat_template)
+        print_printable("chat_template.jinja is the template of the training data, which is not that of {}\n",
+                        own->source);
+}
+
 void convert(Options const& options, FileSystem& files) {
     Progress bar(/*wanted=*/true);
     bool const is_hugging_face =
@@ -107,6 +120,7 @@ void convert(Options const& options, FileSystem& files) {
         ExportOptions to = describe_checkpoint(files, options, checkpoint);
         if (auto const type = element_type(options.type)) to.type = *type;
         if (!options.companions.empty()) to.companions = options.companions;
+        take_chat_template(files, checkpoint, to);
         to.shard_bytes = static_cast<int64_t>(options.shard_gb * 1e9);
         export_folder(files, checkpoint, to, options.output, show_progress(bar));
     }

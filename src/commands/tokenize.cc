@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <memory>
 
+#include "base/printable.h"
 #include "commands/command.h"
 #include "commands/tokenize/chat.h"
+#include "commands/tokenize/mix.h"
 #include "commands/tokenize/text.h"
 
 namespace perigee {
@@ -13,7 +15,7 @@ namespace {
 
 struct Options {
     std::vector<Path> inputs;
-    std::vector<std::string> suffixes;
+    std::vector<std::string> mix, suffixes;
     TextInputs text;
     std::string chat;
     std::vector<std::string> overrides;
@@ -23,20 +25,26 @@ void declare(CLI::App& app, Options& options) {
     using Format = TextOptions::Format;
     std::map<std::string, Format> const formats{
         {"auto", Format::automatic}, {"text", Format::text}, {"jsonl", Format::jsonl}};
-    app.add_option("inputs", options.inputs, "files, plain or .gz, and folders of them (with all below)")->required();
+    app.add_option("inputs", options.inputs,
+                   "files (text, JSONL, plain or .gz or .zst, and .parquet), folders of them (with all below), and patterns "
+                   "in quotes (*, ?, [...], and ** for any folders)");
+    app.add_option("--mix", options.mix,
+                   "NAME=WEIGHT:INPUT instead of inputs, may be repeated: each name becomes a data set, OUTPUT_NAME, and "
+                   "the override that trains on them by their weights is printed; NAME=INPUT adds to it")
+        ->allow_extra_args(false);
     app.add_option("-o,--output", options.text.output, "prefix of the files to write")->required();
     app.add_option("--format", options.text.text.format, "auto: by name, .jsonl and .ndjson are JSONL; text; jsonl")
         ->transform(CLI::CheckedTransformer(formats).description("(auto, text, jsonl)"));
     app.add_option("--tokenizer", options.text.tokenizer,
                    "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder with one")
         ->capture_default_str();
-    app.add_option("--key", options.text.text.key, "JSONL: the field that holds the text")->capture_default_str();
+    app.add_option("--key", options.text.text.key, "JSONL: the field that holds the text; Parquet: the column")->capture_default_str();
     app.add_option("--split-on-blank-lines", options.text.text.blank_lines,
                    "text: this many blank lines in a row start a new document; 0: one document per file")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
     app.add_option("--suffix", options.suffixes,
-                   "of folders, only take names that end so, before any .gz; may be repeated")
+                   "of folders, only take names that end so, before any .gz or .zst; may be repeated")
         ->allow_extra_args(false);
     app.add_flag("--append-eod,!--no-append-eod", options.text.append_eod,
                  "end each document with a token of its own (default)");
@@ -44,6 +52,11 @@ void declare(CLI::App& app, Options& options) {
                  "begin each document with the tokenizer's begin-of-text token, where it has that habit (default)");
     app.add_flag("--special", options.text.special, "names of special tokens in the text are those tokens");
     app.add_option("--threads", options.text.threads, "0: one per core")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    app.add_option("--save-every", options.text.seconds,
+                   "seconds between states that the same command goes on from if this one is killed, and between lines of "
+                   "progress where there is no terminal")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
     auto* const chat = app.add_option("--chat", options.chat,
@@ -54,15 +67,29 @@ void declare(CLI::App& app, Options& options) {
         ->allow_extra_args(false);
 }
 
-void tokenize(Options& options, FileSystem& files) {
-    std::vector<Path> skipped;
-    options.text.files = list_text_files(files, options.inputs, options.suffixes, skipped);
+/// One data set of `inputs`.
+void tokenize_set(Options options, std::vector<Path> const& inputs, Path const& output, FileSystem& files) {
+    std::vector<SkippedFile> skipped;
+    options.text.files = list_text_files(files, inputs, options.suffixes, skipped);
+    options.text.output = output;
     if (!skipped.empty()) {
-        fmt::print(stderr, "perigee: {} files of the folders hold no text and are skipped:\n", skipped.size());
-        for (Path const& path : skipped) fmt::print(stderr, "  {}\n", path.string());
+        fmt::print(stderr, "perigee: {} files hold no text and are skipped:\n", skipped.size());
+        for (auto const& [path, reason] : skipped)
+            fmt::print(stderr, "  {}: {}\n", printable_name(path.string()), printable_name(reason));
     }
+    if (options.text.files.empty()) fail(Category::data, "no files to read");
     if (options.chat.empty()) return tokenize_text(options.text, files);
-    tokenize_chats({options.chat, options.overrides, options.text.files, options.text.output}, files);
+    tokenize_chats({options.chat, options.overrides, options.text.files, output, options.text.seconds}, files);
+}
+
+void tokenize(Options const& options, FileSystem& files) {
+    if (options.inputs.empty() == options.mix.empty())
+        fail(Category::config, "give inputs, or --mix NAME=WEIGHT:INPUT for several data sets, and not both");
+    Path const& output = options.text.output;
+    if (options.mix.empty()) return tokenize_set(options, options.inputs, output, files);
+    auto const parts = parse_mix(options.mix);
+    for (MixPart const& part : parts) tokenize_set(options, part.inputs, mix_output(output, part), files);
+    print_printable("train on them with\n  '{}'\n", mix_override(parts, output));
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ struct Magic {
 };
 constexpr std::array kMagics = {
     Magic{"\x28\xB5\x2F\xFD"sv, "zstd data; decompress it first (zstd -d)"},
-    Magic{"PAR1\x15"sv, "a Parquet file; write its text as JSONL first"},  // a page's header follows
+    Magic{"PAR1\x15"sv, "a Parquet file; its name must end in .parquet"},  // a page's header follows
     Magic{"ARROW1\0\0"sv, "an Arrow file; write its text as JSONL first"},
     Magic{"\xFD"
           "7zXZ\0"sv,

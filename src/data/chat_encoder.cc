@@ -3,18 +3,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/error.h"
-#include "data/text_documents.h"
+#include "data/jinja_encoder.h"
 #include "data/tokenizer/unicode.h"
 
 namespace perigee {
 
 namespace {
-
-constexpr std::string_view kBlanks = " \t\r\n\f\v";
 
 /// What Python's str.strip() drops, which templates mean by "trim": Unicode's white space and four separators of ASCII.
 bool is_trimmed(char32_t c) { return utf8::is_space(c) || (0x1C <= c && c <= 0x1F); }
@@ -57,22 +55,42 @@ void append(std::vector<int32_t> const& tokens, float weight, EncodedChat& chat)
     chat.weights.insert(chat.weights.end(), tokens.size(), weight);
 }
 
-/// The first token of a document is no target.
+}  // namespace
+
 bool carries_loss(EncodedChat const& chat) {
     return !chat.weights.empty() &&
            std::any_of(chat.weights.begin() + 1, chat.weights.end(), [](float weight) { return weight > 0; });
 }
 
-}  // namespace
+bool counts_in_loss(ChatOptions const& options, std::vector<Message> const& messages, size_t index) {
+    auto const is_answer = [](Message const& message) { return message.role == kAnswers; };
+    return options.loss == ChatLoss::all ||
+           (is_answer(messages[index]) &&
+            (options.loss == ChatLoss::assistant ||
+             std::none_of(messages.begin() + static_cast<std::ptrdiff_t>(index) + 1, messages.end(), is_answer)));
+}
 
-ChatCounts& ChatCounts::operator+=(ChatCounts const& other) {
-    whole += other.whole;
-    shortened += other.shortened;
-    too_long += other.too_long;
-    without_loss += other.without_loss;
-    malformed += other.malformed;
-    if (first_malformed.empty()) first_malformed = other.first_malformed;
-    return *this;
+TextAfter text_after(Tokenizer const& tokenizer, std::vector<int32_t> const& tokens, TextAfter before) {
+    if (tokens.empty()) return before;
+    return tokenizer.is_special(tokens.back()) ? TextAfter::special : TextAfter::text;
+}
+
+ConversationLine conversation_line(std::vector<Message> const& messages) {
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (Message const& message : messages) list.push_back({{"role", message.role}, {"content", message.content}});
+    ConversationLine line;
+    line.messages = messages;
+    line.messages_json = list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    return line;
+}
+
+std::unique_ptr<ConversationEncoder> make_conversation_encoder(FileSystem& files, ChatOptions const& options,
+                                                               std::string const& tokenizer_name, int64_t max_tokens,
+                                                               Tokenizer const& tokenizer) {
+    if (options.format == ChatFormat::automatic)
+        if (auto const chat = find_jinja_template(files, tokenizer_name, options.jinja))
+            return std::make_unique<JinjaEncoder>(*chat, options, max_tokens, tokenizer);
+    return std::make_unique<ChatEncoder>(options, max_tokens, tokenizer);
 }
 
 ChatEncoder::ChatEncoder(ChatOptions const& options, int64_t max_tokens, Tokenizer const& tokenizer)
@@ -111,14 +129,9 @@ std::vector<int32_t> ChatEncoder::stop() const {
     return tokenizer_->encode_with_special(template_.stop, TextAfter::text);
 }
 
-TextAfter ChatEncoder::after(std::vector<int32_t> const& tokens, TextAfter before) const {
-    if (tokens.empty()) return before;
-    return tokenizer_->is_special(tokens.back()) ? TextAfter::special : TextAfter::text;
-}
-
 /// The tokenizer's own prefix is put before a text that counts as the beginning of a document.
 TextAfter ChatEncoder::after_begin() const {
-    return template_.tokenizer_prefix ? TextAfter::nothing : after(begin(), TextAfter::nothing);
+    return template_.tokenizer_prefix ? TextAfter::nothing : text_after(*tokenizer_, begin(), TextAfter::nothing);
 }
 
 ChatEncoder::Piece ChatEncoder::piece(Message const& message, TextAfter before) const {
@@ -126,28 +139,22 @@ ChatEncoder::Piece ChatEncoder::piece(Message const& message, TextAfter before) 
     std::string const content = utf8::repaired(message.content);
     Piece piece;
     piece.before = tokenizer_->encode_with_special(r.prefix, before);
-    TextAfter const said = after(piece.before, before);
+    TextAfter const said = text_after(*tokenizer_, piece.before, before);
     piece.said = tokenizer_->encode(template_.trim ? trimmed(content) : content, said);
     size_t end = 0;
     if (r.role == kAnswers) {
         end = template_.stop.empty() ? r.suffix.size() : r.suffix.find(template_.stop);
-        std::ranges::copy(tokenizer_->encode_with_special(r.suffix.substr(0, end), after(piece.said, said)),
+        std::ranges::copy(tokenizer_->encode_with_special(r.suffix.substr(0, end), text_after(*tokenizer_, piece.said, said)),
                           std::back_inserter(piece.said));
         std::ranges::copy(stop(), std::back_inserter(piece.said));
         end += template_.stop.size();
     }
-    piece.rest = tokenizer_->encode_with_special(r.suffix.substr(end), after(piece.said, said));
+    piece.rest = tokenizer_->encode_with_special(r.suffix.substr(end), text_after(*tokenizer_, piece.said, said));
     return piece;
 }
 
 float ChatEncoder::weight_of(std::vector<Message> const& messages, size_t index) const {
-    auto const is_answer = [](Message const& message) { return message.role == kAnswers; };
-    bool const counts =
-        options_.loss == ChatLoss::all ||
-        (is_answer(messages[index]) &&
-         (options_.loss == ChatLoss::assistant ||
-          std::none_of(messages.begin() + static_cast<std::ptrdiff_t>(index) + 1, messages.end(), is_answer)));
-    return counts ? static_cast<float>(messages[index].weight) : 0.0f;
+    return counts_in_loss(options_, messages, index) ? static_cast<float>(messages[index].weight) : 0.0f;
 }
 
 EncodedChat ChatEncoder::encode_message(std::vector<Message> const& messages, size_t index, TextAfter before) const {
@@ -179,7 +186,7 @@ EncodedChat ChatEncoder::encode(std::vector<Message> const& messages) const {
     TextAfter before = after_begin();
     for (size_t i = 0; i < messages.size(); ++i) {
         encoded.push_back(encode_message(messages, i, before));
-        before = after(encoded.back().tokens, before);
+        before = text_after(*tokenizer_, encoded.back().tokens, before);
         chat.full_tokens += static_cast<int64_t>(encoded.back().tokens.size());
     }
     size_t const kept = instructions(messages);
@@ -211,7 +218,7 @@ std::vector<int32_t> ChatEncoder::prompt(std::vector<Message> const& messages) c
     for (Message const& message : messages) {
         Piece const p = piece(message, before);
         for (auto const* part : {&p.before, &p.said, &p.rest}) {
-            before = after(*part, before);
+            before = text_after(*tokenizer_, *part, before);
             std::ranges::copy(*part, std::back_inserter(tokens));
         }
     }
@@ -219,50 +226,28 @@ std::vector<int32_t> ChatEncoder::prompt(std::vector<Message> const& messages) c
     return tokens;
 }
 
-namespace {
+std::vector<int32_t> ChatEncoder::prompt(ConversationLine const& line) { return prompt(line.messages); }
 
-/// Null where the line cannot be taught from, with the reason.
-std::optional<EncodedChat> encode_line(std::string_view text, ChatEncoder const& encoder, std::string& problem) {
-    ConversationLine const line = parse_conversation(text);
-    problem = line.problem;
-    if (!problem.empty()) return std::nullopt;
-    try {
-        return encoder.encode(line.messages);
-    } catch (Error const& error) {
-        if (error.category() != Category::data) throw;
-        problem = error.what();
-        return std::nullopt;
+std::vector<EncodedConversation> ChatEncoder::encode_all(std::vector<ConversationLine> const& lines) {
+    std::vector<EncodedConversation> all;
+    for (ConversationLine const& line : lines) {
+        EncodedConversation& encoded = all.emplace_back();
+        try {
+            if (line.only_jinja.empty())
+                encoded.documents.push_back(encode(line.messages));
+            else
+                encoded.problem = fmt::format("{} is not supported by this template; chat.template: auto is the one that "
+                                              "may be able to", line.only_jinja);
+        } catch (Error const& error) {
+            if (error.category() != Category::data) throw;
+            encoded.problem = error.what();
+        }
     }
+    return all;
 }
 
-}  // namespace
-
-ChatCounts for_each_chat(FileSystem& files, Path const& path, ChatOptions const& options, ChatEncoder const& encoder,
-                         UseChat const& use) {
-    using Fate = EncodedChat::Fate;
-    TextReader reader(files, path);
-    refuse_binary(reader);
-    ChatCounts counts;
-    std::string text, problem;
-    while (reader.read_line(text, kMaxJsonLineBytes)) {
-        if (text.find_first_not_of(kBlanks) == text.npos) continue;
-        auto const where = [&] { return fmt::format("{}:{}", path.string(), reader.line_number()); };
-        auto const chat = encode_line(text, encoder, problem);
-        if (!chat) {
-            if (options.malformed == Malformed::stop) fail(Category::data, "{}: {}", where(), problem);
-            if (counts.malformed++ == 0) counts.first_malformed = fmt::format("{}: {}", where(), problem);
-            continue;
-        }
-        if (chat->fate == Fate::too_long && options.too_long == TooLong::stop)
-            fail(Category::data, "{}: {} tokens; chat.max_tokens allows {}", where(), chat->full_tokens,
-                 encoder.max_tokens());
-        counts.whole += chat->fate == Fate::whole;
-        counts.shortened += chat->fate == Fate::shortened;
-        counts.too_long += chat->fate == Fate::too_long;
-        counts.without_loss += chat->fate == Fate::without_loss;
-        if (!chat->tokens.empty()) use(*chat, reader.bytes_read());
-    }
-    return counts;
+std::string ChatEncoder::template_text() const {
+    return template_.tokenizer_prefix ? "" : as_jinja(template_);
 }
 
 }  // namespace perigee

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,19 +21,49 @@ struct EncodedChat {
     std::vector<float> weights;   ///< per token, how much it counts as a target
 };
 
-/// What became of a file's lines.
-struct ChatCounts {
-    int64_t whole = 0;
-    int64_t shortened = 0;        ///< too long, and handed out in part
-    int64_t too_long = 0;         ///< dropped
-    int64_t without_loss = 0;     ///< dropped: no token would have counted
-    int64_t malformed = 0;        ///< skipped
-    std::string first_malformed;  ///< file:line: reason
-
-    ChatCounts& operator+=(ChatCounts const& other);
+/// What a conversation becomes, or why nothing.
+struct EncodedConversation {
+    std::string problem;                 ///< empty where all is well
+    std::vector<EncodedChat> documents;  ///< one, or more where a Jinja template writes earlier answers otherwise
+    int64_t rewritten = 0;               ///< answers that it wrote otherwise in the whole conversation
 };
 
-class ChatEncoder {
+/// By one template or another. One thread at a time.
+class ConversationEncoder {
+  public:
+    virtual ~ConversationEncoder() = default;
+    /// In the order given. `lines` have no problem of their own.
+    virtual std::vector<EncodedConversation> encode_all(std::vector<ConversationLine> const& lines) = 0;
+    /// What generation begins with: these messages, then the opening of an answer. Throws Category::data where the
+    /// template cannot write them.
+    virtual std::vector<int32_t> prompt(ConversationLine const& line) = 0;
+    /// The tokens that end an answer.
+    virtual std::vector<int32_t> stop() const = 0;
+    virtual int64_t max_tokens() const = 0;
+    /// The template as Jinja writes it; empty where there is none.
+    virtual std::string template_text() const = 0;
+};
+
+/// By what options.format says; `tokenizer_name` is where `tokenizer` was read from, and `max_tokens` > 0 holds for every
+/// document. Throws Category::config where the template is none or does not fit the tokenizer.
+std::unique_ptr<ConversationEncoder> make_conversation_encoder(FileSystem& files, ChatOptions const& options,
+                                                               std::string const& tokenizer_name, int64_t max_tokens,
+                                                               Tokenizer const& tokenizer);
+
+/// The messages as a line that a file could have held.
+ConversationLine conversation_line(std::vector<Message> const& messages);
+
+/// What a text follows that comes after `tokens`, which came after `before`.
+TextAfter text_after(Tokenizer const& tokenizer, std::vector<int32_t> const& tokens, TextAfter before);
+
+/// Whether a token with loss is in it that is a target: the first one of a document is none.
+bool carries_loss(EncodedChat const& chat);
+
+/// Whether an answer counts in the loss as `options` say.
+bool counts_in_loss(ChatOptions const& options, std::vector<Message> const& messages, size_t index);
+
+/// By templates of roles.
+class ChatEncoder : public ConversationEncoder {
   public:
     /// `max_tokens` > 0 holds for every conversation. `tokenizer` outlives the encoder, and several threads may use it.
     /// Throws Category::config where a marker of a built-in template is not one token of a tokenizer that has special
@@ -44,11 +74,13 @@ class ChatEncoder {
     /// and an answer begins where generation would begin it. Throws Category::data for roles that the template lacks.
     EncodedChat encode(std::vector<Message> const& messages) const;
 
-    /// What generation begins with: these messages, then the opening of an answer.
+    std::vector<EncodedConversation> encode_all(std::vector<ConversationLine> const& lines) override;
+
     std::vector<int32_t> prompt(std::vector<Message> const& messages) const;
-    int64_t max_tokens() const { return max_tokens_; }
-    /// The tokens that end an answer.
-    std::vector<int32_t> stop() const;
+    std::vector<int32_t> prompt(ConversationLine const& line) override;
+    int64_t max_tokens() const override { return max_tokens_; }
+    std::vector<int32_t> stop() const override;
+    std::string template_text() const override;
 
   private:
     struct Piece {
@@ -56,7 +88,6 @@ class ChatEncoder {
     };
     Piece piece(Message const& message, TextAfter after) const;
     void check_markers() const;
-    TextAfter after(std::vector<int32_t> const& tokens, TextAfter before) const;
     TextAfter after_begin() const;
     ChatRole const& role(std::string const& name) const;
     std::vector<int32_t> begin() const;
@@ -71,13 +102,5 @@ class ChatEncoder {
     int64_t max_tokens_;
     Tokenizer const* tokenizer_;
 };
-
-/// A conversation and the bytes of the file read so far.
-using UseChat = std::function<void(EncodedChat const& chat, int64_t bytes_read)>;
-
-/// Calls `use` for every conversation of a JSONL file, plain or gzip. Throws Category::data with file, line and reason
-/// where the options say to stop, and for lines over kMaxJsonLineBytes and damaged compression.
-ChatCounts for_each_chat(FileSystem& files, Path const& path, ChatOptions const& options, ChatEncoder const& encoder,
-                         UseChat const& use);
 
 }  // namespace perigee

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/schema.h"
+#include "data/conversation.h"
 
 namespace perigee {
 
@@ -17,13 +18,27 @@ struct ChatRole {
 };
 void describe(Schema& schema, ChatRole& options);
 
-enum class ChatFormat { none, chatml, llama3, custom };
+/// automatic: the tokenizer folder's own Jinja template where it has one, else none.
+enum class ChatFormat { automatic, none, chatml, llama3, custom };
 enum class ChatLoss { assistant, last, all };
 enum class TooLong { drop, drop_oldest, cut_end, stop };
 enum class Malformed { stop, skip };
+/// What becomes of answers that the template writes otherwise once other messages follow.
+enum class Rewritten { split, no_loss };
+
+/// What a Jinja template is given.
+struct JinjaOptions {
+    std::string file;              ///< instead of the folder's template
+    std::string name;              ///< of several in the folder
+    std::string arguments = "{}";  ///< a JSON object
+    std::string date;              ///< YYYY-MM-DD; empty: today
+    Rewritten rewritten = Rewritten::split;
+};
+void describe(Schema& schema, JinjaOptions& options);
+std::vector<std::string> problems(JinjaOptions const& options);
 
 struct ChatOptions {
-    ChatFormat format = ChatFormat::none;
+    ChatFormat format = ChatFormat::automatic;
     std::string begin = {};            ///< custom: before the first message
     std::vector<ChatRole> roles = {};  ///< custom
     std::string stop = {};             ///< custom: what ends an answer
@@ -31,6 +46,8 @@ struct ChatOptions {
     int64_t max_tokens = 0;  ///< 0: what a sample holds, data.sequence_length + 1
     TooLong too_long = TooLong::drop;
     Malformed malformed = Malformed::stop;
+    RecordFormat records = RecordFormat::automatic;
+    JinjaOptions jinja = {};
 };
 void describe(Schema& schema, ChatOptions& options);
 std::vector<std::string> problems(ChatOptions const& options);
@@ -38,8 +55,9 @@ std::vector<std::string> problems(ChatOptions const& options);
 inline constexpr char kAnswers[] = "assistant";  ///< the role that the model plays
 inline constexpr char kInstructs[] = "system";   ///< the role whose leading messages hold for the whole conversation
 inline constexpr char kAsks[] = "user";
+inline constexpr char kGivesResults[] = "tool";
 
-/// A template in use. An answer ends with `stop`, which the suffix of its role holds, or, where `stop` is empty, with
+/// A template of roles in use. An answer ends with `stop`, which the suffix of its role holds, or, where `stop` is empty, with
 /// the tokenizer's end of a document after it.
 struct ChatTemplate {
     std::string begin;
@@ -52,5 +70,8 @@ struct ChatTemplate {
 /// Sources: ChatML as in the chat templates of Qwen2 and Qwen3 without tools, Llama 3 as in the model card of
 /// Llama 3.1 ("ipython" is its name for tool results).
 ChatTemplate chat_template(ChatOptions const& options);
+
+/// The same as a Jinja template, for Hugging Face folders.
+std::string as_jinja(ChatTemplate const& chat);
 
 }  // namespace perigee

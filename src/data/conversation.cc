@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 
 #include "data/chat_template.h"
@@ -13,139 +13,319 @@ namespace perigee {
 
 namespace {
 
-using nlohmann::json;
+/// Keeps the order of keys, which a template writes.
+using Json = nlohmann::ordered_json;
 
-/// Events of the line, kept to what matters; nlohmann's parser does not recurse.
-class ConversationReader : public nlohmann::json_sax<json> {
+constexpr size_t kMostKeys = 10000;  ///< of one object; a Json looks them up one by one
+
+/// What keeps a line from being read at all.
+class Checker : public nlohmann::json_sax<nlohmann::json> {
   public:
-    ConversationLine line;
-    std::optional<std::string> prompt, completion;
-    bool has_messages = false;
+    std::string problem;
 
-    bool null() override { return other("null"); }
-    bool boolean(bool) override { return other("a boolean"); }
-    bool number_integer(number_integer_t x) override { return number(static_cast<double>(x)); }
-    bool number_unsigned(number_unsigned_t x) override { return number(static_cast<double>(x)); }
-    bool number_float(number_float_t x, string_t const&) override { return number(x); }
-    bool binary(binary_t&) override { return other("binary"); }
-    bool string(string_t& text) override {
-        if (depth_ == kLine && key_ == "prompt") return prompt = std::move(text), true;
-        if (depth_ == kLine && key_ == "completion") return completion = std::move(text), true;
-        if (in_message() && key_ == "role") return line.messages.back().role = std::move(text), true;
-        if (in_message() && is_reasoning() && text.empty()) return true;
-        if (in_message() && key_ == "content") return line.messages.back().content = std::move(text), true;
-        return other("a text");
-    }
+    bool null() override { return true; }
+    bool boolean(bool) override { return true; }
+    bool number_integer(number_integer_t) override { return true; }
+    bool number_unsigned(number_unsigned_t) override { return true; }
+    bool number_float(number_float_t, string_t const&) override { return true; }
+    bool string(string_t&) override { return true; }
+    bool binary(binary_t&) override { return true; }
+    bool start_object(size_t) override { return enter(); }
+    bool start_array(size_t) override { return enter(); }
+    bool end_object() override { return keys_.pop_back(), true; }
+    bool end_array() override { return keys_.pop_back(), true; }
     bool key(string_t& name) override {
-        if (depth_ != kLine && !in_message()) return true;
-        key_ = std::move(name);
-        bool const matters = depth_ == kLine ? key_ == "messages" || key_ == "prompt" || key_ == "completion"
-                                             : key_ == "role" || key_ == "content" || key_ == "weight";
-        if (matters && !(depth_ == kLine ? keys_ : message_keys_).insert(key_).second)
-            return refuse(fmt::format("two \"{}\"", key_));
-        return true;
+        if (!keys_.back().insert(name).second) problem = fmt::format("two \"{:.40}\" in one object", name);
+        if (keys_.back().size() > kMostKeys) problem = fmt::format("an object of more than {} keys", kMostKeys);
+        return problem.empty();
     }
-    bool start_object(size_t) override {
-        if (in_messages_ && depth_ == kMessages) {
-            line.messages.emplace_back();
-            message_keys_.clear();
-        } else if (depth_ > 0 && !other("an object")) {
-            return false;
-        }
-        return deeper();
-    }
-    bool start_array(size_t) override {
-        if (depth_ == kLine && key_ == "messages") {
-            has_messages = in_messages_ = true;
-        } else if (!other("an array")) {
-            return false;
-        }
-        return deeper();
-    }
-    bool end_object() override {
-        bool const ends_message = in_message();
-        --depth_;
-        if (!ends_message) return true;
-        for (char const* const needed : {"role", "content"})
-            if (!message_keys_.contains(needed)) return refuse(fmt::format("no \"{}\"", needed));
-        return true;
-    }
-    bool end_array() override {
-        if (--depth_ == kLine) in_messages_ = false;
-        return true;
-    }
-    bool parse_error(size_t position, std::string const&, json::exception const& error) override {
-        return line.problem = json_problem(position, error.what()), false;
+    bool parse_error(size_t position, std::string const&, nlohmann::json::exception const& error) override {
+        return problem = json_problem(position, error.what()), false;
     }
 
   private:
-    // Depths: what is open around a value.
-    static constexpr int kLine = 1, kMessages = 2, kMessage = 3;
-
-    bool is_reasoning() const { return key_ == "reasoning_content" || key_ == "reasoning" || key_ == "thinking"; }
-    bool in_message() const { return in_messages_ && depth_ == kMessage; }
-
-    /// Stops reading; says which message it was.
-    bool refuse(std::string const& problem) {
-        line.problem = in_messages_ && depth_ >= kMessages
-                           ? fmt::format("message {}: {}", line.messages.size(), problem)
-                           : problem;
-        return false;
+    bool enter() {
+        if (static_cast<int>(keys_.size()) == kMaxJsonDepth)
+            problem = fmt::format("nested more than {} deep", kMaxJsonDepth);
+        keys_.emplace_back();
+        return problem.empty();
     }
-
-    bool number(double x) {
-        if (!in_message() || key_ != "weight") return other("a number");
-        if (!(x >= 0 && x <= kLargestMessageWeight))
-            return refuse(fmt::format("\"weight\" is {}; it must be between 0 and {}", x, kLargestMessageWeight));
-        line.messages.back().weight = x;
-        return true;
-    }
-
-    /// A value of a kind that means nothing here, which is fine under keys that mean nothing either.
-    bool other(char const* what) {
-        auto const expected = [&](char const* kind) {
-            return refuse(fmt::format("\"{}\" is {}, where {} is expected", key_, what, kind));
-        };
-        if (depth_ == 0) return refuse(fmt::format("{}, where an object is expected", what));
-        if (depth_ == kLine && key_ == "messages") return expected("a list");
-        if (depth_ == kLine && (key_ == "prompt" || key_ == "completion")) return expected("text");
-        if (in_messages_ && depth_ == kMessages)
-            return refuse(fmt::format("{} follows, where an object is expected", what));
-        if (!in_message()) return true;
-        if (key_ == "role" || key_ == "content") return expected("text");
-        if (key_ == "weight") return expected("a number");
-        bool const unsaid = key_ == "tool_calls" || key_ == "function_call" || is_reasoning();
-        if (unsaid && std::string_view(what) != "null") return refuse(fmt::format("\"{}\" is not supported", key_));
-        return true;
-    }
-
-    bool deeper() {
-        return ++depth_ <= kMaxJsonDepth || refuse(fmt::format("nested more than {} deep", kMaxJsonDepth));
-    }
-
-    int depth_ = 0;
-    bool in_messages_ = false;
-    std::string key_;  ///< of the line or of a message
-    std::set<std::string> keys_, message_keys_;
+    std::vector<std::set<std::string>> keys_;  ///< of the objects the parser is in; empty for lists
 };
+
+/// A reason not to read a line.
+struct Problem {
+    std::string text;
+};
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+    throw Problem{fmt::format(format, std::forward<Args>(args)...)};
+}
+
+char const* kind(Json const& value) {
+    if (value.is_null()) return "null";
+    if (value.is_boolean()) return "a boolean";
+    if (value.is_number()) return "a number";
+    if (value.is_string()) return "a text";
+    return value.is_array() ? "an array" : "an object";
+}
+
+Json const& value_of(Json const& object, char const* key) {
+    static Json const kNone;
+    auto const found = object.find(key);
+    return found == object.end() ? kNone : *found;
+}
+
+std::string const& text_of(Json const& object, char const* key) {
+    if (!object.contains(key)) refuse("no \"{}\"", key);
+    Json const& value = object.at(key);
+    if (!value.is_string()) refuse("\"{}\" is {}, where text is expected", key, kind(value));
+    return value.get_ref<std::string const&>();
+}
+
+Json const& list_of(Json const& object, char const* key) {
+    Json const& value = object.at(key);
+    if (!value.is_array()) refuse("\"{}\" is {}, where a list is expected", key, kind(value));
+    return value;
+}
+
+/// Text, or a list of parts that are text.
+std::string content_of(Json const& content) {
+    if (content.is_string()) return content;
+    std::string text;
+    for (size_t i = 0; i < content.size(); ++i) {
+        Json const& part = content[i];
+        if (part.is_string()) {
+            text += part.get_ref<std::string const&>();
+            continue;
+        }
+        Json const& type = value_of(part, "type");
+        if (!part.is_object() || (type != "text" && !type.is_null()))
+            refuse("part {} of \"content\" is {}, where text is expected", i + 1,
+                   type.is_string() ? json_excerpt(type) : kind(part));
+        if (!value_of(part, "text").is_string()) refuse("part {} of \"content\" has no \"text\"", i + 1);
+        text += part.at("text").get_ref<std::string const&>();
+    }
+    return text;
+}
+
+constexpr std::array kOnlyJinja{"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"};
+
+bool is_empty(Json const& value) {
+    return value.is_null() || (value.is_string() && value.get_ref<std::string const&>().empty()) ||
+           (value.is_array() && value.empty());
+}
+
+/// Collects messages, as texts and as JSON.
+class Collector {
+  public:
+    ConversationLine line;
+
+    void add(Json message) {
+        ++count_;
+        try {
+            line.messages.push_back(checked(message));
+        } catch (Problem const& problem) {
+            refuse("message {}: {}", count_, problem.text);
+        }
+        message.erase("weight");
+        list_.push_back(std::move(message));
+    }
+    void add(char const* role, std::string const& content, double weight = 1) {
+        add(Json{{"role", role}, {"content", content}, {"weight", weight}});
+    }
+    void add_all(Json const& messages) {
+        for (Json const& message : messages) add(message);
+    }
+    void tools(Json const& tools) {
+        if (is_empty(tools)) return;
+        Json const list = tools.is_string() ? Json::parse(tools.get_ref<std::string const&>(), nullptr, false) : tools;
+        if (!list.is_array()) refuse("\"tools\" is {}, where a list is expected", kind(tools));
+        if (list.empty()) return;
+        line.only_jinja = "\"tools\"";
+        line.tools_json = list.dump();
+    }
+    /// Answers so far are shown and not taught.
+    void without_loss() {
+        for (Message& message : line.messages)
+            if (message.role == kAnswers) message.weight = 0;
+    }
+    ConversationLine finish() {
+        if (line.messages.empty()) refuse("no messages");
+        line.messages_json = list_.dump();
+        return std::move(line);
+    }
+
+  private:
+    Message checked(Json const& message) {
+        if (!message.is_object()) refuse("{} follows, where an object is expected", kind(message));
+        Message read{.role = text_of(message, "role"), .content = ""};
+        for (char const* const key : kOnlyJinja)
+            if (!is_empty(value_of(message, key)) && line.only_jinja.empty())
+                line.only_jinja = fmt::format("message {}: \"{}\"", count_, key);
+        bool const calls = !is_empty(value_of(message, "tool_calls")) || !is_empty(value_of(message, "function_call"));
+        Json const& content = value_of(message, "content");
+        if (!content.is_null() || !calls) {
+            if (!message.contains("content")) refuse("no \"content\"");
+            if (!content.is_string() && !content.is_array())
+                refuse("\"content\" is {}, where text is expected", kind(content));
+            read.content = content_of(content);
+        }
+        Json const& weight = value_of(message, "weight");
+        if (weight.is_null()) return read;
+        if (!weight.is_number()) refuse("\"weight\" is {}, where a number is expected", kind(weight));
+        read.weight = weight.get<double>();
+        if (!(read.weight >= 0 && read.weight <= kLargestMessageWeight))
+            refuse("\"weight\" is {}; it must be between 0 and {}", read.weight, kLargestMessageWeight);
+        return read;
+    }
+
+    Json list_ = Json::array();
+    size_t count_ = 0;
+};
+
+/// ShareGPT's names of who speaks.
+char const* role_of(std::string const& from) {
+    for (auto const& [name, role] : {std::pair{"human", kAsks},
+                                     {"user", kAsks},
+                                     {"gpt", kAnswers},
+                                     {"assistant", kAnswers},
+                                     {"chatgpt", kAnswers},
+                                     {"model", kAnswers},
+                                     {"system", kInstructs},
+                                     {"tool", kGivesResults},
+                                     {"observation", kGivesResults},
+                                     {"function_response", kGivesResults},
+                                     {"function_call", kAnswers}})
+        if (from == name) return role;
+    refuse("\"from\" is \"{:.40}\", which is none of human, gpt, system, function_call, observation", from);
+}
+
+Json message_of_turn(Json const& turn) {
+    if (!turn.is_object()) refuse("{} follows, where an object is expected", kind(turn));
+    std::string const& from = text_of(turn, "from");
+    Json message{{"role", role_of(from)}, {"content", text_of(turn, "value")}};
+    if (from == "function_call") {
+        Json const call = Json::parse(turn.at("value").get_ref<std::string const&>(), nullptr, false);
+        if (!call.is_object() && !call.is_array()) refuse("the \"value\" of a function_call is no JSON");
+        message["content"] = "";
+        for (Json const& one : call.is_array() ? call : Json::array({call}))
+            message["tool_calls"].push_back({{"type", "function"}, {"function", one}});
+    }
+    if (turn.contains("weight")) message["weight"] = turn.at("weight");
+    return message;
+}
+
+void read_sharegpt(Json const& record, Collector& into) {
+    Json const& system = value_of(record, "system");
+    if (system.is_string() && !is_empty(system)) into.add(kInstructs, system);
+    size_t number = 0;
+    for (Json const& turn : list_of(record, "conversations")) {
+        ++number;
+        if (turn.is_object() && turn.contains("role") && !turn.contains("from")) {
+            into.add(turn);
+            continue;
+        }
+        try {
+            into.add(message_of_turn(turn));
+        } catch (Problem const& problem) {
+            if (problem.text.starts_with("message ")) throw;
+            refuse("turn {}: {}", number, problem.text);
+        }
+    }
+}
+
+void read_alpaca(Json const& record, Collector& into) {
+    Json const& system = value_of(record, "system");
+    if (system.is_string() && !is_empty(system)) into.add(kInstructs, system);
+    if (Json const& history = value_of(record, "history"); history.is_array()) {
+        for (Json const& turn : history) {
+            if (!turn.is_array() || turn.size() != 2 || !turn[0].is_string() || !turn[1].is_string())
+                refuse("\"history\" must be a list of pairs of texts");
+            into.add(kAsks, turn[0]);
+            into.add(kAnswers, turn[1]);
+        }
+    }
+    std::string asked = text_of(record, "instruction");
+    if (Json const& input = value_of(record, "input"); !is_empty(input)) asked += "\n" + text_of(record, "input");
+    into.add(kAsks, asked);
+    into.add(kAnswers, text_of(record, "output"));
+}
+
+void read_prompt_completion(Json const& record, Collector& into) {
+    for (auto const& [key, other] : {std::pair{"prompt", "completion"}, {"completion", "prompt"}})
+        if (!record.contains(key)) refuse("\"{}\" without \"{}\"", other, key);
+    for (auto const& [key, role] : {std::pair{"prompt", kAsks}, {"completion", kAnswers}}) {
+        Json const& said = record.at(key);
+        if (said.is_array())
+            into.add_all(said);
+        else
+            into.add(role, text_of(record, key));
+        if (role == kAsks) into.without_loss();
+    }
+}
+
+RecordFormat recognised(Json const& record) {
+    bool const pair = record.contains("prompt") || record.contains("completion");
+    if (record.contains("messages")) {
+        if (pair) refuse("both \"messages\" and \"prompt\" or \"completion\"");
+        return RecordFormat::messages;
+    }
+    if (record.contains("conversations")) return RecordFormat::sharegpt;
+    if (record.contains("instruction")) return RecordFormat::alpaca;
+    if (pair) return RecordFormat::prompt_completion;
+    if (record.contains("chosen")) refuse("\"chosen\": preferences between answers are not supported");
+    refuse("neither \"messages\" nor \"prompt\" and \"completion\", nor \"conversations\", nor \"instruction\"");
+}
+
+ConversationLine read_record(Json const& record, RecordFormat format) {
+    if (!record.is_object()) refuse("{}, where an object is expected", kind(record));
+    if (format == RecordFormat::automatic) format = recognised(record);
+    Collector collector;
+    if (format == RecordFormat::messages || format == RecordFormat::sharegpt) {
+        char const* const key = format == RecordFormat::messages ? "messages" : "conversations";
+        if (!record.contains(key)) refuse("no \"{}\"", key);
+    }
+    switch (format) {
+        case RecordFormat::messages:
+            collector.add_all(list_of(record, "messages"));
+            break;
+        case RecordFormat::sharegpt:
+            read_sharegpt(record, collector);
+            break;
+        case RecordFormat::alpaca:
+            read_alpaca(record, collector);
+            break;
+        default:
+            read_prompt_completion(record, collector);
+    }
+    collector.tools(value_of(record, "tools"));
+    ConversationLine line = collector.finish();
+    line.format = format;
+    return line;
+}
 
 }  // namespace
 
-ConversationLine parse_conversation(std::string_view line) {
-    ConversationReader reader;
-    json::sax_parse(line, &reader);
-    ConversationLine& read = reader.line;
-    if (!read.problem.empty()) return {{}, read.problem};
-    bool const pair = reader.prompt.has_value() || reader.completion.has_value();
-    if (pair && reader.has_messages) return {{}, "both \"messages\" and \"prompt\" or \"completion\""};
-    if (pair) {
-        if (!reader.prompt) return {{}, "\"completion\" without \"prompt\""};
-        if (!reader.completion) return {{}, "\"prompt\" without \"completion\""};
-        return {{{kAsks, *reader.prompt}, {kAnswers, *reader.completion}}, ""};
+char const* to_string(RecordFormat format) {
+    constexpr std::array kNames{"automatic", "messages", "prompt and completion", "ShareGPT", "Alpaca"};
+    return kNames.at(static_cast<size_t>(format));
+}
+
+ConversationLine parse_conversation(std::string_view line, RecordFormat format) {
+    ConversationLine failed;
+    Checker checker;
+    nlohmann::json::sax_parse(line, &checker);
+    failed.problem = std::move(checker.problem);
+    if (!failed.problem.empty()) return failed;
+    try {
+        return read_record(Json::parse(line), format);
+    } catch (Problem const& problem) {
+        failed.problem = problem.text;
+    } catch (nlohmann::json::exception const& error) {  // a number beyond every double, or a text of JSON in a text
+        failed.problem = fmt::format("malformed JSON: {}", error.what());
     }
-    if (!reader.has_messages) return {{}, "neither \"messages\" nor \"prompt\" and \"completion\""};
-    if (read.messages.empty()) return {{}, "no messages"};
-    return std::move(read);
+    return failed;
 }
 
 }  // namespace perigee

@@ -68,13 +68,23 @@ class IndexedDataset {
     std::byte const* borders_at_ = nullptr;
 };
 
+/// What a writer must know to go on with the files of another one, which ended without finish().
+struct WriterState {
+    int64_t documents = 0;
+    int64_t tokens = 0;
+    int64_t mask_byte = 0;  ///< the bits of the last tokens, not yet eight
+    bool all_bits = true;
+};
+
 /// Writer of documents one by one; memory grows by four bytes per document only. The files appear under their names
-/// when `finish` returns, the index last; a writer destroyed before leaves nothing behind.
+/// when `finish` returns, the index last; a writer destroyed before leaves nothing behind, or, after `save`, the files
+/// to go on with.
 class IndexedDatasetWriter {
   public:
     /// Tokens take two bytes when vocab_size < 65500, else four. `with_weights` also writes PREFIX.mask or, where a
-    /// weight is neither 0 nor 1, PREFIX.weights.
-    IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_weights = false);
+    /// weight is neither 0 nor 1, PREFIX.weights. With `state`, goes on with the files of the writer that saved it.
+    IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_weights = false,
+                         WriterState const* state = nullptr);
     ~IndexedDatasetWriter();
     IndexedDatasetWriter(IndexedDatasetWriter const&) = delete;
     IndexedDatasetWriter& operator=(IndexedDatasetWriter const&) = delete;
@@ -82,6 +92,8 @@ class IndexedDatasetWriter {
     /// `weights` has one entry per token, how much it counts as a target (finite, at least 0); given exactly when the
     /// writer writes them. Throws Category::data for ids outside [0, vocab_size).
     void add_document(std::span<int32_t const> tokens, std::span<float const> weights = {});
+    /// Makes what was written so far durable.
+    WriterState save();
     /// Throws Category::data when there are no tokens: the reader would refuse such files.
     void finish();
 
@@ -93,6 +105,8 @@ class IndexedDatasetWriter {
     /// One of the files, written under a temporary name through a buffer.
     class Output;
 
+    std::unique_ptr<Output> open(char const* extension, int64_t bytes) const;
+    void read_lengths(int64_t documents);
     void write_index();
     void add_weights(std::span<float const> weights);
     void finish_weights();

@@ -9,11 +9,19 @@ namespace perigee {
 
 class IndexedDatasetWriter::Output {
   public:
-    Output(FileSystem& files, Path path)
-        : files_(files), path_(std::move(path)), temporary_(path_.string() + ".tmp"), file_(files.create(temporary_)) {}
+    /// `bytes` of an earlier one are kept; 0: begins anew.
+    Output(FileSystem& files, Path path, int64_t bytes)
+        : files_(files),
+          path_(std::move(path)),
+          temporary_(path_.string() + ".tmp"),
+          file_(bytes > 0 ? files.append(temporary_) : files.create(temporary_)),
+          written_(bytes),
+          saved_(bytes > 0) {
+        if (bytes > 0) file_->truncate(bytes);
+    }
 
     ~Output() {
-        if (renamed_) return;
+        if (renamed_ || saved_) return;
         try {
             file_.reset();
             files_.remove_all(temporary_);
@@ -31,10 +39,17 @@ class IndexedDatasetWriter::Output {
         bytes(&value, sizeof(value));
     }
 
-    void overwrite(int64_t offset, uint64_t value) {
+    template <class Number>
+    void overwrite(int64_t offset, Number value) {
         flush();
         file_->write_at(offset, std::as_bytes(std::span(&value, 1)));
     }
+    void save() {
+        flush();
+        file_->sync();
+        saved_ = true;
+    }
+    void drop() { saved_ = false; }
 
     void close() {
         flush();
@@ -60,21 +75,34 @@ class IndexedDatasetWriter::Output {
     Path temporary_;
     std::unique_ptr<WritableFile> file_;
     std::vector<std::byte> buffer_;
-    int64_t written_ = 0;
-    bool renamed_ = false;
+    int64_t written_;
+    bool renamed_ = false, saved_;  ///< what was saved stays for another writer
 };
 
-IndexedDatasetWriter::IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_weights)
+IndexedDatasetWriter::IndexedDatasetWriter(FileSystem& files, Path prefix, int64_t vocab_size, bool with_weights,
+                                           WriterState const* state)
     : files_(files),
       prefix_(std::move(prefix)),
       vocab_size_(vocab_size),
       type_(vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
-    bin_ = std::make_unique<Output>(files_, path(".bin"));
-    index_ = std::make_unique<Output>(files_, path(".idx"));
+    int64_t const tokens = state != nullptr ? state->tokens : 0;
+    bin_ = open(".bin", tokens * size_of(type_));
+    index_ = open(".idx", tokens > 0 ? kIndexHeaderBytes + state->documents * size_of(TokenType::i32) : 0);
+    if (with_weights) {
+        // Which of the two is needed is known at the end, as is the number of tokens.
+        mask_ = open(".mask", tokens > 0 ? kSidecarHeaderBytes + tokens / 8 : 0);
+        weights_ = open(".weights", tokens > 0 ? kSidecarHeaderBytes + tokens * int64_t{sizeof(float)} : 0);
+    }
+    if (tokens > 0) {
+        tokens_ = tokens;
+        mask_byte_ = static_cast<uint8_t>(state->mask_byte);
+        all_bits_ = state->all_bits;
+        read_lengths(state->documents);
+        return;
+    }
+    // The lengths of documents follow a header that is written last.
+    for (int64_t i = 0; i < kIndexHeaderBytes; ++i) index_->number(uint8_t{0});
     if (!with_weights) return;
-    // Which of the two is needed is known at the end, as is the number of tokens.
-    mask_ = std::make_unique<Output>(files_, path(".mask"));
-    weights_ = std::make_unique<Output>(files_, path(".weights"));
     for (auto const& [file, magic] : {std::pair{mask_.get(), kMaskMagic}, {weights_.get(), kWeightsMagic}}) {
         file->bytes(magic.data(), magic.size());
         file->number(kSidecarVersion);
@@ -83,6 +111,25 @@ IndexedDatasetWriter::IndexedDatasetWriter(FileSystem& files, Path prefix, int64
 }
 
 IndexedDatasetWriter::~IndexedDatasetWriter() = default;
+
+std::unique_ptr<IndexedDatasetWriter::Output> IndexedDatasetWriter::open(char const* extension, int64_t bytes) const {
+    Path const earlier = path(extension).string() + ".tmp";
+    if (bytes > 0 && (!files_.exists(earlier) || files_.file_size(earlier) < bytes))
+        fail(Category::data, "{} does not hold the {} bytes that an earlier run wrote: begin anew without it",
+             earlier.string(), bytes);
+    return std::make_unique<Output>(files_, path(extension), bytes);
+}
+
+void IndexedDatasetWriter::read_lengths(int64_t documents) {
+    lengths_.resize(static_cast<size_t>(documents));
+    files_.open(path(".idx.tmp"))->read_at(kIndexHeaderBytes, std::as_writable_bytes(std::span(lengths_)));
+}
+
+WriterState IndexedDatasetWriter::save() {
+    for (auto const* output : {&bin_, &index_, &mask_, &weights_})
+        if (*output) (*output)->save();
+    return {documents(), tokens_, mask_byte_, all_bits_};
+}
 
 Path IndexedDatasetWriter::path(char const* extension) const { return Path(prefix_.string() + extension); }
 
@@ -106,6 +153,7 @@ void IndexedDatasetWriter::add_document(std::span<int32_t const> tokens, std::sp
     }
     add_weights(weights);
     lengths_.push_back(static_cast<int32_t>(tokens.size()));
+    index_->number(lengths_.back());
     tokens_ += static_cast<int64_t>(tokens.size());
 }
 
@@ -123,19 +171,25 @@ void IndexedDatasetWriter::add_weights(std::span<float const> weights) {
 
 void IndexedDatasetWriter::finish_weights() {
     if (tokens_ % 8 != 0) mask_->number(mask_byte_);
-    (all_bits_ ? weights_ : mask_).reset();
+    auto& unused = all_bits_ ? weights_ : mask_;
+    unused->drop();
+    unused.reset();
     Output& used = all_bits_ ? *mask_ : *weights_;
     used.overwrite(kSidecarHeaderBytes - 8, static_cast<uint64_t>(tokens_));
     used.close();
 }
 
 void IndexedDatasetWriter::write_index() {
-    index_->bytes(kIndexMagic.data(), kIndexMagic.size());
-    index_->number(kIndexVersion);
-    index_->number(static_cast<uint8_t>(type_));
-    index_->number(static_cast<uint64_t>(documents()));
-    index_->number(static_cast<uint64_t>(documents() + 1));
-    index_->bytes(lengths_.data(), lengths_.size() * sizeof(int32_t));
+    int64_t at = 0;
+    auto const header = [&](auto value) {
+        index_->overwrite(at, value);
+        at += static_cast<int64_t>(sizeof(value));
+    };
+    for (char const letter : kIndexMagic) header(letter);
+    header(kIndexVersion);
+    header(static_cast<uint8_t>(type_));
+    header(static_cast<uint64_t>(documents()));
+    header(static_cast<uint64_t>(documents() + 1));
     int64_t offset = 0;
     for (int32_t const length : lengths_) {
         index_->number(offset);
@@ -154,6 +208,7 @@ void IndexedDatasetWriter::finish() {
     files_.remove_all(path(".idx"));
     files_.remove_all(path(".mask"));
     files_.remove_all(path(".weights"));
+    files_.remove_all(path(kChatRecordExtension));
     bin_->rename();
     if (mask_) mask_->rename();
     if (weights_) weights_->rename();

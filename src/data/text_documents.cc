@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/binary_file.h"
+#include "data/parquet.h"
 #include "io/strict_json.h"
 
 namespace perigee {
@@ -12,33 +13,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxFolderDepth = 64;  // a link to a folder above would never end
-
-std::string name_without_gz(Path const& path) {
-    return path.extension() == ".gz" ? path.stem().string() : path.filename().string();
-}
-
-/// Files below folders: those to read, and those that hold no text.
-struct Listing {
-    std::vector<Path> found, skipped;
-};
-
-void list_folder(FileSystem& files, Path const& folder, std::vector<std::string> const& suffixes, int depth,
-                 Listing& listing) {
-    if (depth > kMaxFolderDepth) {
-        fail(Category::data, "{}: more than {} folders deep", folder.string(), kMaxFolderDepth);
-    }
-    for (auto const& name : files.list(folder)) {
-        Path const path = folder / name;
-        if (files.is_directory(path)) {
-            list_folder(files, path, suffixes, depth + 1, listing);
-        } else if (suffixes.empty() || std::any_of(suffixes.begin(), suffixes.end(), [&](auto const& suffix) {
-                       return name_without_gz(path).ends_with(suffix);
-                   })) {
-            TextReader reader(files, path);
-            (binary_kind(reader) ? listing.skipped : listing.found).push_back(path);
-        }
-    }
+std::string plain_name(Path const& path) {
+    bool const compressed = path.extension() == ".gz" || path.extension() == ".zst";
+    return compressed ? path.stem().string() : path.filename().string();
 }
 
 /// Finds the text under one key of the outermost object without building the rest; nlohmann's parser does not recurse.
@@ -97,10 +74,10 @@ class TextFinder : public nlohmann::json_sax<json> {
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n\f\v") == line.npos; }
 
-void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument const& use) {
+void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument const& use, int64_t skip) {
     std::string line;
     while (reader.read_line(line, kMaxJsonLineBytes)) {
-        if (is_blank(line)) continue;
+        if (is_blank(line) || skip-- > 0) continue;
         TextFinder finder(options.key);
         json::sax_parse(line, &finder);
         if (finder.problem.empty() && !finder.found) finder.problem = fmt::format("no \"{}\"", options.key);
@@ -111,7 +88,10 @@ void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument cons
     }
 }
 
-void read_text(TextReader& reader, TextOptions const& options, UseDocument const& use) {
+void read_text(TextReader& reader, TextOptions const& options, UseDocument const& use_all, int64_t skip) {
+    auto const use = [&](std::string_view text, int64_t bytes_read) {
+        if (skip-- <= 0) use_all(text, bytes_read);
+    };
     std::string document, blanks, line;
     int64_t blank_run = 0;
     while (reader.read_line(line, kMaxDocumentBytes)) {
@@ -144,38 +124,29 @@ void read_text(TextReader& reader, TextOptions const& options, UseDocument const
 
 bool is_jsonl(Path const& path, TextOptions const& options) {
     if (options.format != TextOptions::Format::automatic) return options.format == TextOptions::Format::jsonl;
-    auto const name = name_without_gz(path);
+    auto const name = plain_name(path);
     return name.ends_with(".jsonl") || name.ends_with(".ndjson");
 }
 
 }  // namespace
 
-std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
-                                  std::vector<std::string> const& suffixes, std::vector<Path>& skipped) {
-    Listing listing;
-    for (Path const& input : inputs) {
-        if (!files.exists(input)) fail(Category::data, "{}: no such file or folder", input.string());
-        if (files.is_directory(input)) {
-            list_folder(files, input, suffixes, 0, listing);
-        } else {
-            listing.found.push_back(input);
-        }
-    }
-    skipped = std::move(listing.skipped);
-    return std::move(listing.found);
-}
-
 void refuse_binary(TextReader& reader) {
     if (auto const kind = binary_kind(reader))
-        fail(Category::data, "{}: expected UTF-8 text or JSONL, plain or gzip; this is {}", reader.path().string(),
+        fail(Category::data, "{}: expected UTF-8 text or JSONL, plain, gzip or zstd; this is {}", reader.path().string(),
              *kind);
 }
 
-void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use) {
+void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use,
+                       int64_t skip) {
+    if (is_parquet(path)) {
+        ParquetReader reader(files, path, ParquetReader::Kind::text, options.key, skip);
+        for (std::string_view text; reader.next(text);) use(text, reader.bytes_read());
+        return;
+    }
     TextReader reader(files, path);
     refuse_binary(reader);
     auto* const read = is_jsonl(path, options) ? &read_jsonl : &read_text;
-    read(reader, options, use);
+    read(reader, options, use, skip);
 }
 
 }  // namespace perigee

@@ -1,4 +1,5 @@
-// Lines of a text file, plain or compressed by gzip (told by its first bytes, whatever its name), in bounded memory.
+// Lines of a text file, plain or compressed by gzip or zstd (told by its first bytes, whatever its name), in bounded
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -38,15 +39,17 @@ class TextReader {
     int64_t bytes_read() const { return offset_; }        ///< of the file on disk
 
   private:
-    struct Inflater;
+    class Decoder;
+    class GzipDecoder;
+    class ZstdDecoder;
 
     bool refill();
     bool read_raw();
-    void inflate_some();
+    void decode_some();
 
     Path path_;
     std::unique_ptr<ReadableFile> file_;
-    std::unique_ptr<Inflater> inflater_;  ///< only for compressed files
+    std::unique_ptr<Decoder> decoder_;  ///< only for compressed files
     std::string raw_, text_;              ///< as on disk; ready to be read
     size_t begin_ = 0;                    ///< of what is not yet read of text_
     int64_t offset_ = 0;

@@ -219,6 +219,8 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
     write_text(files, made.path() / kConfigName, config);
     Path const& companions = options.companions.empty() ? options.origin : options.companions;
     if (!companions.empty()) copy_companions(files, companions, made.path());
+    // transformers prefers this file to what the tokenizer's configuration says.
+    if (!options.chat_template.empty()) write_text(files, made.path() / "chat_template.jinja", options.chat_template);
     made.commit(made.path());
 }
 

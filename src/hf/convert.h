@@ -28,6 +28,7 @@ struct ExportOptions {
     int64_t shard_bytes = int64_t{5} << 30;  ///< values per file; a larger tensor has a file of its own
     Path origin;                             ///< folder whose config.json the model began with; may be empty
     Path companions;                         ///< folder of companion files to take along; empty takes those of `origin`
+    std::string chat_template;               ///< Jinja, which the model was trained with; empty: the companions' own
 };
 /// Makes `output` a Hugging Face folder of a checkpoint's weights.
 void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOptions const& options, Path const& output,

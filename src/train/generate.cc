@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "data/chat_encoder.h"
+#include "data/jinja_template.h"
 #include "eval/sampling.h"
 #include "train/text_model.h"
 
@@ -10,13 +12,26 @@ namespace perigee {
 
 namespace {
 
-ChatEncoder chat_encoder(RunOptions const& options, Tokenizer const& tokenizer) {
-    return ChatEncoder(options.chat, options.model.max_position_embeddings, tokenizer);
+/// The template in use; null where there is none.
+std::unique_ptr<ConversationEncoder> chat_of(Session& session, Tokenizer const& tokenizer) {
+    RunOptions const& options = session.options();
+    ChatOptions const chat = resolved(session.files(), options.data.tokenizer, options.chat);
+    if (chat.format == ChatFormat::none) return nullptr;
+    return make_conversation_encoder(session.files(), chat, options.data.tokenizer,
+                                     options.model.max_position_embeddings, tokenizer);
+}
+
+void warn_of_other_template(ConversationEncoder const& chat, RunState const& state) {
+    auto const trained = state.info.find(RunState::kChatTemplate);
+    if (trained != state.info.end() && trained->second != chat.template_text())
+        log::warn(
+            "the model was trained with another chat template than the one in use here: its answers may suffer. "
+            "`convert` writes the one of training");
 }
 
 /// What the model is given to go on from.
-std::vector<int32_t> opening(RunOptions const& options, Tokenizer const& tokenizer, ChatEncoder const& chat) {
-    if (options.chat.format == ChatFormat::none) {
+std::vector<int32_t> opening(RunOptions const& options, Tokenizer const& tokenizer, ConversationEncoder* chat) {
+    if (chat == nullptr) {
         std::vector<int32_t> ids = tokenizer.prefix();
         std::ranges::copy(tokenizer.encode_with_special(options.generate.prompt), std::back_inserter(ids));
         return ids;
@@ -24,7 +39,7 @@ std::vector<int32_t> opening(RunOptions const& options, Tokenizer const& tokeniz
     std::vector<Message> messages;
     if (!options.generate.system.empty()) messages.push_back({kInstructs, options.generate.system});
     messages.push_back({kAsks, options.generate.prompt});
-    return chat.prompt(messages);
+    return chat->prompt(conversation_line(messages));
 }
 
 /// Holds tokens back as long as they may be the beginning of what ends an answer.
@@ -55,18 +70,25 @@ class Ending {
 
 }  // namespace
 
-void generate(Session& session, int64_t step, std::function<void(std::string const&)> const& sink) {
+bool has_chat_template(Session& session) {
+    RunOptions const& options = session.options();
+    return resolved(session.files(), options.data.tokenizer, options.chat).format != ChatFormat::none;
+}
+
+void generate(Session& session, RunState const& state, std::function<void(std::string const&)> const& sink) {
     RunOptions const& options = session.options();
     auto const tokenizer = make_tokenizer(session.files(), options.data.tokenizer);
     check_vocabulary(*tokenizer, options.model.vocab_size);
-    ChatEncoder const chat = chat_encoder(options, *tokenizer);
-    std::vector<int32_t> ids = opening(options, *tokenizer, chat);
+    auto const chat = chat_of(session, *tokenizer);
+    if (chat) warn_of_other_template(*chat, state);
+    std::vector<int32_t> ids = opening(options, *tokenizer, chat.get());
     StreamDecoder stream(*tokenizer);
-    Ending ending(chat.stop(), [&](int32_t id) { sink(stream.push(id)); });
+    Ending ending(chat ? chat->stop() : std::vector{tokenizer->end_of_document()},
+                  [&](int32_t id) { sink(stream.push(id)); });
     if (ids.empty()) fail(Category::config, "generate.prompt is empty: at least one token is needed to go on from");
     int64_t const most = options.model.max_position_embeddings;
     int64_t const longest = std::min(most, std::ssize(ids) + options.generate.max_tokens);
-    TextModel model(session, session.selections(step), longest);
+    TextModel model(session, session.selections(state.step), longest);
     Philox const random(static_cast<uint64_t>(options.seed), Purpose::generate);
     for (int64_t i = 0; i < options.generate.max_tokens; ++i) {
         if (std::ssize(model.text()) + std::ssize(ids) >= most) break;

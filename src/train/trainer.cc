@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/stop_request.h"
 #include "checkpoint/folders.h"
+#include "data/chat_record.h"
 #include "data/fingerprint.h"
 #include "device/peak_flops.h"
 #include "train/described.h"
@@ -76,7 +77,10 @@ void Trainer::start() {
     state_.seed = static_cast<uint64_t>(options_.seed);
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     state_.options = options_text(options_);
-    if (folder_) state_.data = fingerprints(options_.data, session_.files());
+    if (folder_) {
+        state_.data = fingerprints(options_.data, session_.files());
+        note_chat_template();
+    }
     HostComm& world = mesh_.world();
     std::string const run_id = world.broadcast_text(folder_ ? folder_->run_id() : "", 0);
     auto const found =
@@ -98,6 +102,14 @@ void Trainer::start() {
     state_.best = best ? std::optional(RunState::Best{best->step, best->loss}) : std::nullopt;
 }
 
+/// The template that rendered the conversations goes with the weights.
+void Trainer::note_chat_template() {
+    bool others = false;
+    auto const record = chat_record_of(session_.files(), options_.data, others);
+    if (others) log::warn("data.train was tokenized with several chat templates: checkpoints carry the first one");
+    if (record) state_.info[RunState::kChatTemplate] = record->text;
+}
+
 void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
     RunState const& then = found.state();
     auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
@@ -110,6 +122,11 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
         if (folder_) log::warn("{}", sentence);
     for (auto const& [key, now] : state_.info) {
         auto const before = then.info.find(key);
+        if (key == RunState::kChatTemplate) {
+            if (before != then.info.end() && before->second != now)
+                log::warn("resuming with another chat template than before: that of the training data");
+            continue;
+        }
         if (folder_ && (before == then.info.end() || before->second != now))
             log::warn("resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
                       key, before == then.info.end() ? "unknown" : before->second, now);

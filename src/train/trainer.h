@@ -49,6 +49,7 @@ class Trainer {
     void start();
     /// Goes on from a checkpoint; `run_id` is that of the folder's run, empty for a new one.
     void resume(Checkpoint const& found, std::string const& run_id);
+    void note_chat_template();
     void take_run_id(Checkpoint const& found, std::string const& run_id);
     bool told_to_stop();
     bool may_begin();

@@ -3,57 +3,166 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/printable.h"
 #include "config/config.h"
-#include "data/chat_encoder.h"
+#include "data/chat_documents.h"
+#include "data/chat_record.h"
 #include "data/indexed_dataset.h"
+#include "data/jinja_template.h"
+#include "commands/tokenize/journal.h"
+#include "commands/tokenize/meter.h"
+#include "train/described.h"
 
 namespace perigee {
 
 namespace {
 
-RunOptions load(ChatInputs const& inputs) {
+RunOptions load(ChatInputs const& inputs, FileSystem& files) {
     RunOptions options = load_config(inputs.config, inputs.overrides);
     if (auto const found = problems(options.chat); !found.empty())
         fail(Category::config, "{}: {}", inputs.config, fmt::join(found, "\n"));
     if (options.chat.max_tokens == 0) options.chat.max_tokens = options.data.sequence_length + 1;
+    options.chat = resolved(files, options.data.tokenizer, options.chat);
+    options.chat.jinja.date = day_of(options.chat.jinja);  // the same for all, also for a run that goes on tomorrow
     return options;
 }
 
-void print_summary(ChatInputs const& inputs, ChatCounts const& counts, IndexedDatasetWriter const& writer,
-                   int64_t loss_tokens) {
-    double const share = 100 * static_cast<double>(loss_tokens) / static_cast<double>(writer.tokens());
-    print_printable("{}.bin, .idx: {} conversations, {} tokens ({}), of which {:.2f}% carry loss\n",
-                    inputs.output.string(), fmt::group_digits(writer.documents()), fmt::group_digits(writer.tokens()),
-                    to_string(writer.token_type()), share);
-    for (auto const& [count, what] : {std::pair{counts.shortened, "longer than chat.max_tokens, shortened"},
-                                      {counts.too_long, "longer than chat.max_tokens, dropped"},
-                                      {counts.without_loss, "without a token that carries loss, dropped"},
-                                      {counts.malformed, "malformed, skipped"}}) {
-        if (count > 0) print_printable("  {} {}\n", fmt::group_digits(count), what);
-    }
-    if (counts.malformed > 0) print_printable("  the first malformed one is {}\n", counts.first_malformed);
+std::string describe_inputs(ChatInputs const& inputs, RunOptions options, std::string const& chat_template,
+                            FileSystem& files) {
+    if (chat_template.find("strftime_now") == std::string::npos) options.chat.jinja.date = "";
+    return fmt::format("chat {} {} {} {}", options_text(options), chat_template,
+                       tokenizer_fingerprint(files, options.data.tokenizer), fingerprint_of(files, inputs.files));
 }
+
+/// The numbers of `counts`, to write down and to read again.
+std::vector<int64_t*> numbers_of(ChatCounts& counts) {
+    std::vector<int64_t*> all{&counts.whole,     &counts.shortened, &counts.too_long,     &counts.without_loss,
+                              &counts.malformed, &counts.rewritten, &counts.conversations};
+    for (int64_t& count : counts.formats) all.push_back(&count);
+    return all;
+}
+
+/// All conversations after those of an earlier run.
+class Run {
+  public:
+    Run(ChatInputs const& inputs, RunOptions const& options, FileSystem& files)
+        : inputs_(inputs),
+          options_(options),
+          files_(files),
+          tokenizer_(make_tokenizer(files, options.data.tokenizer)),
+          encoder_(make_conversation_encoder(files, options.chat, options.data.tokenizer, options.chat.max_tokens,
+                                             *tokenizer_)),
+          journal_(files, inputs.output, describe_inputs(inputs, options, encoder_->template_text(), files),
+                   inputs.seconds),
+          writer_(files, inputs.output, tokenizer_->vocab_size(), /*with_weights=*/true, journal_.writer()),
+          meter_(files, inputs.files, inputs.seconds),
+          earlier_(writer_.tokens()) {
+        if (journal_.found()) go_on(nlohmann::json::parse(journal_.found()->place));
+    }
+
+    void read_all() {
+        for (size_t file = 0; file < file_; ++file) done_bytes_ += files_.file_size(inputs_.files[file]);
+        for (; file_ < inputs_.files.size(); ++file_) {
+            counts_ += for_each_chat(
+                files_, inputs_.files[file_], options_.chat, *encoder_,
+                [&](EncodedChat const& chat, ChatPlace const& place) { add(chat, place); }, std::exchange(records_, 0));
+            done_bytes_ += files_.file_size(inputs_.files[file_]);
+        }
+        meter_.clear();
+        writer_.finish();
+        if (std::string const text = encoder_->template_text(); !text.empty())
+            write_chat_record(files_, inputs_.output, {text, options_.data.tokenizer});
+        journal_.finish();
+    }
+
+    void print_summary() {
+        double const share = 100 * static_cast<double>(loss_tokens_) / static_cast<double>(writer_.tokens());
+        print_printable("{}.bin, .idx: {} conversations, {} tokens ({}), of which {:.2f}% carry loss\n",
+                        inputs_.output.string(), fmt::group_digits(writer_.documents()),
+                        fmt::group_digits(writer_.tokens()), to_string(writer_.token_type()), share);
+        for (auto const& [count, what] :
+             {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
+              {counts_.too_long, "longer than chat.max_tokens, dropped"},
+              {counts_.without_loss, "without a token that carries loss, dropped"},
+              {counts_.rewritten, rewritten_what()},
+              {counts_.malformed, "malformed, skipped"}}) {
+            if (count > 0) print_printable("  {} {}\n", fmt::group_digits(count), what);
+        }
+        if (counts_.malformed > 0) print_printable("  the first malformed one is {}\n", counts_.first_malformed);
+        print_formats();
+    }
+
+  private:
+    char const* rewritten_what() const {
+        return options_.chat.jinja.rewritten == Rewritten::split
+                   ? "answers that later turns write otherwise, in documents of their own"
+                   : "answers that later turns write otherwise, without loss";
+    }
+    /// Where not all lines are messages, or a template tells the day.
+    void print_formats() const {
+        for (size_t i = 0; i < counts_.formats.size(); ++i)
+            if (auto const format = static_cast<RecordFormat>(i);
+                counts_.formats[i] > 0 && format != RecordFormat::messages && format != RecordFormat::prompt_completion)
+                print_printable("  {} lines read as {}\n", fmt::group_digits(counts_.formats[i]), to_string(format));
+        if (encoder_->template_text().find("strftime_now") != std::string::npos)
+            print_printable("  the template is told that the day is {} (chat.jinja.date)\n", options_.chat.jinja.date);
+    }
+
+    void add(EncodedChat const& chat, ChatPlace const& place) {
+        if (skipped_ < 0) skipped_ = journal_.found() ? done_bytes_ + place.bytes : 0;
+        writer_.add_document(chat.tokens, chat.weights);
+        loss_tokens_ += std::ranges::count_if(chat.weights, [](float weight) { return weight > 0; });
+        if (!place.is_end) return;
+        meter_.show(done_bytes_ + place.bytes, skipped_, writer_.tokens() - earlier_);
+        journal_.tick(writer_, [&] { return written(place); });
+    }
+
+    std::string written(ChatPlace const& place) const {
+        ChatCounts counts = counts_;
+        counts += *place.counts;
+        nlohmann::json numbers = nlohmann::json::array();
+        for (int64_t const* const number : numbers_of(counts)) numbers.push_back(*number);
+        return nlohmann::json{{"file", file_},
+                              {"records", place.records},
+                              {"loss_tokens", loss_tokens_},
+                              {"counts", numbers},
+                              {"first_malformed", counts.first_malformed}}
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    }
+    void go_on(nlohmann::json const& place) {
+        file_ = place.at("file");
+        records_ = place.at("records");
+        loss_tokens_ = place.at("loss_tokens");
+        counts_.first_malformed = place.at("first_malformed");
+        size_t i = 0;
+        for (int64_t* const number : numbers_of(counts_)) *number = place.at("counts").at(i++);
+    }
+
+    ChatInputs const& inputs_;
+    RunOptions const& options_;
+    FileSystem& files_;
+    std::unique_ptr<Tokenizer> tokenizer_;
+    std::unique_ptr<ConversationEncoder> encoder_;
+    Journal journal_;
+    IndexedDatasetWriter writer_;
+    Meter meter_;
+    ChatCounts counts_;
+    int64_t earlier_;  ///< tokens of an earlier run
+    int64_t loss_tokens_ = 0, done_bytes_ = 0, skipped_ = -1;
+    size_t file_ = 0;
+    int64_t records_ = 0;  ///< of that file, read by an earlier run
+};
 
 }  // namespace
 
 void tokenize_chats(ChatInputs const& inputs, FileSystem& files) {
-    RunOptions const options = load(inputs);
-    auto const tokenizer = make_tokenizer(files, options.data.tokenizer);
-    ChatEncoder const encoder(options.chat, options.chat.max_tokens, *tokenizer);
+    RunOptions const options = load(inputs, files);
     if (inputs.output.has_parent_path()) files.make_directories(inputs.output.parent_path());
-    IndexedDatasetWriter writer(files, inputs.output, tokenizer->vocab_size(), /*with_weights=*/true);
-    ChatCounts counts;
-    int64_t loss_tokens = 0;
-    for (Path const& path : inputs.files) {
-        counts += for_each_chat(files, path, options.chat, encoder, [&](EncodedChat const& chat, int64_t) {
-            writer.add_document(chat.tokens, chat.weights);
-            loss_tokens += std::ranges::count_if(chat.weights, [](float weight) { return weight > 0; });
-        });
-    }
-    writer.finish();
-    print_summary(inputs, counts, writer, loss_tokens);
+    Run run(inputs, options, files);
+    run.read_all();
+    run.print_summary();
 }
 
 }  // namespace perigee

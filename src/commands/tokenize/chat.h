@@ -11,11 +11,13 @@ namespace perigee {
 struct ChatInputs {
     std::string config;                  ///< path of the YAML file
     std::vector<std::string> overrides;  ///< "key=value"
-    std::vector<Path> files;             ///< JSONL, plain or .gz
+    std::vector<Path> files;             ///< JSONL, plain or compressed, and Parquet
     Path output;                         ///< prefix
+    double seconds = 10;                 ///< between lines of progress, and between states to go on from
 };
 
-/// Writes the tokens of all conversations and, beside them, their loss weights; prints what became of them.
+/// Writes the tokens of all conversations and, beside them, their loss weights and the template; prints what became of
+/// them. A run that was killed is gone on with.
 void tokenize_chats(ChatInputs const& inputs, FileSystem& files);
 
 }  // namespace perigee

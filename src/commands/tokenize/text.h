@@ -17,9 +17,11 @@ struct TextInputs {
     bool prepend_bos = true;  ///< what the tokenizer puts before a text
     bool append_eod = true;
     int threads = 0;  ///< 0: one per core
+    double seconds = 10;  ///< between lines of progress, and between states to go on from
 };
 
 /// Writes the tokens of all documents in the order of the files, whatever the number of threads; prints a summary.
+/// A run that was killed is gone on with.
 void tokenize_text(TextInputs const& inputs, FileSystem& files);
 
 }  // namespace perigee

@@ -1,0 +1,182 @@
+"""Renders conversations by a Jinja chat template: JSON lines on standard input, one JSON line back for each.
+
+The first line names the template, what it may use, and the names of special tokens; the answer says how an answer ends.
+Every further line is a conversation and what is asked of it:
+  text       the whole conversation
+  prompt     the same and the opening of an answer
+  documents  the text to train on and where its answers are, in bytes of UTF-8
+An answer begins where the text of the messages before it, with the opening of an answer, ends. Where a later turn makes
+the template write an earlier answer otherwise, the conversation becomes several documents, in each of which the answers
+stand as they are generated.
+The environment is the one that transformers documents for chat templates: sandboxed, trim_blocks, lstrip_blocks, break and
+continue, raise_exception, strftime_now, tojson without HTML escapes, and the generation block, which changes nothing here.
+"""
+import datetime
+import json
+import resource
+import signal
+import sys
+
+sys.path[:] = [path for path in sys.path if path]  # no module of the working folder
+MEMORY = 4 << 30  # a template that asks for more fails in words
+SECONDS = 300  # the process that asks gives up before; this holds where it was killed
+
+try:
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.sandbox
+except ImportError:
+    jinja2 = None
+
+
+class Problem(Exception):
+    """Why a conversation cannot be taught from."""
+
+
+def make_environment(day):
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("as_it_is"), [], [], body).set_lineno(line)
+
+        def as_it_is(self, caller):
+            return caller()
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: day.strftime(form)
+    return environment
+
+
+PROBE = "fourscore"  # an answer that no template writes by itself
+
+
+class Chat:
+    def __init__(self, setting):
+        day = datetime.datetime.fromisoformat(setting["date"])
+        self.template = make_environment(day).from_string(setting["template"])
+        self.given = {**setting["special"], **setting["arguments"]}
+        self.names = setting["names"]
+        self.guard = setting["guard"]
+        self.stop = self.find_stop()
+
+    def render(self, messages, tools=None, opening=False):
+        try:
+            text = self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=opening,
+                                        **self.given)
+        except MemoryError:
+            raise Problem(f"the template wants more than {MEMORY >> 30} GiB of memory") from None
+        except Exception as error:  # whatever a template calls may raise anything
+            raise Problem(f"the template says: {error}" if isinstance(error, jinja2.exceptions.TemplateError)
+                          else f"the template fails: {type(error).__name__}: {error}") from None
+        if json.dumps(self.guard)[1:-1] in text:
+            raise Problem("the template escapes characters, so that names of special tokens cannot be told from text")
+        return text
+
+    def find_stop(self):
+        """What ends an answer: the first special token after it, or all that follows it but white space."""
+        text = self.render([{"role": "user", "content": "u"}, {"role": "assistant", "content": PROBE}])
+        if PROBE not in text:
+            raise Problem("the template does not write what an assistant says")
+        rest = text[text.rindex(PROBE) + len(PROBE):].rstrip()
+        found = [(rest.index(name), -len(name), name) for name in self.names if name in rest]
+        if not found:
+            return rest
+        at, _, name = min(found)
+        return rest[:at] + name
+
+    def frame(self):
+        """What the template writes around short messages of all kinds, as far as it takes them."""
+        ask, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+        function = {"name": "f", "arguments": {"x": 1}}
+        call = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}]}
+        result = {"role": "tool", "name": "f", "tool_call_id": "abcdefghi", "content": "1"}
+        tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {
+            "type": "object", "properties": {"x": {"type": "integer", "description": "x"}}, "required": ["x"]}}}]
+        written = []
+        for messages, given in (([ask, answer], None), ([{"role": "system", "content": "s"}, ask, answer], None),
+                                ([ask, call, result, answer], tools)):
+            try:
+                written.append(self.render(messages, given))
+            except Problem:
+                pass
+        return "\n".join(written)
+
+    def answer(self, messages, tools, i):
+        """The text that generation of message i starts from, and what it goes on with up to its end."""
+        prompt = self.render(messages[:i], tools, opening=True)
+        text = self.render(messages[:i + 1], tools)
+        if not text.startswith(prompt):
+            at = next((n for n, (a, b) in enumerate(zip(prompt, text)) if a != b), min(len(prompt), len(text)))
+            raise Problem(f"message {i + 1}: the text to train on is no continuation of the text that generation starts from: "
+                          f"after {prompt[max(0, at - 40):at]!r} one has {text[at:at + 40]!r}, the other {prompt[at:at + 40]!r}")
+        said = text[len(prompt):]
+        end = said.find(self.stop) if self.stop else -1
+        return prompt, said[:end + len(self.stop)] if end >= 0 else said.rstrip()
+
+    def documents(self, messages, tools, wanted, split):
+        made, end = [], len(messages)
+        while True:
+            text = self.render(messages[:end], tools)
+            answers, rewritten = [], []
+            for i in wanted:
+                prompt, said = self.answer(messages, tools, i)
+                if not text.startswith(said, len(prompt)) or not text.startswith(prompt):
+                    rewritten.append(i)
+                elif said:
+                    begin = len(prompt.encode())
+                    answers.append([i, begin, begin + len(said.encode())])
+            if answers or not split:
+                made.append({"messages": end, "text": text, "answers": answers})
+            if not rewritten or not split:
+                return {"documents": made[::-1], "rewritten": len(rewritten)}
+            wanted, end = rewritten, rewritten[-1] + 1
+
+    def reply(self, request):
+        messages, tools = request["messages"], request.get("tools")
+        if request["ask"] == "documents":
+            return self.documents(messages, tools, request["wanted"], request["split"])
+        return {"text": self.render(messages, tools, opening=request["ask"] == "prompt")}
+
+
+def say(value):
+    line = json.dumps(value, ensure_ascii=False) + "\n"
+    sys.stdout.buffer.write(line.encode("utf-8", "replace"))
+    sys.stdout.buffer.flush()
+
+
+def main():
+    if jinja2 is None:
+        return say({"missing": "jinja2"})
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    chat = None
+    for line in sys.stdin.buffer:
+        signal.alarm(SECONDS)
+        try:
+            request = json.loads(line)
+            if chat is None:
+                chat = Chat(request)
+                say({"stop": chat.stop, "frame": chat.frame()})
+            else:
+                say(chat.reply(request))
+        except (Problem, jinja2.exceptions.TemplateError) as error:
+            where = f" in line {error.lineno}" if getattr(error, "lineno", None) else ""
+            say({"error": f"{error}{where}"})
+        except (MemoryError, RecursionError) as error:
+            say({"error": f"the template fails: {type(error).__name__}"})
+        signal.alarm(0)
+
+
+main()

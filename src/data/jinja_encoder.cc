@@ -1,0 +1,299 @@
+#include "data/jinja_encoder.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "data/tokenizer/unicode.h"
+
+namespace perigee {
+
+namespace {
+
+using Fate = EncodedChat::Fate;
+constexpr std::string_view kGuard = JinjaRenderer::kGuard;
+constexpr size_t kMostMarkerBytes = 64;
+
+std::string without_guards(std::string_view text) {
+    std::string plain;
+    for (size_t at = 0; (at = text.find(kGuard)) != text.npos; text.remove_prefix(at + kGuard.size()))
+        plain.append(text.substr(0, at));
+    return plain.append(text);
+}
+
+/// Names in <| |> or DeepSeek's wide bars, each once.
+std::vector<std::string> markers(std::string_view text) {
+    std::vector<std::string> found;
+    for (auto const& [open, close] : {std::pair<std::string_view, std::string_view>{"<|", "|>"}, {"<\uFF5C", "\uFF5C>"}})
+        for (size_t at = text.find(open); at != text.npos; at = text.find(open, at + 1)) {
+            size_t const end = text.find(close, at + open.size());
+            if (end == text.npos || end - at > kMostMarkerBytes) continue;
+            std::string name(text.substr(at, end + close.size() - at));
+            if (name.find_first_of(" \n\t<", 1) == name.npos && std::ranges::find(found, name) == found.end())
+                found.push_back(std::move(name));
+        }
+    return found;
+}
+
+size_t common_prefix(std::vector<int32_t> const& a, std::vector<int32_t> const& b) {
+    return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+}
+
+/// The messages from `first` on, after those that stay.
+ConversationLine part_of(ConversationLine const& line, size_t kept, size_t first, size_t end) {
+    using Json = nlohmann::ordered_json;
+    Json const all = Json::parse(line.messages_json);
+    ConversationLine part{.messages = {}, .problem = "", .only_jinja = "", .messages_json = "",
+                          .tools_json = line.tools_json};
+    Json list = Json::array();
+    for (size_t i = 0; i < end; ++i) {
+        if (i >= kept && i < first) continue;
+        part.messages.push_back(line.messages[i]);
+        list.push_back(all[i]);
+    }
+    part.messages_json = list.dump();
+    return part;
+}
+
+EncodedChat nothing(Fate fate, int64_t full_tokens) {
+    return {.fate = fate, .full_tokens = full_tokens, .tokens = {}, .weights = {}};
+}
+
+}  // namespace
+
+SpecialNames::SpecialNames(Tokenizer const& tokenizer) : lengths_(256) {
+    auto const is_mark = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; };
+    for (int32_t id = 0; id < tokenizer.vocab_size() && tokenizer.knows_special(); ++id) {
+        if (!tokenizer.is_special(id)) continue;
+        std::string name = tokenizer.piece(id);
+        // JSON, in which names are looked for, has no other: names in quotes, of letters alone, of marks alone.
+        bool const odd = name.size() < 2 || name.find_first_of("\"\\") != name.npos || !is_mark(name[0]) ||
+                         std::ranges::all_of(name, is_mark);
+        if (odd || name == "<think>" || name == "</think>" || !set_.insert(name).second) continue;
+        lengths_[static_cast<unsigned char>(name[0])].push_back(name.size());
+        names_.push_back(std::move(name));
+    }
+    for (auto& lengths : lengths_) {
+        std::ranges::sort(lengths, std::greater());
+        lengths.erase(std::ranges::unique(lengths).begin(), lengths.end());
+    }
+}
+
+size_t SpecialNames::at(std::string_view text) const {
+    for (size_t const length : lengths_[static_cast<unsigned char>(text[0])])
+        if (length <= text.size() && set_.contains(std::string(text.substr(0, length)))) return length;
+    return 0;
+}
+
+std::string SpecialNames::guarded(std::string_view text) const {
+    std::string made;
+    size_t done = 0;
+    for (size_t i = 0; i < text.size(); ++i) {
+        if (lengths_[static_cast<unsigned char>(text[i])].empty() || at(text.substr(i)) == 0) continue;
+        size_t const inside = i + utf8::first(text.substr(i)).bytes;
+        made.append(text.substr(done, inside - done)).append(kGuard);
+        done = inside;
+    }
+    return made.append(text.substr(done));
+}
+
+JinjaEncoder::JinjaEncoder(JinjaTemplate chat, ChatOptions options, int64_t max_tokens, Tokenizer const& tokenizer,
+                           std::chrono::milliseconds patience)
+    : chat_(std::move(chat)),
+      options_(std::move(options)),
+      max_tokens_(max_tokens),
+      tokenizer_(&tokenizer),
+      patience_(patience),
+      names_(tokenizer) {
+    PERIGEE_CHECK(max_tokens > 0, "conversations of {} tokens", max_tokens);
+    options_.jinja.date = day_of(options_.jinja);  // the same for all
+    if (options_.loss == ChatLoss::all) options_.jinja.rewritten = Rewritten::no_loss;  // one document has all
+    check_markers();
+}
+
+JinjaRenderer& JinjaEncoder::renderer(bool tools) {
+    auto& wanted = tools && !chat_.tools_text.empty() ? tools_renderer_ : renderer_;
+    if (!wanted)
+        wanted = std::make_unique<JinjaRenderer>(chat_, tools, options_.jinja, names_.names(), patience_);
+    return *wanted;
+}
+
+void JinjaEncoder::check_markers() {
+    JinjaRenderer const& first = renderer(false);
+    if (first.stop().empty())
+        fail(Category::config, "{}: it writes nothing after an answer, so that no answer would end", chat_.source);
+    if (!tokenizer_->knows_special()) return;
+    auto const is_spelled = [&](std::string const& name) { return tokenizer_->encode_with_special(name).size() != 1; };
+    for (std::string const& name : markers(first.frame()))
+        if (is_spelled(name))
+            fail(Category::config, "{}: it writes {}, which is no single token of the tokenizer {}", chat_.source, name,
+                 tokenizer_->name());
+    auto const ending = stop();
+    if (std::ranges::none_of(ending, [&](int32_t id) { return tokenizer_->is_special(id); }))
+        fail(Category::config,
+             "{}: it ends answers with \"{}\", which is no special token of the tokenizer {}: answers would end in text",
+             chat_.source, first.stop(), tokenizer_->name());
+}
+
+std::vector<int32_t> JinjaEncoder::stop() const {
+    return tokenizer_->encode_with_special(renderer_->stop(), TextAfter::text);
+}
+
+/// Names that users wrote are text: what lies between special tokens that the template wrote is encoded apart.
+std::vector<int32_t> JinjaEncoder::encode(std::string_view text, TextAfter after) const {
+    if (text.find(kGuard) == text.npos) return tokenizer_->encode_with_special(text, after);
+    std::vector<int32_t> tokens;
+    auto const add = [&](std::vector<int32_t> const& more) {
+        after = text_after(*tokenizer_, more, after);
+        tokens.insert(tokens.end(), more.begin(), more.end());
+    };
+    size_t begin = 0;
+    for (size_t i = 0; i <= text.size();) {
+        size_t const name = i < text.size() ? names_.at(text.substr(i)) : 0;
+        if (name == 0 && i < text.size()) {
+            ++i;
+            continue;
+        }
+        add(tokenizer_->encode(without_guards(text.substr(begin, i - begin)), after));
+        if (name > 0) add(tokenizer_->encode_with_special(text.substr(i, name), after));
+        i += std::max<size_t>(1, name);
+        begin = i;
+    }
+    return tokens;
+}
+
+/// Where pieces encoded apart are not the tokens of the whole text: a token lies across the beginning or the end of an
+/// answer. One across the beginning belongs to the answer.
+void JinjaEncoder::realign(std::string_view text, std::vector<JinjaRenderer::Answer> const& answers,
+                           std::vector<Message> const& messages, EncodedChat& chat) const {
+    chat.weights.assign(chat.tokens.size(), weight_around());
+    auto const tokens_before = [&](size_t byte) {
+        return common_prefix(chat.tokens, tokenizer_->encode_with_special(text.substr(0, byte)));
+    };
+    for (auto const& answer : answers) {
+        size_t const begin = tokens_before(answer.begin), end = std::max(begin, tokens_before(answer.end));
+        std::fill(chat.weights.begin() + static_cast<std::ptrdiff_t>(begin),
+                  chat.weights.begin() + static_cast<std::ptrdiff_t>(end),
+                  static_cast<float>(messages[answer.message].weight));
+    }
+}
+
+EncodedChat JinjaEncoder::encode(JinjaRenderer::Document const& document, std::vector<Message> const& messages) const {
+    std::string_view const text = document.text;
+    float const around = weight_around();
+    EncodedChat chat;
+    TextAfter after = TextAfter::nothing;
+    auto const add = [&](size_t begin, size_t end, float weight) {
+        auto const tokens = encode(text.substr(begin, end - begin), after);
+        after = text_after(*tokenizer_, tokens, after);
+        chat.tokens.insert(chat.tokens.end(), tokens.begin(), tokens.end());
+        chat.weights.resize(chat.tokens.size(), weight);
+    };
+    size_t done = 0;
+    for (auto const& answer : document.answers) {
+        add(done, answer.begin, around);
+        add(answer.begin, answer.end, static_cast<float>(messages[answer.message].weight));
+        done = answer.end;
+    }
+    add(done, text.size(), around);
+    if (text.find(kGuard) == text.npos) {
+        auto whole = tokenizer_->encode_with_special(text);
+        if (whole != chat.tokens) {
+            chat.tokens = std::move(whole);
+            realign(text, document.answers, messages, chat);
+        }
+    }
+    chat.full_tokens = static_cast<int64_t>(chat.tokens.size());
+    return chat;
+}
+
+/// Within max_tokens, by the options' policy.
+EncodedChat JinjaEncoder::fitted(EncodedChat chat, ConversationLine const& line, size_t messages) {
+    if (chat.full_tokens > max_tokens_) {
+        if (options_.too_long == TooLong::drop_oldest) return without_oldest(std::move(chat), line, messages);
+        if (options_.too_long != TooLong::cut_end) return nothing(Fate::too_long, chat.full_tokens);
+        chat.fate = Fate::shortened;
+        chat.tokens.resize(static_cast<size_t>(max_tokens_));
+        chat.weights.resize(chat.tokens.size());
+    }
+    return carries_loss(chat) ? chat : nothing(Fate::without_loss, chat.full_tokens);
+}
+
+EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine const& line, size_t messages) {
+    auto const role = [&](size_t i) -> std::string const& { return line.messages[i].role; };
+    size_t kept = 0;
+    while (kept < messages && role(kept) == kInstructs) ++kept;
+    for (size_t first = kept;;) {
+        do ++first;
+        while (first < messages && role(first) != kAsks);
+        if (first >= messages) return nothing(Fate::too_long, chat.full_tokens);
+        ConversationLine const rest = part_of(line, kept, first, messages);
+        auto const rendered = render({rest})[0];
+        if (!rendered.problem.empty() || rendered.documents.empty()) continue;
+        EncodedChat shorter = encode(rendered.documents.back(), rest.messages);
+        if (shorter.full_tokens > max_tokens_) continue;
+        if (!carries_loss(shorter)) return nothing(Fate::without_loss, chat.full_tokens);
+        shorter.fate = Fate::shortened;
+        shorter.full_tokens = chat.full_tokens;
+        return shorter;
+    }
+}
+
+JinjaRenderer::Request JinjaEncoder::request(ConversationLine const& line) const {
+    JinjaRenderer::Request made{names_.guarded(line.messages_json), names_.guarded(line.tools_json), {}};
+    for (size_t i = 0; i < line.messages.size(); ++i)
+        if (line.messages[i].role == kAnswers && line.messages[i].weight != weight_around() &&
+            counts_in_loss(options_, line.messages, i))
+            made.wanted.push_back(i);
+    return made;
+}
+
+std::vector<JinjaRenderer::Rendered> JinjaEncoder::render(std::vector<ConversationLine> const& lines) {
+    std::vector<JinjaRenderer::Rendered> all(lines.size());
+    for (bool const tools : {false, true}) {
+        std::vector<JinjaRenderer::Request> requests;
+        std::vector<size_t> places;
+        for (size_t i = 0; i < lines.size(); ++i) {
+            if ((!lines[i].tools_json.empty() && !chat_.tools_text.empty()) != tools) continue;
+            requests.push_back(request(lines[i]));
+            places.push_back(i);
+        }
+        if (requests.empty()) continue;
+        auto rendered = renderer(tools).documents(requests);
+        for (size_t i = 0; i < places.size(); ++i) all[places[i]] = std::move(rendered[i]);
+    }
+    return all;
+}
+
+std::string JinjaEncoder::problem_of(ConversationLine const& line, JinjaRenderer::Rendered const& rendered) const {
+    if (line.messages_json.find(kGuard) != std::string::npos) return "it holds U+FDD0, which is no character";
+    if (options_.loss != ChatLoss::all) return "";
+    for (size_t i = 0; i < line.messages.size(); ++i)
+        if (line.messages[i].role != kAnswers && line.messages[i].weight != 1)
+            return fmt::format("message {}: with chat.loss: all and a Jinja template, only answers may have a weight", i + 1);
+    return rendered.rewritten > 0 ? "an answer with a weight is one that the template writes otherwise later on" : "";
+}
+
+std::vector<EncodedConversation> JinjaEncoder::encode_all(std::vector<ConversationLine> const& lines) {
+    auto const rendered = render(lines);
+    std::vector<EncodedConversation> all(lines.size());
+    for (size_t i = 0; i < lines.size(); ++i) {
+        all[i].problem = rendered[i].problem;
+        all[i].rewritten = rendered[i].rewritten;
+        if (std::string const problem = problem_of(lines[i], rendered[i]); !problem.empty()) all[i].problem = problem;
+        if (!all[i].problem.empty()) continue;
+        for (auto const& document : rendered[i].documents)
+            all[i].documents.push_back(
+                fitted(encode(document, lines[i].messages), lines[i], document.messages));
+        if (all[i].documents.empty()) all[i].documents.push_back(nothing(Fate::without_loss, 0));
+    }
+    return all;
+}
+
+std::vector<int32_t> JinjaEncoder::prompt(ConversationLine const& line) {
+    std::string const text = renderer(!line.tools_json.empty())
+                                 .prompt(names_.guarded(line.messages_json), names_.guarded(line.tools_json));
+    return encode(text, TextAfter::nothing);
+}
+
+}  // namespace perigee

@@ -25,12 +25,14 @@ void declare(CLI::App& app, Options& options) {
     using Format = TextOptions::Format;
     std::map<std::string, Format> const formats{
         {"auto", Format::automatic}, {"text", Format::text}, {"jsonl", Format::jsonl}};
-    app.add_option("inputs", options.inputs,
-                   "files (text, JSONL, plain or .gz or .zst, and .parquet), folders of them (with all below), and patterns "
-                   "in quotes (*, ?, [...], and ** for any folders)");
-    app.add_option("--mix", options.mix,
-                   "NAME=WEIGHT:INPUT instead of inputs, may be repeated: each name becomes a data set, OUTPUT_NAME, and "
-                   "the override that trains on them by their weights is printed; NAME=INPUT adds to it")
+    app.add_option(
+        "inputs", options.inputs,
+        "files (text, JSONL, plain or .gz or .zst, and .parquet), folders of them (with all below), and patterns "
+        "in quotes (*, ?, [...], and ** for any folders)");
+    app.add_option(
+           "--mix", options.mix,
+           "NAME=WEIGHT:INPUT instead of inputs, may be repeated: each name becomes a data set, OUTPUT_NAME, and "
+           "the override that trains on them by their weights is printed; NAME=INPUT adds to it")
         ->allow_extra_args(false);
     app.add_option("-o,--output", options.text.output, "prefix of the files to write")->required();
     app.add_option("--format", options.text.text.format, "auto: by name, .jsonl and .ndjson are JSONL; text; jsonl")
@@ -38,7 +40,8 @@ void declare(CLI::App& app, Options& options) {
     app.add_option("--tokenizer", options.text.tokenizer,
                    "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder with one")
         ->capture_default_str();
-    app.add_option("--key", options.text.text.key, "JSONL: the field that holds the text; Parquet: the column")->capture_default_str();
+    app.add_option("--key", options.text.text.key, "JSONL: the field that holds the text; Parquet: the column")
+        ->capture_default_str();
     app.add_option("--split-on-blank-lines", options.text.text.blank_lines,
                    "text: this many blank lines in a row start a new document; 0: one document per file")
         ->check(CLI::NonNegativeNumber)
@@ -54,9 +57,10 @@ void declare(CLI::App& app, Options& options) {
     app.add_option("--threads", options.text.threads, "0: one per core")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
-    app.add_option("--save-every", options.text.seconds,
-                   "seconds between states that the same command goes on from if this one is killed, and between lines of "
-                   "progress where there is no terminal")
+    app.add_option(
+           "--save-every", options.text.seconds,
+           "seconds between states that the same command goes on from if this one is killed, and between lines of "
+           "progress where there is no terminal")
         ->check(CLI::NonNegativeNumber)
         ->capture_default_str();
     auto* const chat = app.add_option("--chat", options.chat,

@@ -13,15 +13,15 @@ namespace perigee {
 
 /// What became of a file's lines.
 struct ChatCounts {
-    int64_t whole = 0;            ///< documents
-    int64_t shortened = 0;        ///< too long, and handed out in part
-    int64_t too_long = 0;         ///< dropped
-    int64_t without_loss = 0;     ///< dropped: no token would have counted
-    int64_t malformed = 0;        ///< lines skipped
-    int64_t rewritten = 0;        ///< answers that the template wrote otherwise in the whole conversation
-    int64_t conversations = 0;    ///< lines that were read
+    int64_t whole = 0;                 ///< documents
+    int64_t shortened = 0;             ///< too long, and handed out in part
+    int64_t too_long = 0;              ///< dropped
+    int64_t without_loss = 0;          ///< dropped: no token would have counted
+    int64_t malformed = 0;             ///< lines skipped
+    int64_t rewritten = 0;             ///< answers that the template wrote otherwise in the whole conversation
+    int64_t conversations = 0;         ///< lines that were read
     std::array<int64_t, 5> formats{};  ///< of these, by RecordFormat
-    std::string first_malformed;  ///< file:line: reason
+    std::string first_malformed;       ///< file:line: reason
 
     ChatCounts& operator+=(ChatCounts const& other);
 };

@@ -144,8 +144,9 @@ ChatEncoder::Piece ChatEncoder::piece(Message const& message, TextAfter before) 
     size_t end = 0;
     if (r.role == kAnswers) {
         end = template_.stop.empty() ? r.suffix.size() : r.suffix.find(template_.stop);
-        std::ranges::copy(tokenizer_->encode_with_special(r.suffix.substr(0, end), text_after(*tokenizer_, piece.said, said)),
-                          std::back_inserter(piece.said));
+        std::ranges::copy(
+            tokenizer_->encode_with_special(r.suffix.substr(0, end), text_after(*tokenizer_, piece.said, said)),
+            std::back_inserter(piece.said));
         std::ranges::copy(stop(), std::back_inserter(piece.said));
         end += template_.stop.size();
     }
@@ -236,8 +237,10 @@ std::vector<EncodedConversation> ChatEncoder::encode_all(std::vector<Conversatio
             if (line.only_jinja.empty())
                 encoded.documents.push_back(encode(line.messages));
             else
-                encoded.problem = fmt::format("{} is not supported by this template; chat.template: auto is the one that "
-                                              "may be able to", line.only_jinja);
+                encoded.problem = fmt::format(
+                    "{} is not supported by this template; chat.template: auto is the one that "
+                    "may be able to",
+                    line.only_jinja);
         } catch (Error const& error) {
             if (error.category() != Category::data) throw;
             encoded.problem = error.what();
@@ -246,8 +249,6 @@ std::vector<EncodedConversation> ChatEncoder::encode_all(std::vector<Conversatio
     return all;
 }
 
-std::string ChatEncoder::template_text() const {
-    return template_.tokenizer_prefix ? "" : as_jinja(template_);
-}
+std::string ChatEncoder::template_text() const { return template_.tokenizer_prefix ? "" : as_jinja(template_); }
 
 }  // namespace perigee

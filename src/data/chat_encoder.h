@@ -44,8 +44,8 @@ class ConversationEncoder {
     virtual std::string template_text() const = 0;
 };
 
-/// By what options.format says; `tokenizer_name` is where `tokenizer` was read from, and `max_tokens` > 0 holds for every
-/// document. Throws Category::config where the template is none or does not fit the tokenizer.
+/// By what options.format says; `tokenizer_name` is where `tokenizer` was read from, and `max_tokens` > 0 holds for
+/// every document. Throws Category::config where the template is none or does not fit the tokenizer.
 std::unique_ptr<ConversationEncoder> make_conversation_encoder(FileSystem& files, ChatOptions const& options,
                                                                std::string const& tokenizer_name, int64_t max_tokens,
                                                                Tokenizer const& tokenizer);

@@ -34,8 +34,10 @@ std::optional<ChatRecord> chat_record_of(FileSystem& files, DataOptions const& o
     for (DatasetOptions const& dataset : options.train) {
         auto record = read_chat_record(files, dataset.path);
         if (!record) continue;
-        if (!found) found = std::move(record);
-        else others = others || *found != *record;
+        if (!found)
+            found = std::move(record);
+        else
+            others = others || *found != *record;
     }
     return found;
 }

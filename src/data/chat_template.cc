@@ -16,14 +16,15 @@ void describe(Schema& schema, ChatRole& options) {
 
 void describe(Schema& schema, ChatOptions& options) {
     schema
-        .choice("template", options.format,
-                {{"auto", ChatFormat::automatic},
-                 {"none", ChatFormat::none},
-                 {"chatml", ChatFormat::chatml},
-                 {"llama3", ChatFormat::llama3},
-                 {"custom", ChatFormat::custom}},
-                "the text around messages; auto: the tokenizer folder's own Jinja template, none where it has none; none: "
-                "messages as they are, an end of document after each answer; custom: what begin, roles and stop say")
+        .choice(
+            "template", options.format,
+            {{"auto", ChatFormat::automatic},
+             {"none", ChatFormat::none},
+             {"chatml", ChatFormat::chatml},
+             {"llama3", ChatFormat::llama3},
+             {"custom", ChatFormat::custom}},
+            "the text around messages; auto: the tokenizer folder's own Jinja template, none where it has none; none: "
+            "messages as they are, an end of document after each answer; custom: what begin, roles and stop say")
         .add("begin", options.begin, "custom: text before the first message")
         .list("roles", options.roles, "custom: the roles that conversations have; \"assistant\" is the model's")
         .add("stop", options.stop,
@@ -55,14 +56,16 @@ void describe(Schema& schema, ChatOptions& options) {
 
 void describe(Schema& schema, JinjaOptions& options) {
     schema.add("file", options.file, "path of a Jinja template to use instead of the tokenizer folder's")
-        .add("name", options.name, "which of a folder's named templates; empty: tool_use where there are tools, default")
+        .add("name", options.name,
+             "which of a folder's named templates; empty: tool_use where there are tools, default")
         .add("arguments", options.arguments,
              "a JSON object of what the template is given besides, such as {\"enable_thinking\": false}")
         .add("date", options.date, "the day that strftime_now tells, as YYYY-MM-DD; empty: today")
-        .choice("rewritten", options.rewritten, {{"split", Rewritten::split}, {"no_loss", Rewritten::no_loss}},
-                "what becomes of answers that the template writes otherwise once more messages follow, as where it drops "
-                "earlier reasoning: split ends a further document after them, in which they stand as they are generated; "
-                "no_loss: they carry no loss");
+        .choice(
+            "rewritten", options.rewritten, {{"split", Rewritten::split}, {"no_loss", Rewritten::no_loss}},
+            "what becomes of answers that the template writes otherwise once more messages follow, as where it drops "
+            "earlier reasoning: split ends a further document after them, in which they stand as they are generated; "
+            "no_loss: they carry no loss");
 }
 
 namespace {
@@ -119,7 +122,8 @@ std::string as_jinja(ChatTemplate const& chat) {
     text += "{% for message in messages %}";
     char const* word = "if";
     for (ChatRole const& role : chat.roles) {
-        text += fmt::format("{{% {} message['role'] == {} %}}{{{{ {} }}}}", word, quoted(role.role), quoted(role.prefix));
+        text +=
+            fmt::format("{{% {} message['role'] == {} %}}{{{{ {} }}}}", word, quoted(role.role), quoted(role.prefix));
         size_t const end = role.role == kAnswers ? role.suffix.find(chat.stop) + chat.stop.size() : 0;
         text += role.role == kAnswers
                     ? fmt::format("{{% generation %}}{{{{ {} }}}}{{{{ {} }}}}{{% endgeneration %}}{{{{ {} }}}}", said,
@@ -128,9 +132,10 @@ std::string as_jinja(ChatTemplate const& chat) {
         if (role.role == kAnswers) opening = role.prefix;
         word = "elif";
     }
-    return text + fmt::format("{{% else %}}{{{{ raise_exception('no role ' + message['role']) }}}}{{% endif %}}{{% endfor %}}"
-                              "{{% if add_generation_prompt %}}{{{{ {} }}}}{{% endif %}}",
-                              quoted(opening));
+    return text + fmt::format(
+                      "{{% else %}}{{{{ raise_exception('no role ' + message['role']) }}}}{{% endif %}}{{% endfor %}}"
+                      "{{% if add_generation_prompt %}}{{{{ {} }}}}{{% endif %}}",
+                      quoted(opening));
 }
 
 std::vector<std::string> problems(JinjaOptions const& options) {

@@ -28,10 +28,10 @@ enum class Rewritten { split, no_loss };
 
 /// What a Jinja template is given.
 struct JinjaOptions {
-    std::string file;              ///< instead of the folder's template
-    std::string name;              ///< of several in the folder
+    std::string file = {};         ///< instead of the folder's template
+    std::string name = {};         ///< of several in the folder
     std::string arguments = "{}";  ///< a JSON object
-    std::string date;              ///< YYYY-MM-DD; empty: today
+    std::string date = {};         ///< YYYY-MM-DD; empty: today
     Rewritten rewritten = Rewritten::split;
 };
 void describe(Schema& schema, JinjaOptions& options);
@@ -57,8 +57,8 @@ inline constexpr char kInstructs[] = "system";   ///< the role whose leading mes
 inline constexpr char kAsks[] = "user";
 inline constexpr char kGivesResults[] = "tool";
 
-/// A template of roles in use. An answer ends with `stop`, which the suffix of its role holds, or, where `stop` is empty, with
-/// the tokenizer's end of a document after it.
+/// A template of roles in use. An answer ends with `stop`, which the suffix of its role holds, or, where `stop` is
+/// empty, with the tokenizer's end of a document after it.
 struct ChatTemplate {
     std::string begin;
     bool tokenizer_prefix = false;  ///< begin with whatever the tokenizer puts before documents

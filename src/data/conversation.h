@@ -21,11 +21,11 @@ char const* to_string(RecordFormat format);
 /// What a line holds, or what is wrong with it.
 struct ConversationLine {
     std::vector<Message> messages;
-    std::string problem;                               ///< empty where all is well
-    std::string only_jinja;                            ///< what only a Jinja template can write, if anything
-    std::string messages_json;                         ///< the messages as a Jinja template is given them, a list
-    std::string tools_json;                            ///< the same of tools; empty where there are none
-    RecordFormat format = RecordFormat::automatic;     ///< what it was
+    std::string problem;                            ///< empty where all is well
+    std::string only_jinja;                         ///< what only a Jinja template can write, if anything
+    std::string messages_json;                      ///< the messages as a Jinja template is given them, a list
+    std::string tools_json;                         ///< the same of tools; empty where there are none
+    RecordFormat format = RecordFormat::automatic;  ///< what it was
 };
 
 inline constexpr double kLargestMessageWeight = 1e6;

@@ -131,13 +131,13 @@ class HelperProcess::Process {
         std::vector<char*> pointers;
         for (std::string& word : words) pointers.push_back(word.data());
         pointers.push_back(nullptr);
-        int const problem =
-            ::posix_spawnp(&id_, python.c_str(), &actions, &attributes, pointers.data(), environ);
+        int const problem = ::posix_spawnp(&id_, python.c_str(), &actions, &attributes, pointers.data(), environ);
         posix_spawn_file_actions_destroy(&actions);
         posix_spawnattr_destroy(&attributes);
         if (problem == 0) return;
         id_ = 0;
-        fail(Category::config, "{} needs Python, but {} does not start: {}. Install python3, or name another one in PERIGEE_PYTHON",
+        fail(Category::config,
+             "{} needs Python, but {} does not start: {}. Install python3, or name another one in PERIGEE_PYTHON",
              program.what, python, std::strerror(problem));
     }
 
@@ -226,8 +226,8 @@ void HelperProcess::read(std::span<char> bytes) {
 }
 
 std::string missing_module(HelperProcess const& helper, std::string const& module, std::string const& remedy) {
-    return fmt::format("{} needs the library {} of {}: {}, or name a Python that has it in PERIGEE_PYTHON", helper.what(),
-                       module, helper.python(), remedy);
+    return fmt::format("{} needs the library {} of {}: {}, or name a Python that has it in PERIGEE_PYTHON",
+                       helper.what(), module, helper.python(), remedy);
 }
 
 }  // namespace perigee

@@ -1,5 +1,6 @@
-// A Python script of ours in a process of its own, for what only Python libraries do as the field expects it. Supervised:
-// one that is missing, dies or hangs is an error in words. For data preparation and generation, never for a training step.
+// A Python script of ours in a process of its own, for what only Python libraries do as the field expects it.
+// Supervised: one that is missing, dies or hangs is an error in words. For data preparation and generation, never for a
+// training step.
 #pragma once
 
 #include <chrono>
@@ -12,10 +13,10 @@
 namespace perigee {
 
 struct HelperProgram {
-    std::string what;                          ///< for messages: "the helper that renders chat templates"
-    char const* script;                        ///< see data/helpers/scripts.h
-    std::vector<std::string> arguments = {};   ///< of the script
-    std::chrono::milliseconds patience{60000}; ///< without a sign of life
+    std::string what;                           ///< for messages: "the helper that renders chat templates"
+    char const* script;                         ///< see data/helpers/scripts.h
+    std::vector<std::string> arguments = {};    ///< of the script
+    std::chrono::milliseconds patience{60000};  ///< without a sign of life
 };
 
 /// One thread at a time. The process runs in a group of its own, so that a terminal's Ctrl-C reaches only the one that

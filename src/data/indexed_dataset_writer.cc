@@ -85,15 +85,16 @@ IndexedDatasetWriter::IndexedDatasetWriter(FileSystem& files, Path prefix, int64
       prefix_(std::move(prefix)),
       vocab_size_(vocab_size),
       type_(vocab_size < 65500 ? TokenType::u16 : TokenType::i32) {
-    int64_t const tokens = state != nullptr ? state->tokens : 0;
+    bool const goes_on = state != nullptr && state->documents > 0;
+    int64_t const tokens = goes_on ? state->tokens : 0;
     bin_ = open(".bin", tokens * size_of(type_));
-    index_ = open(".idx", tokens > 0 ? kIndexHeaderBytes + state->documents * size_of(TokenType::i32) : 0);
+    index_ = open(".idx", goes_on ? kIndexHeaderBytes + state->documents * size_of(TokenType::i32) : 0);
     if (with_weights) {
         // Which of the two is needed is known at the end, as is the number of tokens.
-        mask_ = open(".mask", tokens > 0 ? kSidecarHeaderBytes + tokens / 8 : 0);
-        weights_ = open(".weights", tokens > 0 ? kSidecarHeaderBytes + tokens * int64_t{sizeof(float)} : 0);
+        mask_ = open(".mask", goes_on ? kSidecarHeaderBytes + tokens / 8 : 0);
+        weights_ = open(".weights", goes_on ? kSidecarHeaderBytes + tokens * int64_t{sizeof(float)} : 0);
     }
-    if (tokens > 0) {
+    if (goes_on) {
         tokens_ = tokens;
         mask_byte_ = static_cast<uint8_t>(state->mask_byte);
         all_bits_ = state->all_bits;

@@ -24,7 +24,8 @@ std::string without_guards(std::string_view text) {
 /// Names in <| |> or DeepSeek's wide bars, each once.
 std::vector<std::string> markers(std::string_view text) {
     std::vector<std::string> found;
-    for (auto const& [open, close] : {std::pair<std::string_view, std::string_view>{"<|", "|>"}, {"<\uFF5C", "\uFF5C>"}})
+    for (auto const& [open, close] :
+         {std::pair<std::string_view, std::string_view>{"<|", "|>"}, {"<\uFF5C", "\uFF5C>"}})
         for (size_t at = text.find(open); at != text.npos; at = text.find(open, at + 1)) {
             size_t const end = text.find(close, at + open.size());
             if (end == text.npos || end - at > kMostMarkerBytes) continue;
@@ -43,8 +44,8 @@ size_t common_prefix(std::vector<int32_t> const& a, std::vector<int32_t> const& 
 ConversationLine part_of(ConversationLine const& line, size_t kept, size_t first, size_t end) {
     using Json = nlohmann::ordered_json;
     Json const all = Json::parse(line.messages_json);
-    ConversationLine part{.messages = {}, .problem = "", .only_jinja = "", .messages_json = "",
-                          .tools_json = line.tools_json};
+    ConversationLine part{
+        .messages = {}, .problem = "", .only_jinja = "", .messages_json = "", .tools_json = line.tools_json};
     Json list = Json::array();
     for (size_t i = 0; i < end; ++i) {
         if (i >= kept && i < first) continue;
@@ -106,15 +107,14 @@ JinjaEncoder::JinjaEncoder(JinjaTemplate chat, ChatOptions options, int64_t max_
       patience_(patience),
       names_(tokenizer) {
     PERIGEE_CHECK(max_tokens > 0, "conversations of {} tokens", max_tokens);
-    options_.jinja.date = day_of(options_.jinja);  // the same for all
+    options_.jinja.date = day_of(options_.jinja);                                       // the same for all
     if (options_.loss == ChatLoss::all) options_.jinja.rewritten = Rewritten::no_loss;  // one document has all
     check_markers();
 }
 
 JinjaRenderer& JinjaEncoder::renderer(bool tools) {
     auto& wanted = tools && !chat_.tools_text.empty() ? tools_renderer_ : renderer_;
-    if (!wanted)
-        wanted = std::make_unique<JinjaRenderer>(chat_, tools, options_.jinja, names_.names(), patience_);
+    if (!wanted) wanted = std::make_unique<JinjaRenderer>(chat_, tools, options_.jinja, names_.names(), patience_);
     return *wanted;
 }
 
@@ -130,9 +130,10 @@ void JinjaEncoder::check_markers() {
                  tokenizer_->name());
     auto const ending = stop();
     if (std::ranges::none_of(ending, [&](int32_t id) { return tokenizer_->is_special(id); }))
-        fail(Category::config,
-             "{}: it ends answers with \"{}\", which is no special token of the tokenizer {}: answers would end in text",
-             chat_.source, first.stop(), tokenizer_->name());
+        fail(
+            Category::config,
+            "{}: it ends answers with \"{}\", which is no special token of the tokenizer {}: answers would end in text",
+            chat_.source, first.stop(), tokenizer_->name());
 }
 
 std::vector<int32_t> JinjaEncoder::stop() const {
@@ -270,7 +271,8 @@ std::string JinjaEncoder::problem_of(ConversationLine const& line, JinjaRenderer
     if (options_.loss != ChatLoss::all) return "";
     for (size_t i = 0; i < line.messages.size(); ++i)
         if (line.messages[i].role != kAnswers && line.messages[i].weight != 1)
-            return fmt::format("message {}: with chat.loss: all and a Jinja template, only answers may have a weight", i + 1);
+            return fmt::format("message {}: with chat.loss: all and a Jinja template, only answers may have a weight",
+                               i + 1);
     return rendered.rewritten > 0 ? "an answer with a weight is one that the template writes otherwise later on" : "";
 }
 
@@ -283,16 +285,15 @@ std::vector<EncodedConversation> JinjaEncoder::encode_all(std::vector<Conversati
         if (std::string const problem = problem_of(lines[i], rendered[i]); !problem.empty()) all[i].problem = problem;
         if (!all[i].problem.empty()) continue;
         for (auto const& document : rendered[i].documents)
-            all[i].documents.push_back(
-                fitted(encode(document, lines[i].messages), lines[i], document.messages));
+            all[i].documents.push_back(fitted(encode(document, lines[i].messages), lines[i], document.messages));
         if (all[i].documents.empty()) all[i].documents.push_back(nothing(Fate::without_loss, 0));
     }
     return all;
 }
 
 std::vector<int32_t> JinjaEncoder::prompt(ConversationLine const& line) {
-    std::string const text = renderer(!line.tools_json.empty())
-                                 .prompt(names_.guarded(line.messages_json), names_.guarded(line.tools_json));
+    std::string const text =
+        renderer(!line.tools_json.empty()).prompt(names_.guarded(line.messages_json), names_.guarded(line.tools_json));
     return encode(text, TextAfter::nothing);
 }
 

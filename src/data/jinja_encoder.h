@@ -35,8 +35,8 @@ class JinjaEncoder : public ConversationEncoder {
     JinjaEncoder(JinjaTemplate chat, ChatOptions options, int64_t max_tokens, Tokenizer const& tokenizer,
                  std::chrono::milliseconds patience = JinjaRenderer::kPatience);
 
-    /// The tokens are those of the whole text, names of special tokens that the template writes being those tokens. Of an
-    /// answer, the tokens carry loss that the text up to its beginning does not have.
+    /// The tokens are those of the whole text, names of special tokens that the template writes being those tokens. Of
+    /// an answer, the tokens carry loss that the text up to its beginning does not have.
     std::vector<EncodedConversation> encode_all(std::vector<ConversationLine> const& lines) override;
     std::vector<int32_t> prompt(ConversationLine const& line) override;
     std::vector<int32_t> stop() const override;

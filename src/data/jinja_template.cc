@@ -112,8 +112,7 @@ std::optional<JinjaTemplate> find_jinja_template(FileSystem& files, std::string 
     JinjaTemplate chat;
     if (has_folder) chat.special = special_tokens(files, folder_of(files, tokenizer));
     if (!options.file.empty()) {
-        if (!files.exists(options.file))
-            fail(Category::config, "chat.jinja.file: {}: no such file", options.file);
+        if (!files.exists(options.file)) fail(Category::config, "chat.jinja.file: {}: no such file", options.file);
         chat.text = files.read_text(options.file, kMaxFileBytes);
         chat.source = options.file;
         return chat;

@@ -132,8 +132,8 @@ bool is_jsonl(Path const& path, TextOptions const& options) {
 
 void refuse_binary(TextReader& reader) {
     if (auto const kind = binary_kind(reader))
-        fail(Category::data, "{}: expected UTF-8 text or JSONL, plain, gzip or zstd; this is {}", reader.path().string(),
-             *kind);
+        fail(Category::data, "{}: expected UTF-8 text or JSONL, plain, gzip or zstd; this is {}",
+             reader.path().string(), *kind);
 }
 
 void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use,

@@ -25,7 +25,7 @@ class TextReader {
 
     /// Size of a file that is not compressed, else 0, and `bytes` of it from `begin` on; does not change what is read
     /// next.
-    int64_t plain_bytes() const { return inflater_ ? 0 : file_->size(); }
+    int64_t plain_bytes() const { return decoder_ ? 0 : file_->size(); }
     std::string plain_piece(int64_t begin, int64_t bytes);
 
     /// `max_bytes`; of a compressed file at most kFreeBytes, or kMostExpansion times what was read of it where that is
@@ -50,8 +50,8 @@ class TextReader {
     Path path_;
     std::unique_ptr<ReadableFile> file_;
     std::unique_ptr<Decoder> decoder_;  ///< only for compressed files
-    std::string raw_, text_;              ///< as on disk; ready to be read
-    size_t begin_ = 0;                    ///< of what is not yet read of text_
+    std::string raw_, text_;            ///< as on disk; ready to be read
+    size_t begin_ = 0;                  ///< of what is not yet read of text_
     int64_t offset_ = 0;
     int64_t line_number_ = 0;
 };

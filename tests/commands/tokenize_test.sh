@@ -34,22 +34,29 @@ expected+='1 empty documents skipped; '
 mkdir strange
 printf 'abc' >strange/text.txt
 printf '{"text": "x"}\n' >strange/plain.jsonl
-printf '\x28\xb5\x2f\xfd\x24\x0e' >strange/set.jsonl.zst
-printf 'PAR1\x15\x04\x15' >strange/table.parquet
+printf '\xfd7zXZ\0\0' >strange/set.jsonl.xz
+printf 'PAR1\x15\x04\x15' >strange/table.data
 printf '\x89PNG\r\n\x1a\n\0\0' >strange/image.png
 for ((i = 0; i < 4000; ++i)); do printf "\\x$(printf %02x $((i * i * 7919 / 13 % 256)))"; done >strange/random.bin
 gzip -kc strange/random.bin >strange/random.gz
-for name in set.jsonl.zst:zstd table.parquet:Parquet image.png:PNG random.bin:'no UTF-8 text' random.gz:'no UTF-8 text'; do
+for name in set.jsonl.xz:xz table.data:Parquet image.png:PNG random.bin:'no UTF-8 text' random.gz:'no UTF-8 text'; do
     expect_failure 3 "strange/${name%%:*}: expected UTF-8 text.*${name#*:}" tokenize "strange/${name%%:*}" -o refused
     [ ! -e refused.idx ] || fail "${name%%:*} became tokens"
 done
+ln -s nowhere strange/link.txt
 tokenize strange -o mixed >out 2>err || fail "a folder with binary files: $(cat err)"
-grep -q ': 2 documents' out && grep -q '5 files of the folders hold no text' err && grep -q '^  strange/random.gz$' err ||
+grep -q ': 2 documents' out && grep -q '6 files hold no text and are skipped' err &&
+    grep -q '^  strange/random.gz: no UTF-8 text' err && grep -q '^  strange/link.txt: a link to nothing$' err ||
     fail "skipped files: $(cat out err)"
 
 printf '{"text": "x"}\n{"text": "yz"}\n' >two.jsonl
 tokenize two.jsonl -o two >/dev/null
 [ "$(bytes two.bin)" = " 120 0 0 1 121 0 122 0 0 1 " ] || fail "jsonl: $(bytes two.bin)"
+zstd -q two.jsonl -o two.jsonl.zst
+tokenize two.jsonl.zst -o zstd >/dev/null
+cmp two.bin zstd.bin && cmp two.idx zstd.idx || fail "zstd is not the same"
+head -c 20 two.jsonl.zst >cut.jsonl.zst
+expect_failure 3 'cut.jsonl.zst: the compressed file is truncated' tokenize cut.jsonl.zst -o cut
 printf 'one\n\n\ntwo\n' >blank.txt
 tokenize blank.txt --split-on-blank-lines 2 -o blank | grep -q ': 2 documents' || fail "blank lines do not split"
 
@@ -61,6 +68,20 @@ for threads in 1 3; do tokenize many.jsonl --threads $threads -o "many$threads" 
 cmp many1.bin many3.bin && cmp many1.idx many3.idx || fail "threads change the result"
 [ "$(tr -d '\0' <many3.bin | tr '\1' '\n' | cut -d ' ' -f 1 | tr -d '\n')" = "$(seq 400 | tr -d '\n')" ] ||
     fail "documents out of order"
+
+# Several data sets by patterns, with their weights, in one command.
+tokenize --mix web=0.7:'docs/*.txt' --mix web='docs/sub/*.gz' --mix books=3:two.jsonl -o mix >said 2>err || fail "mix: $(cat err)"
+tail -n 1 said | grep -qF "'data.train=[{path: mix_web, weight: 0.7}, {path: mix_books, weight: 3}]'" || fail "mix: $(cat said)"
+cmp mix_books.bin two.bin && cmp mix_web.bin made/set.bin || fail "a data set of a mix is not what it is alone"
+
+# Parquet, through pyarrow where it is installed, and said where it is not.
+printf 'PAR1' >empty.parquet
+if python3 -c 'import pyarrow' 2>/dev/null; then
+    expect_failure 3 'empty.parquet: ' tokenize empty.parquet -o x
+else
+    expect_failure 2 'empty.parquet: the helper that reads Parquet needs the library pyarrow of python3' tokenize empty.parquet -o x
+fi
+PERIGEE_PYTHON=/nowhere expect_failure 2 'needs Python, but /nowhere does not start' tokenize empty.parquet -o x
 
 # A pattern that takes too long is told with its document. The tokenizer knows one character; the rest is dropped.
 mkdir slow
@@ -97,6 +118,7 @@ printf '%s\n' 'chat.bin, .idx: 2 conversations, 22 tokens (u16), of which 18.18%
 sed -i 's/"weight": 1/"weight": 0.5/' chat.jsonl
 echo '{"prompt": "four"}' >>chat.jsonl
 expect_failure 3 'chat.jsonl:5: "prompt" without "completion"' tokenize chat.jsonl --chat chat.yaml -o chat
+grep -q '"template": "{% for message in messages %}' chat.chat.json || fail "the template is not beside: $(cat chat.chat.json)"
 [ -e chat.mask ] || fail "a failed run removed the old weights"
 tokenize chat.jsonl --chat chat.yaml --set chat.malformed=skip -o chat | grep -q '1 malformed, skipped' ||
     fail "the malformed line is not counted"
@@ -114,6 +136,10 @@ expect_failure 3 'nowhere: no such' tokenize nowhere -o x
 expect_failure 3 'no tokens' tokenize docs/empty.txt -o x
 expect_failure 2 'tokenizer "words": no such' tokenize docs --tokenizer words -o x
 expect_failure 2 'output is required' tokenize docs
+expect_failure 2 'give inputs, or --mix' tokenize -o x
+expect_failure 3 'the pattern matches nothing' tokenize 'docs/*.md' -o x
+expect_failure 2 'expected NAME=WEIGHT:INPUT' tokenize --mix docs -o x
+expect_failure 2 'web has the weight 1 already' tokenize --mix web=1:a --mix web=2:b -o x
 expect_failure 2 'format' tokenize docs --format pdf -o x
 tokenize --help | grep -q -- '--split-on-blank-lines' || fail "no help"
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "marked_tokenizer.h"
 #include "megatron_files.h"
 
 namespace perigee {
@@ -13,55 +14,14 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::MarkedTokenizer;
+using testing::shown;
 using Fate = EncodedChat::Fate;
-
-/// Bytes, and names in <| |> as tokens from 1000 on.
-class MarkedTokenizer : public Tokenizer {
-  public:
-    std::vector<int32_t> encode_text(std::string_view text, TextAfter, bool special) const override {
-        if (!special) return bytes_->encode(text);
-        std::vector<int32_t> ids;
-        while (!text.empty()) {
-            if (text.starts_with("<|")) {
-                auto const name = text.substr(0, text.find("|>") + 2);
-                ids.push_back(1000 + static_cast<int32_t>(name.size()));
-                text.remove_prefix(name.size());
-            } else {
-                ids.push_back(static_cast<unsigned char>(text[0]));
-                text.remove_prefix(1);
-            }
-        }
-        return ids;
-    }
-    std::string piece(int32_t id) const override { return id < 256 ? std::string(1, static_cast<char>(id)) : "<||>"; }
-    bool is_special(int32_t id) const override { return id >= 256; }
-    std::optional<int32_t> find(std::string_view) const override { return std::nullopt; }
-    int64_t vocab_size() const override { return 2000; }
-    std::vector<int32_t> prefix() const override { return {999}; }
-    int32_t end_of_document() const override { return 256; }
-    std::string name() const override { return "marked"; }
-
-  private:
-    std::unique_ptr<FileSystem> files_ = make_file_system();
-    std::unique_ptr<Tokenizer> bytes_ = make_tokenizer(*files_, "bytes");
-};
 
 class ChatEncoderTest : public ::testing::Test {
   protected:
     ChatEncoder encoder(ChatOptions const& options, int64_t max_tokens = 10000) const {
         return {options, max_tokens, tokenizer_};
-    }
-    /// Tokens as text, specials as their name's length in braces; `^` under each token that carries loss.
-    static std::string shown(EncodedChat const& chat) {
-        std::string text;
-        EXPECT_EQ(chat.tokens.size(), chat.weights.size());
-        bool inside = false;
-        for (size_t i = 0; i < chat.tokens.size(); ++i) {
-            if ((chat.weights[i] > 0) != inside) text += (inside = !inside) ? '[' : ']';
-            int32_t const id = chat.tokens[i];
-            text += id < 256 ? std::string(1, static_cast<char>(id)) : fmt::format("{{{}}}", id);
-        }
-        return inside ? text + ']' : text;
     }
 
     MarkedTokenizer tokenizer_;
@@ -202,40 +162,6 @@ TEST_F(ChatEncoderTest, UnknownRolesAreNamed) {
                              encoder({.format = ChatFormat::llama3}).encode({{"human", "u"}});
                          }),
                 AllOf(HasSubstr("no role \"human\""), HasSubstr("system, user, assistant, tool")));
-}
-
-TEST_F(ChatEncoderTest, FilesAreReadLineByLineUnderTheirPolicies) {
-    testing::TemporaryFolder folder;
-    auto const files = make_file_system();
-    Path const path = folder / "talk.jsonl";
-    testing::write_bytes(path, R"({"prompt": "a", "completion": "b"}
-
-{"prompt": "a"}
-{"messages": [{"role": "human", "content": "x"}]}
-{"messages": [{"role": "user", "content": "only asked"}]}
-{"prompt": "a long one", "completion": "that does not fit"}
-{"prompt": "c", "completion": "d"})");
-    ChatOptions options{.malformed = Malformed::skip};
-    std::vector<std::string> seen;
-    auto const read = [&] {
-        seen.clear();
-        return for_each_chat(*files, path, options, encoder(options, 12),
-                             [&](EncodedChat const& chat, int64_t) { seen.push_back(shown(chat)); });
-    };
-    ChatCounts const counts = read();
-    EXPECT_THAT(seen, ElementsAre("{999}a[b{256}]", "{999}c[d{256}]"));
-    EXPECT_EQ(counts.whole, 2);
-    EXPECT_EQ(counts.malformed, 2);
-    EXPECT_EQ(counts.without_loss, 1);
-    EXPECT_EQ(counts.too_long, 1);
-    EXPECT_EQ(counts.shortened, 0);
-    EXPECT_THAT(counts.first_malformed, HasSubstr("talk.jsonl:3: \"prompt\" without \"completion\""));
-
-    options.too_long = TooLong::stop;
-    EXPECT_THAT(error_of(Category::data, read),
-                AllOf(HasSubstr("talk.jsonl:6: "), HasSubstr("chat.max_tokens allows 12")));
-    options.malformed = Malformed::stop;
-    EXPECT_THAT(error_of(Category::data, read), HasSubstr("talk.jsonl:3: \"prompt\" without"));
 }
 
 TEST(ChatOptions, ContradictionsAreTold) {

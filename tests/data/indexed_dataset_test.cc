@@ -271,6 +271,47 @@ TEST_F(IndexedDatasetTest, DamagedWeightsAreRefused) {
 
 class WriterTest : public IndexedDatasetTest {};
 
+TEST_F(WriterTest, GoesOnAfterASaveAsIfNeverBroken) {
+    std::vector<std::vector<int32_t>> documents;
+    for (int32_t i = 0; i < 40; ++i) documents.emplace_back(static_cast<size_t>(i * 7 % 13), i);
+    for (bool const bits : {true, false}) {
+        auto const add = [&](IndexedDatasetWriter& writer, size_t i) {
+            std::vector<float> weights(documents[i].size(), i % 3 == 0 ? 1.0f : 0.0f);
+            if (!bits && i == 5) weights[0] = 0.5f;
+            writer.add_document(documents[i], weights);
+        };
+        auto const contents = [&] {
+            return read_bytes(file(".bin")) + read_bytes(file(".idx")) + read_bytes(file(bits ? ".mask" : ".weights"));
+        };
+        {
+            IndexedDatasetWriter writer(*files_, prefix_, 257, true);
+            for (size_t i = 0; i < documents.size(); ++i) add(writer, i);
+            writer.finish();
+        }
+        std::string const whole = contents();
+        for (size_t const cut : {size_t{0}, size_t{1}, size_t{2}, size_t{17}, size_t{39}, size_t{40}}) {
+            WriterState state;
+            {
+                IndexedDatasetWriter first(*files_, prefix_, 257, true);
+                for (size_t i = 0; i < cut; ++i) add(first, i);
+                state = first.save();
+                if (cut < documents.size()) add(first, cut);  // was not saved, and must not count
+            }
+            IndexedDatasetWriter second(*files_, prefix_, 257, true, &state);
+            EXPECT_EQ(second.documents(), static_cast<int64_t>(cut));
+            for (size_t i = cut; i < documents.size(); ++i) add(second, i);
+            second.finish();
+            EXPECT_TRUE(contents() == whole) << cut;
+        }
+    }
+}
+
+TEST_F(WriterTest, AStateWithoutItsFilesIsRefused) {
+    WriterState const state{.documents = 1, .tokens = 5};
+    EXPECT_THAT(error_of(Category::data, [&] { IndexedDatasetWriter(*files_, prefix_, 257, false, &state); }),
+                HasSubstr("does not hold the 10 bytes that an earlier run wrote"));
+}
+
 TEST_F(WriterTest, WritesExactlyTheFormat) {
     IndexedDatasetWriter writer(*files_, prefix_, 257, true);
     std::vector<std::vector<int32_t>> const documents{{1, 2, 256}, {4, 5}, {6, 7, 8, 9}};

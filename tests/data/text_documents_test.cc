@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>
+#include <zstd.h>
 
 #include "base/philox.h"
 #include "data/binary_file.h"
@@ -32,6 +33,11 @@ class TextTest : public ::testing::Test {
         gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
         gzclose(file);
         return path;
+    }
+    static std::string zstd(std::string const& bytes) {
+        std::string out(ZSTD_compressBound(bytes.size()), '\0');
+        out.resize(ZSTD_compress(out.data(), out.size(), bytes.data(), bytes.size(), 3));
+        return out;
     }
     std::vector<std::string> documents(Path const& path, TextOptions const& options = {}) {
         std::vector<std::string> found;
@@ -69,6 +75,11 @@ TEST_F(TextTest, CompressedFilesReadLikePlainOnes) {
     EXPECT_THAT(documents(gzip_file("no_such_suffix", text)), ElementsAre(text));
     EXPECT_THAT(documents(gzip_file("zeros.gz", std::string(3000000, 'x'))), ElementsAre(std::string(3000000, 'x')));
     EXPECT_THAT(documents(gzip_file("empty.gz", "")), ElementsAre(""));
+    EXPECT_THAT(documents(text_file("a.txt.zst", zstd(text))), ElementsAre(text));
+    EXPECT_THAT(documents(text_file("suffixless", zstd(text))), ElementsAre(text));
+    EXPECT_THAT(documents(text_file("empty.zst", zstd(""))), ElementsAre(""));
+    std::string const skippable("\x50\x2A\x4D\x18\x02\0\0\0xx", 10);  // as pzstd begins
+    EXPECT_THAT(documents(text_file("pzstd.zst", skippable + zstd(text))), ElementsAre(text));
 }
 
 TEST_F(TextTest, ACompressedFileCannotFillTheMemory) {
@@ -76,6 +87,8 @@ TEST_F(TextTest, ACompressedFileCannotFillTheMemory) {
     EXPECT_THAT(
         error_of(Category::data, [&] { documents(gzip_file("line.gz", bomb)); }),
         AllOf(HasSubstr("line.gz:1: a line of more than 67108864 bytes"), HasSubstr("decompress the file first")));
+    EXPECT_THAT(error_of(Category::data, [&] { documents(text_file("line.zst", zstd(bomb))); }),
+                HasSubstr("line.zst:1: a line of more than 67108864 bytes"));
     std::string lines = bomb;
     for (size_t i = 99; i < lines.size(); i += 100) lines[i] = '\n';
     EXPECT_THAT(error_of(Category::data, [&] { documents(gzip_file("lines.gz", lines)); }),
@@ -87,6 +100,7 @@ TEST_F(TextTest, CompressedStreamsEndToEndAreOneFile) {
     std::string const a = long_text(3, 300000), b = long_text(4, 300000);
     std::string const both = read_bytes(gzip_file("a.gz", a)) + read_bytes(gzip_file("b.gz", b));
     EXPECT_THAT(documents(text_file("both.gz", both)), ElementsAre(a + b));
+    EXPECT_THAT(documents(text_file("both.zst", zstd(a) + zstd(b))), ElementsAre(a + b));
 }
 
 TEST_F(TextTest, DamagedCompressionIsAnError) {
@@ -99,6 +113,17 @@ TEST_F(TextTest, DamagedCompressionIsAnError) {
     damaged[good.size() / 2] ^= 0x40;
     EXPECT_THAT(documents_error(text_file("a.gz", damaged)), HasSubstr("damaged compression"));
     EXPECT_THAT(documents_error(text_file("a.gz", good + "rubbish")), HasSubstr("damaged compression"));
+}
+
+TEST_F(TextTest, DamagedZstdIsAnError) {
+    std::string const good = zstd(long_text(5, 100000));
+    for (size_t const size : {size_t{5}, size_t{20}, good.size() / 2, good.size() - 1})
+        EXPECT_THAT(documents_error(text_file("a.zst", good.substr(0, size))),
+                    AllOf(HasSubstr("a.zst"), HasSubstr("truncated")));
+    std::string damaged = good;
+    damaged[6] = static_cast<char>(damaged[6] ^ 0x46);
+    EXPECT_THAT(documents_error(text_file("a.zst", damaged)), HasSubstr("a.zst"));
+    EXPECT_THAT(documents_error(text_file("a.zst", good + "rubbish")), HasSubstr("damaged compression"));
 }
 
 TEST_F(TextTest, LinesHaveACap) {
@@ -156,7 +181,7 @@ TEST_F(TextTest, BadJsonLinesAreLocated) {
 TEST_F(TextTest, FoldersAreListedInOrder) {
     for (char const* const name : {"b", "b/c", "a"}) std::filesystem::create_directory(folder_ / name);
     for (char const* const name : {"b/2.txt", "b/1.txt.gz", "b/c/9.html", "a/7.txt", "z.css"}) text_file(name, "x");
-    std::vector<Path> skipped;
+    std::vector<SkippedFile> skipped;
     auto const names = [&](std::vector<Path> const& inputs, std::vector<std::string> const& suffixes) {
         std::vector<std::string> found;
         for (auto const& path : list_text_files(*files_, inputs, suffixes, skipped)) {
@@ -174,7 +199,7 @@ TEST_F(TextTest, FoldersAreListedInOrder) {
 TEST_F(TextTest, AFolderThatContainsItselfIsAnError) {
     std::filesystem::create_directory(folder_ / "a");
     std::filesystem::create_directory_symlink(folder_ / "a", folder_ / "a/self");
-    std::vector<Path> skipped;
+    std::vector<SkippedFile> skipped;
     EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "a"}, {}, skipped); }),
                 HasSubstr("self"));
 }
@@ -204,20 +229,73 @@ TEST(BinaryFile, IsToldByItsFirstBytesOrByWhatIsNoText) {
 TEST_F(TextTest, BinaryFilesAreRefusedByNameAndSkippedInFolders) {
     std::filesystem::create_directory(folder_ / "d");
     text_file("d/a.txt", "text");
-    text_file("d/b.parquet", "PAR1\x15 and more");
+    text_file("d/b.table", "PAR1\x15 and more");
     // A header that is text, and one end that is none.
     std::string const header(100'000, 'a'), zeros(200'000, '\0'), letters = header + header + header;
     text_file("d/c.bin", header + zeros);
     text_file("d/d.bin", letters + zeros.substr(0, 50'000));
     text_file("d/e.txt", letters + "\u4e2d" + letters);
-    std::vector<Path> skipped;
+    std::vector<SkippedFile> skipped;
     EXPECT_THAT(list_text_files(*files_, {folder_ / "d"}, {}, skipped),
                 ElementsAre(folder_ / "d/a.txt", folder_ / "d/e.txt"));
-    EXPECT_THAT(skipped, ElementsAre(folder_ / "d/b.parquet", folder_ / "d/c.bin", folder_ / "d/d.bin"));
-    auto const named = list_text_files(*files_, {folder_ / "d/b.parquet"}, {}, skipped);
+    ASSERT_EQ(skipped.size(), 3u);
+    for (size_t i = 0; i < 3; ++i)
+        EXPECT_EQ(skipped[i].path.filename(), (std::array{"b.table", "c.bin", "d.bin"}[i]));
+    EXPECT_THAT(skipped[0].reason, HasSubstr("Parquet"));
+    auto const named = list_text_files(*files_, {folder_ / "d/b.table"}, {}, skipped);
     ASSERT_EQ(named.size(), 1u);
     EXPECT_THAT(error_of(Category::data, [&] { for_each_document(*files_, named[0], {}, [](auto, auto) {}); }),
-                HasSubstr("d/b.parquet: expected UTF-8 text"));
+                HasSubstr("d/b.table: expected UTF-8 text"));
+}
+
+TEST_F(TextTest, LinksToNothingAreSkippedInFoldersAndRefusedByName) {
+    std::filesystem::create_directory(folder_ / "d");
+    text_file("d/a.txt", "text");
+    std::filesystem::create_symlink(folder_ / "gone", folder_ / "d/b.txt");
+    std::vector<SkippedFile> skipped;
+    EXPECT_THAT(list_text_files(*files_, {folder_ / "d"}, {}, skipped), ElementsAre(folder_ / "d/a.txt"));
+    ASSERT_EQ(skipped.size(), 1u);
+    EXPECT_EQ(skipped[0].reason, "a link to nothing");
+    EXPECT_THAT(error_of(Category::data, [&] { list_text_files(*files_, {folder_ / "d/b.txt"}, {}, skipped); }),
+                HasSubstr("b.txt: no such"));
+}
+
+TEST_F(TextTest, PatternsMatchFilesAndFolders) {
+    for (char const* const name : {"web", "web/2024", "books"}) std::filesystem::create_directory(folder_ / name);
+    for (char const* const name : {"web/a.jsonl", "web/b.txt", "web/2024/c.jsonl", "books/d.jsonl", "books/[x].txt"})
+        text_file(name, "x");
+    text_file("web/image.jsonl", "\x89PNG\r\n\x1A\n");
+    std::vector<SkippedFile> skipped;
+    auto const names = [&](std::vector<std::string> const& patterns) {
+        std::vector<Path> inputs;
+        for (std::string const& pattern : patterns) inputs.push_back(folder_ / pattern);
+        std::vector<std::string> found;
+        skipped.clear();
+        for (auto const& path : list_text_files(*files_, inputs, {}, skipped))
+            found.push_back(std::filesystem::relative(path, folder_ / "").string());
+        return found;
+    };
+    EXPECT_THAT(names({"web/*.jsonl"}), ElementsAre("web/a.jsonl"));
+    EXPECT_THAT(skipped, ::testing::SizeIs(1));
+    EXPECT_THAT(names({"*/?.jsonl"}), ElementsAre("books/d.jsonl", "web/a.jsonl"));
+    EXPECT_THAT(names({"**/*.jsonl"}), ElementsAre("books/d.jsonl", "web/a.jsonl", "web/2024/c.jsonl"));
+    EXPECT_THAT(names({"books/d*", "web/b.t[xy]t"}), ElementsAre("books/d.jsonl", "web/b.txt"));
+    EXPECT_THAT(names({"w*"}), ElementsAre("web/2024/c.jsonl", "web/a.jsonl", "web/b.txt"));
+    EXPECT_THAT(names({"books/[x].txt"}), ElementsAre("books/[x].txt"));  // a file of that very name
+    EXPECT_THAT(error_of(Category::data, [&] { names({"web/*.md"}); }), HasSubstr("the pattern matches nothing"));
+}
+
+TEST_F(TextTest, DocumentsReadBeforeAreLeftOut) {
+    Path const lines = text_file("a.jsonl", "{\"text\": \"a\"}\n\n{\"text\": \"b\"}\n{\"text\": \"c\"}\n");
+    Path const blank = text_file("a.txt", "a\n\nb\n\nc\n");
+    for (auto const& [path, options] : {std::pair{lines, TextOptions{}}, {blank, TextOptions{.blank_lines = 1}}}) {
+        std::vector<std::string> whole, rest;
+        for_each_document(*files_, path, options, [&](std::string_view text, int64_t) { whole.emplace_back(text); });
+        for_each_document(
+            *files_, path, options, [&](std::string_view text, int64_t) { rest.emplace_back(text); }, 2);
+        ASSERT_EQ(whole.size(), 3u);
+        EXPECT_THAT(rest, ElementsAre(whole[2]));
+    }
 }
 
 }  // namespace

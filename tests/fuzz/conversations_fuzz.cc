@@ -3,7 +3,7 @@
 #include <array>
 #include <span>
 
-#include "data/chat_encoder.h"
+#include "data/chat_documents.h"
 #include "fuzz/fuzz.h"
 #include "support/memory_file_system.h"
 
@@ -40,9 +40,16 @@ std::vector<std::string> fuzz_seeds() {
         R"({"role": "assistant", "content": "a", "weight": 0.5}, {"role": "tool", "content": ""}]})"
         "\n";
     std::string const pair = R"({"prompt": "2+2=", "completion": "4", "meta": [{"a": null}, true, 1e3]})";
+    std::string const others =
+        R"({"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}], "tools": "[1]"})"
+        "\n"
+        R"({"instruction": "i", "input": "x", "output": "y", "history": [["q", "r"]]})"
+        "\n"
+        R"({"prompt": [{"role": "user", "content": [{"type": "text", "text": "u"}]}], "completion": "a"})"
+        "\n";
     std::string const bad = "\n{\"prompt\": 5}\n{\"messages\": [[]]}\n{]\n";
     std::vector<std::string> seeds;
-    for (char choice = 0; choice < 72; ++choice) seeds.push_back(choice + talk + pair + bad);
+    for (char choice = 0; choice < 72; ++choice) seeds.push_back(choice + talk + others + pair + bad);
     return seeds;
 }
 
@@ -56,10 +63,10 @@ extern "C" int LLVMFuzzerTestOneInput(uint8_t const* data, size_t size) {
     ChatOptions const options = testing::chosen(data[0]);
     testing::may_refuse([&] {
         auto const tokenizer = make_tokenizer(files, "bytes");
-        ChatEncoder const encoder(options, testing::kMaxTokens, *tokenizer);
+        ChatEncoder encoder(options, testing::kMaxTokens, *tokenizer);
         int64_t documents = 0;
         ChatCounts const counts =
-            for_each_chat(files, "/chats.jsonl", options, encoder, [&](EncodedChat const& chat, int64_t) {
+            for_each_chat(files, "/chats.jsonl", options, encoder, [&](EncodedChat const& chat, ChatPlace const&) {
                 testing::check(chat);
                 ++documents;
             });

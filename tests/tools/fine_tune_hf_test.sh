@@ -18,7 +18,6 @@ for architecture in qwen3 llama; do
     ln -s "$PERIGEE_BIN" build/cpu/bin
     ln -s "$PERIGEE_SOURCE/launch" launch
     cp -r "$PERIGEE_SOURCE/configs" configs
-    [ $architecture = llama ] && sed -i 's/template: chatml/template: llama3/' configs/sft.yaml
     "$python" "$check" make $architecture
     while read -r command; do
         echo "== $architecture: $command"

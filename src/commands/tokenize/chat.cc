@@ -6,13 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/printable.h"
+#include "commands/tokenize/journal.h"
+#include "commands/tokenize/meter.h"
 #include "config/config.h"
 #include "data/chat_documents.h"
 #include "data/chat_record.h"
 #include "data/indexed_dataset.h"
 #include "data/jinja_template.h"
-#include "commands/tokenize/journal.h"
-#include "commands/tokenize/meter.h"
 #include "train/described.h"
 
 namespace perigee {
@@ -82,12 +82,11 @@ class Run {
         print_printable("{}.bin, .idx: {} conversations, {} tokens ({}), of which {:.2f}% carry loss\n",
                         inputs_.output.string(), fmt::group_digits(writer_.documents()),
                         fmt::group_digits(writer_.tokens()), to_string(writer_.token_type()), share);
-        for (auto const& [count, what] :
-             {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
-              {counts_.too_long, "longer than chat.max_tokens, dropped"},
-              {counts_.without_loss, "without a token that carries loss, dropped"},
-              {counts_.rewritten, rewritten_what()},
-              {counts_.malformed, "malformed, skipped"}}) {
+        for (auto const& [count, what] : {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
+                                          {counts_.too_long, "longer than chat.max_tokens, dropped"},
+                                          {counts_.without_loss, "without a token that carries loss, dropped"},
+                                          {counts_.rewritten, rewritten_what()},
+                                          {counts_.malformed, "malformed, skipped"}}) {
             if (count > 0) print_printable("  {} {}\n", fmt::group_digits(count), what);
         }
         if (counts_.malformed > 0) print_printable("  the first malformed one is {}\n", counts_.first_malformed);

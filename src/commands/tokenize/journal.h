@@ -33,7 +33,8 @@ class Journal {
     std::optional<State> const& found() const { return found_; }
     WriterState const* writer() const { return found_ ? &found_->writer : nullptr; }
 
-    /// Every so many seconds: makes the writer's files durable and writes down the place that follows its last document.
+    /// Every so many seconds: makes the writer's files durable and writes down the place that follows its last
+    /// document.
     template <class Place>
     void tick(IndexedDatasetWriter& writer, Place const& place) {
         if (std::chrono::steady_clock::now() >= next_) save(writer.save(), place());

@@ -12,8 +12,9 @@ namespace perigee {
 
 namespace {
 
-constexpr char kForm[] = "--mix {}: expected NAME=WEIGHT:INPUT, such as web=0.7:'web/*.jsonl.zst', or NAME=INPUT once "
-                         "the name has its weight";
+constexpr char kForm[] =
+    "--mix {}: expected NAME=WEIGHT:INPUT, such as web=0.7:'web/*.jsonl.zst', or NAME=INPUT once "
+    "the name has its weight";
 
 bool is_name(std::string_view text) {
     return !text.empty() && std::ranges::all_of(text, [](char c) {

@@ -7,10 +7,10 @@
 #include <thread>
 
 #include "base/printable.h"
-#include "data/indexed_dataset.h"
-#include "data/tokenizer.h"
 #include "commands/tokenize/journal.h"
 #include "commands/tokenize/meter.h"
+#include "data/indexed_dataset.h"
+#include "data/tokenizer.h"
 
 namespace perigee {
 
@@ -187,7 +187,7 @@ class Run {
     Pipeline pipeline_;
     Meter meter_;
     Place place_;
-    int64_t earlier_;                    ///< tokens of an earlier run
+    int64_t earlier_;  ///< tokens of an earlier run
     int64_t done_bytes_ = 0, skipped_ = -1;
 };
 

@@ -16,7 +16,7 @@ struct TextInputs {
     bool special = false;     ///< names of special tokens in the text are those tokens
     bool prepend_bos = true;  ///< what the tokenizer puts before a text
     bool append_eod = true;
-    int threads = 0;  ///< 0: one per core
+    int threads = 0;      ///< 0: one per core
     double seconds = 10;  ///< between lines of progress, and between states to go on from
 };
 

@@ -127,7 +127,7 @@ class Chat:
         return prompt, said[:end + len(self.stop)] if end >= 0 else said.rstrip()
 
     def documents(self, messages, tools, wanted, split):
-        made, end = [], len(messages)
+        made, end, total = [], len(messages), None
         while True:
             text = self.render(messages[:end], tools)
             answers, rewritten = [], []
@@ -138,10 +138,11 @@ class Chat:
                 elif said:
                     begin = len(prompt.encode())
                     answers.append([i, begin, begin + len(said.encode())])
+            total = len(rewritten) if total is None else total
             if answers or not split:
                 made.append({"messages": end, "text": text, "answers": answers})
             if not rewritten or not split:
-                return {"documents": made[::-1], "rewritten": len(rewritten)}
+                return {"documents": made[::-1], "rewritten": total}
             wanted, end = rewritten, rewritten[-1] + 1
 
     def reply(self, request):

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Tokenization that is killed goes on where it was, with the same bytes in the end; and what a pipe sees of its progress.
+set -euo pipefail
+tokenize() { "$PERIGEE_BIN/perigee" tokenize "$@"; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+fail() { echo "FAILED: $*" >&2; exit 1; }
+
+# Three files, one of them compressed, with empty documents and documents of all lengths.
+for file in 1 2 3; do
+    for i in $(seq 2500); do
+        printf '{"text": "%s %s %s"}\n' "$file" "$i" "$(head -c $((i * 997 % 5000)) /dev/zero | tr '\0' "${i: -1}")"
+        ((i % 50)) || printf '\n{"text": " "}\n'
+    done >"$file.jsonl"
+done
+zstd -q --rm 2.jsonl
+for i in $(seq 3000); do
+    printf '{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "a", "weight": %s}]}\n' "$i" "0.$((i % 4))"
+    ((i % 7)) || echo '{"prompt": "bad"}'
+done >chats.jsonl
+echo 'chat: {template: chatml, malformed: skip}' >chat.yaml
+
+# Kills a run three times, each after it has saved anew, and lets the last one finish.
+killed_three_times() {  # prefix, arguments...
+    local prefix=$1 state before
+    shift
+    for kill in 1 2 3; do
+        before=$(cksum "$prefix.resume.json" 2>/dev/null || true)
+        "$PERIGEE_BIN/perigee" tokenize "$@" -o "$prefix" --save-every 0 --threads 1 >/dev/null 2>err &
+        state=$before
+        for _ in $(seq 2000); do
+            state=$(cksum "$prefix.resume.json" 2>/dev/null || true)
+            [ "$state" = "$before" ] || break
+            sleep 0.005
+        done
+        kill -9 $! 2>/dev/null || fail "run $kill of $prefix ended before it was killed: $(cat err)"
+        wait $! 2>/dev/null || true
+        [ "$state" != "$before" ] || fail "run $kill of $prefix saved nothing"
+        [ ! -e "$prefix.idx" ] || fail "$prefix.idx is there before the end"
+        [ $kill = 1 ] || grep -q 'going on after [0-9]* documents' err || fail "run $kill of $prefix began anew: $(cat err)"
+    done
+    tokenize "$@" -o "$prefix" 2>err >"$prefix.said"
+    grep -q 'going on after [0-9]* documents' err || fail "the last run of $prefix began anew: $(cat err)"
+}
+
+tokenize ?.jsonl 2.jsonl.zst -o whole >whole.said
+killed_three_times parts ?.jsonl 2.jsonl.zst
+cmp whole.bin parts.bin && cmp whole.idx parts.idx || fail "another result after three kills"
+[ "$(sed 's/^whole//; s/; [0-9.]* M tokens.*//' whole.said)" = "$(sed 's/^parts//; s/; [0-9.]* M tokens.*//' parts.said)" ] ||
+    fail "another summary: $(cat whole.said parts.said)"
+
+tokenize chats.jsonl --chat chat.yaml -o chat >chat.said
+killed_three_times again chats.jsonl --chat chat.yaml
+cmp chat.bin again.bin && cmp chat.idx again.idx && cmp chat.weights again.weights || fail "chats: another result after three kills"
+diff <(sed 's/^chat\.//' chat.said) <(sed 's/^again\.//' again.said) || fail "chats: another summary"
+[ -z "$(ls -- *.tmp *.resume.json *.lock 2>/dev/null)" ] || fail "left over: $(ls)"
+
+# A state of other inputs or options is not gone on with.
+echo '{"inputs": "another", "place": [], "writer": [1, 1, 0, true]}' >other.resume.json
+tokenize 1.jsonl -o other 2>err >/dev/null
+grep -q 'of other inputs or options: beginning anew' err || fail "another state: $(cat err)"
+tokenize 1.jsonl -o one 2>/dev/null >/dev/null
+cmp one.bin other.bin || fail "a state of other inputs was used"
+
+# A pipe sees lines; --save-every also says how often.
+tokenize ?.jsonl -o lines --save-every 0 2>&1 >/dev/null | cat >err
+grep -qE '^perigee: [0-9.]+(B|KiB|MiB) of [0-9.]+MiB \([0-9]+%\), [0-9.]+ M tokens/s, [0-9:]+ left$' err || fail "progress: $(head -3 err)"
+echo "tokenize: goes on as if never killed"

@@ -1,0 +1,332 @@
+// By Python's jinja2 as the distribution has it; templates of our own with the constructs that published ones have.
+#include "data/jinja_encoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "megatron_files.h"
+#include "support/tiny_tokenizer.h"
+
+namespace perigee {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::write_bytes;
+using Fate = EncodedChat::Fate;
+
+// Tools, reasoning that only answers after the last question keep, results of tools in one turn, a macro, a loop that
+// goes on, trim, and blocks on lines of their own.
+constexpr char kAgent[] = R"({%- macro head(role) -%}
+    {{ '<|im_start|>' + role + '\n' }}
+{%- endmacro -%}
+{%- if tools %}
+    {{- head('system') }}
+    {%- for tool in tools %}
+        {{- tool | tojson + '\n' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(last=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- set ns.last = loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- head('tool') + message.content + '<|im_end|>\n' }}
+        {%- continue %}
+    {%- endif %}
+    {{- head(message.role) }}
+    {%- if message.role == 'assistant' %}
+        {%- if loop.index0 > ns.last and message.reasoning_content %}
+            {{- '<think>' + message.reasoning_content | trim + '</think>' }}
+        {%- endif %}
+        {{- message.content or '' }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '{"call": ' + call.function | tojson + '}' }}
+        {%- endfor %}
+    {%- elif message.content is string %}
+        {{- message.content | trim }}
+    {%- else %}
+        {%- for part in message.content if part.type == 'text' %}
+            {{- part.text }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- head('assistant') }}
+{%- endif %})";
+
+constexpr char kPlain[] =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+class JinjaEncoderTest : public ::testing::Test {
+  protected:
+    JinjaEncoderTest() {
+        testing::TinyTokenizer tiny;
+        tiny.added_tokens =
+            nlohmann::json::array({added(300, "<|im_start|>"), added(301, "<|im_end|>"), added(302, "<|eos|>")}).dump();
+        std::filesystem::create_directory(folder());
+        write_bytes(folder() / "tokenizer.json", tiny.json());
+        use(nlohmann::json(kAgent));
+        tokenizer_ = make_tokenizer(*files_, folder().string());
+    }
+    static nlohmann::json added(int id, std::string const& name) {
+        return {{"id", id},        {"content", name}, {"special", true},    {"single_word", false},
+                {"lstrip", false}, {"rstrip", false}, {"normalized", false}};
+    }
+    Path folder() const { return home_ / "tokenizer"; }
+    /// Makes it the folder's template.
+    void use(nlohmann::json const& chat_template) {
+        write_bytes(folder() / "tokenizer_config.json",
+                    nlohmann::json{{"chat_template", chat_template}, {"eos_token", {{"content", "<|eos|>"}}}}.dump());
+    }
+    std::unique_ptr<ConversationEncoder> encoder(ChatOptions const& options = {}, int64_t max_tokens = 10000) const {
+        return make_conversation_encoder(*files_, options, folder().string(), max_tokens, *tokenizer_);
+    }
+    /// The text of tokens, what carries loss in [ ].
+    std::string shown(EncodedChat const& chat) const {
+        std::string text;
+        bool inside = false;
+        for (size_t i = 0; i < chat.tokens.size(); ++i) {
+            if ((chat.weights[i] > 0) != inside) text += (inside = !inside) ? "[" : "]";
+            text += tokenizer_->piece(chat.tokens[i]);
+        }
+        return text + (inside ? "]" : "");
+    }
+    std::vector<std::string> documents(std::string const& line, ChatOptions const& options = {}) const {
+        ConversationLine const read = parse_conversation(line);
+        EXPECT_EQ(read.problem, "");
+        EncodedConversation const encoded = encoder(options)->encode_all({read})[0];
+        if (!encoded.problem.empty()) return {"problem: " + encoded.problem};
+        std::vector<std::string> all;
+        for (EncodedChat const& chat : encoded.documents) all.push_back(shown(chat));
+        return all;
+    }
+
+    testing::TemporaryFolder home_;
+    std::unique_ptr<FileSystem> files_ = make_file_system();
+    std::unique_ptr<Tokenizer> tokenizer_;
+    std::string const talk_ =
+        R"({"messages": [{"role": "user", "content": " u "}, {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "v"}, {"role": "assistant", "content": "b", "reasoning_content": "r"}]})";
+};
+
+TEST_F(JinjaEncoderTest, RendersTheFoldersTemplateAndFindsAnswersByPrefixes) {
+    EXPECT_THAT(documents(talk_),
+                ElementsAre("<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n[a<|im_end|>]\n"
+                            "<|im_start|>user\nv<|im_end|>\n<|im_start|>assistant\n[<think>r</think>b<|im_end|>]\n"));
+}
+
+TEST_F(JinjaEncoderTest, WritesToolsCallsResultsAndPartsInTheOrderOfTheirKeys) {
+    EXPECT_THAT(
+        documents(R"({"tools": [{"z": "<&>", "a": "\u00e9"}], "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "text", "text": "v"}]},
+        {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {"y": 1, "b": 2}}}]},
+        {"role": "tool", "content": "7"}, {"role": "assistant", "content": "b"}]})"),
+        ElementsAre(
+            "<|im_start|>system\n{\"z\": \"<&>\", \"a\": \"\xc3\xa9\"}\n<|im_end|>\n<|im_start|>user\nuv<|im_end|>\n"
+            "<|im_start|>assistant\n[{\"call\": {\"name\": \"f\", \"arguments\": {\"y\": 1, \"b\": 2}}}<|im_end|>]\n"
+            "<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n"));
+}
+
+TEST_F(JinjaEncoderTest, AnswersThatLaterTurnsRewriteGetDocumentsOfTheirOwn) {
+    std::string const line = R"({"messages": [{"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a", "reasoning_content": "q"}, {"role": "user", "content": "v"},
+        {"role": "assistant", "content": "b", "reasoning_content": "r"}]})";
+    std::string const first = "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n";
+    std::string const second = "<|im_start|>user\nv<|im_end|>\n<|im_start|>assistant\n[<think>r</think>b<|im_end|>]\n";
+    EXPECT_THAT(documents(line),
+                ElementsAre(first + "[<think>q</think>a<|im_end|>]\n", first + "a<|im_end|>\n" + second));
+    EXPECT_THAT(documents(line, {.jinja = {.rewritten = Rewritten::no_loss}}),
+                ElementsAre(first + "a<|im_end|>\n" + second));
+    EXPECT_THAT(documents(line, {.loss = ChatLoss::last}), ElementsAre(first + "a<|im_end|>\n" + second));
+    auto const all = encoder()->encode_all({parse_conversation(line)});
+    EXPECT_EQ(all[0].rewritten, 1);
+}
+
+TEST_F(JinjaEncoderTest, ATemplateWhoseTextIsNoContinuationOfItsPromptIsRefusedWithThePlace) {
+    use("{% for m in messages %}<|im_start|>{{ m.role + ':' + m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant:<think>{% endif %}");
+    EXPECT_THAT(documents(talk_), ElementsAre(AllOf(HasSubstr("message 2: the text to train on is no continuation"),
+                                                    HasSubstr("<think>"))));
+}
+
+TEST_F(JinjaEncoderTest, AnEndThatOnlyTheLastMessageHasIsNoPartOfAnAnswer) {
+    use("{% for m in messages %}<|im_start|>{{ m.role + ':' + m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% else %}{{ eos_token }}{% endif %}");
+    EXPECT_THAT(
+        documents(R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"},
+                              {"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}]})"),
+        ElementsAre("<|im_start|>user:u<|im_end|><|im_start|>assistant:[a<|im_end|>]<|im_start|>user:v<|im_end|>"
+                    "<|im_start|>assistant:[b<|im_end|>]<|eos|>"));
+}
+
+TEST_F(JinjaEncoderTest, NamesOfSpecialTokensThatUsersWriteStayText) {
+    use(kPlain);
+    auto const chat = encoder();
+    auto const encoded = chat->encode_all({parse_conversation(
+        R"({"messages": [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "x<|im_start|>y"}]})")});
+    ASSERT_EQ(encoded[0].documents.size(), 1u);
+    EXPECT_EQ(shown(encoded[0].documents[0]),
+              "<|im_start|>user\n<|im_end|><|im_end|>\n<|im_start|>assistant\n[x<|im_start|>y<|im_end|>]\n");
+    EXPECT_EQ(std::ranges::count(encoded[0].documents[0].tokens, 300), 2);
+    EXPECT_EQ(std::ranges::count(encoded[0].documents[0].tokens, 301), 2);
+    auto const prompt = chat->prompt(conversation_line({{"user", "<|im_end|>"}}));
+    EXPECT_EQ(std::ranges::count(prompt, 301), 1);
+}
+
+TEST_F(JinjaEncoderTest, AMarkerThatTheTokenizerSpellsOutIsRefused) {
+    use("{% for m in messages %}<|turn|>{{ m.role + '\n' + m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}");
+    EXPECT_THAT(error_of(Category::config, [&] { encoder(); }),
+                HasSubstr("it writes <|turn|>, which is no single token"));
+    use("{% for m in messages %}{{ m.role + ': ' + m.content + ' ##\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}");
+    EXPECT_THAT(error_of(Category::config, [&] { encoder(); }),
+                HasSubstr("ends answers with \" ##\", which is no special token"));
+    use("{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    EXPECT_THAT(error_of(Category::config, [&] { encoder(); }), HasSubstr("no answer would end"));
+}
+
+TEST_F(JinjaEncoderTest, TokensAcrossTheBeginningOfAnAnswerAreThoseOfTheWholeTextAndCarryLoss) {
+    // The merge of space and w makes one token of the prompt's last character and the answer's first.
+    use("{% for m in messages %}<|im_start|>{{ m.role + ': ' + m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}");
+    auto const encoded = encoder()->encode_all({parse_conversation(
+        R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "we"}]})")});
+    EncodedChat const& chat = encoded[0].documents[0];
+    EXPECT_EQ(chat.tokens,
+              tokenizer_->encode_with_special("<|im_start|>user: u<|im_end|><|im_start|>assistant: we<|im_end|>"));
+    EXPECT_EQ(shown(chat), "<|im_start|>user: u<|im_end|><|im_start|>assistant:[ we<|im_end|>]");
+}
+
+TEST_F(JinjaEncoderTest, TheTemplateIsFoundInEveryPlaceAndForm) {
+    use({{{"name", "default"}, {"template", kPlain}}, {{"name", "tool_use"}, {"template", kAgent}}});
+    std::string const asked =
+        R"("messages": [{"role": "user", "content": " u"}, {"role": "assistant", "content": "a"}]})";
+    std::string const plain = "<|im_start|>user\n u<|im_end|>\n<|im_start|>assistant\n[a<|im_end|>]\n";
+    EXPECT_THAT(documents("{" + asked), ElementsAre(plain));
+    EXPECT_THAT(documents(R"({"tools": [1], )" + asked)[0], HasSubstr("<|im_start|>system\n1\n<|im_end|>"));
+    EXPECT_THAT(documents("{" + asked, {.jinja = {.name = "tool_use"}})[0], HasSubstr("user\nu<|im_end|>"));
+    EXPECT_THAT(error_of(Category::config, [&] { encoder({.jinja = {.name = "x"}}); }),
+                HasSubstr("no template \"x\"; there are: default, tool_use"));
+    write_bytes(folder() / "chat_template.jinja", "{# a file wins #}" + std::string(kAgent));
+    EXPECT_THAT(documents("{" + asked)[0], HasSubstr("user\nu<|im_end|>"));
+    write_bytes(home_ / "own.jinja", kPlain);
+    EXPECT_THAT(documents("{" + asked, {.jinja = {.file = (home_ / "own.jinja").string()}}), ElementsAre(plain));
+    std::filesystem::remove(folder() / "chat_template.jinja");
+    write_bytes(folder() / "tokenizer_config.json", R"({"eos_token": "<|eos|>"})");
+    EXPECT_EQ(resolved(*files_, folder().string(), {}).format, ChatFormat::none);
+    EXPECT_THAT(documents("{" + asked), ElementsAre(" u[a<|eos|>]"));
+}
+
+TEST_F(JinjaEncoderTest, ArgumentsTheDayAndSpecialTokensAreGivenToTheTemplate) {
+    use("{{ strftime_now('%d %b %Y') + eos_token + (mood | default('no')) }}{% for m in messages %}<|im_start|>"
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ "
+        "m.content }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}");
+    ChatOptions const options{.jinja = {.arguments = R"({"mood": "good"})", .date = "2024-07-26"}};
+    EXPECT_THAT(documents(R"({"prompt": "u", "completion": "a"})", options),
+                ElementsAre("26 Jul 2024<|eos|>good<|im_start|>u<|im_start|>[a<|im_end|>]"));
+}
+
+TEST_F(JinjaEncoderTest, WhatATemplateSaysOrDoesWrongIsTheConversationsProblem) {
+    use("{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" +
+        std::string(kPlain));
+    EXPECT_THAT(documents(R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "u"},
+                              {"role": "assistant", "content": "a"}]})"),
+                ElementsAre("problem: the template says: no system here"));
+    use("{% for x in [1] %}");
+    EXPECT_THAT(error_of(Category::config, [&] { encoder(); }), HasSubstr("tokenizer_config.json: "));
+    use(std::string(kPlain) + "{{ messages.__class__.__mro__ }}");
+    EXPECT_THAT(error_of(Category::config, [&] { encoder(); }), HasSubstr("unsafe"));
+}
+
+TEST_F(JinjaEncoderTest, ATemplateThatNeverEndsIsEnded) {
+    use("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}");
+    auto const chat = find_jinja_template(*files_, folder().string(), {});
+    ASSERT_TRUE(chat.has_value());
+    EXPECT_THAT(
+        error_of(Category::data, [&] { JinjaEncoder(*chat, {}, 100, *tokenizer_, std::chrono::milliseconds(500)); }),
+        HasSubstr("no sign of life for 0.5 s"));
+}
+
+TEST_F(JinjaEncoderTest, TooLongIsDroppedCutOrLosesItsOldestTurns) {
+    use(kPlain);
+    ConversationLine const line = parse_conversation(
+        R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"},
+            {"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}]})");
+    auto const encode = [&](TooLong policy, int64_t most) {
+        return encoder({.too_long = policy}, most)->encode_all({line})[0].documents.at(0);
+    };
+    int64_t const all = encode(TooLong::drop, 1000).full_tokens;
+    EXPECT_EQ(encode(TooLong::drop, all).fate, Fate::whole);
+    EXPECT_EQ(encode(TooLong::drop, all - 1).fate, Fate::too_long);
+    EXPECT_EQ(std::ssize(encode(TooLong::cut_end, all - 1).tokens), all - 1);
+    EncodedChat const rest = encode(TooLong::drop_oldest, all - 1);
+    EXPECT_EQ(rest.fate, Fate::shortened);
+    EXPECT_EQ(shown(rest),
+              "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nv<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n");
+    EXPECT_EQ(encode(TooLong::drop_oldest, 5).fate, Fate::too_long);
+}
+
+TEST_F(JinjaEncoderTest, WeightsOfAnswersAndLossOnAllTokens) {
+    use(kPlain);
+    std::string const line =
+        R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a", "weight": 0},
+        {"role": "user", "content": "v"}, {"role": "assistant", "content": "b", "weight": 0.5}]})";
+    EXPECT_THAT(documents(line)[0], AllOf(HasSubstr("assistant\na<|im_end|>"), HasSubstr("assistant\n[b<|im_end|>]")));
+    EXPECT_EQ(documents(line, {.loss = ChatLoss::all})[0],
+              "[<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n]a<|im_end|>[\n<|im_start|>user\nv<|im_end|>\n"
+              "<|im_start|>assistant\nb<|im_end|>\n]");
+}
+
+TEST_F(JinjaEncoderTest, GenerationBeginsAndEndsAsTrainingDid) {
+    auto const chat = encoder();
+    auto const prompt = chat->prompt(conversation_line({{"user", "u"}}));
+    EncodedChat const trained =
+        chat->encode_all({conversation_line({{"user", "u"}, {"assistant", "a"}})})[0].documents[0];
+    auto const first = static_cast<long>(std::ranges::find(trained.weights, 1.0f) - trained.weights.begin());
+    EXPECT_EQ(prompt, std::vector<int32_t>(trained.tokens.begin(), trained.tokens.begin() + first));
+    EXPECT_THAT(chat->stop(), ElementsAre(301));
+}
+
+TEST_F(JinjaEncoderTest, TemplatesOfRolesAreTheSameAsJinja) {
+    ChatOptions const custom{.format = ChatFormat::custom,
+                             .begin = "<|eos|>",
+                             .roles = {{"user", "\"Q\" ", "\n"}, {"assistant", "<|im_start|>", "<|im_end|>\n\n"}},
+                             .stop = "<|im_end|>"};
+    for (ChatOptions const& options : {ChatOptions{.format = ChatFormat::chatml}, custom}) {
+        ChatEncoder own(options, 1000, *tokenizer_);
+        write_bytes(home_ / "written.jinja", own.template_text());
+        auto const jinja = encoder({.jinja = {.file = (home_ / "written.jinja").string()}}, 1000);
+        ConversationLine const line =
+            conversation_line({{"user", "u\n"}, {"assistant", "a"}, {"user", "v"}, {"assistant", "b"}});
+        EncodedChat const a = own.encode_all({line})[0].documents[0], b = jinja->encode_all({line})[0].documents[0];
+        EXPECT_EQ(a.tokens, b.tokens);
+        EXPECT_EQ(a.weights, b.weights);
+        EXPECT_EQ(own.prompt(line), jinja->prompt(line));
+    }
+}
+
+TEST(JinjaOptions, ContradictionsAreTold) {
+    EXPECT_THAT(problems(JinjaOptions{}), IsEmpty());
+    EXPECT_THAT(problems(JinjaOptions{.arguments = "[]"}), ElementsAre(HasSubstr("must be a JSON object")));
+    for (char const* const date : {"today", "2024-13-01", "24-07-26", "2024-07-26x"})
+        EXPECT_THAT(problems(JinjaOptions{.date = date}), ElementsAre(HasSubstr("no day written as YYYY-MM-DD")))
+            << date;
+}
+
+}  // namespace
+}  // namespace perigee

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "data/chat_encoder.h"
 #include "data/jinja_template.h"
+#include "data/packing.h"
 #include "eval/sampling.h"
 #include "train/text_model.h"
 

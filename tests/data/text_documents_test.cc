@@ -239,8 +239,7 @@ TEST_F(TextTest, BinaryFilesAreRefusedByNameAndSkippedInFolders) {
     EXPECT_THAT(list_text_files(*files_, {folder_ / "d"}, {}, skipped),
                 ElementsAre(folder_ / "d/a.txt", folder_ / "d/e.txt"));
     ASSERT_EQ(skipped.size(), 3u);
-    for (size_t i = 0; i < 3; ++i)
-        EXPECT_EQ(skipped[i].path.filename(), (std::array{"b.table", "c.bin", "d.bin"}[i]));
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(skipped[i].path.filename(), (std::array{"b.table", "c.bin", "d.bin"}[i]));
     EXPECT_THAT(skipped[0].reason, HasSubstr("Parquet"));
     auto const named = list_text_files(*files_, {folder_ / "d/b.table"}, {}, skipped);
     ASSERT_EQ(named.size(), 1u);

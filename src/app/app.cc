@@ -85,6 +85,8 @@ Trained load_trained(Job const& job) {
     HostComm& world = job.launch.world();
     auto found = find_weights(options, world, job.files);
     if (found) follow(options, *found, {job.command.config, job.command.overrides}, world.rank() == 0);
+    // Each rank reads and writes at its own pace here, so each has all of the weights.
+    options.parallel.shard = ShardStage::none;
     return {std::move(found), resolved(job, options, world.size())};
 }
 

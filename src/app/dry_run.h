@@ -49,9 +49,8 @@ struct StepCost {
 };
 
 /// For rank 0 of `world_size`, computing in fp32 on the CPU or bf16 on a GPU, on micro-batches of full documents whose
-/// every token carries loss, and the most demanding attention of the schedule. Other ranks take and send the same, but
-/// for the few elements of the optimizer that do not divide by the ranks: those are rank 0's. `options` are resolved
-/// and free of problems for this world.
+/// every token carries loss, and the most demanding attention of the schedule. Other ranks take and send the same.
+/// `options` are resolved and free of problems for this world.
 StepCost step_cost(RunOptions const& options, int world_size);
 
 }  // namespace perigee

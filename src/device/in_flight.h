@@ -27,6 +27,7 @@ class InFlight {
         Event done;
     };
     std::vector<Entry> entries_;
+    size_t limit_ = 64;  ///< of entries, before those that are done are removed
 };
 
 }  // namespace perigee

@@ -43,7 +43,13 @@ class Needed {
   public:
     Needed(WeightUnits& weights, int unit, int next)
         : weights_(&weights), unit_(unit), memory_(weights.need(unit, next)) {}
-    ~Needed() { weights_->release(unit_); }
+    /// Where the device has failed, who waits for it next is told so.
+    ~Needed() {
+        try {
+            weights_->release(unit_);
+        } catch (std::exception const&) {
+        }
+    }
     Needed(Needed const&) = delete;
     Needed& operator=(Needed const&) = delete;
     TensorView memory() const { return memory_; }

@@ -6,12 +6,22 @@
 
 namespace perigee {
 
+namespace {
+
+/// Whether the first and the last unit are both large: a model whose classifier is its embedding has a small head, and
+/// works on both at once.
+bool ends_are_alike(ParamLayout const& layout) {
+    return 2 * layout.unit(layout.units() - 1).size() > layout.unit(0).size();
+}
+
+}  // namespace
+
 ShardedGradients::ShardedGradients(ParamLayout const& layout, Sharding const& sharding, Mesh const& mesh, Ops& ops)
     : layout_(&layout),
       sharding_(&sharding),
       mesh_(&mesh),
       ops_(&ops),
-      slots_(layout, ops.device(), ops.main_dtype(), true) {
+      slots_(layout, ops.device(), ops.main_dtype(), ends_are_alike(layout)) {
     int64_t const elements = sharded() ? sharding.updated_elements() : layout.size();
     memory_ = Buffer(ops.device(), static_cast<size_t>(elements * size_of(ops.main_dtype())));
     held_ = {static_cast<std::byte*>(memory_.data()), ops.main_dtype(), {elements}};
@@ -45,6 +55,7 @@ void ShardedGradients::done(int unit) {
     if (mesh_->dp_cp().size() > 1) reduce(unit, values);
     if (slot == nullptr) return;
     slot->users = 0;
+    slot->unit = -1;  // what it held is summed and of no use any more
     slot->done = latest_;
 }
 

@@ -35,8 +35,15 @@ void ShardedWeights::release(int unit) {
     if (!sharded()) return;
     UnitSlots::Slot* const slot = slots_.find(unit);
     PERIGEE_CHECK(slot != nullptr && slot->users > 0, "unit {} is released and was not needed", unit);
-    --slot->users;
+    --slot->users;  // first: what follows may throw
     slot->done = device_->queue().record();
+}
+
+void ShardedWeights::pass_without_tokens() {
+    for (int unit = 0; unit < layout_->units(); ++unit) {
+        need(unit, unit + 1 < layout_->units() ? unit + 1 : -1);
+        release(unit);
+    }
 }
 
 bool ShardedWeights::settled() const {

@@ -19,6 +19,8 @@ class ShardedWeights final : public WeightUnits {
     TensorView need(int unit, int next) override;
     void release(int unit) override;
     bool settled() const override;
+    /// Takes part in the gathers of a forward pass, for a rank that has nothing to compute while others do.
+    void pass_without_tokens();
 
     /// All that this rank holds for good: its shares, or everything.
     std::vector<FlatPart> parts() const;

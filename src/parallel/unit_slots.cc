@@ -36,6 +36,8 @@ UnitSlots::Slot& UnitSlots::take(int unit) {
     }
     slots_.splice(slots_.end(), slots_, found);
     Slot& slot = slots_.back().second;
+    for (auto& [pool_of, other] : slots_)
+        if (other.unit == unit) other.unit = -1;  // of a pass that did not end
     slot.unit = unit;
     return slot;
 }

@@ -75,7 +75,13 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
     LossSums sums;
     double weight = 0;
     TextSize text(session.token_bytes());
-    for (int64_t first = mesh.dp_rank() * micro; first < samples; first += mesh.shape().dp * micro) {
+    // Weights may be collected as a pass goes on: every rank takes as many.
+    for (int64_t round = 0; round < samples; round += mesh.shape().dp * micro) {
+        int64_t const first = round + mesh.dp_rank() * micro;
+        if (first >= samples) {
+            session.weights().pass_without_tokens();
+            continue;
+        }
         Batch const batch = make_batch(validation, first, std::min(micro, samples - first));
         LossSums const more = session.model().loss(session.weights(), batch, selections, session.arena());
         sums = {.nll = sums.nll + more.nll, .correct = sums.correct + more.correct};
@@ -99,7 +105,12 @@ std::vector<LayerReach> measure_reach(Session& session, DataSource const& train,
     int64_t const micro = options.train.micro_batch_size, length = options.data.sequence_length;
     int64_t const end = first + options.eval.samples;
     std::vector<ReachCount> counts(selections.size());
-    for (int64_t at = first + mesh.dp_rank() * micro; at < end; at += mesh.shape().dp * micro) {
+    for (int64_t round = first; round < end; round += mesh.shape().dp * micro) {
+        int64_t const at = round + mesh.dp_rank() * micro;
+        if (at >= end) {
+            session.weights().pass_without_tokens();
+            continue;
+        }
         int64_t const samples = std::min(micro, end - at);
         Batch const batch = make_batch(train, at, samples);
         std::vector<Lookup> lookups;

@@ -14,7 +14,7 @@ namespace perigee {
 inline constexpr char const* kFirstMoment = "optimizer.m/";
 inline constexpr char const* kSecondMoment = "optimizer.v/";
 
-/// What of `parts` (host memory) lies in `ranges` of the flat buffer, tensor by tensor, each named prefix + parameter
+/// What of `parts` lies in `ranges` of the flat buffer, tensor by tensor, each named prefix + parameter
 /// name.
 std::vector<StoredTensor> stored_tensors(ParamLayout const& layout, std::vector<FlatPart> const& parts,
                                          std::string const& prefix, std::vector<FlatRange> const& ranges);

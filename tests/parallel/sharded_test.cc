@@ -16,22 +16,22 @@ using testing::run_ranks;
 
 constexpr ShardStage kStages[] = {ShardStage::none, ShardStage::optimizer, ShardStage::gradients, ShardStage::weights};
 
-/// An embedding, five blocks and a head, of sizes that divide by nothing.
-std::vector<ParamSpec> some_params() {
+/// An embedding, blocks and a head, of sizes that divide by nothing.
+std::vector<ParamSpec> some_params(int blocks) {
     std::vector<ParamSpec> specs = {{.name = "embedding", .shape = {301}}};
-    for (int block = 0; block < 5; ++block) {
+    for (int block = 0; block < blocks; ++block) {
         specs.push_back({.name = fmt::format("{}.norm", block), .shape = {7}, .unit = block + 1});
         specs.push_back({.name = fmt::format("{}.matrix", block), .shape = {13, 11}, .unit = block + 1});
     }
-    specs.push_back({.name = "head", .shape = {299}, .unit = 6});
+    specs.push_back({.name = "head", .shape = {299}, .unit = blocks + 1});
     return specs;
 }
 
 /// A rank's world: everything that sharded memory needs.
 struct Rank {
-    Rank(HostComm& world, ShardStage stage)
+    Rank(HostComm& world, ShardStage stage, int blocks = 5)
         : mesh({}, world),
-          layout(some_params(), 1, 0, unit_multiple(world.size())),
+          layout(some_params(blocks), 1, 0, unit_multiple(world.size())),
           sharding(layout, mesh, stage, 200) {}
     std::unique_ptr<Device> device = make_host_device();
     std::unique_ptr<Ops> ops = make_host_ops_f64(*device, 1);
@@ -104,9 +104,9 @@ std::vector<double> gradient_of(ParamLayout const& layout, int rank, int micro_b
 TEST(ShardedGradients, AreTheSumsOverRanksAndMicroBatches) {
     for (ShardStage stage : kStages)
         for (int ranks : {1, 2, 3, 5})
-            for (int accumulation : {1, 2, 4})
-                run_ranks(ranks, [&](HostComm& world) {
-                    Rank rank(world, stage);
+            for (auto const& [accumulation, blocks] : {std::pair{1, 5}, {2, 5}, {4, 5}, {1, 1}, {2, 1}, {2, 2}})
+                run_ranks(ranks, [&, accumulation = accumulation, blocks = blocks](HostComm& world) {
+                    Rank rank(world, stage, blocks);
                     ShardedGradients grads(rank.layout, rank.sharding, rank.mesh, *rank.ops);
                     int const units = rank.layout.units();
                     for (int step = 0; step < 2; ++step) {
@@ -139,6 +139,23 @@ TEST(ShardedGradients, AreTheSumsOverRanksAndMicroBatches) {
                                     << "gaps are zero, too";
                     }
                 });
+}
+
+TEST(ShardedWeights, ARankWithoutTokensTakesPartInTheGathersOfOthers) {
+    run_ranks(3, [&](HostComm& world) {
+        Rank rank(world, ShardStage::weights);
+        ShardedWeights weights(rank.layout, rank.sharding, rank.mesh, *rank.ops);
+        for (int pass = 0; pass < 2; ++pass) {
+            if (world.rank() == 2) {
+                weights.pass_without_tokens();
+                continue;
+            }
+            for (int unit = 0; unit < rank.layout.units(); ++unit) {
+                weights.need(unit, unit + 1 < rank.layout.units() ? unit + 1 : -1);
+                weights.release(unit);
+            }
+        }
+    });
 }
 
 TEST(ShardedGradients, TakeTheMemoryOfTheirShareAndOfThreeUnits) {

@@ -52,7 +52,7 @@ class OrderedDevice::OrderedQueue final : public Queue {
 };
 
 OrderedDevice::OrderedDevice(void const* dropped) : dropped_(dropped) {}
-OrderedDevice::~OrderedDevice() = default;
+OrderedDevice::~OrderedDevice() { in_flight() = InFlight(); }  // queues end one by one
 
 Queue& OrderedDevice::queue() { return queue_named("compute"); }
 Queue& OrderedDevice::lane(std::string const& name, Priority) { return queue_named(name); }

@@ -52,7 +52,9 @@ threads: 1
     std::optional<double> measure(ParallelOptions const& parallel, HostComm& world) {
         Session session(options(parallel), world, *files_);
         std::vector<float> const weights = weights_of(session.layout(), 0.1);
-        session.ops().upload(session.weights().flat(), weights.data());
+        for (auto const& [range, values] : session.weights().parts())
+            session.ops().upload(values, weights.data() + range.begin);
+        session.weights().loaded();
         auto const data = session.open(Split::validation);
         EvalReport const report = evaluate(session, *data, 0, session.selections(0));
         if (!report.bits_per_byte) return {};
@@ -82,6 +84,16 @@ TEST_F(BitsPerByte, CountTheTextOfTokensThatCarryLoss) {
     run_ranks(2, [&](HostComm& world) {
         EXPECT_NEAR(measure({.tensor = 1, .context = 2, .data = 1}, world).value(), *want, 1e-5);
     });
+}
+
+TEST_F(BitsPerByte, AreTheSameWhereWeightsAreShardedAndRanksHaveUnequalShares) {
+    write(kEnd);
+    auto const alone = make_single_host_comm();
+    double const want = measure({}, *alone).value();
+    for (int ranks : {2, 3, 4, 5})
+        run_ranks(ranks, [&](HostComm& world) {
+            EXPECT_NEAR(measure({.shard = ShardStage::weights}, world).value(), want, 1e-5) << ranks << " ranks";
+        });
 }
 
 TEST_F(BitsPerByte, AreUnknownWhereATokenIsNotTheTokenizers) {

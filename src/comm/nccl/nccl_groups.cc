@@ -196,10 +196,22 @@ void set_environment(bool shared_gpus, int rank) {
     set("NCCL_MNNVL_ENABLE", "0");
 }
 
+/// Gathers and sums run beside each other: only since this version does NCCL keep communicators from waiting for each
+/// other in turn.
+void check_version() {
+    constexpr int kOldest = 22600;
+    int version = 0;
+    ncclGetVersion(&version);
+    if (version < kOldest)
+        fail(Category::config, "NCCL {}.{} is older than 2.26: install a newer one, or take parallel.comm=mpi",
+             version / 10000, version / 100 % 100);
+}
+
 class NcclGroups final : public GroupMaker {
   public:
     NcclGroups(HostComm& world, CudaDevice& device, bool shared_gpus)
         : world_(&world), job_(std::make_shared<NcclJob>(world.status(), device)) {
+        check_version();
         set_environment(shared_gpus, world.rank());
         device.use();
         std::string bytes(sizeof(ncclUniqueId), '\0');

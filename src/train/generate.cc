@@ -88,8 +88,7 @@ void generate(Session& session, RunState const& state, std::function<void(std::s
                   [&](int32_t id) { sink(stream.push(id)); });
     if (ids.empty()) fail(Category::config, "generate.prompt is empty: at least one token is needed to go on from");
     int64_t const most = options.model.max_position_embeddings;
-    int64_t const longest = std::min(most, std::ssize(ids) + options.generate.max_tokens);
-    TextModel model(session, session.selections(state.step), longest);
+    TextModel model(session, session.selections(state.step));
     Philox const random(static_cast<uint64_t>(options.seed), Purpose::generate);
     for (int64_t i = 0; i < options.generate.max_tokens; ++i) {
         if (std::ssize(model.text()) + std::ssize(ids) >= most) break;

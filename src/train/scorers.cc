@@ -77,7 +77,7 @@ std::vector<ItemScore> ForcedDecoding::score(std::span<Item const> items) {
 int64_t GreedyDecoding::right_tokens(Item const& item) {
     SamplingOptions const greedy{.temperature = 0};
     Philox const unused(0, Purpose::generate);
-    TextModel model(model_.session, model_.selections, item.length + 1);
+    TextModel model(model_.session, model_.selections);
     std::vector<int32_t> added = item.prompt;
     int64_t right = 0;
     for (int32_t const token : item.answer) {

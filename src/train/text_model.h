@@ -13,8 +13,7 @@ namespace perigee {
 
 class TextModel {
   public:
-    /// Of a text of at most `capacity` tokens.
-    TextModel(Session& session, std::vector<Selection> selections, int64_t capacity);
+    TextModel(Session& session, std::vector<Selection> selections);
 
     /// Appends the tokens, of which there must be some, and returns the logits that follow. On the CPU no token is
     /// computed twice: keys and values are kept. On a GPU, and where parallel.context cuts the text, everything is
@@ -23,6 +22,9 @@ class TextModel {
     std::vector<int32_t> const& text() const { return text_; }
 
   private:
+    /// Room in the cache for a text of this many tokens.
+    void reserve(int64_t tokens);
+
     Session& session_;
     std::vector<Selection> selections_;
     std::vector<int32_t> text_;

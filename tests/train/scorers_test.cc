@@ -10,7 +10,9 @@
 #include "config/config.h"
 #include "data/packing.h"
 #include "support/ragged_samples.h"
+#include "support/random.h"
 #include "support/thread_comm.h"
+#include "train/text_model.h"
 
 namespace perigee::testing {
 
@@ -116,6 +118,20 @@ TEST(Scorers, ForcedNllIsThatOfTokenAfterToken) {
         EXPECT_NEAR(forced[i].nll, nll, 1e-4);
         EXPECT_EQ(forced[i].correct, correct);
     }
+}
+
+TEST(TextModel, KeepsKeysAndValuesHoweverLongTheTextGrows) {
+    auto const alone = make_single_host_comm();
+    Job job({}, *alone);
+    TextModel text(job.session, job.session.selections(0));
+    Philox const random(5, Purpose::mock_data, 1);
+    std::vector<float> last;
+    for (uint64_t i = 0; i < 250; ++i) {
+        int32_t const id = static_cast<int32_t>(random.below(i, kAllowed));
+        last = text.append(std::span(&id, 1));
+    }
+    EXPECT_EQ(std::ssize(text.text()), 250);
+    EXPECT_LT(relative_error(last, job.logits(text.text())), 1e-4);
 }
 
 TEST(Scorers, TokensBeyondTheTokenizerAreNeverDecoded) {

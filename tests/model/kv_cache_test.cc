@@ -101,7 +101,7 @@ TEST(KvCache, TokenByTokenGivesTheLogitsOfOneForward) {
         KvCache cache = job.cache();
         for (int64_t t = 0; t < kTokens; ++t) {
             auto const logits = job.next(std::span(text).subspan(static_cast<size_t>(t), 1), layers, cache);
-            ASSERT_LT(difference(logits, all, t), 1e-5) << "rule " << rule.index() << " token " << t;
+            ASSERT_LT(difference(logits, all, t), kRounding) << "rule " << rule.index() << " token " << t;
         }
         EXPECT_EQ(cache.tokens(), kTokens);
     }

@@ -6,7 +6,7 @@
 namespace perigee {
 
 void Device::settle(void const* memory, size_t bytes) noexcept {
-    if (in_flight_.empty()) return;  // always so while a device ends, when its queues are gone
+    if (in_flight_.empty()) return;
     try {
         in_flight_.wait(queue(), memory, bytes);
     } catch (std::exception const&) {

@@ -102,12 +102,6 @@ ParamLayout::ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank,
     end_unit();
 }
 
-int64_t ParamLayout::largest_unit() const {
-    int64_t most = 0;
-    for (FlatRange const& unit : units_) most = std::max(most, unit.size());
-    return most;
-}
-
 std::span<ParamLayout::Entry const> ParamLayout::entries_of(int unit) const {
     auto const [begin, end] = std::ranges::equal_range(entries_, unit, {}, [](Entry const& e) { return e.spec.unit; });
     return {begin, end};

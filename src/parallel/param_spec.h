@@ -96,7 +96,6 @@ class ParamLayout {
     FlatRange whole() const { return {0, size_}; }
     int units() const { return static_cast<int>(units_.size()); }
     FlatRange unit(int i) const { return units_.at(static_cast<size_t>(i)); }
-    int64_t largest_unit() const;
     /// Elements that belong to no tensor, after the last one of the unit.
     FlatRange gap(int unit) const;
     std::span<Entry const> entries_of(int unit) const;

@@ -22,7 +22,8 @@ class ShardedWeights final : public WeightUnits {
     /// Takes part in the gathers of a forward pass, for a rank that has nothing to compute while others do.
     void pass_without_tokens();
 
-    /// All that this rank holds for good: its shares, or everything.
+    /// All that this rank holds for good: its shares, or everything. Who writes there waits for the device first where
+    /// gathers may be under way.
     std::vector<FlatPart> parts() const;
     /// What the optimizer updates, one part per range of ownership.updated.
     std::vector<FlatPart> updated() const;

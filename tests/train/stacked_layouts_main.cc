@@ -217,6 +217,7 @@ Outcome run(Cell const& cell, HostComm& world) {
     Session session(options, std::move(machine), world, *files);
     Learner learner(session);
     learner.initialise(1);
+    session.ops().device().synchronize();  // gathers of the initial weights may still write where others are put
     std::vector<float> weights = weights_of(session.layout(), 0.05);
     std::vector<bf16> rounded(weights.size());
     std::ranges::transform(weights, rounded.begin(), to_bf16);

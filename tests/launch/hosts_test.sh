@@ -77,7 +77,8 @@ cat >"$scratch/agent" <<'STUB'
 #!/usr/bin/env bash
 shift
 TMPDIR=$(mktemp -d "${0%/*}/host.XXXX")  # two hosts do not share files of shared memory
-exec env -i PATH="/usr/bin:/bin" HOME=/ TMPDIR="$TMPDIR" OMPI_MCA_btl_vader_backing_directory="$TMPDIR" bash -c "$*"
+exec env -i PATH="/usr/bin:/bin" HOME=/ TMPDIR="$TMPDIR" OMPI_MCA_btl_vader_backing_directory="$TMPDIR" \
+    ASAN_OPTIONS="${ASAN_OPTIONS:-}" bash -c "$*"
 STUB
 chmod +x "$scratch/agent"
 export OMPI_MCA_plm_rsh_agent=$scratch/agent OMPI_MCA_mpi_yield_when_idle=1  # four ranks, few cores

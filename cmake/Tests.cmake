@@ -65,6 +65,12 @@ foreach(folder IN LISTS test_folders)
         string(REGEX REPLACE "_main$" "" name ${name})
         add_executable(${name} ${main})
         target_link_libraries(${name} PRIVATE test_support)
+        if(name STREQUAL perigee_faulty)  # it looks at every collective of tensors before the program makes it
+            foreach(member IN ITEMS 10all_gather 14reduce_scatter)
+                target_link_options(${name} PRIVATE
+                    "LINKER:--wrap=_ZN7perigee4Comm${member}ERNS_5QueueENS_9BasicViewISt4byteEENS3_IKS4_EE")
+            endforeach()
+        endif()
     endforeach()
     file(GLOB scripts CONFIGURE_DEPENDS tests/${folder}/*_test.sh)
     foreach(script IN LISTS scripts)

@@ -43,6 +43,21 @@ NumberedCollective waiting_for(HostBoard const& board, RankStatus const& late) {
     return found;
 }
 
+/// What two ranks wait in that have the same number of collectives behind them and are not in the same one; empty where
+/// there are no such ranks.
+std::string different_waits(HostBoard const& board) {
+    for (RankStatus const& a : board.ranks)
+        for (RankStatus const& b : board.ranks) {
+            NumberedCollective const one = a.waits_in(), other = b.waits_in();
+            bool const are_alike = one.collective == other.collective && one.axis == other.axis;
+            if (one.sequence == 0 || one.sequence != other.sequence || are_alike) continue;
+            return fmt::format(
+                "{} waits in {} and {} in {}: one of them has left out a collective, or makes them in another order",
+                who(a), to_string(one), who(b), to_string(other));
+        }
+    return "";
+}
+
 }  // namespace
 
 void describe(Schema& schema, WatchdogOptions& options) {
@@ -83,6 +98,9 @@ std::string describe_hang(HostBoard const& board, double limit_s) {
 
     std::string const limit = fmt::format("limit {:g} s", limit_s);
     if (!stopped && waiting.sequence == 0 && culprit.waits_in().sequence > 0) {
+        if (std::string const text = different_waits(board); !text.empty())
+            return fmt::format("{} (in section {} at step {}, {})", text,
+                               to_string(static_cast<Section>(culprit.section.load())), culprit.step.load(), limit);
         return fmt::format("every rank of host {} waits {} ({}): a rank of another host, a GPU, or the network",
                            host_name(), describe_place(culprit), limit);
     }

@@ -4,30 +4,15 @@
 set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+source "$PERIGEE_SOURCE/tests/support/failures.sh"
 
 limit=2
 limits=(watchdog.setup_s=$limit watchdog.first_step_s=$limit watchdog.step_s=$limit watchdog.save_s=$limit
     watchdog.eval_s=$limit)
 # Without saves, which would be a second section for a stop from outside to meet.
 forever=(train.steps=10000000 log.every=1000000 checkpoint.every=0)
-folder=$scratch/run
 
-said() { grep -q "$1" "$scratch/log"; }
-one_line() {  # one_line WHAT PATTERN: exactly one such line in the log
-    local count
-    count=$(grep -cE "$2" "$scratch/log") || true
-    [ "$count" = 1 ] || complain "$1: $count lines like '$2'"
-}
-report_says() { [ -s "$1" ] && grep -q "$2" "$1"; }
-resumes() {  # resumes WHAT: the next start takes over at once
-    local losses=$scratch/whole
-    run 2 "$folder" perigee
-    [ "$code" = 0 ] || complain "$1: the next start ended with $code"
-    diff <(numbers "$losses") <(numbers "$folder") >/dev/null || complain "$1: losses differ afterwards"
-    if ls "$folder"/failure_rank_* >/dev/null 2>&1; then complain "$1: an old failure file stayed"; fi
-}
-
-run 2 "$scratch/whole" perigee
+run 2 "$whole" perigee
 [ "$code" = 0 ] || complain "unbroken run"
 
 # --- A stopped rank. Each case: section, rank, where it stops (empty: anywhere, from outside), further options.
@@ -117,17 +102,17 @@ make_long_evaluation
 declare -A options_of=([eval]="watchdog.eval_s=$limit $long_evaluation" [generate]="watchdog.step_s=$limit parallel.context=2 generate.prompt=a
     generate.temperature=0 generate.max_tokens=1000000 model.max_position_embeddings=1000000")
 for what in eval generate; do
-    command=$what start 2 "$scratch/whole" perigee ${options_of[$what]}
+    command=$what start 2 "$whole" perigee ${options_of[$what]}
     eventually 20 said "weights of step 40" || complain "$what: does not begin"
     sleep 0.5
-    kill -STOP "$(rank_pid "$scratch/whole" 1)"
+    kill -STOP "$(rank_pid "$whole" 1)"
     begin=$(seconds)
     finish
     one_line "$what" "perigee: hang error: rank 1 \(process [0-9]+ on host .*\) hangs in section (eval|step|first_step) .*no sign of life"
     [ "$code" = 6 ] || complain "$what: exit code $code"
-    eventually 15 none_left "$scratch/whole" || complain "$what: processes are left"
+    eventually 15 none_left "$whole" || complain "$what: processes are left"
     at_most "$(since "$begin")" 15 || complain "$what: gone after $(since "$begin") s"
-    if ls "$scratch/whole"/failure_rank_* >/dev/null 2>&1; then complain "$what: it writes into the folder of a run"; fi
+    if ls "$whole"/failure_rank_* >/dev/null 2>&1; then complain "$what: it writes into the folder of a run"; fi
 done
 
 # --- MPI_Abort does not return: the process ends itself.
@@ -163,9 +148,6 @@ dies() {  # dies WAY RANK POINT PATTERN
     [ -s "$folder/failure_rank_$((1 - rank)).json" ] || [ -s "$folder/failure_rank_$rank.json" ] ||
         complain "$what: no failure file"
     resumes "$what"
-}
-died() {
-    echo "^perigee: communication error: rank $1 \(process [0-9]+ on host .*\) died in section [a-z_]+ at step [0-9]+.*$2\$"
 }
 
 dies 9 0 write:metrics.jsonl:10 "$(died 0 ": signal 9 \(Killed\)")"

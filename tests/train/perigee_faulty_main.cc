@@ -3,9 +3,12 @@
 // rank PERIGEE_KILL_RANK (default 0; `all`: every one) dies by itself. Operation names: support/fault_file_system.h.
 // PERIGEE_KILL_DELAY: it dies so many microseconds after that point, whatever it does then.
 // PERIGEE_KILL=join: it dies before it joins its job. PERIGEE_KILL=barrier:COUNT: at its COUNT-th MPI_Barrier.
+// PERIGEE_KILL=collective:NAME:COUNT: at its COUNT-th all_gather or reduce_scatter of tensors.
 // PERIGEE_ABORT=hang: MPI_Abort does not return.
 // PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, or `wait`
-// for a signal, 20 seconds at most, which it announces.
+// for a signal, 20 seconds at most, which it announces; at a collective also `skip`, which leaves it out, and
+// `allocate`, which asks its device for more memory than there is. PERIGEE_KILL_MARK: a file that it makes right
+// before.
 #include <unistd.h>
 
 #include <chrono>
@@ -18,6 +21,7 @@
 
 #include "app/app.h"
 #include "base/stop_request.h"
+#include "comm/comm.h"
 #include "support/fault_file_system.h"
 
 namespace {
@@ -36,14 +40,21 @@ std::string cut(std::string& text) {
     return head;
 }
 
+void mark() {
+    if (std::string const path = environment("PERIGEE_KILL_MARK", ""); !path.empty())
+        if (std::FILE* const file = std::fopen(path.c_str(), "w"); file != nullptr) std::fclose(file);
+}
+
 void disturb(std::string const& how) {
     if (int const delay = std::stoi(environment("PERIGEE_KILL_DELAY", "0")); delay > 0) {
         std::thread([how, delay] {
             std::this_thread::sleep_for(std::chrono::microseconds(delay));
+            mark();
             ::kill(::getpid(), std::stoi(how));
         }).detach();
         return;
     }
+    mark();
     if (how == "throw") throw std::runtime_error("thrown by the test");
     if (how == "exit") std::exit(0);
     if (how == "wait") {
@@ -59,7 +70,43 @@ bool is_victim() {
     return victim == "all" || victim == environment("OMPI_COMM_WORLD_RANK", "0");
 }
 
+/// Before a collective of tensors; false where it is left out.
+bool begins(char const* name, int& count, perigee::Queue& queue) {
+    if (environment("PERIGEE_KILL", "") != std::string("collective:") + name + ":" + std::to_string(++count) ||
+        !is_victim())
+        return true;
+    constexpr size_t kMoreThanThereIs = size_t{1} << 50;
+    std::string const how = environment("PERIGEE_KILL_BY", "9");
+    bool const is_signal_or_alike = how != "skip" && how != "allocate";
+    is_signal_or_alike ? disturb(how) : mark();
+    if (how == "allocate") queue.device().allocate(kMoreThanThereIs);
+    return how != "skip";
+}
+
 }  // namespace
+
+// The linker gives the program's calls of these members to the functions here (cmake/Tests.cmake).
+namespace perigee {
+
+Pending real_all_gather(Comm* comm, Queue& queue, TensorView all, ConstView part) asm(
+    "__real__ZN7perigee4Comm10all_gatherERNS_5QueueENS_9BasicViewISt4byteEENS3_IKS4_EE");
+Pending all_gather(Comm* comm, Queue& queue, TensorView all, ConstView part) asm(
+    "__wrap__ZN7perigee4Comm10all_gatherERNS_5QueueENS_9BasicViewISt4byteEENS3_IKS4_EE");
+Pending all_gather(Comm* comm, Queue& queue, TensorView all, ConstView part) {
+    static int count = 0;
+    return begins("all_gather", count, queue) ? real_all_gather(comm, queue, all, part) : Pending();
+}
+
+Pending real_reduce_scatter(Comm* comm, Queue& queue, TensorView part, ConstView all) asm(
+    "__real__ZN7perigee4Comm14reduce_scatterERNS_5QueueENS_9BasicViewISt4byteEENS3_IKS4_EE");
+Pending reduce_scatter(Comm* comm, Queue& queue, TensorView part, ConstView all) asm(
+    "__wrap__ZN7perigee4Comm14reduce_scatterERNS_5QueueENS_9BasicViewISt4byteEENS3_IKS4_EE");
+Pending reduce_scatter(Comm* comm, Queue& queue, TensorView part, ConstView all) {
+    static int count = 0;
+    return begins("reduce_scatter", count, queue) ? real_reduce_scatter(comm, queue, part, all) : Pending();
+}
+
+}  // namespace perigee
 
 // The program's own MPI functions come before the library's. MPI_Comm is a pointer in Open MPI.
 extern "C" int PMPI_Abort(void* comm, int code);
@@ -83,7 +130,7 @@ int main(int argc, char** argv) {
     std::string plan = environment("PERIGEE_KILL", "");
     if (plan == "join" && is_victim()) {
         disturb(environment("PERIGEE_KILL_BY", "9"));
-    } else if (!plan.empty() && !plan.starts_with("barrier:") && is_victim()) {
+    } else if (!plan.empty() && !plan.starts_with("barrier:") && !plan.starts_with("collective:") && is_victim()) {
         std::string const name = cut(plan);
         std::string const part = cut(plan);
         int64_t left = std::stoll(cut(plan));

@@ -69,6 +69,17 @@ TEST_F(WatchdogTest, RanksThatAllWaitBlameAnotherHost) {
     EXPECT_THAT(describe_hang(board_, 10), AllOf(HasSubstr("every rank of host"), HasSubstr("inside broadcast #3")));
 }
 
+TEST_F(WatchdogTest, RanksInDifferentCollectivesOfOneNumberAreBothNamed) {
+    wait_in(ranks_[0], Collective::reduce_scatter, 9, true);
+    wait_in(ranks_[1], Collective::all_reduce, 9, true);
+    wait_in(ranks_[2], Collective::reduce_scatter, 9, true);
+    ranks_[0].step = 11;
+    EXPECT_THAT(describe_hang(board_, 10),
+                AllOf(HasSubstr("rank 0 (process"), HasSubstr("waits in reduce_scatter #9 and rank 1 (process"),
+                      HasSubstr("in all_reduce #9: one of them has left out a collective"), HasSubstr("at step 11"),
+                      HasSubstr("limit 10 s"), Not(HasSubstr("every rank"))));
+}
+
 TEST_F(WatchdogTest, SectionThatTakesTooLongEndsTheJobAndLeavesAFile) {
     Watchdog watchdog({.save_s = 0.3}, files_, end_job());
     watchdog.join(board_, end_job());

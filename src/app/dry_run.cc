@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/ring_bytes.h"
 #include "ops/gpu_attention.h"
 #include "ops/gpu_limits.h"
 #include "train/learner.h"
@@ -92,19 +93,6 @@ class DryOps : public Ops {
     size_t scratch_ = 0;
 };
 
-double bytes_sent(Collective collective, int64_t brought, int ranks) {
-    auto const x = static_cast<double>(brought);
-    double const others = ranks - 1;
-    switch (collective) {
-        case Collective::all_gather:
-            return x * others;
-        case Collective::all_reduce:
-            return 2 * x * others / ranks;
-        default:
-            return x * others / ranks;
-    }
-}
-
 /// Notes what is sent in a step.
 class Ledger {
   public:
@@ -118,7 +106,7 @@ class Ledger {
         if (ranks == 1) return;
         Sent& entry = traffic_[{to_string(axis), collective, content(whole)}];
         ++entry.calls;
-        entry.bytes += bytes_sent(collective, brought, ranks);
+        entry.bytes += ring_bytes(collective, brought, ranks);
     }
     /// Everything noted since the last call.
     Traffic take() { return std::exchange(traffic_, {}); }

@@ -24,6 +24,22 @@ int64_t for_a_step(HostMemory const& there, bool gpu) { return gpu ? there.bytes
 
 }  // namespace
 
+char const* to_string(ShardStage stage) {
+    switch (stage) {
+        case ShardStage::automatic:
+            return "auto";
+        case ShardStage::none:
+            return "none";
+        case ShardStage::optimizer:
+            return "optimizer";
+        case ShardStage::gradients:
+            return "gradients";
+        case ShardStage::weights:
+            return "weights";
+    }
+    return "";
+}
+
 ShardStage first_stage_that_fits(RunOptions const& options, int world_size, int64_t bytes) {
     MeshShape const mesh = resolve_mesh(options.parallel, world_size);
     if (mesh.dp * mesh.cp == 1) return ShardStage::none;

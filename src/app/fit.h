@@ -6,6 +6,9 @@
 
 namespace perigee {
 
+/// The value of the key `parallel.shard`.
+char const* to_string(ShardStage stage);
+
 /// What `parallel.shard: auto` means: the first of optimizer, gradients and weights with which a step takes at most
 /// `bytes` on each rank, and weights where none does; none for one rank, optimizer where `bytes` is 0, unknown.
 ShardStage first_stage_that_fits(RunOptions const& options, int world_size, int64_t bytes);

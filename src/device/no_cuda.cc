@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "device/gpu_list.h"
+#include "device/pace.h"
 
 namespace perigee {
 
@@ -19,6 +20,10 @@ GpuList list_gpus() {
 
 std::unique_ptr<Device> make_cuda_device(int) {
     fail(Category::config, "this perigee was built without CUDA: use `device: cpu`, or build the `cuda` preset");
+}
+
+std::unique_ptr<Pace> detail::make_cuda_pace(Device& device) {
+    fail(Category::internal, "{} is no device of a build without CUDA", device.name());
 }
 
 }  // namespace perigee

@@ -1,0 +1,27 @@
+// Work of a queue that lasts as long as it is told to: for who plays a link that is not there.
+#pragma once
+
+#include <memory>
+
+#include "device/queue.h"
+
+namespace perigee {
+
+class Pace {
+  public:
+    virtual ~Pace() = default;
+    /// Notes the moment at which the queue comes here.
+    virtual void begin(Queue& queue) = 0;
+    /// What is queued later begins at the earliest this many seconds after the queue's last begin().
+    virtual void end(Queue& queue, double seconds) = 0;
+};
+
+/// For queues of this device, which outlives it. On the CPU the caller sleeps; a GPU's queue waits in a kernel of one
+/// thread.
+std::unique_ptr<Pace> make_pace(Device& device);
+
+namespace detail {
+std::unique_ptr<Pace> make_cuda_pace(Device& device);
+}
+
+}  // namespace perigee

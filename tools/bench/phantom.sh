@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Steps as one rank of several GPUs, on one GPU: a row for each layout, its first rank and its last. Appends one JSON
+# object a run to the results as it ends, also where a run failed.
+#   tools/bench/phantom.sh [--bin DIR] [--out FILE] [--seconds N] [ROW ...] [-- key=value ...]
+# ROW: dp4_8k dp4_32k cp4_128k_dense cp4_128k_moba cp4_1m_moba cp8_1m_qwen_dense cp8_1m_qwen_moba; all without one.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+bin=build/cuda/bin out=phantom.jsonl seconds=540 rows=() more=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --bin) bin=$2 && shift 2 ;;
+        --out) out=$2 && shift 2 ;;
+        --seconds) seconds=$2 && shift 2 ;;
+        --) shift && more=("$@") && break ;;
+        *) rows+=("$1") && shift ;;
+    esac
+done
+[ ${#rows[@]} -gt 0 ] || rows=(dp4_8k dp4_32k cp4_128k_dense cp4_128k_moba cp4_1m_moba cp8_1m_qwen_dense cp8_1m_qwen_moba)
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failures=0
+# ROW RANK LAYOUT STEPS CONFIG key=value ...
+run() {
+    local row=$1 rank=$2 layout=$3 steps=$4 config=$5
+    shift 5
+    timeout "$seconds" "$bin/bench_train" "configs/bench/$config.yaml" "$@" ${more[@]+"${more[@]}"} --of "$layout" \
+        --as-rank "$rank" --steps "$steps" --warmup 1 --row "$row" --json >"$log" 2>&1
+    local code=$?
+    cat "$log"
+    if [ $code = 0 ]; then
+        tail -n 1 "$log" >>"$out"
+    else
+        failures=$((failures + 1))
+        printf '{"row":"%s","rank":%d,"of":"%s","exit":%d,"failed":"%s"}\n' "$row" "$rank" "$layout" $code \
+            "$(tail -n 1 "$log" | tr -d '"\\\n' | cut -c 1-300)" >>"$out"
+    fi
+}
+
+llama_128k=(data.sequence_length=131072 train.global_batch_size=1 train.recompute=mlp)
+for row in "${rows[@]}"; do
+    for last in 0 1; do
+        case $row in
+            dp4_8k) run "$row" $((last * 3)) dp=4 5 llama_8b ;;
+            dp4_32k) run "$row" $((last * 3)) dp=4 3 llama_8b data.sequence_length=32768 train.recompute=mlp ;;
+            cp4_128k_dense) run "$row" $((last * 3)) cp=4 2 llama_8b "${llama_128k[@]}" ;;
+            cp4_128k_moba) run "$row" $((last * 3)) cp=4 3 llama_8b "${llama_128k[@]}" attention.kind=moba ;;
+            cp4_1m_moba) run "$row" $((last * 3)) cp=4 1 llama_8b data.sequence_length=1048576 \
+                train.global_batch_size=1 train.recompute=block attention.kind=moba ;;
+            cp8_1m_qwen_dense) run "$row" $((last * 7)) cp=8 1 qwen3_8b ;;
+            cp8_1m_qwen_moba) run "$row" $((last * 7)) cp=8 1 qwen3_8b attention.kind=moba ;;
+            *) echo "phantom.sh: no row $row: see its first lines" >&2 && exit 2 ;;
+        esac
+    done
+done
+exit $((failures > 0))

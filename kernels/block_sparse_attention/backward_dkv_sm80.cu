@@ -1,6 +1,6 @@
 // dk and dv by warp products: a thread block owns 64 keys and sums over all rows that see them, local, then routed.
-#include "kernels/block_sparse_attention/backward_sm80.cuh"
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/block_sparse_attention/tiles_sm80.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -78,7 +78,7 @@ __device__ void load_query_rows(AttentionArgs const& a, KeyShared<D>& shared, in
         copy_4(&shared.base[stage][row], &a.rows[at >= 0 ? at : 0].base, at >= 0);
     else
         copy_4(&shared.delta[stage][row], &a.rows[at >= 0 ? at : 0].delta, at >= 0);
-    commit_copies();
+    end_copy_group();
 }
 
 /// Rounds a [16, D] gradient of keys into the warp's rows of `tile` and writes or adds it.
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) dkv_kernel(AttentionArgs
     float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
     int stage = 0, ring = 0;
     for (int32_t first = 0; first < query_rows.rows; first += kRows) {
-        wait_for_copies();
+        wait_for_copy_groups<0>();
         __syncthreads();
         int const next = ring == 2 ? 0 : ring + 1, after = next == 2 ? 0 : next + 1;
         if (first + kRows < query_rows.rows) load_query_rows<D>(a, shared, next, stage ^ 1);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) dkv_kernel(AttentionArgs
         stage ^= 1;
         ring = next;
     }
-    wait_for_copies();  // where there was no row at all
+    wait_for_copy_groups<0>();  // where there was no row at all
     __syncthreads();
     write_dkv<D>(a, dk[0], a.scale, shared.k, warp_row, a.dk, key, block.end, query_rows.g);
     write_dkv<D>(a, dv[0], 1.0f, shared.v, warp_row, a.dv, key, block.end, query_rows.g);
@@ -174,11 +174,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) dkv_kernel(AttentionArgs
 }  // namespace
 
 void dkv_sm80(Stage const& stage, BlockSparseGradients const& gradients) {
-    AttentionArgs args = attention_args(stage, {});
-    args.d_o = gradients.d_o;
-    args.dk = gradients.dk;
-    args.dv = gradients.dv;
-    args.add_to_dkv = gradients.add_to_dkv;
+    AttentionArgs args = attention_args(stage, {}, gradients);
     args.tiles_per_block = tiles_per_block(stage.plan, 1, kTileKeys);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         launch({"dkv_sm80", stage.plan.blocks * args.tiles_per_block, args.kv_heads, kAttentionThreads,

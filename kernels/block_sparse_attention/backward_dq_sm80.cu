@@ -1,7 +1,7 @@
 // dq by warp products: query tiles against one block's keys. Routed rows leave a dQ partial per slot; the local block's
 // kernel runs last and adds them in the order of the slots.
-#include "kernels/block_sparse_attention/backward_sm80.cuh"
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/block_sparse_attention/tiles_sm80.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) dq_kernel(AttentionArgs 
     float dq[1][D / 8][4] = {};
     int stage = 0;
     for (int32_t key = work.block.begin; key < work.key_end; key += kTileKeys, stage ^= 1) {
-        wait_for_copies();
+        wait_for_copy_groups<0>();
         __syncthreads();
         if (key + kTileKeys < work.key_end)
             load_keys<D>(a, work, key + kTileKeys, shared.k[stage ^ 1], shared.v[stage ^ 1]);
@@ -99,25 +99,18 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) dq_kernel(AttentionArgs 
     });
 }
 
-AttentionArgs query_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
-    AttentionArgs args = attention_args(stage, pass);
-    args.d_o = gradients.d_o;
-    args.dq = gradients.dq;
-    return args;
-}
-
 }  // namespace
 
 void dq_selected_sm80(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         launch({"dq_selected_sm80", max_routed_tiles(stage.plan, pass), pass.heads, kAttentionThreads,
                 sizeof(QueryShared<D>), stage.problem.stream},
-               dq_kernel<D, false>, query_args(stage, pass, gradients));
+               dq_kernel<D, false>, attention_args(stage, pass, gradients));
     });
 }
 
 void dq_local_sm80(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
-    AttentionArgs args = query_args(stage, pass, gradients);
+    AttentionArgs args = attention_args(stage, pass, gradients);
     args.tiles_per_block = tiles_per_block(stage.plan, stage.plan.shape.group(), kRows);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         launch({"dq_local_sm80", stage.plan.blocks * args.tiles_per_block, pass.heads, kAttentionThreads,

@@ -4,8 +4,7 @@
 #include <bit>
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
-#include "kernels/block_sparse_attention/launch.cuh"
-#include "kernels/block_sparse_attention/mma_tile.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -78,12 +77,12 @@ __global__ void __launch_bounds__(kProductThreads) preprocess_kernel(AttentionAr
         max_abs =
             of_row<kLanes>(max(max_abs & 0xffff, max_abs >> 16), [](uint32_t m, uint32_t n) { return max(m, n); });
         if (row >= rows) continue;
-        if (a.max_abs != nullptr)
+        if (a.adds_to_dq)
 #pragma unroll
             for (int i = 0; i < kVectors; ++i)
                 *reinterpret_cast<uint4*>(a.dq + row * D + (i * kLanes + lane) * 8) = uint4{};
         if (lane != 0) continue;
-        float const factor = a.max_abs != nullptr ? factor_of_row(max_abs, a.max_abs[0], a.max_abs[1], D) : 1;
+        float const factor = a.adds_to_dq ? factor_of_row(max_abs, a.max_abs[0], a.max_abs[1], D) : 1;
         a.rows[row] = {base_of_weights(a.lse[row]), sum, factor};
     }
 }
@@ -112,17 +111,12 @@ __global__ void __launch_bounds__(kProductThreads) max_abs_kernel(KeyTensors con
 
 void preprocess_backward(Stage const& stage, BlockSparseGradients const& gradients) {
     BlockSparseShape const& s = stage.plan.shape;
-    AttentionArgs args = attention_args(stage, {});
-    args.d_o = gradients.d_o;
-    args.o = gradients.o;
-    args.lse = gradients.lse;
-    args.dq = gradients.dq;
-    if (stage.plan.adds_to_dq) {
-        args.max_abs = stage.scratch.max_abs;
+    AttentionArgs const args = attention_args(stage, {}, gradients);
+    if (args.adds_to_dq) {
         check_cuda(cudaMemsetAsync(args.max_abs, 0, stage.plan.max_abs.bytes, stage.problem.stream),
                    "preprocess_backward");
         int64_t const count = s.tokens * s.kv_heads * s.head_dim / 8;
-        int64_t const blocks = std::min(ceil_div(count, kProductThreads), 8 * kernels::multiprocessors());
+        int64_t const blocks = std::min(ceil_div(count, kProductThreads), 8 * multiprocessors());
         launch({"largest_keys", blocks, 2, kProductThreads, 0, stage.problem.stream}, max_abs_kernel,
                KeyTensors{reinterpret_cast<uint4 const*>(args.k), reinterpret_cast<uint4 const*>(args.v), count,
                           args.max_abs});

@@ -2,7 +2,7 @@
 // take work items. After FlashAttention-3 (Shah et al., arXiv 2407.08608), with gathered rows. Scores are transposed,
 // so that weights are left factors straight from registers:
 #include "kernels/block_sparse_attention/backward_sm90_producer.cuh"
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/hopper/product.cuh"
 #include "kernels/hopper/tensor_map.h"
 
@@ -21,7 +21,6 @@ class Consumer {
   public:
     __device__ Consumer(BackwardArgs const& f, BackwardShared<D>& shared)
         : f_(f),
-          a_(f.a),
           shared_(shared),
           warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {}  // known to be the warp's
 
@@ -88,7 +87,7 @@ class Consumer {
             start_scores(dp, shared_.v, shared_.d_o[stage]);
             hopper::products_wait<1>();
             hopper::pin(s);
-            weights(s, stage, a_.scale * kLog2e);
+            weights(s, stage, f_.scale * kLog2e);
             if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
             uint32_t p[kSteps][4], ds[kSteps][4];
             round(p, s);
@@ -154,7 +153,7 @@ class Consumer {
 
     /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
-        uint32_t const left = hopper::shared_address(keys), right = hopper::shared_address(rows);
+        uint32_t const left = shared_address(keys), right = shared_address(rows);
         hopper::products_begin();
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
@@ -164,7 +163,7 @@ class Consumer {
     }
     /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q).
     __device__ void add_products(float (&sum)[D / 2], uint32_t const (&x)[kSteps][4], unsigned char const* rows) const {
-        uint32_t const right = hopper::shared_address(rows);
+        uint32_t const right = shared_address(rows);
         hopper::pin(sum);
         hopper::products_begin();
 #pragma unroll
@@ -174,7 +173,7 @@ class Consumer {
     }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
-        uint32_t const left = hopper::shared_address(shared_.ds[count_ % 2]), right = hopper::shared_address(shared_.k);
+        uint32_t const left = shared_address(shared_.ds[count_ % 2]), right = shared_address(shared_.k);
         int const row_panel = D == 128 ? 0 : warpgroup_, column_panel = D == 128 ? warpgroup_ : 0;
         hopper::products_begin();
 #pragma unroll
@@ -220,7 +219,7 @@ class Consumer {
         }
     }
     __device__ void store_scores(uint32_t const (&ds)[kSteps][4]) const {
-        uint32_t const tile = hopper::shared_address(shared_.ds[count_ % 2]), thread = hopper::thread_anew();
+        uint32_t const tile = shared_address(shared_.ds[count_ % 2]), thread = hopper::thread_anew();
         int const key = static_cast<int>(thread / 32 * 16 + thread % 16), vector = static_cast<int>(thread % 32 / 16);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -245,29 +244,23 @@ class Consumer {
             store_sums<D>(sums_of<D>(f_.carried, item.carried, 1, consumer), dv, add);
             return;
         }
-        KeyRange const keys{item.key + consumer / 128 * 64, item.key_end, item.g, a_.add_to_dkv};
-        write_key_gradient<D>(a_, dk, a_.scale, a_.dk, consumer, keys);
-        write_key_gradient<D>(a_, dv, 1.0f, a_.dv, consumer, keys);
+        KeyRange const keys{item.key + consumer / 128 * 64, item.key_end, item.g, f_.add_to_dkv};
+        write_key_gradient<D>(f_, dk, f_.scale, f_.dk, consumer, keys);
+        write_key_gradient<D>(f_, dv, 1.0f, f_.dv, consumer, keys);
     }
 
     BackwardArgs const& f_;
-    AttentionArgs const& a_;
     BackwardShared<D>& shared_;
     int warpgroup_;
     RingPosition<T::kStages> ring_;
     uint32_t count_ = 0;  ///< of items, and in the lowest bit which buffer of dS is next
 };
 
-struct ProductArgs {
-    BackwardArgs f;
-    KeyMaps keys;
-};
-
 template <int D, bool kAddsToDq>
 __global__ void __launch_bounds__(kProducers + kConsumers, 1)
     backward_kernel(__grid_constant__ ProductArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    BackwardArgs const& f = args.f;
+    BackwardArgs const& f = args;
     auto& shared = hopper::dynamic_tiles<BackwardShared<D>>();
     if (threadIdx.x == 0) {
         for (int i = 0; i < Tiling<D>::kStages; ++i) {
@@ -294,18 +287,18 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
                 RowScheduler<D>(f, shared).run();
                 break;
             case 1:
-                copy_rows(shared, f.a.q, shared.q, [&](int stage, int i, int32_t at, bool there) {
-                    copy_4(&shared.base[stage][i], &f.a.rows[at].base, there);
+                copy_rows(shared, f.q, shared.q, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.base[stage][i], &f.rows[at].base, there);
                 });
                 break;
             case 2:
-                copy_rows(shared, f.a.d_o, shared.d_o, [&](int stage, int i, int32_t at, bool there) {
-                    copy_4(&shared.delta[stage][i], &f.a.rows[at].delta, there);
-                    if constexpr (kAddsToDq) copy_4(&shared.factor[stage][i], &f.a.rows[at].factor, there);
+                copy_rows(shared, f.d_o, shared.d_o, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.delta[stage][i], &f.rows[at].delta, there);
+                    if constexpr (kAddsToDq) copy_4(&shared.factor[stage][i], &f.rows[at].factor, there);
                 });
                 break;
             default:
-                copy_keys<D>(args.keys, shared);
+                copy_keys(args, shared);
         }
     }
 #endif
@@ -317,25 +310,21 @@ void launch_backward(Stage const& stage, BackwardArgs const& args) {
     auto const map = [&](bf16 const* x) {
         return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kKvTile);
     };
-    launch({"attend_backward_sm90", kernels::multiprocessors(), 1, kProducers + kConsumers, sizeof(BackwardShared<D>),
+    launch({"attend_backward_sm90", multiprocessors(), 1, kProducers + kConsumers, sizeof(BackwardShared<D>),
             stage.problem.stream},
-           backward_kernel<D, kAddsToDq>, ProductArgs{args, {map(stage.problem.k), map(stage.problem.v)}});
+           backward_kernel<D, kAddsToDq>, ProductArgs{args, map(stage.problem.k), map(stage.problem.v)});
 }
 
 }  // namespace
 
 void attend_backward_sm90(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
     BackwardArgs const args = backward_args(stage, pass, gradients);
-    auto const run = [&]<int D>() {
+    with_sm90_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         if (args.adds_to_dq)
             launch_backward<D, true>(stage, args);
         else
             launch_backward<D, false>(stage, args);
-    };
-    if (stage.plan.shape.head_dim == 64)
-        run.operator()<64>();
-    else
-        run.operator()<128>();
+    });
 }
 
 }  // namespace perigee::block_sparse

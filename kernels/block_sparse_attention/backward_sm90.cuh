@@ -44,22 +44,14 @@ struct alignas(16) WorkItem {
 };
 static_assert(sizeof(WorkItem) == kWorkItemWords * sizeof(int32_t));
 
-struct BackwardArgs {
-    AttentionArgs a;
-    WorkItem* items;
-    int32_t* item_begin;   ///< [pass heads, blocks + 1], counted from each head's first
-    int32_t* split_begin;  ///< the same, of splits that leave sums
-    int32_t* counters;     ///< items of the pass, and how many of them are taken
-    float4* splits;        ///< [splits, 2, K / 8, kConsumers]
-    float4* carried;       ///< [KV tiles of all blocks, 2, K / 8, kConsumers]: sums of earlier passes of the same head
-    int32_t earlier;       ///< blocks that begin before this token were in an earlier pass of the head
-    int32_t later;         ///< blocks that begin at or after this token are left to a later one
+struct BackwardArgs : AttentionArgs {
+    int32_t earlier;  ///< blocks that begin before this token were in an earlier pass of the head
+    int32_t later;    ///< blocks that begin at or after this token are left to a later one
     int32_t pass_heads, kv_tiles, tile_group, tile_groups, row_slots, split_rows;
     bool whole_kv_tiles;     ///< a whole block has whole KV tiles
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
     bool carry;              ///< sums go from pass to pass in `carried`
     bool carry_out;          ///< there is a later pass
-    bool adds_to_dq;         ///< dq is zero before, and has no partial results
 
     /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
     __device__ int32_t query_of(int32_t row) const {
@@ -67,20 +59,6 @@ struct BackwardArgs {
     }
 };
 BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients);
-
-/// Four lanes (of a quad) with four words each: lane l's word i becomes lane i's word l.
-__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4]) {
-    int const lane = threadIdx.x % 4;
-#pragma unroll
-    for (int distance = 1; distance < 4; distance *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if ((i & distance) == 0) {
-                bool const upper = (lane & distance) != 0;
-                uint32_t const got = __shfl_xor_sync(kAllLanes, upper ? x[i] : x[i + distance], distance);
-                (upper ? x[i] : x[i + distance]) = got;
-            }
-}
 
 /// Stores eight bf16, or adds them in the L2 cache, where `there`. What one thread stores and adds at one carried
 /// happens in the order in which it says so.
@@ -184,7 +162,7 @@ __device__ __forceinline__ void add_sums(float (&x)[D / 2], float4 const* from) 
 }
 /// Index in `carried` of the KV tile that begins at `key` of the index-th block; unique in the pack.
 __device__ __forceinline__ int32_t carried_slot(BackwardArgs const& f, int32_t index, int32_t key) {
-    return key / kKvTile + (f.whole_kv_tiles ? f.a.blocks[index].document : index);
+    return key / kKvTile + (f.whole_kv_tiles ? f.blocks[index].document : index);
 }
 /// Sums of dk (0) or dv (1) of the index-th KV tile.
 template <int D>

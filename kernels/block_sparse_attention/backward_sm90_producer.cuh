@@ -14,7 +14,7 @@ class RowScheduler {
 
   public:
     __device__ RowScheduler(BackwardArgs const& f, BackwardShared<D>& shared)
-        : f_(f), a_(f.a), shared_(shared), lane_(threadIdx.x % 32) {}
+        : f_(f), shared_(shared), lane_(threadIdx.x % 32) {}
 
     __device__ void run() {
         for (uint32_t n = 0;; ++n) {
@@ -51,22 +51,22 @@ class RowScheduler {
         for (int32_t first = item.begin; first < item.end; first += T::kRows, ring_.advance(), buffer ^= 1) {
             int const stage = ring_.stage;
             fetch_entries(item, first + T::kRows, buffer ^ 1);
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            wait_for_copy_groups<1>();
             shared_.rows_free[stage].wait(ring_.free_parity());
 #pragma unroll 1
             for (int i = lane_; i < T::kRows; i += 32) look_up(item, first + i, shared_.entries[buffer][i], stage, i);
             arrive_as_warp(shared_.rows_known[stage]);
         }
-        wait_for_copies();  // the buffers are free for the next item
+        wait_for_copy_groups<0>();  // the buffers are free for the next item
     }
     /// Routed entries of a tile; a lane fetches what it will use.
     __device__ void fetch_entries(WorkItem const& item, int32_t first, int buffer) const {
-        uint32_t const* const indices = a_.indices + item.g * a_.indices_stride + item.indices;
+        uint32_t const* const indices = f_.indices + item.g * f_.indices_stride + item.indices;
 #pragma unroll 1
         for (int i = lane_; i < T::kRows; i += 32) {
             copy_4(&shared_.entries[buffer][i], indices + first + i, first + i < min(item.routed, item.end));
         }
-        commit_copies();
+        end_copy_group();
     }
     /// Query row `i`; `entry` is its routing entry, if it is routed.
     __device__ __forceinline__ void look_up(WorkItem const& item, int32_t i, uint32_t entry, int stage,
@@ -76,20 +76,19 @@ class RowScheduler {
         shared_.limit[stage][row_in_tile] =
             min(item.key_end - 1, local ? item.local_token + f_.query_of(in_block) : INT_MAX);
         int32_t const row = local ? item.local_row + in_block : static_cast<int32_t>(entry >> 6);
-        int32_t const query = f_.query_of(row), at = query * a_.heads + item.g * a_.group + row - query * a_.group;
+        int32_t const query = f_.query_of(row), at = query * f_.heads + item.g * f_.group + row - query * f_.group;
         bool const there = i >= item.first && i < item.end;
         shared_.at[stage][row_in_tile] = there ? at : -1;
         // dQ partials of the local block follow those of the slots; its first tile group uses dq.
-        int32_t const slot = local ? a_.slots * f_.tile_groups - 1 : static_cast<int32_t>(entry & 63) * f_.tile_groups;
+        int32_t const slot = local ? f_.slots * f_.tile_groups - 1 : static_cast<int32_t>(entry & 63) * f_.tile_groups;
         bool const in_dq = f_.adds_to_dq || (local && (item.flags & kFirstTileGroup) != 0);
         int32_t const index = in_dq ? at
                                     : static_cast<int32_t>(static_cast<uint32_t>(item.first_slot) +
                                                            static_cast<uint32_t>(row) * f_.row_slots + slot);
-        shared_.to[stage][row_in_tile] = there ? (in_dq ? a_.dq : a_.partial) + int64_t{index} * D : nullptr;
+        shared_.to[stage][row_in_tile] = there ? (in_dq ? f_.dq : f_.partial) + int64_t{index} * D : nullptr;
     }
 
     BackwardArgs const& f_;
-    AttentionArgs const& a_;
     BackwardShared<D>& shared_;
     int lane_;
     int32_t next_ = 0;  ///< item
@@ -124,7 +123,7 @@ __device__ void copy_rows(BackwardShared<D>& shared, bf16 const* rows,
         int const first = lane / RowVectors<D>::kOfRow * kRowsOfGroup;
         auto const* source = reinterpret_cast<unsigned char const*>(rows + vector * 8);
         asm volatile("" : "+l"(source));  // a sum: else every address adds its parts anew
-        uint32_t to = hopper::shared_address(tiles[stage]) + hopper::swizzled_offset<T::kRows>(first, vector);
+        uint32_t to = shared_address(tiles[stage]) + hopper::swizzled_offset<T::kRows>(first, vector);
 #pragma unroll 1
         for (int i = first; i < first + kRowsOfGroup; i += 4) {
             int4 const at = *reinterpret_cast<int4 const*>(&shared.at[stage][i]);
@@ -137,18 +136,17 @@ __device__ void copy_rows(BackwardShared<D>& shared, bf16 const* rows,
         }
         shared.rows_full[stage].arrive_when_copied();
     }
-    hopper::finish_copies();
+    finish_copies();
 }
 
-/// The keys and values of all tokens, for the copy engine.
-struct KeyMaps {
-    CUtensorMap k, v;
+struct ProductArgs : BackwardArgs {
+    CUtensorMap k_map, v_map;
 };
 
 /// The fourth producer warp: keys and values, by the copy engine. Past a short run's end it brings those of other
 /// blocks, which become zeros here: their weights are masked, but zero times infinity would not be zero.
 template <int D>
-__device__ void copy_keys(KeyMaps const& maps, BackwardShared<D>& shared) {
+__device__ void copy_keys(ProductArgs const& args, BackwardShared<D>& shared) {
     using T = Tiling<D>;
     uint32_t parity = 0;
     for (uint32_t n = 0;; ++n) {
@@ -164,8 +162,8 @@ __device__ void copy_keys(KeyMaps const& maps, BackwardShared<D>& shared) {
 #pragma unroll 1
             for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel) {
                 int const column = panel * hopper::kPanelColumns, at = panel * hopper::panel_bytes<kKvTile>();
-                hopper::copy_box(shared.k + at, maps.k, landed, column, item.g, item.key);
-                hopper::copy_box(shared.v + at, maps.v, landed, column, item.g, item.key);
+                hopper::copy_box(shared.k + at, args.k_map, landed, column, item.g, item.key);
+                hopper::copy_box(shared.v + at, args.v_map, landed, column, item.g, item.key);
             }
         }
         __syncwarp();

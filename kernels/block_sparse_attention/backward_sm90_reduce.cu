@@ -2,17 +2,12 @@
 #include <cuda_fp16.h>
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {
 namespace {
 
 constexpr int kSumThreads = 256;
-
-struct SumArgs {
-    BackwardArgs f;
-    int32_t const* block_of;
-};
 
 constexpr int kSlotsAtOnce = 8;
 
@@ -32,10 +27,9 @@ __device__ uint64_t used_slots(AttentionArgs const& a, int32_t local_relative, i
 /// A row of the pass by D / 8 lanes, eight numbers each. The first partials are read before it is known which are in
 /// use; the local block's first tile group is in dq itself.
 template <int D>
-__global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs const x) {
+__global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(BackwardArgs const f) {
     constexpr int kLanes = D / 8;
-    BackwardArgs const& f = x.f;
-    AttentionArgs const& a = f.a;
+    AttentionArgs const& a = f;
     int64_t const index = int64_t{blockIdx.x} * (kSumThreads / kLanes) + threadIdx.x / kLanes;
     int64_t const rows = int64_t{a.pass_end - a.pass_begin} * a.group;
     bool const there = index < rows;
@@ -51,7 +45,7 @@ __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs cons
 #pragma unroll
     for (int i = 0; i < kSlotsAtOnce; ++i) part[i] = i < f.row_slots ? __ldcs(partials + i * kLanes) : uint4{};
 
-    int32_t const local = x.block_of[token];
+    int32_t const local = f.block_of[token];
     Block const block = a.blocks[local];
     uint64_t const slots = used_slots<kLanes>(a, local - block.first, at) | uint64_t{1} << a.slots;
     int32_t const local_tile_groups = (token - block.begin) / (kKvTile * f.tile_group);  // after the first
@@ -84,25 +78,21 @@ __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(SumArgs cons
     if (there) *dq = {word[0], word[1], word[2], word[3]};
 }
 
-struct LayoutArgs {
-    uint4* dq;
-    int64_t count;
-    float scale;
-    int row_bits;  ///< a row is 2 to this eights
-    RowStats const* rows;
-};
 constexpr int kLayoutThreads = 256, kLayoutsAtOnce = 4;
 
 /// Converts dq from scaled fp16 to bf16 with its columns in order: kLayoutsAtOnce times eight numbers a thread.
-__global__ void __launch_bounds__(kLayoutThreads) query_layout_kernel(LayoutArgs const x) {
+template <int D>
+__global__ void __launch_bounds__(kLayoutThreads) query_layout_kernel(BackwardArgs const a) {
+    int64_t const count = int64_t{a.queries} * a.heads * (D / 8);
+    auto* const dq = reinterpret_cast<uint4*>(a.dq);
     int64_t const first = int64_t{blockIdx.x} * (kLayoutsAtOnce * kLayoutThreads) + threadIdx.x;
     uint4 part[kLayoutsAtOnce];
     float scale[kLayoutsAtOnce];
 #pragma unroll
     for (int i = 0; i < kLayoutsAtOnce; ++i) {
         int64_t const at = first + i * kLayoutThreads;
-        part[i] = at < x.count ? __ldcs(x.dq + at) : uint4{};
-        scale[i] = at < x.count ? x.scale * inverse_of_power(x.rows[at >> x.row_bits].factor) : 0;
+        part[i] = at < count ? __ldcs(dq + at) : uint4{};
+        scale[i] = at < count ? a.scale * inverse_of_power(a.rows[at / (D / 8)].factor) : 0;
     }
 #pragma unroll
     for (int i = 0; i < kLayoutsAtOnce; ++i) {
@@ -114,14 +104,14 @@ __global__ void __launch_bounds__(kLayoutThreads) query_layout_kernel(LayoutArgs
         }
         transpose_quad(word);
         int64_t const at = first + i * kLayoutThreads;
-        if (at < x.count) x.dq[at] = {word[0], word[1], word[2], word[3]};
+        if (at < count) dq[at] = {word[0], word[1], word[2], word[3]};
     }
 }
 
 /// One thread block per (KV tile, head). KV tiles with one split are done, unless their sums are carried.
 template <int D>
 __global__ void __launch_bounds__(kConsumers) key_sums_kernel(BackwardArgs const f) {
-    AttentionArgs const& a = f.a;
+    AttentionArgs const& a = f;
     auto const index = static_cast<int32_t>(blockIdx.x) / f.kv_tiles,
                kv_tile = static_cast<int32_t>(blockIdx.x) % f.kv_tiles;
     auto const head = static_cast<int32_t>(blockIdx.y);
@@ -150,45 +140,23 @@ __global__ void __launch_bounds__(kConsumers) key_sums_kernel(BackwardArgs const
     }
 }
 
-template <int D>
-void sum_query_gradients(Stage const& stage, Pass const& pass, BackwardArgs const& f) {
-    int64_t const rows = int64_t{f.a.pass_end - f.a.pass_begin} * f.a.group;
-    launch({"sum_query_gradients", ceil_div(rows, kSumThreads / (D / 8)), pass.heads, kSumThreads, 0,
-            stage.problem.stream},
-           query_sums_kernel<D>, SumArgs{f, stage.scratch.table.block_of});
-}
-
-/// Of all rows: adds_to_dq means one pass.
-void lay_query_gradients_out(Stage const& stage, BackwardArgs const& f) {
-    BlockSparseShape const& s = stage.plan.shape;
-    int64_t const count = s.queries * s.heads * s.head_dim / 8;
-    launch({"lay_query_gradients_out", ceil_div(count, kLayoutsAtOnce * kLayoutThreads), 1, kLayoutThreads, 0,
-            stage.problem.stream},
-           query_layout_kernel,
-           LayoutArgs{reinterpret_cast<uint4*>(f.a.dq), count, f.a.scale, s.head_dim == 64 ? 3 : 4, f.a.rows});
-}
-
-template <int D>
-void sum_key_gradients(Stage const& stage, Pass const& pass, BackwardArgs const& f) {
-    launch({"sum_key_gradients", stage.plan.blocks * f.kv_tiles, pass.heads, kConsumers, 0, stage.problem.stream},
-           key_sums_kernel<D>, f);
-}
-
 }  // namespace
 
 void reduce_gradients_sm90(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
     BackwardArgs const f = backward_args(stage, pass, gradients);
-    auto const kv_tile = [&]<int D>() {
-        if (f.adds_to_dq)
-            lay_query_gradients_out(stage, f);
+    cudaStream_t const stream = stage.problem.stream;
+    with_sm90_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        int64_t const rows = int64_t{f.pass_end - f.pass_begin} * f.group, vectors = rows * f.kv_heads * (D / 8);
+        if (f.adds_to_dq)  // one pass
+            launch({"lay_query_gradients_out", ceil_div(vectors, kLayoutsAtOnce * kLayoutThreads), 1, kLayoutThreads, 0,
+                    stream},
+                   query_layout_kernel<D>, f);
         else
-            sum_query_gradients<D>(stage, pass, f);
-        sum_key_gradients<D>(stage, pass, f);
-    };
-    if (stage.plan.shape.head_dim == 64)
-        kv_tile.operator()<64>();
-    else
-        kv_tile.operator()<128>();
+            launch({"sum_query_gradients", ceil_div(rows, kSumThreads / (D / 8)), pass.heads, kSumThreads, 0, stream},
+                   query_sums_kernel<D>, f);
+        launch({"sum_key_gradients", stage.plan.blocks * f.kv_tiles, pass.heads, kConsumers, 0, stream},
+               key_sums_kernel<D>, f);
+    });
 }
 
 }  // namespace perigee::block_sparse

@@ -1,7 +1,8 @@
 // Work items of the sm90 backward, from the routing: splits of about split_rows query rows, so that a block that
 // everybody selected is spread over all multiprocessors. Splits follow from the routing alone.
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/scan.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -27,14 +28,14 @@ __device__ int32_t local_rows(AttentionArgs const& a, Block const& block) {
 /// Splits need be small only at the pass's end, for all multiprocessors to end together; larger ones before save sums.
 /// What is left of the pass is estimated from heads and tokens.
 __device__ int64_t rows_of_split(BackwardArgs const& f, int32_t head, int32_t begin) {
-    float const tokens = static_cast<float>(f.a.query_begin + f.a.pass_end);
+    float const tokens = static_cast<float>(f.query_begin + f.pass_end);
     float const left = static_cast<float>(f.pass_heads - head) - static_cast<float>(begin) / tokens;
     float const times = kFirstSplits * left / static_cast<float>(f.pass_heads);
     return static_cast<int64_t>(static_cast<float>(f.split_rows) * fmaxf(times, 1));
 }
 
 __device__ BlockWork work_of_block(BackwardArgs const& f, int32_t head, int32_t index) {
-    AttentionArgs const& a = f.a;
+    AttentionArgs const& a = f;
     int64_t const g = a.head + head;
     BlockWork x{};
     x.block = a.blocks[index];
@@ -58,11 +59,11 @@ __device__ BlockWork work_of_block(BackwardArgs const& f, int32_t head, int32_t 
 
 __global__ void __launch_bounds__(kScanThreads) count_work_items(BackwardArgs const f) {
     auto const head = static_cast<int32_t>(blockIdx.x);
-    int64_t const at = int64_t{head} * (f.a.capacity + 1);
+    int64_t const at = int64_t{head} * (f.capacity + 1);
     exclusive_scan(
-        f.a.capacity, [&](int b) { return work_of_block(f, head, b).items; }, f.item_begin + at);
+        f.capacity, [&](int b) { return work_of_block(f, head, b).items; }, f.item_begin + at);
     exclusive_scan(
-        f.a.capacity,
+        f.capacity,
         [&](int b) {
             BlockWork const x = work_of_block(f, head, b);
             return x.kv_tiles * x.partial_splits;
@@ -94,7 +95,7 @@ __device__ void cut_split(AttentionArgs const& a, BlockWork const& x, int32_t sp
 
 /// One warp per (block, head). KV tiles go fastest: neighbouring items share their rows.
 __global__ void __launch_bounds__(256) fill_work_items(BackwardArgs const f) {
-    AttentionArgs const& a = f.a;
+    AttentionArgs const& a = f;
     auto const index = static_cast<int32_t>(blockIdx.x * 8 + threadIdx.x / 32);
     auto const head = static_cast<int32_t>(blockIdx.y);
     int const lane = threadIdx.x % 32;
@@ -140,34 +141,19 @@ __global__ void __launch_bounds__(256) fill_work_items(BackwardArgs const f) {
 
 BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
     BlockSparsePlan const& plan = stage.plan;
-    Scratch const& s = stage.scratch;
-    BackwardArgs f{};
-    f.a = attention_args(stage, pass);
-    f.a.d_o = gradients.d_o;
-    f.a.o = gradients.o;
-    f.a.dq = gradients.dq;
-    f.a.dk = gradients.dk;
-    f.a.dv = gradients.dv;
-    f.a.add_to_dkv = gradients.add_to_dkv;
-    f.items = static_cast<WorkItem*>(s.items);
-    f.item_begin = s.item_begin;
-    f.split_begin = s.split_begin;
-    f.counters = s.counters;
-    f.splits = reinterpret_cast<float4*>(s.splits);
-    f.carried = reinterpret_cast<float4*>(s.carried);
+    BackwardArgs f{attention_args(stage, pass, gradients)};
     f.pass_heads = static_cast<int32_t>(pass.heads);
     f.kv_tiles = static_cast<int32_t>(plan.kv_tiles);
     f.tile_group = static_cast<int32_t>(plan.tile_group);
     f.tile_groups = static_cast<int32_t>(plan.kv_tiles / plan.tile_group);
     f.row_slots = static_cast<int32_t>(plan.row_slots);
     f.split_rows = static_cast<int32_t>(plan.split_rows);
-    f.inverse_group = f.a.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.a.group + 1);
+    f.inverse_group = f.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.group + 1);
     f.whole_kv_tiles = plan.whole_kv_tiles();
     f.carry = plan.pass_chunks < plan.chunks;
     f.carry_out = pass.chunk + pass.chunks < plan.chunks;
-    f.earlier = pass.chunk > 0 ? f.a.query_begin + f.a.pass_begin : INT_MIN;
-    f.adds_to_dq = plan.adds_to_dq;
-    f.later = f.carry_out ? f.a.query_begin + f.a.pass_end : INT_MAX;
+    f.earlier = pass.chunk > 0 ? f.query_begin + f.pass_begin : INT_MIN;
+    f.later = f.carry_out ? f.query_begin + f.pass_end : INT_MAX;
     return f;
 }
 

@@ -18,9 +18,9 @@ Scratch scratch_of(BlockSparsePlan const& plan, void* memory, void* routing) {
         pointer = static_cast<T*>(static_cast<void*>(address));
     };
     Scratch s{};
-    at(s.table.first, plan.first);
-    at(s.table.blocks, plan.block_table);
-    at(s.table.block_of, plan.block_of);
+    at(s.first, plan.first);
+    at(s.blocks, plan.block_table);
+    at(s.block_of, plan.block_of);
     at(s.chunk_ends, plan.chunk_ends);
     at(s.chunk_starts, plan.chunk_starts);
     at(s.totals, plan.totals);
@@ -54,7 +54,7 @@ Pass pass_of(BlockSparsePlan const& plan, int64_t index) {
 }
 
 void build_block_table(Stage const& stage) {
-    build_block_table(stage.scratch.table, stage.plan.shape, stage.plan.blocks, stage.problem.cu_seqlens,
+    build_block_table(stage.scratch, stage.plan.shape, stage.plan.blocks, stage.problem.cu_seqlens,
                       stage.problem.stream);
 }
 

@@ -1,12 +1,14 @@
 // The blocks of all documents, worked out on the device from the documents' borders.
 #include <algorithm>
 
-#include "kernels/block_sparse_attention/launch.cuh"
-#include "kernels/block_sparse_attention/scan.cuh"
 #include "kernels/block_sparse_attention/stages.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/scan.cuh"
 
 namespace perigee::block_sparse {
 namespace {
+
+using namespace kernels;
 
 struct TableArgs {
     int32_t const* cu_seqlens;
@@ -66,9 +68,8 @@ void build_block_table(BlockTable const& table, BlockSparseShape const& shape, i
                          static_cast<int32_t>(shape.tokens),
                          static_cast<int32_t>(capacity),
                          static_cast<int32_t>(std::min<int64_t>(shape.block_size, int64_t{1} << 30))};
-    bool const early = starts_early(shape);
-    launch({"count_blocks", 1, 1, kScanThreads, 0, stream, 1, early}, count_blocks, args);
-    launch({"fill_table", ceil_div(shape.tokens, 256), 1, 256, 0, stream, 1, early}, fill_table, args);
+    launch({"count_blocks", 1, 1, kScanThreads, 0, stream, 1, true}, count_blocks, args);
+    launch({"fill_table", ceil_div(shape.tokens, 256), 1, 256, 0, stream, 1, true}, fill_table, args);
 }
 
 }  // namespace perigee::block_sparse

@@ -1,8 +1,7 @@
 // The forward by warp products: FlashAttention's online softmax (Dao, arXiv 2307.08691) of query tiles over one block's
 // keys. Routed rows leave a normalised partial per slot; the local block's kernel runs last and merges them.
-#include "kernels/block_sparse_attention/launch.cuh"
-#include "kernels/block_sparse_attention/mma_tile.cuh"
-#include "kernels/block_sparse_attention/query_tiles.cuh"
+#include "kernels/block_sparse_attention/tiles_sm80.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
     SoftmaxState<D> state;
     int stage = 0;
     for (int32_t key = work.block.begin; key < work.key_end; key += kTileKeys, stage ^= 1) {
-        wait_for_copies();
+        wait_for_copy_groups<0>();
         __syncthreads();
         if (key + kTileKeys < work.key_end)
             load_keys<D>(a, work, key + kTileKeys, shared.k[stage ^ 1], shared.v[stage ^ 1]);

@@ -2,7 +2,7 @@
 // rows) and two or three consumer warpgroups of 64 query rows each. README.md has a picture.
 #include "kernels/block_sparse_attention/forward_sm90_overlapped.cuh"
 #include "kernels/block_sparse_attention/forward_sm90_short.cuh"
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/hopper/tensor_map.h"
 
 namespace perigee::block_sparse {
@@ -46,7 +46,7 @@ void launch_tiling(Stage const& stage, Pass const& pass, AttentionArgs const& at
     };
     ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v), static_cast<int32_t>(pass.heads),
                            !T::kLocal && shape.block_size <= T::kKeys * T::kKeyStages};
-    int64_t const blocks = std::min(kernels::multiprocessors(), tiles);
+    int64_t const blocks = std::min(multiprocessors(), tiles);
     launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, threads<T>(), sizeof(ForwardShared<T>),
             stage.problem.stream},
            forward_sm90_kernel<T>, args);
@@ -54,10 +54,8 @@ void launch_tiling(Stage const& stage, Pass const& pass, AttentionArgs const& at
 
 template <Part kPart>
 void launch_forward(Stage const& stage, Pass const& pass, AttentionArgs const& attention, int64_t tiles) {
-    if (stage.plan.shape.head_dim == 64)
-        launch_tiling<ForwardTiling<64, kPart>>(stage, pass, attention, tiles);
-    else
-        launch_tiling<ForwardTiling<128, kPart>>(stage, pass, attention, tiles);
+    with_sm90_head_dim(stage.plan.shape.head_dim,
+                       [&]<int D>() { launch_tiling<ForwardTiling<D, kPart>>(stage, pass, attention, tiles); });
 }
 
 }  // namespace

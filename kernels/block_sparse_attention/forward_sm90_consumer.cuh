@@ -83,7 +83,7 @@ template <class T>
 class ForwardConsumer {
   public:
     __device__ ForwardConsumer(ForwardArgs const& args, ForwardShared<T>& shared, int warpgroup)
-        : a_(args.attention),
+        : a_(args),
           shared_(shared),
           stage_(warpgroup * T::kRowStages),
           row_(static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4)),
@@ -142,16 +142,16 @@ class ForwardConsumer {
     /// Local rows are left factors in registers: products with tiles of 64 keys are otherwise short of shared memory's
     /// bandwidth.
     __device__ void load_rows(uint32_t (&q)[D / 16][4]) {
-        uint32_t const tile = hopper::shared_address(shared_.q[stage_]);
+        uint32_t const tile = shared_address(shared_.q[stage_]);
         int const lane = threadIdx.x % 32, row = static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
-            hopper::load_matrices(q[step], tile + hopper::swizzled_offset<kConsumerRows>(row, step * 2 + lane / 16));
+            load_matrices(q[step], tile + hopper::swizzled_offset<kConsumerRows>(row, step * 2 + lane / 16));
     }
 
     /// Where they are is looked up while they may still be on their way.
     __device__ uint32_t await_keys(Cursor const& at) {
-        uint32_t const keys = hopper::uniform(hopper::shared_address(shared_.k[at.keys.stage]));
+        uint32_t const keys = hopper::uniform(shared_address(shared_.k[at.keys.stage]));
         shared_.k_full[at.keys.stage].wait(at.keys.parity());
         return keys;
     }
@@ -165,7 +165,7 @@ class ForwardConsumer {
         hopper::products_commit();
     }
     __device__ void start_scores(float (&s)[kKeys / 2], Cursor const& at) {
-        uint32_t const k = await_keys(at), q = hopper::uniform(hopper::shared_address(shared_.q[stage_]));
+        uint32_t const k = await_keys(at), q = hopper::uniform(shared_address(shared_.q[stage_]));
         hopper::products_begin();
         hopper::multiply_first<Inner::columns, Inner::columns>(s, hopper::columns_factor<kConsumerRows>(q, 0, 0),
                                                                hopper::columns_factor<kKeys>(k, 0, 0));
@@ -200,7 +200,7 @@ class ForwardConsumer {
         for (int step = 0; step < kKeys / 16; ++step) hopper::to_left(weights[step], s, step);
     }
     __device__ uint32_t await_values(Cursor const& at) {
-        uint32_t const values = hopper::uniform(hopper::shared_address(shared_.v[at.keys.stage]));
+        uint32_t const values = hopper::uniform(shared_address(shared_.v[at.keys.stage]));
         shared_.v_full[at.keys.stage].wait(at.keys.parity());
         return values;
     }

@@ -62,7 +62,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         Cursor nothing{};
         nothing.at[0] = nothing.at[1] = -1;
         write(o, softmax, now, nothing, partials);
-        hopper::finish_copies();
+        finish_copies();
     }
 
   private:

@@ -8,12 +8,6 @@
 
 namespace perigee::block_sparse {
 
-__device__ __forceinline__ float log2_approx(float x) {
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /// Partials keep the registers' order of columns, 16 bytes a lane: a quad accesses 64 bytes in a row. Vector p of a
 /// lane has its pairs of columns 8 j + 2 (lane % 4), j = 4 p ...
 template <int D>
@@ -32,7 +26,7 @@ __device__ __forceinline__ void pack_partial(PackedRow<D>& packed, float const (
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int const at = (vector * 4 + i) * 4 + half * 2;
-            x[i] = hopper::pack(o[at] * factor, o[at + 1] * factor);
+            x[i] = pack(o[at] * factor, o[at + 1] * factor);
         }
         packed[vector] = make_uint4(x[0], x[1], x[2], x[3]);
     }
@@ -69,7 +63,7 @@ __device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 2], in
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             int const at = (vector * 4 + i) * 4 + half * 2;
-            x[i] = hopper::pack(o[at] * factor, o[at + 1] * factor);
+            x[i] = pack(o[at] * factor, o[at + 1] * factor);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -139,8 +133,7 @@ class PartialRing {
   public:
     static constexpr int kBytes = 256 * 2 * D / 4 * static_cast<int>(sizeof(bf16));
 
-    __device__ explicit PartialRing(unsigned char* memory)
-        : memory_(hopper::shared_address(memory) + threadIdx.x % 256 * 16) {}
+    __device__ explicit PartialRing(unsigned char* memory) : memory_(shared_address(memory) + threadIdx.x % 256 * 16) {}
 
     /// Slot s of the rows; past the last slot, and for rows that are not there, there is nothing to copy.
     __device__ void start(AttentionArgs const& a, LocalRows const& rows, int s) {
@@ -152,11 +145,11 @@ class PartialRing {
                 int32_t const slot = there ? rows.first_slot[half] + s : 0;
                 hopper::copy_vector(vector(i), a.partial + vector_of_partial<D>(slot, i % (D / 32)), there);
             }
-        hopper::end_copy_group();
+        end_copy_group();
         next();
     }
     /// Waits for the oldest slot, which the next start overwrites.
-    __device__ void wait() const { hopper::wait_for_copy_groups<kStages - 1>(); }
+    __device__ void wait() const { wait_for_copy_groups<kStages - 1>(); }
     __device__ uint4 read(int half, int i) const {
         uint4 x;
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

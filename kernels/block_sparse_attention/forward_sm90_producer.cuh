@@ -37,10 +37,9 @@ struct ForwardTiling {
     using Ring = PartialRing<D, kPartialStages>;
 };
 
-struct ForwardArgs {
-    AttentionArgs attention;
-    CUtensorMap k, v;
-    int32_t heads;   ///< of the pass
+struct ForwardArgs : AttentionArgs {
+    CUtensorMap k_map, v_map;
+    int32_t pass_heads;
     bool keys_stay;  ///< all keys of a block fit into the ring: tiles of one block follow each other and share them
 };
 
@@ -93,11 +92,11 @@ template <class T>
 class RowGatherer {
   public:
     __device__ RowGatherer(ForwardArgs const& args, ForwardShared<T>& shared, int warpgroup)
-        : a_(args.attention),
+        : a_(args),
           shared_(shared),
-          walk_(a_, args.heads, args.keys_stay),
+          walk_(a_, args.pass_heads, args.keys_stay),
           q_(a_.q + threadIdx.x % kLanes * 8),
-          to_(hopper::shared_address(shared.q[warpgroup * T::kRowStages]) +
+          to_(shared_address(shared.q[warpgroup * T::kRowStages]) +
               hopper::swizzled_offset<kConsumerRows>(threadIdx.x % 32 / kLanes, threadIdx.x % kLanes)),
           first_stage_(warpgroup * T::kRowStages),
           first_(warpgroup * kConsumerRows) {
@@ -125,7 +124,7 @@ class RowGatherer {
                 for (int i = 0; i < kConsumerRows / 32; ++i) {
                     copy_rows(rows[i], i * 32);
                     if (i == 0 && waiting) {
-                        hopper::wait_for_copy_groups<1>();
+                        wait_for_copy_groups<1>();
                         announce(ring_.stage ^ 1);
                         waiting = false;
                     }
@@ -175,7 +174,7 @@ class RowGatherer {
                     (to_ ^ j * kRowsAtOnce * 16) + to + (eight + j * kRowsAtOnce) * hopper::kPanelRowBytes, from[j],
                     true);
         }
-        hopper::end_copy_group();
+        end_copy_group();
     }
     __device__ void describe(Work const& work, bool there) {
         if (lane() != 0) return;
@@ -193,7 +192,7 @@ class RowGatherer {
         shared_.q_full[first_stage_ + stage].arrive();
     }
     __device__ void finish(int stage) {
-        hopper::finish_copies();
+        finish_copies();
         announce(stage);
     }
 
@@ -219,7 +218,7 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
             hopper::copy_box(to + panel * hopper::panel_bytes<T::kKeys>(), map, full, panel * hopper::kPanelColumns,
                              static_cast<int32_t>(head), key);
     };
-    typename T::Scheduler walk(args.attention, args.heads, args.keys_stay);
+    typename T::Scheduler walk(args, args.pass_heads, args.keys_stay);
     uint32_t parity = 0;
     bool more = walk.next(1);
     while (more) {
@@ -231,9 +230,9 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
             bool const ends = key + T::kKeys > block_end;
             if (threadIdx.x % 32 == 0) {
                 shared.k_free[at.stage].wait(at.free_parity());
-                bring(shared.k[at.stage], args.k, shared.k_full[at.stage], head, key);
+                bring(shared.k[at.stage], args.k_map, shared.k_full[at.stage], head, key);
                 shared.v_free[at.stage].wait(at.free_parity());
-                bring(shared.v[at.stage], args.v, ends ? shared.v_here : shared.v_full[at.stage], head, key);
+                bring(shared.v[at.stage], args.v_map, ends ? shared.v_here : shared.v_full[at.stage], head, key);
             }
             __syncwarp();
             if (ends) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -17,23 +17,10 @@ int64_t pass_end(BlockSparsePlan const& plan, Pass const& pass) {
 
 }  // namespace
 
-AttentionArgs attention_args(Stage const& stage, Pass const& pass) {
+AttentionArgs attention_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
     BlockSparseShape const& shape = stage.plan.shape;
     BlockSparseProblem const& p = stage.problem;
-    Scratch const& s = stage.scratch;
-    AttentionArgs args{};
-    args.q = p.q;
-    args.k = p.k;
-    args.v = p.v;
-    args.chosen = p.chosen;
-    args.blocks = s.table.blocks;
-    args.chunk_ends = s.chunk_ends;
-    args.offsets = s.offsets;
-    args.indices = s.indices;
-    args.tiles = s.tiles;
-    args.partial = s.partial;
-    args.partial_lse = s.partial_lse;
-    args.rows = s.rows;
+    AttentionArgs args{stage.scratch, gradients, p.q, p.k, p.v, p.chosen};
     args.indices_stride = shape.slots_per_kv_head();
     args.scale = static_cast<float>(p.scale);
     args.heads = narrow(shape.heads);
@@ -50,6 +37,7 @@ AttentionArgs attention_args(Stage const& stage, Pass const& pass) {
     args.pass_begin = narrow(pass_begin(stage.plan, pass));
     args.pass_end = narrow(pass_end(stage.plan, pass));
     args.pass_rows = narrow(stage.plan.pass_queries() * shape.group());
+    args.adds_to_dq = stage.plan.adds_to_dq;
     return args;
 }
 

@@ -4,27 +4,23 @@
 #include <climits>
 #include <cstdint>
 
-#include "kernels/block_sparse_attention/mma_tile.cuh"
 #include "kernels/block_sparse_attention/stages.h"
+#include "kernels/common/fragments.cuh"
 
 namespace perigee::block_sparse {
+
+using namespace kernels;
 
 inline constexpr int kAttentionThreads = 128;  ///< four warps
 
 /// What attention kernels are given. A row is (query, head) of [queries, H].
-struct AttentionArgs {
+struct AttentionArgs : Scratch, BlockSparseGradients {
     bf16 const* q;
     bf16 const* k;
     bf16 const* v;
     int32_t const* chosen;
-    Block const* blocks;
-    int32_t const* chunk_ends;
-    int32_t const* offsets;
-    uint32_t const* indices;
-    int32_t const* tiles;
-    bf16* partial;
-    float* partial_lse;
-    RowStats* rows;
+    bf16* o_out;     ///< of the forward
+    float* lse_out;  ///
     int64_t indices_stride;
     float scale;
     int32_t heads, kv_heads, group, slots, capacity, chunks;
@@ -33,21 +29,9 @@ struct AttentionArgs {
     int32_t pass_begin, pass_end;    ///< its queries
     int32_t pass_rows;               ///< rows of one key/value head that `partial` has room for
     int32_t tiles_per_block;         ///< tiles of rows, or of keys, that a whole block has
-
-    // Forward
-    bf16* o_out;
-    float* lse_out;
-    // Backward
-    bf16 const* d_o;
-    bf16 const* o;
-    float const* lse;
-    bf16* dq;
-    bf16* dk;
-    bf16* dv;
-    bool add_to_dkv;
-    uint32_t* max_abs;  ///< of k and v with adds_to_dq; else null
+    bool adds_to_dq;                 ///< dq is zero before, and has no partial results
 };
-AttentionArgs attention_args(Stage const& stage, Pass const& pass);
+AttentionArgs attention_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients = {});
 /// No fewer tiles of routed rows than a key/value head has in a pass.
 int64_t max_routed_tiles(BlockSparsePlan const& plan, Pass const& pass);
 /// Tiles of `tile` that a whole block has, at `per_token` rows a token.
@@ -177,20 +161,6 @@ __device__ __forceinline__ Row row_of(AttentionArgs const& a, Work const& work, 
         return local_row(a, work, i);
     else
         return routed_row(a, work, i);
-}
-
-/// Starts copying the keys and values [begin, begin + kTileKeys) of the work; zeros where there are none.
-template <int D>
-__device__ void load_keys(AttentionArgs const& a, Work const& work, int32_t begin, bf16* k, bf16* v) {
-    auto const from = [&](bf16 const* x) {
-        return [&, x](int row, bool& there) {
-            there = begin + row < work.key_end;
-            return x + (int64_t{there ? begin + row : begin} * a.kv_heads + work.g) * D;
-        };
-    };
-    load_rows<D, kTileKeys, kAttentionThreads>(k, from(a.k));
-    load_rows<D, kTileKeys, kAttentionThreads>(v, from(a.v));
-    commit_copies();
 }
 
 /// Whether slot `s` of a row of `work`'s local block is in use; the rule of the routing.

@@ -2,10 +2,10 @@
 // tiles of rows in shared memory. Entries come out in order whatever the timing.
 #include <algorithm>
 
-#include "kernels/block_sparse_attention/launch.cuh"
 #include "kernels/block_sparse_attention/routing.cuh"
-#include "kernels/block_sparse_attention/scan.cuh"
 #include "kernels/common/arrivals.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/scan.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
     if (chunk == 0 && thread == 0) a.arrived[p.g] = 0;
     for (int b = thread; b < width; b += threads) counts[b] = 0;
     __syncthreads();
-    auto const counters = address_of(counts);
+    auto const counters = shared_address(counts);
     BatchCursor walk(a, p.begin + thread / 2, threads / 2);
     for (int32_t begin = p.begin; begin < (width > 0 ? p.end : p.begin); begin += threads / 2 * kLoadSteps) {
         int32_t block[kLoadSteps][kPairs];
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kFillThreads, 3) fill_routing(RoutingArgs cons
 #pragma unroll
     for (int i = 0; i < kBlocksPerThread; ++i)
         start[i] = kBlocksPerThread * thread + i < width ? begin[i] + from[i] : 0;
-    uint32_t const words = address_of(shared.words[warp]);
+    uint32_t const words = shared_address(shared.words[warp]);
     uint32_t* const indices = a.indices + p.g * a.indices_stride;
     int32_t const tile_rows = kTileRows / a.batches * a.batches;
     for (int32_t tile = p.begin; tile < p.end; tile += tile_rows) {
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kFillThreads, 3) fill_routing(RoutingArgs cons
         __syncthreads();
         int32_t const entries = begin_warps(shared, width, start);
         __syncthreads();
-        sort_entries<kPairs>(block, words, address_of(shared.sorted), in_tile << 6 | lane % 2);
+        sort_entries<kPairs>(block, words, shared_address(shared.sorted), in_tile << 6 | lane % 2);
         auto const first = static_cast<uint32_t>(tile / a.batches) << 6;
         for (int32_t i = thread; i < entries; i += kFillThreads) {
             uint32_t const key = shared.sorted[i], entry = key & 0xffff;
@@ -257,52 +257,27 @@ __global__ void __launch_bounds__(kScanThreads) count_tiles(RoutingArgs const a)
 }
 
 RoutingArgs routing_args(Stage const& stage, Pass const& pass) {
-    BlockSparseShape const& shape = stage.plan.shape;
-    Scratch const& s = stage.scratch;
-    auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
-    int64_t const batches = std::max<int64_t>(ceil_div(shape.slots(), kBatchSlots), 1);
-    int64_t const chunk_rows = std::max<int64_t>(stage.plan.chunk_queries * shape.group() * batches, 1);
-    return {.chosen = stage.problem.chosen,
-            .blocks = s.table.blocks,
-            .block_of = s.table.block_of,
-            .chunk_ends = s.chunk_ends,
-            .chunk_starts = s.chunk_starts,
-            .totals = s.totals,
-            .offsets = s.offsets,
-            .indices = s.indices,
-            .tiles = s.tiles,
-            .arrived = s.arrived,
-            .indices_stride = shape.slots_per_kv_head(),
-            .queries = narrow(shape.queries),
-            .query_begin = narrow(stage.problem.query_begin),
-            .heads = narrow(shape.heads),
-            .kv_heads = narrow(shape.kv_heads),
-            .slots = narrow(shape.slots()),
-            .capacity = narrow(stage.plan.blocks),
-            .chunks = narrow(stage.plan.chunks),
-            .chunk_queries = narrow(stage.plan.chunk_queries),
-            .batches = narrow(batches),
-            .batch_slots = narrow(ceil_div(shape.slots(), batches)),
-            .part_chunks = narrow(std::max<int64_t>(kTileRows / chunk_rows, 1)),
-            .head = narrow(pass.head),
-            .chunk = narrow(pass.chunk),
-            .end_chunk = narrow(pass.chunk + pass.chunks),
-            .row_tile = narrow(stage.plan.row_tile)};
+    RoutingArgs args{attention_args(stage, pass)};
+    args.chunk_queries = static_cast<int32_t>(stage.plan.chunk_queries);
+    args.row_tile = static_cast<int32_t>(stage.plan.row_tile);
+    args.batches = std::max((args.slots + kBatchSlots - 1) / kBatchSlots, 1);
+    args.batch_slots = (args.slots + args.batches - 1) / args.batches;
+    args.part_chunks = std::max(kTileRows / std::max(args.chunk_queries * args.group * args.batches, 1), 1);
+    return args;
 }
 
 template <int kPairs>
 void build_routing(Stage const& stage, RoutingArgs const& a) {
     cudaStream_t const stream = stage.problem.stream;
-    bool const early = starts_early(stage.plan.shape);
-    int64_t const chunk_rows = int64_t{a.chunk_queries} * (a.heads / a.kv_heads) * a.batches;
+    int64_t const chunk_rows = int64_t{a.chunk_queries} * a.group * a.batches;
     auto const threads = static_cast<int>(std::clamp<int64_t>(ceil_div(chunk_rows, 2 * 32) * 32, 256, 1024));
     size_t const counters = sizeof(int32_t) * static_cast<size_t>(std::min(a.capacity, kCountRange));
-    launch({"count_entries", a.kv_heads, a.chunks, threads, counters, stream, ceil_div(a.capacity, kCountRange), early},
+    launch({"count_entries", a.kv_heads, a.chunks, threads, counters, stream, ceil_div(a.capacity, kCountRange), true},
            count_entries<kPairs>, a);
-    launch({"scan_routing", ceil_div(a.capacity, kScanBlocks), a.kv_heads, kScanThreads, 0, stream, 1, early},
+    launch({"scan_routing", ceil_div(a.capacity, kScanBlocks), a.kv_heads, kScanThreads, 0, stream, 1, true},
            scan_routing, a);
     launch({"fill_routing", a.kv_heads, ceil_div(a.chunks, a.part_chunks), kFillThreads, sizeof(FillShared<kPairs>),
-            stream, ceil_div(a.capacity, kFillRange), early},
+            stream, ceil_div(a.capacity, kFillRange), true},
            fill_routing<kPairs>, a);
 }
 
@@ -319,8 +294,8 @@ void build_routing(Stage const& stage) {
 }
 
 void count_tiles(Stage const& stage, Pass const& pass) {
-    launch({"count_tiles", pass.heads, 1, kScanThreads, 0, stage.problem.stream, 1, starts_early(stage.plan.shape)},
-           count_tiles, routing_args(stage, pass));
+    launch({"count_tiles", pass.heads, 1, kScanThreads, 0, stage.problem.stream, 1, true}, count_tiles,
+           routing_args(stage, pass));
 }
 
 }  // namespace perigee::block_sparse

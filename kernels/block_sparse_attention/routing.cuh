@@ -4,28 +4,17 @@
 
 #include <cstdint>
 
-#include "kernels/block_sparse_attention/stages.h"
+#include "kernels/block_sparse_attention/query_tiles.cuh"
+#include "kernels/common/async_copy.cuh"
 
 namespace perigee::block_sparse {
 
 inline constexpr int kBatchSlots = 8;
 
-struct RoutingArgs {
-    int32_t const* chosen;
-    Block const* blocks;
-    int32_t const* block_of;
-    int32_t* chunk_ends;
-    int32_t* chunk_starts;
-    int32_t* totals;
-    int32_t* offsets;
-    uint32_t* indices;
-    int32_t* tiles;
-    unsigned* arrived;
-    int64_t indices_stride;
-    int32_t queries, query_begin, heads, kv_heads, slots, capacity, chunks, chunk_queries;
-    int32_t batches, batch_slots;              ///< of a row; slots of a batch but the last
-    int32_t part_chunks;                       ///< whose entries a thread block fills in
-    int32_t head, chunk, end_chunk, row_tile;  ///< of a pass
+struct RoutingArgs : AttentionArgs {
+    int32_t chunk_queries, row_tile;
+    int32_t batches, batch_slots;  ///< of a row; slots of a batch but the last
+    int32_t part_chunks;           ///< whose entries a thread block fills in
 };
 
 /// What a thread block counts or fills: the batches of rows [begin, end) of a key/value head, those of some chunks of
@@ -38,7 +27,7 @@ __device__ inline Part part_of(RoutingArgs const& a, int32_t chunk, int32_t chun
     Part p;
     p.g = static_cast<int32_t>(blockIdx.x);
     int32_t const begin = chunk * a.chunk_queries, end = min(begin + chunks * a.chunk_queries, a.queries);
-    int32_t const of_query = a.heads / a.kv_heads * a.batches;
+    int32_t const of_query = a.group * a.batches;
     p.begin = begin * of_query, p.end = end * of_query;
     int32_t const range = static_cast<int32_t>(blockIdx.z) * range_blocks;
     int32_t const last = a.block_of[a.query_begin + end - 1];
@@ -55,7 +44,7 @@ struct BatchCursor {
     int32_t stride, queries, rest, group;  ///< likewise; batches of a query
 
     __device__ __forceinline__ BatchCursor(RoutingArgs const& a, int32_t begin, int32_t step)
-        : at(begin), stride(step), group(a.heads / a.kv_heads * a.batches) {
+        : at(begin), stride(step), group(a.group * a.batches) {
         query = at / group, of_query = at - query * group;
         queries = stride / group, rest = stride - queries * group;
     }
@@ -70,7 +59,6 @@ struct BatchCursor {
 template <int kSteps, int kPairs>
 __device__ __forceinline__ void load_selection(RoutingArgs const& a, Part const& p, BatchCursor& walk, int32_t end,
                                                int32_t (*block)[kPairs]) {
-    int32_t const group = a.heads / a.kv_heads;
     int const parity = static_cast<int>(threadIdx.x) % 2;
     int32_t local[kSteps];
 #pragma unroll
@@ -80,7 +68,7 @@ __device__ __forceinline__ void load_selection(RoutingArgs const& a, Part const&
         int32_t const slot = (walk.of_query - row * a.batches) * a.batch_slots + parity;
         int32_t const slots = there ? min(a.slots, slot - parity + a.batch_slots) : 0;
         int32_t const* const selection =
-            a.chosen + (int64_t{walk.query} * a.heads + p.g * group + row) * a.slots + slot;
+            a.chosen + (int64_t{walk.query} * a.heads + p.g * a.group + row) * a.slots + slot;
         local[step] = there ? a.block_of[a.query_begin + walk.query] : -1;
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) block[step][i] = slot + 2 * i < slots ? selection[2 * i] : -1;
@@ -118,9 +106,6 @@ __device__ __forceinline__ void store_word(uint32_t at, uint32_t x, bool there) 
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.shared.b32 [%0], %1;\n}" ::"r"(at), "r"(x),
                  "r"(int{there})
                  : "memory");
-}
-__device__ __forceinline__ uint32_t address_of(void const* shared) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
 }  // namespace perigee::block_sparse

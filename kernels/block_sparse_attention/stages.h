@@ -14,11 +14,12 @@ struct alignas(16) RowStats {
     float factor;  ///< scale of dq while KV tiles add to it
 };
 
+struct WorkItem;  // backward_sm90.cuh
+
 /// Scratch memory, typed. The routing is CSR per kv head: block -> entries (row << 6 | slot), row = query * R + r over
 /// the group's R heads, ascending.
-struct Scratch {
-    // BlockSparsePlan::routing
-    BlockTable table;
+struct Scratch : BlockTable {
+    // BlockSparsePlan::routing, with the block table
     int32_t* chunk_ends;    ///< [G, blocks, chunks]: entries of a block up to and with a chunk
     int32_t* chunk_starts;  ///< [G, chunks, blocks]: entries of a block before a chunk
     int32_t* totals;        ///< [G, blocks]
@@ -26,13 +27,19 @@ struct Scratch {
     int32_t* offsets;       ///< [G, blocks + 1]: of each block's entries in the head's part of `indices`
     uint32_t* indices;      ///< [G, queries * R * S]
 
-    int32_t* tiles;                  ///< [pass_kv_heads, blocks + 1]: tiles before each block's first in a pass
-    bf16* partial;                   ///< [pass_kv_heads, pass_queries, R, row_slots, K]
-    float* partial_lse;              ///< [pass_kv_heads, pass_queries, R, S]
-    RowStats* rows;                  ///< [queries, H]
-    uint32_t* max_abs;               ///< [2]: bits of the largest bf16 of k and v
-    void *items, *splits, *carried;  ///< backward_sm90.cuh
-    int32_t *item_begin, *split_begin, *counters;
+    int32_t* tiles;      ///< [pass_kv_heads, blocks + 1]: tiles before each block's first in a pass
+    bf16* partial;       ///< [pass_kv_heads, pass_queries, R, row_slots, K]
+    float* partial_lse;  ///< [pass_kv_heads, pass_queries, R, S]
+    RowStats* rows;      ///< [queries, H]
+    uint32_t* max_abs;   ///< [2]: bits of the largest bf16 of k and v
+
+    // The sm90 backward
+    WorkItem* items;
+    int32_t* item_begin;   ///< [pass_kv_heads, blocks + 1], counted from each head's first
+    int32_t* split_begin;  ///< the same, of splits that leave sums
+    int32_t* counters;     ///< items of the pass, and how many of them are taken
+    float4* splits;        ///< [splits, 2, K / 8, kConsumers]
+    float4* carried;       ///< [KV tiles of all blocks, 2, K / 8, kConsumers]: sums of earlier passes of the same head
 };
 /// `routing` null: it is in `memory` too.
 Scratch scratch_of(BlockSparsePlan const& plan, void* memory, void* routing);

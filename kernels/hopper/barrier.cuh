@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
+#include "kernels/common/async_copy.cuh"
+
 namespace perigee::hopper {
 
-__device__ __forceinline__ uint32_t shared_address(void const* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+using kernels::shared_address;
 
 /// Completes a phase when `arrivals` arrivals have come and all bytes that were announced have landed. Waiting is for
 /// the parity of a phase: 0 for the first, then 1, 0, ...

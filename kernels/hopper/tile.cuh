@@ -7,9 +7,12 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "kernels/common/fragments.cuh"
 #include "kernels/hopper/barrier.cuh"
 
 namespace perigee::hopper {
+
+using kernels::load_matrices, kernels::pack;
 
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
@@ -48,23 +51,7 @@ __device__ __forceinline__ void copy_vector(uint32_t to, void const* from, bool 
         : "memory");
 }
 
-/// Pieces that this thread has started so far are a group; until all but its last kPending groups are there.
-__device__ __forceinline__ void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void wait_for_copy_groups() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-/// Until all pieces this thread has started are there. Other units see them after fence_shared_for_async.
-__device__ __forceinline__ void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-/// Four 8 x 8 matrices of bf16 from or to shared memory; lane l gives the address of row l % 8 of matrix l / 8. The
-/// layout in registers is that of the products' results after rounding: PTX ISA, "ldmatrix", "stmatrix".
-__device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(row)
-                 : "memory");
-}
+/// Four 8 x 8 matrices of bf16 to shared memory, as load_matrices reads them. PTX ISA, "stmatrix".
 __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t const (&x)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(x[0]), "r"(x[1]),
                  "r"(x[2]), "r"(x[3])
@@ -82,13 +69,6 @@ __device__ void clear_rows(unsigned char* tile, int from) {
             reinterpret_cast<uint4*>(tile + panel * panel_bytes<kRows>())[i] = make_uint4(0, 0, 0, 0);
     fence_shared_for_async();
     __syncwarp();
-}
-
-/// Two numbers rounded to bf16, `low` in the lower half.
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
 }
 
 }  // namespace perigee::hopper

@@ -3,14 +3,15 @@
 
 #include <algorithm>
 
-#include "kernels/block_sparse_attention/launch.cuh"
-#include "kernels/block_sparse_attention/mma_tile.cuh"
+#include "kernels/common/fragments.cuh"
+#include "kernels/common/launch.cuh"
 
 namespace perigee {
 namespace moba_gate {
 namespace {
 
 using namespace block_sparse;
+using namespace kernels;
 
 struct PoolArgs {
     bf16 const* k;
@@ -86,8 +87,7 @@ void pool_centroids(Stage const& stage) {
                         static_cast<int32_t>(shape.kv_heads),
                         static_cast<int32_t>(std::min<int64_t>(shape.block_size, int64_t{1} << 30))};
     auto const pool = [&]<int kThreads>(auto kernel) {
-        launch({"pool", stage.plan.blocks, shape.kv_heads, kThreads, 0, stage.problem.stream, 1, starts_early(shape)},
-               kernel, args);
+        launch({"pool", stage.plan.blocks, shape.kv_heads, kThreads, 0, stage.problem.stream, 1, true}, kernel, args);
     };
     with_head_dim(shape.head_dim, [&]<int D>() {
         if (args.block_size <= 256)

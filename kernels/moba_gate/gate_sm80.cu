@@ -1,12 +1,13 @@
 // The gate by warp products: 64 queries against the centroids of 64 blocks at a time. Takes every shape.
-#include "kernels/block_sparse_attention/launch.cuh"
-#include "kernels/block_sparse_attention/mma_tile.cuh"
+#include "kernels/ampere/tile.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/moba_gate/gate.h"
 
 namespace perigee::moba_gate {
 namespace {
 
 using namespace block_sparse;
+using namespace ampere;
 
 struct SelectArgs {
     bf16 const* q;
@@ -172,14 +173,14 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) 
             there = from + row < end;
             return a.centroids + (int64_t{there ? from + row : 0} * a.kv_heads + g) * D;
         });
-        commit_copies();
+        end_copy_group();
     };
     uint32_t q[D / 16][4];
     load_queries<D>(q, a, query, head);
     if (begin < end) load_means(begin, 0);
     int stage = 0;
     for (int32_t from = begin; from < end; from += kGateBlocks, stage ^= 1) {
-        wait_for_copies();
+        wait_for_copy_groups<0>();
         __syncthreads();
         if (from + kGateBlocks < end) load_means(from + kGateBlocks, stage ^ 1);
         float s[8][4] = {};
@@ -236,7 +237,7 @@ template <int D, int kRegisters>
 void launch_gate(Stage const& stage, int32_t* chosen) {
     SelectArgs const args = select_args(stage, chosen);
     launch({"gate", ceil_div(args.queries, kGateRows), args.heads / args.summed, kGateThreads,
-            sizeof(GateShared<D, kRegisters>), stage.problem.stream, 1, starts_early(stage.plan.shape)},
+            sizeof(GateShared<D, kRegisters>), stage.problem.stream, 1, true},
            gate_kernel<D, kRegisters>, args);
 }
 

@@ -1,7 +1,7 @@
 // The gate on sm90: query tiles against the centroids of 64 blocks at a time; warps sift the scores for each row's top
 // k while the tensor cores make the next. Blocks go from the latest to the first: recent ones tend to score high, which
 // settles thresholds early. Thread blocks are persistent and take the tiles with most candidates first.
-#include "kernels/block_sparse_attention/launch.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/hopper/bulk_copy.cuh"
 #include "kernels/hopper/product.cuh"
 #include "kernels/hopper/tensor_map.h"
@@ -12,6 +12,7 @@ namespace perigee::moba_gate {
 namespace {
 
 using namespace block_sparse;
+using namespace kernels;
 using hopper::Barrier;
 using hopper::Inner;
 using hopper::RingPosition;
@@ -186,7 +187,7 @@ template <int D, int kSlots, class Shared>
 __device__ void select(GateArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
     TopKRows<kSlots> best(shared.laid[thread / 32]);
-    uint32_t const q_tile = hopper::shared_address(shared.q), means = hopper::shared_address(shared.means);
+    uint32_t const q_tile = shared_address(shared.q), means = shared_address(shared.means);
     int const first_row = warp_row + lane / 4;
     auto const range_of = [&](int its_row, int32_t queries) {
         int const query = shared.query_of[its_row];
@@ -201,8 +202,8 @@ __device__ void select(GateArgs const& a, Shared& shared) {
         uint32_t q[D / 16][4];
 #pragma unroll
         for (int step = 0; step < D / 16; ++step)
-            hopper::load_matrices(
-                q[step], q_tile + hopper::swizzled_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
+            load_matrices(q[step],
+                          q_tile + hopper::swizzled_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
         Range const range[2] = {range_of(first_row, tile.count), range_of(first_row + 8, tile.count)};
         shared.q_free.arrive();
 
@@ -292,29 +293,23 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
         .tile_queries = narrow(tile_queries),
         .tiles = narrow(tiles),
         .force_previous = stage.plan.options.force_previous};
-    launch({"gate", std::min(tiles * s.kv_heads, kernels::multiprocessors()), 1, 128 * (kWarpgroups + 1),
-            sizeof(GateShared<D, kSlots, kWarpgroups>), stage.problem.stream, 1, starts_early(s)},
+    launch({"gate", std::min(tiles * s.kv_heads, multiprocessors()), 1, 128 * (kWarpgroups + 1),
+            sizeof(GateShared<D, kSlots, kWarpgroups>), stage.problem.stream, 1, true},
            gate_kernel<D, kSlots, kWarpgroups>, args);
-}
-
-template <int D>
-void launch_gate(Stage const& stage, int32_t* chosen) {
-    int64_t const slots = stage.plan.shape.slots();
-    if (slots <= 2)
-        launch_gate<D, 2, 4>(stage, chosen);
-    else if (slots <= 7)
-        launch_gate<D, 7, 4>(stage, chosen);
-    else
-        launch_gate<D, 15, 2>(stage, chosen);
 }
 
 }  // namespace
 
 void select_blocks_sm90(Stage const& stage, int32_t* chosen) {
-    if (stage.plan.shape.head_dim == 64)
-        launch_gate<64>(stage, chosen);
-    else
-        launch_gate<128>(stage, chosen);
+    with_sm90_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        int64_t const slots = stage.plan.shape.slots();
+        if (slots <= 2)
+            launch_gate<D, 2, 4>(stage, chosen);
+        else if (slots <= 7)
+            launch_gate<D, 7, 4>(stage, chosen);
+        else
+            launch_gate<D, 15, 2>(stage, chosen);
+    });
 }
 
 }  // namespace perigee::moba_gate

@@ -11,11 +11,11 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/block_sparse_attention/scan.cuh"
+#include "kernels/common/reduce.cuh"
 
 namespace perigee::moba_gate {
 
-using block_sparse::kAllLanes;
+using kernels::kAllLanes;
 
 /// Scores as whole numbers in the same order, both zeros 0. NaN is not ordered, but for the least of all numbers that
 /// come of scores: kNoScore.

@@ -373,8 +373,8 @@ void expect_routing_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen)
     block_sparse::build_routing(stage);
     int64_t const blocks = stage.plan.blocks, places = gpu.shape().slots_per_kv_head(), chunks = stage.plan.chunks;
     int64_t const T = c.cu_seqlens.back(), G = c.kv_heads, R = c.heads / G, S = c.options.top_k - 1;
-    auto const table = gpu.read(stage.scratch.table.blocks, blocks);
-    auto const block_of = gpu.read(stage.scratch.table.block_of, T);
+    auto const table = gpu.read(stage.scratch.blocks, blocks);
+    auto const block_of = gpu.read(stage.scratch.block_of, T);
     auto const begin = gpu.read(stage.scratch.offsets, G * (blocks + 1));
     auto const indices = gpu.read(stage.scratch.indices, G * places);
     auto const ends = gpu.read(stage.scratch.chunk_ends, G * blocks * chunks);

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(256) probe_kernel(HopperProbe const p, __grid_
         copy_vector(shared_address(a) + swizzled_offset<kRows>(row, piece), p.a + max(from, 0) * D + piece * 8,
                     from >= 0);
     }
-    finish_copies();
+    kernels::finish_copies();
     fence_shared_for_async();
     arrived.arrive();
     arrived.wait(0);

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 
-namespace perigee::block_sparse {
+#include "kernels/common/reduce.cuh"
 
-inline constexpr unsigned kAllLanes = 0xffffffffu;
+namespace perigee::kernels {
+
 inline constexpr int kScanThreads = 1024;
 
 __device__ __forceinline__ int32_t warp_inclusive_scan(int32_t x, int lane) {
@@ -39,4 +40,4 @@ __device__ void exclusive_scan(int count, Value value, int32_t* out) {
     if (thread == 0) out[count] = carry;
 }
 
-}  // namespace perigee::block_sparse
+}  // namespace perigee::kernels

@@ -2,10 +2,26 @@
 // scores. P = exp(scale s - lse), dS = P (dP - delta), dP = do v^T, delta = rowsum(do * o).
 #pragma once
 
-#include "kernels/block_sparse_attention/mma_tile.cuh"
+#include "kernels/ampere/tile.cuh"
 #include "kernels/block_sparse_attention/query_tiles.cuh"
 
 namespace perigee::block_sparse {
+
+using namespace ampere;
+
+/// Starts copying the keys and values [begin, begin + kTileKeys) of the work; zeros where there are none.
+template <int D>
+__device__ void load_keys(AttentionArgs const& a, Work const& work, int32_t begin, bf16* k, bf16* v) {
+    auto const from = [&](bf16 const* x) {
+        return [&, x](int row, bool& there) {
+            there = begin + row < work.key_end;
+            return x + (int64_t{there ? begin + row : begin} * a.kv_heads + work.g) * D;
+        };
+    };
+    load_rows<D, kTileKeys, kAttentionThreads>(k, from(a.k));
+    load_rows<D, kTileKeys, kAttentionThreads>(v, from(a.v));
+    end_copy_group();
+}
 
 /// [16, 64] scores of one warp: a [16, D] strip of `left` against the 64 rows of `right`.
 template <int D>

@@ -1,18 +1,42 @@
-// Tiles of bf16 rows in shared memory and the products a warp makes of them. A row takes 16 bytes more than its
-// numbers, which spreads the 16-byte vectors that ldmatrix reads together over all banks for every multiple of 32.
+// Tiles of bf16 rows in shared memory and the products a warp makes of them (mma.sync). A row takes 16 bytes more than
+// its numbers, which spreads the 16-byte vectors that ldmatrix reads together over all banks for every multiple of 32.
+// Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "base/bf16.h"
-#include "kernels/block_sparse_attention/mma.cuh"
-#include "kernels/block_sparse_attention/scan.cuh"
+#include "kernels/common/async_copy.cuh"
+#include "kernels/common/fragments.cuh"
 
-namespace perigee::block_sparse {
+namespace perigee::ampere {
 
-inline constexpr float kLog2e = 1.4426950408889634f;
+using namespace kernels;
+
 inline constexpr int kTileKeys = 64;  ///< keys of a step; a warp's scores are [16, 64] fragments
+
+/// The shared memory a launch asks for.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+    extern __shared__ __align__(128) unsigned char memory[];
+    return memory;
+}
+
+/// load_matrices, each matrix transposed.
+__device__ __forceinline__ void load_transposed(uint32_t (&x)[4], bf16 const* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/// c [16, 8] += a [16, 16] b [16, 8].
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 template <int D>
 __host__ __device__ constexpr int tile_stride() {
@@ -43,7 +67,7 @@ __device__ __forceinline__ void load_rows(bf16* to, RowAt row_at) {
 template <int D>
 __device__ __forceinline__ void load_left(uint32_t (&a)[4], bf16 const* tile, int row, int step) {
     int const lane = threadIdx.x % 32;
-    ldmatrix(a, tile + (row + lane % 16) * tile_stride<D>() + step * 16 + lane / 16 * 8);
+    load_matrices(a, shared_address(tile + (row + lane % 16) * tile_stride<D>() + step * 16 + lane / 16 * 8));
 }
 
 /// s [16, 64] += a [16, 16] * (columns [16 step, ...) of the 64 rows of the tile, transposed).
@@ -53,7 +77,8 @@ __device__ __forceinline__ void multiply_rows(float (&s)[8][4], uint32_t const (
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
         uint32_t b[4];
-        ldmatrix(b, tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 + lane / 8 % 2 * 8);
+        load_matrices(b, shared_address(tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 +
+                                        lane / 8 % 2 * 8));
         mma(s[2 * pair], a, b[0], b[1]);
         mma(s[2 * pair + 1], a, b[2], b[3]);
     }
@@ -67,7 +92,8 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kStrips][8][4], uint32_
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
         uint32_t b[4];
-        ldmatrix(b, tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 + lane / 8 % 2 * 8);
+        load_matrices(b, shared_address(tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 +
+                                        lane / 8 % 2 * 8));
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) {
             mma(s[m][2 * pair], a[m], b[0], b[1]);
@@ -84,7 +110,7 @@ __device__ __forceinline__ void accumulate(float (&o)[kStrips][D / 8][4], uint32
 #pragma unroll
     for (int pair = 0; pair < D / 16; ++pair) {
         uint32_t b[4];
-        ldmatrix_transposed(b, tile + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
+        load_transposed(b, tile + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) {
             mma(o[m][2 * pair], a[m], b[0], b[1]);
@@ -129,25 +155,4 @@ __device__ __forceinline__ void write_rows(bf16 const* tile, int row, RowAt row_
     }
 }
 
-/// The base of exponents: the maximum, or 0 where there are only scores of -infinity.
-__device__ __forceinline__ float finite_base(float most) { return most == -INFINITY ? 0 : most; }
-/// What the exponents of a row's final weights are counted from, in base 2: infinity for a row of nothing but scores of
-/// -infinity, whose weights are zeros then.
-__device__ __forceinline__ float base_of_weights(float lse) { return lse == -INFINITY ? INFINITY : lse * kLog2e; }
-/// A row that has nothing but scores of -infinity has an empty sum, and zeros as its result.
-__device__ __forceinline__ float inverse_of_sum(float sum) {
-    float inverse;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
-    return sum == 0 ? 0 : inverse;
-}
-
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-    return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(kAllLanes, x, 1);
-    return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
-
-}  // namespace perigee::block_sparse
+}  // namespace perigee::ampere

@@ -99,13 +99,16 @@ int complete(Job const& job) {
 }
 
 int run_train(RunOptions const& as_configured, Job const& job) {
-    RunOptions const options = with_stage_decided(as_configured, job.launch.world(), job.launch.local_size());
-    check_fits(options, job.launch.world().size(), job.launch.local_size());
+    HostComm& world = job.launch.world();
+    int const local_ranks = job.launch.local_size();
+    RunOptions const options =
+        with_recompute_decided(with_stage_decided(as_configured, world, local_ranks), world, local_ranks);
+    check_fits(options, world.size(), local_ranks);
     std::string const problem = export_problem(options.model, options.attention);
-    if (!problem.empty() && job.launch.world().rank() == 0)
+    if (!problem.empty() && world.rank() == 0)
         log::warn("this model cannot be exported to a Hugging Face folder: {}", problem);
     try {
-        Trainer trainer(options, job.launch.world(), job.files, to_yaml(as_configured), &job.watchdog);
+        Trainer trainer(options, world, job.files, to_yaml(as_configured), &job.watchdog);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
     } catch (std::exception const& e) {
         Error const error = as_error(e);
@@ -175,7 +178,7 @@ int run_generate(Trained const& trained, Job const& job) {
 int run_check(Job const& job) {
     int const ranks = job.command.world_size > 0 ? job.command.world_size : job.launch.world().size();
     RunOptions const options = resolved(job, configured(job), ranks);
-    if (job.launch.world().rank() == 0) print_check(options, ranks);
+    if (job.launch.world().rank() == 0) print_check(options, ranks, job.launch.local_size());
     return complete(job);
 }
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "app/dry_run.h"
+#include "app/fit.h"
 #include "config/config.h"
 #include "hf/config.h"
 #include "model/llama.h"
@@ -93,9 +94,21 @@ void print_attention(RunOptions const& options) {
         fmt::print("#   warning: {}\n", *warning);
 }
 
+/// As a job on this machine would decide.
+RunOptions decided(RunOptions options, int world_size, int local_ranks) {
+    if (options.train.recompute != kRecomputeAuto) return options;
+    bool const here = !takes_gpu(options.device) || cuda_device_count() > 0;
+    HostMemory const there = here ? memory_for_a_step(options, local_ranks) : HostMemory();
+    options.train.recompute = to_string(recompute_that_fits(options, world_size, there.bytes));
+    fmt::print("#\n# train.recompute auto: {}{}\n", options.train.recompute,
+               there.bytes > 0 ? fmt::format(", for a step in {}", format_bytes(there.bytes))
+                               : ", as the memory of the device is not known here");
+    return options;
+}
+
 }  // namespace
 
-void print_check(RunOptions const& options, int world_size) {
+void print_check(RunOptions const& options, int world_size, int local_ranks) {
     MeshShape const mesh = resolve_mesh(options.parallel, world_size);
     ParamLayout const layout(llama_params(options.model), mesh.tp, 0);
     fmt::print("{}", to_yaml(options));
@@ -103,7 +116,7 @@ void print_check(RunOptions const& options, int world_size) {
     fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
     if (std::string const problem = export_problem(options.model, options.attention); !problem.empty())
         fmt::print("# warning: this model cannot be exported to a Hugging Face folder: {}\n", problem);
-    StepCost const cost = step_cost(options, world_size);
+    StepCost const cost = step_cost(decided(options, world_size, local_ranks), world_size);
     print_memory(options, mesh, cost.memory);
     print_flops(options, mesh);
     print_attention(options);

@@ -1,5 +1,8 @@
 #include "app/fit.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "app/dry_run.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -19,8 +22,17 @@ HostMemory memory_of(RunOptions const& options, int local_ranks) {
     return {.bytes = device->total_bytes(), .what = device->name()};
 }
 
-/// A GPU's libraries take some of its memory, too.
-int64_t for_a_step(HostMemory const& there, bool gpu) { return gpu ? there.bytes / 20 * 19 : there.bytes; }
+int64_t least_of_all(HostComm& world, int64_t bytes) { return -world.max(-bytes); }
+
+/// Layers in the order in which they go over to a level that costs more.
+std::vector<size_t> cheapest_first(RunOptions const& options) {
+    auto const step = next_moba_step(options.attention, 0).value_or(0);
+    auto const kinds = layer_selections(options.attention, options.model.num_hidden_layers, step, 0);
+    std::vector<size_t> order(kinds.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::stable_partition(order, [&](size_t layer) { return !is_full(kinds[layer]); });
+    return order;
+}
 
 }  // namespace
 
@@ -40,6 +52,12 @@ char const* to_string(ShardStage stage) {
     return "";
 }
 
+HostMemory memory_for_a_step(RunOptions const& options, int local_ranks) {
+    HostMemory there = memory_of(options, local_ranks);
+    if (takes_gpu(options.device)) there.bytes = there.bytes / 20 * 19;
+    return there;
+}
+
 ShardStage first_stage_that_fits(RunOptions const& options, int world_size, int64_t bytes) {
     MeshShape const mesh = resolve_mesh(options.parallel, world_size);
     if (mesh.dp * mesh.cp == 1) return ShardStage::none;
@@ -53,14 +71,53 @@ ShardStage first_stage_that_fits(RunOptions const& options, int world_size, int6
 
 RunOptions with_stage_decided(RunOptions options, HostComm& world, int local_ranks) {
     if (options.parallel.shard != ShardStage::automatic) return options;
-    HostMemory const there = memory_of(options, local_ranks);
-    ShardStage const mine = first_stage_that_fits(options, world.size(), for_a_step(there, takes_gpu(options.device)));
+    HostMemory const there = memory_for_a_step(options, local_ranks);
+    ShardStage const mine = first_stage_that_fits(options, world.size(), there.bytes);
     options.parallel.shard = static_cast<ShardStage>(world.max(static_cast<int64_t>(mine)));
     if (world.rank() > 0 || options.parallel.shard <= ShardStage::optimizer) return options;
     log::info(
         "parallel.shard auto: {} too, as a step would not fit into the {} of {} without",
         options.parallel.shard == ShardStage::weights ? "gradients and weights are shared" : "gradients are shared",
         format_bytes(there.bytes), there.what);
+    return options;
+}
+
+std::vector<Recompute> recompute_that_fits(RunOptions const& options, int world_size, int64_t bytes) {
+    std::vector<size_t> const order = cheapest_first(options);
+    std::vector<Recompute> levels(order.size(), Recompute::none);
+    RunOptions tried = options;
+    auto const fits = [&] {
+        tried.train.recompute = to_string(levels);
+        return bytes == 0 || step_cost(tried, world_size).memory.sum() <= bytes;
+    };
+    if (fits()) return levels;
+    for (Recompute next : {Recompute::elementwise, Recompute::mlp, Recompute::attention, Recompute::block}) {
+        std::vector<Recompute> const before = levels;
+        auto const move_over = [&](size_t layers) {
+            levels = before;
+            for (size_t i = 0; i < layers; ++i) levels[order[i]] = next;
+        };
+        move_over(order.size());
+        if (!fits()) continue;
+        size_t few = 0, enough = order.size();
+        while (enough - few > 1) {
+            size_t const middle = few + (enough - few) / 2;
+            move_over(middle);
+            (fits() ? enough : few) = middle;
+        }
+        move_over(enough);
+        break;
+    }
+    return levels;
+}
+
+RunOptions with_recompute_decided(RunOptions options, HostComm& world, int local_ranks) {
+    if (options.train.recompute != kRecomputeAuto) return options;
+    HostMemory const there = memory_for_a_step(options, local_ranks);
+    int64_t const bytes = least_of_all(world, there.bytes);
+    options.train.recompute = to_string(recompute_that_fits(options, world.size(), bytes));
+    if (world.rank() == 0)
+        log::info("train.recompute auto: {}, for a step in {}", options.train.recompute, format_bytes(bytes));
     return options;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/host_comm.h"
+#include "device/host_memory.h"
 #include "train/options.h"
 
 namespace perigee {
@@ -16,6 +17,19 @@ ShardStage first_stage_that_fits(RunOptions const& options, int world_size, int6
 /// The options with `parallel.shard: auto` decided by the memory of all ranks; says what it decided where several ranks
 /// share. Other stages stay. Collective.
 RunOptions with_stage_decided(RunOptions options, HostComm& world, int local_ranks);
+
+/// What `train.recompute: auto` means: the cheapest levels with which a step takes at most `bytes` on each rank, the
+/// most saving ones where none do, and none where `bytes` is 0, unknown. From one level to the next, layers go over one
+/// by one, block-sparse ones first, as their attention costs least.
+std::vector<Recompute> recompute_that_fits(RunOptions const& options, int world_size, int64_t bytes);
+
+/// The options with `train.recompute: auto` decided by the rank with the least memory; says what it decided. Other
+/// levels stay. Collective.
+RunOptions with_recompute_decided(RunOptions options, HostComm& world, int local_ranks);
+
+/// Bytes for a step on this rank's device, less what a GPU's libraries take, and what has them; 0 where that is not
+/// known.
+HostMemory memory_for_a_step(RunOptions const& options, int local_ranks);
 
 /// Throws OutOfMemory where a step takes more memory than this rank can ever have: on a GPU all of that GPU's,
 /// otherwise the host's, see device/host_memory.h. Says both numbers, where memory would go, and what to change. Counts

@@ -202,12 +202,18 @@ void print_step(StepReport const& report, Device const& device, double seconds) 
                peak ? fmt::format("  mfu {:.1f}%", 100 * report.flops / seconds / *peak) : "");
 }
 
+RunOptions read_options(Options const& o, FileSystem& files) {
+    RunOptions const options = load_config(o.config, o.overrides);
+    refuse_problems(options, 1, o.config);
+    if (options.train.recompute == kRecomputeAuto)
+        fail(Category::config, "train.recompute: `perigee train` decides what auto is; name the levels to measure");
+    return resolve(options, 1, files);
+}
+
 void run(Options const& o, FileSystem& files) {
     auto const began = Clock::now();
     auto const world = make_single_host_comm();
-    RunOptions const typed = load_config(o.config, o.overrides);
-    refuse_problems(typed, 1, o.config);
-    RunOptions const options = resolve(typed, 1, files);
+    RunOptions const options = read_options(o, files);
     Machine inner = make_machine(options);
     auto recording = std::make_unique<RecordingOps>(*inner.ops);
     RecordingOps& ops = *recording;

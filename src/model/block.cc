@@ -1,5 +1,8 @@
 #include "model/block.h"
 
+#include <algorithm>
+#include <array>
+
 namespace perigee {
 
 namespace {
@@ -32,8 +35,9 @@ void join_backward(Pass const& pass, TensorView dx_TI, TensorView dw_OI, TensorV
     pass.ops.matmul({.c = dx_TI, .a = dy_TO, .b = w_OI});
 }
 
+/// Without `attended`, restores what is missing beside what the attention found.
 void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
-                       Selection const& selection) {
+                       Selection const* attended) {
     Ops& ops = pass.ops;
     TensorView const qkv_TX = acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX;
     spread(pass, qkv_TX, acts.normed_PD, weights.qkv_XD);
@@ -47,7 +51,10 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
                      .q_norm_K = weights.q_norm_K,
                      .k_norm_K = weights.k_norm_K,
                      .eps = pass.options.rms_norm_eps});
-    pass.attention.forward(acts.attention, selection);
+    if (attended != nullptr)
+        pass.attention.forward(acts.attention, *attended);
+    else
+        pass.attention.restore(acts.attention);
     join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
 }
 
@@ -115,27 +122,73 @@ BlockTensors BlockPlaces::in(TensorView unit) const {
             .down_DF = down_.in(unit)};
 }
 
-BlockActivations allocate_activations(Arena& arena, Pass const& pass, Selection const& selection, Recompute recompute,
-                                      BlockActivations const* shared) {
+namespace {
+
+constexpr Recompute kDroppingLevels[] = {Recompute::elementwise, Recompute::mlp, Recompute::attention,
+                                         Recompute::block};
+
+/// What `level` drops and the levels before it do not; of the first, what none drops.
+void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, Recompute level,
+                    BlockActivations& acts) {
     ModelOptions const& o = pass.options;
     int64_t const T = pass.tokens, P = pass.part(), D = o.hidden_size, F = pass.intermediate();
-    BlockActivations acts = shared != nullptr ? *shared : BlockActivations();
-    auto const kept = [&](Recompute dropped_from) { return shared == nullptr || recompute < dropped_from; };
-    acts.x_PD = arena.allocate("x", pass.compute(), {P, D});
-    if (kept(Recompute::block)) {
-        acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
-        if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-        acts.attention = pass.attention.allocate(selection);
-        acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
-        acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
+    switch (level) {
+        case Recompute::none:
+            acts.x_PD = arena.allocate("x", pass.compute(), {P, D});
+            break;
+        case Recompute::elementwise:
+            acts.normed_PD = arena.allocate("normed", pass.compute(), {P, D});
+            acts.mid_normed_PD = arena.allocate("mid_normed", pass.compute(), {P, D});
+            acts.y_TF = arena.allocate("y", pass.compute(), {T, F});
+            break;
+        case Recompute::mlp:
+            acts.gate_up_T2F = arena.allocate("gate_up", pass.compute(), {T, 2 * F});
+            break;
+        case Recompute::attention:
+            acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
+            if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
+            pass.attention.allocate_inputs(acts.attention);
+            acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
+            acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
+            break;
+        case Recompute::block:
+            pass.attention.allocate_found(acts.attention, selection);
+            break;
     }
-    if (kept(Recompute::mlp)) acts.gate_up_T2F = arena.allocate("gate_up", pass.compute(), {T, 2 * F});
-    if (kept(Recompute::elementwise)) {
-        acts.normed_PD = arena.allocate("normed", pass.compute(), {P, D});
-        acts.mid_normed_PD = arena.allocate("mid_normed", pass.compute(), {P, D});
-        acts.y_TF = arena.allocate("y", pass.compute(), {T, F});
+}
+
+}  // namespace
+
+std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pass,
+                                                   std::span<Selection const> selections,
+                                                   std::span<Recompute const> recompute) {
+    PERIGEE_CHECK(selections.size() == recompute.size() && !recompute.empty(),
+                  "{} kinds of attention and {} policies of layers", selections.size(), recompute.size());
+    Selection most = FullAttention{};  // of the blocks that share what the attention found
+    for (size_t layer = 0; layer < selections.size(); ++layer)
+        if (recompute[layer] == Recompute::block && !is_full(selections[layer])) most = selections[layer];
+    BlockActivations shared;
+    Recompute const dropped = *std::ranges::max_element(recompute);
+    for (Recompute level : kDroppingLevels)
+        if (level <= dropped) allocate_level(arena, pass, most, level, shared);
+
+    std::vector<BlockActivations> blocks;
+    for (size_t layer = 0; layer < selections.size(); ++layer) {
+        BlockActivations& acts = blocks.emplace_back(shared);
+        acts.recompute = recompute[layer];
+        allocate_level(arena, pass, selections[layer], Recompute::none, acts);
+        for (Recompute level : kDroppingLevels)
+            if (level > acts.recompute) allocate_level(arena, pass, selections[layer], level, acts);
     }
-    return acts;
+    return blocks;
+}
+
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, std::span<Selection const> selections) {
+    auto const sparse = std::ranges::find_if_not(selections, is_full);
+    Selection const most = sparse != selections.end() ? *sparse : Selection(FullAttention{});
+    std::array const one = {most};
+    std::array const keep = {Recompute::none};
+    return allocate_activations(arena, pass, one, keep).front();
 }
 
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
@@ -153,9 +206,9 @@ BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
 
 namespace {
 
-/// A block's forward without its last product.
-void up_to_swiglu(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
-                  Selection const& selection) {
+/// A block's forward up to the MLP. Without `attended`, what the attention found is still there.
+void up_to_mlp(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
+               Selection const* attended) {
     Ops& ops = pass.ops;
     bool const first = previous_PD.empty();
     ops.rmsnorm_forward({.y_TD = acts.normed_PD,
@@ -165,7 +218,7 @@ void up_to_swiglu(Pass const& pass, BlockTensors const& weights, BlockActivation
                          .eps = pass.options.rms_norm_eps,
                          .residual_TD = first ? ConstView() : ConstView(pass.branch_PD),
                          .sum_TD = first ? TensorView() : acts.x_PD});
-    attention_forward(pass, weights, acts, selection);
+    attention_forward(pass, weights, acts, attended);
     ops.rmsnorm_forward({.y_TD = acts.mid_normed_PD,
                          .rstd_T = acts.mid_rstd_P,
                          .x_TD = acts.x_PD,
@@ -173,23 +226,25 @@ void up_to_swiglu(Pass const& pass, BlockTensors const& weights, BlockActivation
                          .eps = pass.options.rms_norm_eps,
                          .residual_TD = pass.branch_PD,
                          .sum_TD = acts.mid_PD});
-    spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
-    ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
 }
 
 /// Computes again what was dropped, up to the SwiGLU's output.
 void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
                Selection const& selection) {
     Ops& ops = pass.ops;
-    if (pass.recompute == Recompute::none) return;
-    if (pass.recompute == Recompute::block) return up_to_swiglu(pass, weights, acts, {}, selection);
-    auto const norm = [&](TensorView y_PD, TensorView rstd_P, ConstView x_PD, ConstView w_D) {
-        ops.rmsnorm_forward(
-            {.y_TD = y_PD, .rstd_T = rstd_P, .x_TD = x_PD, .w_D = w_D, .eps = pass.options.rms_norm_eps});
-    };
-    norm(acts.normed_PD, acts.rstd_P, acts.x_PD, weights.input_norm_D);
-    norm(acts.mid_normed_PD, acts.mid_rstd_P, acts.mid_PD, weights.post_norm_D);
-    if (pass.recompute == Recompute::mlp) spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
+    Recompute const dropped = acts.recompute;
+    if (dropped == Recompute::none) return;
+    if (dropped >= Recompute::attention) {
+        up_to_mlp(pass, weights, acts, {}, dropped == Recompute::block ? &selection : nullptr);
+    } else {
+        auto const norm = [&](TensorView y_PD, TensorView rstd_P, ConstView x_PD, ConstView w_D) {
+            ops.rmsnorm_forward(
+                {.y_TD = y_PD, .rstd_T = rstd_P, .x_TD = x_PD, .w_D = w_D, .eps = pass.options.rms_norm_eps});
+        };
+        norm(acts.normed_PD, acts.rstd_P, acts.x_PD, weights.input_norm_D);
+        norm(acts.mid_normed_PD, acts.mid_rstd_P, acts.mid_PD, weights.post_norm_D);
+    }
+    if (dropped >= Recompute::mlp) spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
     ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
 }
 
@@ -197,7 +252,9 @@ void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations c
 
 void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
                    Selection const& selection) {
-    up_to_swiglu(pass, weights, acts, previous_PD, selection);
+    up_to_mlp(pass, weights, acts, previous_PD, &selection);
+    spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
+    pass.ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
     join(pass, pass.branch_PD, acts.y_TF, weights.down_DF);
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "model/options.h"
 #include "ops/ops.h"
@@ -42,7 +43,6 @@ class BlockPlaces {
 struct Pass {
     Ops& ops;
     ModelOptions const& options;
-    Recompute recompute;
     Mesh const& mesh;
     SequenceParallel stream;
     ContextAttention attention;
@@ -64,7 +64,8 @@ struct Pass {
 
 /// What the backward of a block reads.
 struct BlockActivations {
-    TensorView x_PD;  ///< the stream at the block's entry
+    Recompute recompute = Recompute::none;  ///< what this level drops is shared with other blocks
+    TensorView x_PD;                        ///< the stream at the block's entry
     TensorView rstd_P;
     TensorView normed_PD;
     TensorView qkv_TX;  ///< kept only for the norms of queries and keys
@@ -75,9 +76,12 @@ struct BlockActivations {
     TensorView gate_up_T2F;  ///< the backward leaves its gradient here
     TensorView y_TF;
 };
-/// Activations of one block. What `recompute` drops lies in `shared`, the activations of another block.
-BlockActivations allocate_activations(Arena& arena, Pass const& pass, Selection const& selection, Recompute recompute,
-                                      BlockActivations const* shared);
+/// Activations of all blocks. What a block drops lies in memory that it shares with all others that drop it.
+std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pass,
+                                                   std::span<Selection const> selections,
+                                                   std::span<Recompute const> recompute);
+/// Of one block at a time, for passes without a backward: they suit every one of these layers.
+BlockActivations allocate_activations(Arena& arena, Pass const& pass, std::span<Selection const> selections);
 
 /// Reads the stream as `previous_PD` + pass.branch_PD and writes that sum to acts.x_PD; for the first block
 /// `previous_PD` is empty and acts.x_PD holds the embedding. Leaves the SwiGLU's output in pass.branch_PD, so that the
@@ -98,7 +102,7 @@ struct BlockGradients {
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass);
 
 /// `temporary.dx_PD` holds the gradient of the stream after the block and receives that of the stream before it. Adds
-/// to `grads`. First computes again what pass.recompute had dropped.
+/// to `grads`. First computes again what the block had dropped.
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
                     BlockActivations const& acts, BlockGradients const& temporary, Selection const& selection);
 

@@ -86,7 +86,6 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
         tp > 1 ? arena.allocate("whole", ops.compute_dtype(), {T, D}, Use::communication) : TensorView();
     Pass pass{.ops = ops,
               .options = options,
-              .recompute = recompute,
               .mesh = mesh,
               .stream = {ops, mesh.tp(), whole_TD},
               .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(inputs), arena},
@@ -99,28 +98,24 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
     return pass;
 }
 
-/// Up to the last block. With `keep`, every layer's activations stay for the backward; otherwise all layers use the
-/// same memory.
+/// Up to the last block. What the level of each layer in `kept` does not drop stays for the backward; without levels
+/// all layers use the same memory.
 Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& inputs,
-                                          std::span<Selection const> selections, Arena& arena, bool keep) const {
+                                          std::span<Selection const> selections, Arena& arena,
+                                          std::span<Recompute const> kept) const {
     Forward state{.pass = begin(inputs, arena)};
     Pass const& pass = state.pass;
     state.x_PD = arena.allocate("final x", pass.compute(), {pass.part(), options.hidden_size});
     state.rstd_P = arena.allocate("final rstd", pass.statistics(), {pass.part()});
     state.normed_PD = arena.allocate("final normed", pass.compute(), {pass.part(), options.hidden_size});
 
-    auto const sparse = std::ranges::find_if_not(selections, is_full);
-    Selection const& most = sparse != selections.end() ? *sparse : selections.front();  // takes the most memory
+    if (kept.empty())
+        state.blocks.push_back(allocate_activations(arena, pass, selections));
+    else
+        state.blocks = allocate_activations(arena, pass, selections, kept);
     ConstView previous_PD;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
-        // The first block's activations are whole: the others share with it what is computed again. Only the backward
-        // of the first comes after theirs.
-        if (keep || layer == 0) {
-            Selection const& largest = keep && recompute < Recompute::block ? selections[layer] : most;
-            state.blocks.push_back(
-                allocate_activations(arena, pass, largest, recompute, layer > 0 ? &state.blocks.front() : nullptr));
-        }
-        BlockActivations acts = state.blocks.back();
+        BlockActivations acts = state.blocks[kept.empty() ? 0 : layer];
         if (inputs.past != nullptr) attend_past(acts.attention, *inputs.past, static_cast<int64_t>(layer));
         if (layer == 0) {
             Needed const unit(weights, kEmbeddingUnit, block_unit(0));
@@ -161,18 +156,20 @@ void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward c
     }
 }
 
-Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, Recompute recompute)
+Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
+             std::vector<Recompute> recompute)
     : impl_(new Impl{.options = options,
                      .layout = layout,
                      .mesh = mesh,
                      .ops = ops,
-                     .recompute = recompute,
+                     .recompute = std::move(recompute),
                      .rope = make_rope(options),
                      .context_mode = resolve_context_mode(mesh.context_mode(), mesh.shape(), options.kv_heads()).mode,
                      .embedding = layout.place(kEmbedding),
                      .final_norm = layout.place(kFinalNorm),
                      .lm_head = options.tie_word_embeddings ? UnitPlace() : layout.place(kClassifier),
                      .block = BlockPlaces(layout, options)}) {
+    impl_->recompute.resize(static_cast<size_t>(options.num_hidden_layers), Recompute::none);
     ops.forget_repeated();  // of an earlier model, whose place in memory this one may have
 }
 
@@ -181,7 +178,7 @@ Llama::~Llama() = default;
 void Llama::Impl::train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated,
                         Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const {
     Arena::Scope const scope(arena);
-    Forward state = forward(weights, inputs, selections, arena, true);
+    Forward state = forward(weights, inputs, selections, arena, recompute);
     GradientUnits& grads = sink.grads;
     Pass& pass = state.pass;
     pass.fresh = grads.fresh();

@@ -58,8 +58,9 @@ struct LossSums {
 
 class Llama {
   public:
+    /// `recompute` has a level per layer, or none to keep everything.
     Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
-          Recompute recompute = Recompute::none);
+          std::vector<Recompute> recompute = {});
     ~Llama();
 
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide
@@ -93,7 +94,7 @@ class Llama {
                                    std::span<Selection const> selections, KvCache& cache, Arena& arena);
 
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
-    /// of the cp x tp group. Takes the memory of a training forward.
+    /// of the cp x tp group. Takes the memory of a training forward that keeps what the attention found.
     BlockChoices choices(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
 
     /// Logits of every token, [T, vocab_size] in host memory, for who compares or looks at them. Of a mesh without cp

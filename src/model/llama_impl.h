@@ -65,7 +65,7 @@ struct Llama::Impl {
     ParamLayout const& layout;
     Mesh const& mesh;
     Ops& ops;
-    Recompute recompute;
+    std::vector<Recompute> recompute;  ///< by layer
     Rope rope;
     ContextMode context_mode;
     // Where parameters are in the memory of their units.
@@ -129,7 +129,7 @@ struct Llama::Impl {
                                        int64_t token, Arena& arena) const;
     Pass begin(Inputs const& inputs, Arena& arena) const;
     Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
-                    bool keep) const;
+                    std::span<Recompute const> kept = {}) const;
     void normalise(Needed const& of_head, Forward const& state) const;
     void backward(WeightUnits& weights, GradientUnits& grads, Forward const& state, BlockGradients const& temporary,
                   std::span<Selection const> selections) const;

@@ -102,7 +102,7 @@ LossSums Llama::loss(WeightUnits& weights, Batch const& batch, std::span<Selecti
     double correct = 0;
     LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
     Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
     impl_->normalise(of_head, state);
     classifier_loss(impl_->ops, impl_->mesh.tp(), arena, impl_->classifier_inputs(of_classifier, inputs, state),
@@ -125,7 +125,7 @@ TokenScores Llama::scores(WeightUnits& weights, Batch const& batch, std::span<Se
         targets.push_back(local.batch().targets_T[t]);
     }
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
     Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
     impl_->normalise(of_head, state);
     TokenScores const mine = classifier_scores(impl_->ops, mesh.tp(), arena,
@@ -142,7 +142,8 @@ BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, true);
+    std::vector<Recompute> const kept(selections.size(), Recompute::attention);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, kept);
     auto const sparse = std::ranges::find_if_not(selections, is_full);
     int64_t const block_size = sparse != selections.end() ? budget_of(*sparse)->block_size : batch.tokens();
     BlockChoices result(batch.cu_seqlens, block_size, impl_->options.num_attention_heads);
@@ -183,7 +184,7 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, Batch const& batch, 
     Batch const pack = padded(batch, mesh.tp * mesh.cp);
     LocalBatch const local = impl_->share(pack, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
     return impl_->logits_of_token(weights, state, local.shard(), batch.tokens() - 1, arena);
 }
 
@@ -210,7 +211,7 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t co
     int32_t const cu_seqlens[] = {0, static_cast<int32_t>(past) + rows};
     inputs.cu_seqlens = cu_seqlens;
     inputs.past = &cache;
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
     auto logits = impl_->logits_of_token(weights, state, local.shard(), added - 1, arena);
     cache.set_tokens(past + added);
     return logits;
@@ -223,7 +224,7 @@ std::vector<float> Llama::logits(WeightUnits& weights, Batch const& batch, std::
                   impl_->mesh.shape().cp, impl_->mesh.shape().tp);
     LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, false);
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
     Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
     impl_->normalise(of_head, state);
     TensorView const logits =

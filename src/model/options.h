@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -61,8 +62,18 @@ enum class Recompute {
     none,
     elementwise,  ///< outputs of norms and of SwiGLU: no product is repeated
     mlp,          ///< besides, the products with gate and up
+    attention,    ///< all but the stream at the block's entry and what the attention found, which attends nothing again
     block         ///< everything but the stream at the block's entry
 };
+/// Layers whose level the memory decides.
+inline constexpr char const* kRecomputeAuto = "auto";
+
+/// The level of every layer: one name for all, or a list such as "block*28, attention*4", whose last entry may go
+/// without a number and then stands for the rest. Nothing where the memory is still to decide. Throws
+/// Category::config, saying what was expected and found.
+std::vector<Recompute> parse_recompute(std::string const& text, int64_t layers);
+/// The shortest such text.
+std::string to_string(std::span<Recompute const> levels);
 
 /// Layers that stay full under MoBA: the last `last` ones, and those listed.
 struct FullLayers {

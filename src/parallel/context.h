@@ -105,9 +105,15 @@ class ContextAttention {
 
     /// A layer's activations. Those of a block-sparse layer also serve full attention.
     AttentionActivations allocate(Selection const& selection) const;
+    /// The same in two parts, in this order: what the caller can compute again, and what the attention found
+    /// (attended.o, lse, chosen, routing).
+    void allocate_inputs(AttentionActivations& acts) const;
+    void allocate_found(AttentionActivations& acts, Selection const& selection) const;
 
     /// Reads q, k and v of acts.local; writes the rest.
     void forward(AttentionActivations const& acts, Selection const& selection) const;
+    /// The same where what the attention found is still there: attends nothing again.
+    void restore(AttentionActivations const& acts) const;
 
     /// Ranges of the pack that the attended queries cover, in their order.
     std::vector<TokenRange> queries() const;

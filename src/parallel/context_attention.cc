@@ -176,24 +176,31 @@ AttentionTensors ContextAttention::allocate_qkv(int64_t tokens, int64_t parts) c
 
 AttentionActivations ContextAttention::allocate(Selection const& selection) const {
     AttentionActivations acts;
+    allocate_inputs(acts);
+    allocate_found(acts, selection);
+    return acts;
+}
+
+void ContextAttention::allocate_inputs(AttentionActivations& acts) const {
     acts.local = exchanges() ? shared_ : allocate_qkv(shard_.tokens(), 1);
-    acts.local.o_THK = allocate_heads("o", shard_.tokens(), problem_.heads);
-    acts.attended = acts.local;
-    if (exchanges()) {
-        acts.attended = allocate_qkv(shard_.pack_tokens(), cp_->size());
-        acts.attended.o_THK = allocate_heads("o of all tokens", shard_.pack_tokens(), acts.attended.q_THK[1]);
-    }
+    acts.attended = exchanges() ? allocate_qkv(shard_.pack_tokens(), cp_->size()) : acts.local;
+    if (exchanges()) acts.local.o_THK = allocate_heads("o", shard_.tokens(), problem_.heads);
+}
+
+void ContextAttention::allocate_found(AttentionActivations& acts, Selection const& selection) const {
     int64_t const tokens = acts.attended.q_THK[0], heads = acts.attended.q_THK[1];
+    acts.attended.o_THK = allocate_heads("o of the attended queries", tokens, heads);
+    if (!exchanges()) acts.local.o_THK = acts.attended.o_THK;
     acts.lse_TH = arena_->allocate("lse", ops_->main_dtype(), {tokens, heads});
+    acts.chosen_THS = acts.routing_L = {};
     auto const budget = budget_of(selection);
-    if (!budget) return acts;
+    if (!budget) return;
     acts.chosen_THS = arena_->allocate("chosen", DType::i32, {tokens, heads, budget->slots()});
     // Every range has a routing table of its own, and what comes after a past has no backward.
-    if (queries().size() > 1 || problem_.past > 0) return acts;
+    if (queries().size() > 1 || problem_.past > 0) return;
     Shape const keys{shard_.pack_tokens(), acts.attended.k_TGK[1], problem_.head_dim};
     int64_t const numbers = ops_->routing_size(acts.attended.q_THK.shape, keys, problem_.cu_seqlens, *budget);
     if (numbers > 0) acts.routing_L = arena_->allocate("routing", DType::i32, {numbers});
-    return acts;
 }
 
 std::vector<TokenRange> ContextAttention::queries() const {
@@ -247,6 +254,14 @@ void ContextAttention::forward(AttentionActivations const& acts, Selection const
         row = end;
     }
     if (exchanges()) collectives.to_tokens({{o_THK, acts.local.o_THK}});
+}
+
+void ContextAttention::restore(AttentionActivations const& acts) const {
+    if (!exchanges()) return;
+    Collectives const collectives{*ops_, *cp_, *arena_};
+    auto const& [q_THK, k_TGK, v_TGK, o_THK] = acts.attended;
+    collectives.to_heads({{acts.local.q_THK, q_THK}, {acts.local.k_TGK, k_TGK}, {acts.local.v_TGK, v_TGK}});
+    collectives.to_tokens({{o_THK, acts.local.o_THK}});
 }
 
 void ContextAttention::backward(Gradients const& grads, AttentionActivations const& acts,

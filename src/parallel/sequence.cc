@@ -4,12 +4,12 @@ namespace perigee {
 
 TensorView SequenceParallel::gather(TensorView part_PD) const {
     if (alone()) return part_PD;
-    tp_->all_gather(ops_->device().queue(), whole_TD_, part_PD);
-    return whole_TD_;
+    tp_->all_gather(ops_->device().queue(), whole(part_PD), part_PD);
+    return whole(part_PD);
 }
 
 void SequenceParallel::add_up(TensorView part_PD) const {
-    if (!alone()) tp_->reduce_scatter(ops_->device().queue(), part_PD, whole_TD_);
+    if (!alone()) tp_->reduce_scatter(ops_->device().queue(), part_PD, whole(part_PD));
 }
 
 void add_up_uncut(ParamLayout const& layout, int unit, TensorView grads, Ops& ops, Comm& tp) {

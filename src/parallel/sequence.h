@@ -13,18 +13,20 @@ namespace perigee {
 
 class SequenceParallel {
   public:
-    /// `whole_TD` is memory for all tokens, reused by every call; it may be empty where `tp` has one rank.
+    /// `whole_TD` is memory for all tokens, reused by every call; it may be empty where `tp` has one rank. Parts may
+    /// also be of fewer tokens, as many on every rank.
     SequenceParallel(Ops& ops, Comm& tp, TensorView whole_TD) : ops_(&ops), tp_(&tp), whole_TD_(whole_TD) {}
 
     /// All tokens of a tensor of which this rank holds `part_PD`; valid until the next call.
     TensorView gather(TensorView part_PD) const;
     /// Where a product puts its partial sums for all tokens, before add_up(part_PD).
-    TensorView partial(TensorView part_PD) const { return alone() ? part_PD : whole_TD_; }
+    TensorView partial(TensorView part_PD) const { return alone() ? part_PD : whole(part_PD); }
     /// This rank's tokens of the sum, over the ranks, of what they left in partial(part_PD).
     void add_up(TensorView part_PD) const;
 
   private:
     bool alone() const { return tp_->size() == 1; }
+    TensorView whole(TensorView part_PD) const { return whole_TD_.rows(0, part_PD[0] * tp_->size()); }
 
     Ops* ops_;
     Comm* tp_;

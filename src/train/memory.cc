@@ -9,6 +9,11 @@ namespace perigee {
 
 namespace {
 
+Recompute least_recomputed(RunOptions const& options) {
+    auto const levels = parse_recompute(options.train.recompute, options.model.num_hidden_layers);
+    return levels.empty() ? Recompute::none : *std::ranges::min_element(levels);
+}
+
 /// Cheapest first: what costs no arithmetic, then little, then more.
 std::vector<std::string> remedies(RunOptions const& options) {
     std::vector<std::string> found;
@@ -16,7 +21,7 @@ std::vector<std::string> remedies(RunOptions const& options) {
     if (micro > 1)
         found.push_back(fmt::format(
             "train.micro_batch_size={}: the same global batch in more, smaller passes, about as fast", micro / 2));
-    switch (options.train.recompute) {
+    switch (least_recomputed(options)) {
         case Recompute::none:
             found.push_back("train.recompute=elementwise: norms and SwiGLU are computed twice, a few percent slower");
             [[fallthrough]];
@@ -24,6 +29,9 @@ std::vector<std::string> remedies(RunOptions const& options) {
             found.push_back("train.recompute=mlp: the products with gate and up as well, about 10% slower");
             [[fallthrough]];
         case Recompute::mlp:
+            found.push_back("train.recompute=attention: all of the forward but attention, about 25% slower");
+            [[fallthrough]];
+        case Recompute::attention:
             found.push_back("train.recompute=block: every block's forward is computed twice, about 30% slower");
             [[fallthrough]];
         case Recompute::block:

@@ -13,13 +13,11 @@ void describe(Schema& schema, TrainOptions& options) {
         .add("global_batch_size", options.global_batch_size, between(1, 1 << 30),
              "samples per step over all ranks; gradient accumulation follows from it")
         .add("micro_batch_size", options.micro_batch_size, between(1, 1 << 16), "samples per rank and forward pass")
-        .choice("recompute", options.recompute,
-                {{"none", Recompute::none},
-                 {"elementwise", Recompute::elementwise},
-                 {"mlp", Recompute::mlp},
-                 {"block", Recompute::block}},
-                "what the backward computes again to save memory, from nothing to whole blocks; the gradients are the "
-                "same bits")
+        .add("recompute", options.recompute,
+             "what the backward computes again to save memory, and the gradients are the same bits: none; elementwise, "
+             "norms and SwiGLU; mlp, also the products with gate and up; attention, all but attention itself, whose "
+             "output and log-sum-exp stay; block, everything. One for all layers, or a list from the first layer on, "
+             "such as \"block*28, attention*4\"; auto takes the cheapest that fits into the memory")
         .add("cuda_graphs", options.cuda_graphs,
              "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as one CUDA graph; "
              "the same bits, less work for the host")
@@ -160,6 +158,14 @@ void check_size(RunOptions const& options, Sentences& out) {
     }
 }
 
+void check_recompute(RunOptions const& options, Sentences& out) {
+    try {
+        parse_recompute(options.train.recompute, options.model.num_hidden_layers);
+    } catch (Error const& error) {
+        out.add("{}", error.what());
+    }
+}
+
 void check_schedule(RunOptions const& options, Sentences& out) {
     ScheduleOptions const& schedule = options.schedule;
     int64_t const steps = options.train.steps;
@@ -220,6 +226,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     int const dp = check_layout(options, world_size, out);
     check_batch(options, dp, out);
     check_size(options, out);
+    check_recompute(options, out);
     check_schedule(options, out);
     check_data(options, out);
     check_suites(options, out);

@@ -24,10 +24,10 @@ enum class NonFinite { skip, stop };
 
 struct TrainOptions {
     int64_t steps = 1000;
-    int64_t global_batch_size = 8;  ///< samples per step over all ranks; accumulation follows from it
-    int64_t micro_batch_size = 1;   ///< samples per rank and forward pass
-    Recompute recompute = Recompute::none;
-    bool cuda_graphs = true;  ///< on a GPU: repeated micro-batches are replayed
+    int64_t global_batch_size = 8;   ///< samples per step over all ranks; accumulation follows from it
+    int64_t micro_batch_size = 1;    ///< samples per rank and forward pass
+    std::string recompute = "none";  ///< levels by layer: parse_recompute()
+    bool cuda_graphs = true;         ///< on a GPU: repeated micro-batches are replayed
     int64_t moba_scratch_mib = static_cast<int64_t>(CudaOptions{}.moba_scratch >> 20);  ///< on a GPU
     NonFinite non_finite = NonFinite::skip;
     int64_t max_skipped_in_a_row = 3;

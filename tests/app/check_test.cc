@@ -199,6 +199,57 @@ TEST(ShardAuto, IsTheFirstStageWhoseStepFits) {
     });
 }
 
+TEST(RecomputeAuto, IsTheCheapestSetThatFits) {
+    RunOptions options = tiny();
+    options.model.hidden_size = 64;
+    options.model.intermediate_size = 192;
+    options.model.num_hidden_layers = 6;
+    options.attention.full_layers.last = 2;
+    options.data.sequence_length = 1024;
+    auto const bytes = [&](std::string const& recompute) {
+        RunOptions with = options;
+        with.train.recompute = recompute;
+        return step_cost(with, 1).memory.sum();
+    };
+    auto const decided = [&](int64_t there) { return to_string(recompute_that_fits(options, 1, there)); };
+    // Each list takes less than the one before: what fits is the first that does, and one byte less takes the next.
+    std::vector<std::string> const lists = {"none",
+                                            "elementwise*2, none*4",
+                                            "elementwise*5, none*1",
+                                            "elementwise",
+                                            "mlp*3, elementwise*3",
+                                            "mlp",
+                                            "attention*4, mlp*2",
+                                            "attention",
+                                            "block*3, attention*3",
+                                            "block*4, attention*2",
+                                            "block"};
+    for (size_t i = 1; i < lists.size(); ++i) ASSERT_LT(bytes(lists[i]), bytes(lists[i - 1])) << lists[i];
+    for (std::string const& list : lists) EXPECT_EQ(decided(bytes(list)), list);
+    EXPECT_EQ(decided(bytes("mlp") - 1), "attention*2, mlp*4") << "the shared memory of a level comes with its first";
+    EXPECT_EQ(decided(bytes("block*4, attention*2") - 1), "block*5, attention*1");
+    EXPECT_EQ(decided(1), "block") << "where nothing fits";
+    EXPECT_EQ(decided(0), "none") << "where nothing is known";
+
+    options.attention.full_layers = {.layers = {0, 3}};
+    EXPECT_EQ(decided(bytes("attention, block*2, attention, block*2")), "attention*1, block*2, attention*1, block*2")
+        << "block-sparse layers first";
+    testing::run_ranks(2, [&](HostComm& world) {
+        RunOptions with = options;
+        with.train.recompute = "mlp";
+        EXPECT_EQ(with_recompute_decided(with, world, 2).train.recompute, "mlp") << "a choice stays";
+        with.train.recompute = kRecomputeAuto;
+        EXPECT_EQ(with_recompute_decided(with, world, 2).train.recompute, "none");
+    });
+}
+
+TEST(RecomputeAuto, IsDecidedForCheckByThisMachine) {
+    RunOptions options = tiny();
+    options.train.recompute = kRecomputeAuto;
+    EXPECT_THAT(report(options, 2), HasSubstr("# train.recompute auto: none, for a step in "));
+    EXPECT_THAT(report(options, 2), HasSubstr("recompute: auto\n"));
+}
+
 /// The numbers of the first line that begins with these words, after them.
 std::string figures(std::string const& text, std::string const& begin) {
     auto const at = text.find(fmt::format("\n#   {} ", begin));

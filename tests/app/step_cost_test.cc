@@ -153,6 +153,10 @@ struct Case {
 TEST(StepCost, IsWhatRealRanksTakeAndSend) {
     std::vector<Case> const cases = {
         {1, {}},
+        {1, {"train.recompute=block*2, attention"}},
+        {1, {"train.recompute=none, mlp, elementwise", "model.qk_norm=true"}},
+        {2, {"train.recompute=attention", "parallel.context=2", "parallel.context_mode=ulysses"}},
+        {2, {"train.recompute=block, attention, mlp", "parallel.tensor=2"}},
         {2, {"parallel.tensor=2", "model.qkv_bias=true", "model.tie_word_embeddings=true"}},
         {2, {"parallel.context=2", "parallel.context_mode=ulysses", "model.qk_norm=true"}},
         {3, {"parallel.context=3", "parallel.context_mode=allgather", "parallel.zero=false"}},

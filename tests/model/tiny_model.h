@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "comm/host_comm.h"
 #include "model/llama.h"
+#include "ops/observed_ops.h"
 #include "support/random.h"
 
 namespace perigee::testing {
@@ -54,17 +56,28 @@ inline std::vector<Selection> selections(std::vector<AttentionKind> const& kinds
     return result;
 }
 
+/// Counts operations by their names.
+class CountedOps final : public ObservedOps {
+  public:
+    using ObservedOps::ObservedOps;
+    void run(Operation const& operation) override {
+        ++calls[name_of(operation)];
+        ObservedOps::run(operation);
+    }
+    std::map<std::string, int64_t> calls;
+};
+
 template <class Real>
 class TinyModel {
   public:
     TinyModel(ModelOptions const& options, MobaOptions const& moba, uint64_t seed,
-              Recompute recompute = Recompute::none)
+              std::vector<Recompute> const& recompute = {})
         : layout(llama_params(options), 1, 0),
           weights(random_normal<Real>(layout.size(), seed, 0.4)),
           grads(weights.size()),
           ops_(make_ops()),
           moba_(moba),
-          model_(options, layout, mesh_, *ops_, recompute) {
+          model_(options, layout, mesh_, counted_, recompute) {
         for (ParamLayout::Entry const& entry : layout.entries())
             if (entry.spec.init == Init::ones)
                 for (int64_t i = 0; i < entry.local.size(); ++i) weights[static_cast<size_t>(entry.offset + i)] += 1;
@@ -90,6 +103,7 @@ class TinyModel {
         arena.settle();
         return value;
     }
+    int64_t calls(char const* operation) const { return counted_.calls.at(operation); }
     std::vector<float> next_logits(Batch const& batch, std::vector<AttentionKind> const& kinds) {
         return model_.next_logits(flat_, batch, selections(kinds), arena);
     }
@@ -118,6 +132,7 @@ class TinyModel {
 
   private:
     std::unique_ptr<Ops> ops_;
+    CountedOps counted_{*ops_};
     MobaOptions moba_;
     FlatWeights flat_{layout, view(weights)};
     Llama model_;

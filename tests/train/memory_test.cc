@@ -24,7 +24,7 @@ TEST(OutOfMemoryReport, TellsWhereMemoryWentAndTheThreeCheapestRemedies) {
 TEST(OutOfMemoryReport, NamesNothingThatIsAlreadyDone) {
     RunOptions options;
     options.train.micro_batch_size = 1;
-    options.train.recompute = Recompute::block;
+    options.train.recompute = "block";
     options.data.sequence_length = 4096;
     std::string const text = out_of_memory_report("out of memory", {}, options);
     EXPECT_THAT(text, Not(HasSubstr("micro_batch_size")));

@@ -127,32 +127,4 @@ __device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&s)[8][4]
     a[3] = pack(s[2 * step + 1][2], s[2 * step + 1][3]);
 }
 
-/// Rounds the [16, D] result of a warp into its 16 rows of a tile.
-template <int D>
-__device__ __forceinline__ void store_result(bf16* tile, int row, float const (&o)[D / 8][4], float factor) {
-    int const lane = threadIdx.x % 32;
-    bf16* const at = tile + (row + lane / 4) * tile_stride<D>() + lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
-        *reinterpret_cast<uint32_t*>(at + n * 8) = pack(o[n][0] * factor, o[n][1] * factor);
-        *reinterpret_cast<uint32_t*>(at + n * 8 + 8 * tile_stride<D>()) = pack(o[n][2] * factor, o[n][3] * factor);
-    }
-}
-
-/// Copies rows [row, row + 16) of a tile to where `row_at(row)` says, 16 bytes at a time; nullptr skips a row. A warp's
-/// business.
-template <int D, class RowAt>
-__device__ __forceinline__ void write_rows(bf16 const* tile, int row, RowAt row_at) {
-    constexpr int kVectors = D / 8;
-    int const lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 16 * kVectors / 32; ++i) {
-        int const vector = i * 32 + lane, r = row + vector / kVectors, column = vector % kVectors * 8;
-        bf16* const to = row_at(r);
-        if (to != nullptr)
-            *reinterpret_cast<uint4*>(to + column) =
-                *reinterpret_cast<uint4 const*>(tile + r * tile_stride<D>() + column);
-    }
-}
-
 }  // namespace perigee::ampere

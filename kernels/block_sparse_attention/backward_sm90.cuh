@@ -47,7 +47,7 @@ static_assert(sizeof(WorkItem) == kWorkItemWords * sizeof(int32_t));
 struct BackwardArgs : AttentionArgs {
     int32_t earlier;  ///< blocks that begin before this token were in an earlier pass of the head
     int32_t later;    ///< blocks that begin at or after this token are left to a later one
-    int32_t pass_heads, kv_tiles, tile_group, tile_groups, row_slots, split_rows;
+    int32_t kv_tiles, tile_group, tile_groups, row_slots, split_rows;
     bool whole_kv_tiles;     ///< a whole block has whole KV tiles
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
     bool carry;              ///< sums go from pass to pass in `carried`

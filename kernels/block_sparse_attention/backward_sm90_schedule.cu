@@ -142,7 +142,6 @@ __global__ void __launch_bounds__(256) fill_work_items(BackwardArgs const f) {
 BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
     BlockSparsePlan const& plan = stage.plan;
     BackwardArgs f{attention_args(stage, pass, gradients)};
-    f.pass_heads = static_cast<int32_t>(pass.heads);
     f.kv_tiles = static_cast<int32_t>(plan.kv_tiles);
     f.tile_group = static_cast<int32_t>(plan.tile_group);
     f.tile_groups = static_cast<int32_t>(plan.kv_tiles / plan.tile_group);

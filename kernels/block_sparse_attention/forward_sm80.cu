@@ -57,7 +57,6 @@ struct SoftmaxState {
 template <int D>
 __device__ void merge(AttentionArgs const& a, Row const& row, int32_t local_relative, int half, float (&o)[D / 8][4],
                       float& lse) {
-    if (row.at < 0) return;
     float most = lse;
     for (int s = 0; s < a.slots; ++s)
         if (slot_used(a, local_relative, row.at, s)) most = fmaxf(most, a.partial_lse[row.slot + s]);
@@ -69,14 +68,7 @@ __device__ void merge(AttentionArgs const& a, Row const& row, int32_t local_rela
         if (!slot_used(a, local_relative, row.at, s)) continue;
         weight = exp2_approx((a.partial_lse[row.slot + s] - base) * kLog2e);
         sum += weight;
-        auto const* const part =
-            reinterpret_cast<uint32_t const*>(a.partial + (int64_t{row.slot} + s) * D) + threadIdx.x % 4;
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
-            uint32_t const x = part[n * 4];
-            o[n][2 * half] += weight * low(x);
-            o[n][2 * half + 1] += weight * high(x);
-        }
+        add_row<D>(o, half, a.partial + (int64_t{row.slot} + s) * D, weight);
     }
     float const inverse = inverse_of_sum(sum);
 #pragma unroll
@@ -100,19 +92,15 @@ __device__ __forceinline__ void mask_scores(float (&s)[kStrips][8][4], Row const
 }
 
 template <int D, bool kLocal>
-__global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(AttentionArgs const a) {
+__global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs const a) {
     Work work;
     if (!find_work<kLocal, kRows>(a, work)) return;
     auto& shared = *reinterpret_cast<ForwardShared<D>*>(dynamic_shared());
     int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16 * kStrips;
     if (thread < kRows) shared.rows[thread] = row_of<kLocal>(a, work, thread);
     __syncthreads();
-    load_rows<D, kRows, kAttentionThreads>(shared.q, [&](int row, bool& there) {
-        int32_t const at = shared.rows[row].at;
-        there = at >= 0;
-        return a.q + int64_t{there ? at : 0} * D;
-    });
-    load_keys<D>(a, work, work.block.begin, shared.k[0], shared.v[0]);
+    gather_rows<D, kRows>(shared.q, a.q, [&](int i) { return shared.rows[i].at; });
+    load_keys<D>(a, work.g, work.block.begin, work.key_end, shared.k[0], shared.v[0]);
 
     // Keys up to here are seen by all rows.
     int32_t const seen_by_all = kLocal ? work.block.begin + work.begin / a.group : work.block.end - 1;
@@ -123,7 +111,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
         wait_for_copy_groups<0>();
         __syncthreads();
         if (key + kTileKeys < work.key_end)
-            load_keys<D>(a, work, key + kTileKeys, shared.k[stage ^ 1], shared.v[stage ^ 1]);
+            load_keys<D>(a, work.g, key + kTileKeys, work.key_end, shared.k[stage ^ 1], shared.v[stage ^ 1]);
         float s[kStrips][8][4] = {};
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
@@ -144,43 +132,29 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(Attention
         }
     }
 
-    int32_t local_relative = 0;
-    if constexpr (kLocal) local_relative = static_cast<int32_t>(blockIdx.x) / a.tiles_per_block - work.block.first;
-    __syncwarp();  // the warp is done with its rows of q: results overwrite them
 #pragma unroll
-    for (int m = 0; m < kStrips; ++m) {
+    for (int m = 0; m < kStrips; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             Row const row = shared.rows[warp_row + m * 16 + lane / 4 + half * 8];
             float const sum = quad_sum(state.sum[m][half]), inverse = inverse_of_sum(sum);
             float lse = state.top[m][half] * a.scale + logf(sum);
+            if (row.at < 0) continue;
 #pragma unroll
             for (int n = 0; n < D / 8; ++n) state.o[m][n][2 * half] *= inverse, state.o[m][n][2 * half + 1] *= inverse;
             if constexpr (kLocal)
-                if (a.slots > 0) merge<D>(a, row, local_relative, half, state.o[m], lse);
-            if (row.at >= 0 && lane % 4 == 0) {
-                if constexpr (kLocal)
-                    a.lse_out[row.at] = lse;
-                else
-                    a.partial_lse[row.slot] = lse;
-            }
+                if (a.slots > 0) merge<D>(a, row, work.index - work.block.first, half, state.o[m], lse);
+            write_row<D>(kLocal ? a.o_out + int64_t{row.at} * D : a.partial + int64_t{row.slot} * D, state.o[m], half,
+                         1);
+            if (lane % 4 == 0) (kLocal ? a.lse_out[row.at] : a.partial_lse[row.slot]) = lse;
         }
-        store_result<D>(shared.q, warp_row + m * 16, state.o[m], 1.0f);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int m = 0; m < kStrips; ++m)
-        write_rows<D>(shared.q, warp_row + m * 16, [&](int r) -> bf16* {
-            Row const row = shared.rows[r];
-            if (row.at < 0) return nullptr;
-            return kLocal ? a.o_out + int64_t{row.at} * D : a.partial + int64_t{row.slot} * D;
-        });
 }
 
 template <bool kLocal>
-void launch_forward(Stage const& stage, AttentionArgs const& args, char const* name, int64_t tiles, int64_t heads) {
+void launch_forward(Stage const& stage, AttentionArgs const& args, int64_t tiles) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        launch({name, tiles, heads, kAttentionThreads, sizeof(ForwardShared<D>), stage.problem.stream},
+        launch({kLocal ? "attend_local" : "attend_selected", tiles * args.pass_heads, 1, kThreads,
+                sizeof(ForwardShared<D>), stage.problem.stream},
                forward_kernel<D, kLocal>, args);
     });
 }
@@ -189,8 +163,7 @@ void launch_forward(Stage const& stage, AttentionArgs const& args, char const* n
 
 void attend_selected(Stage const& stage, Pass const& pass) {
     if (stage.plan.arch == KernelArch::sm90) return attend_selected_sm90(stage, pass);
-    launch_forward<false>(stage, attention_args(stage, pass), "attend_selected", max_routed_tiles(stage.plan, pass),
-                          pass.heads);
+    launch_forward<false>(stage, attention_args(stage, pass), max_routed_tiles(stage.plan, pass));
 }
 
 void attend_local(Stage const& stage, Pass const& pass, bf16* o, float* lse) {
@@ -199,7 +172,7 @@ void attend_local(Stage const& stage, Pass const& pass, bf16* o, float* lse) {
     args.o_out = o;
     args.lse_out = lse;
     args.tiles_per_block = tiles_per_block(stage.plan, stage.plan.shape.group(), kRows);
-    launch_forward<true>(stage, args, "attend_local", stage.plan.blocks * args.tiles_per_block, pass.heads);
+    launch_forward<true>(stage, args, stage.plan.blocks * args.tiles_per_block);
 }
 
 }  // namespace perigee::block_sparse

@@ -44,7 +44,7 @@ void launch_tiling(Stage const& stage, Pass const& pass, AttentionArgs const& at
     auto const map = [&](bf16 const* x) {
         return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, T::kKeys);
     };
-    ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v), static_cast<int32_t>(pass.heads),
+    ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v),
                            !T::kLocal && shape.block_size <= T::kKeys * T::kKeyStages};
     int64_t const blocks = std::min(multiprocessors(), tiles);
     launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, threads<T>(), sizeof(ForwardShared<T>),

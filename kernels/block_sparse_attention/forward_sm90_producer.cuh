@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "kernels/block_sparse_attention/forward_sm90_partials.cuh"
-#include "kernels/block_sparse_attention/forward_sm90_scheduler.cuh"
 #include "kernels/hopper/bulk_copy.cuh"
 
 namespace perigee::block_sparse {
@@ -39,7 +38,6 @@ struct ForwardTiling {
 
 struct ForwardArgs : AttentionArgs {
     CUtensorMap k_map, v_map;
-    int32_t pass_heads;
     bool keys_stay;  ///< all keys of a block fit into the ring: tiles of one block follow each other and share them
 };
 
@@ -94,7 +92,7 @@ class RowGatherer {
     __device__ RowGatherer(ForwardArgs const& args, ForwardShared<T>& shared, int warpgroup)
         : a_(args),
           shared_(shared),
-          walk_(a_, args.pass_heads, args.keys_stay),
+          walk_(a_, args.keys_stay),
           q_(a_.q + threadIdx.x % kLanes * 8),
           to_(shared_address(shared.q[warpgroup * T::kRowStages]) +
               hopper::swizzled_offset<kConsumerRows>(threadIdx.x % 32 / kLanes, threadIdx.x % kLanes)),
@@ -147,7 +145,7 @@ class RowGatherer {
 
     /// On to the next tile, whose entries are on their way then.
     __device__ bool look() {
-        if (!walk_.next(1)) return false;
+        if (!walk_.next()) return false;
         if constexpr (T::kShort) first_ = first_ + kConsumerRows == T::kRows ? 0 : first_ + kConsumerRows;
 #pragma unroll
         for (int i = 0; i < kConsumerRows / 32; ++i)
@@ -218,9 +216,9 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
             hopper::copy_box(to + panel * hopper::panel_bytes<T::kKeys>(), map, full, panel * hopper::kPanelColumns,
                              static_cast<int32_t>(head), key);
     };
-    typename T::Scheduler walk(args, args.pass_heads, args.keys_stay);
+    typename T::Scheduler walk(args, args.keys_stay);
     uint32_t parity = 0;
-    bool more = walk.next(1);
+    bool more = walk.next();
     while (more) {
         int64_t const head = walk.work().g;
         int32_t key = walk.work().block.begin;
@@ -241,10 +239,10 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
                 hopper::clear_rows<T::kKeys, T::D>(shared.v[at.stage], block_end - key);
                 if (threadIdx.x % 32 == 0) shared.v_full[at.stage].arrive();
             }
-            if (!looked) more = walk.next(1);
+            if (!looked) more = walk.next();
             looked = true;
         }
-        if (!looked) more = walk.next(1);
+        if (!looked) more = walk.next();
     }
 }
 

@@ -32,6 +32,7 @@ AttentionArgs attention_args(Stage const& stage, Pass const& pass, BlockSparseGr
     args.query_begin = narrow(p.query_begin);
     args.queries = narrow(shape.queries);
     args.head = narrow(pass.head);
+    args.pass_heads = narrow(pass.heads);
     args.chunk = narrow(pass.chunk);
     args.end_chunk = narrow(pass.chunk + pass.chunks);
     args.pass_begin = narrow(pass_begin(stage.plan, pass));

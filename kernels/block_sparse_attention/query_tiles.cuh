@@ -1,4 +1,4 @@
-// Query tiles: which rows of q meet which keys, routed rows of a block or its local rows.
+// Query tiles: which rows of q meet which keys, routed rows of a block or its local rows, and in which order.
 #pragma once
 
 #include <climits>
@@ -10,8 +10,6 @@
 namespace perigee::block_sparse {
 
 using namespace kernels;
-
-inline constexpr int kAttentionThreads = 128;  ///< four warps
 
 /// What attention kernels are given. A row is (query, head) of [queries, H].
 struct AttentionArgs : Scratch, BlockSparseGradients {
@@ -25,11 +23,11 @@ struct AttentionArgs : Scratch, BlockSparseGradients {
     float scale;
     int32_t heads, kv_heads, group, slots, capacity, chunks;
     int32_t query_begin, queries;
-    int32_t head, chunk, end_chunk;  ///< of the pass
-    int32_t pass_begin, pass_end;    ///< its queries
-    int32_t pass_rows;               ///< rows of one key/value head that `partial` has room for
-    int32_t tiles_per_block;         ///< tiles of rows, or of keys, that a whole block has
-    bool adds_to_dq;                 ///< dq is zero before, and has no partial results
+    int32_t head, pass_heads, chunk, end_chunk;  ///< of the pass
+    int32_t pass_begin, pass_end;                ///< its queries
+    int32_t pass_rows;                           ///< rows of one key/value head that `partial` has room for
+    int32_t tiles_per_block;                     ///< tiles of rows, or of keys, that a whole block has
+    bool adds_to_dq;                             ///< dq is zero before, and has no partial results
 };
 AttentionArgs attention_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients = {});
 /// No fewer tiles of routed rows than a key/value head has in a pass.
@@ -74,25 +72,6 @@ __device__ Work routed_work(AttentionArgs const& a, int32_t head, int32_t block,
     return work;
 }
 
-/// The blockIdx.x-th tile of kRows routed rows of the pass; false beyond the last.
-template <int kRows>
-__device__ bool find_routed(AttentionArgs const& a, Work& work) {
-    int32_t const* const tiles = a.tiles + int64_t{blockIdx.y} * (a.capacity + 1);
-    auto const tile = static_cast<int32_t>(blockIdx.x);
-    if (tile >= tiles[a.capacity]) return false;
-    int32_t low = 0, high = a.capacity;  // the last block whose tiles begin at or before this one
-    while (high - low > 1) {
-        int32_t const middle = (low + high) / 2;
-        if (tiles[middle] <= tile)
-            low = middle;
-        else
-            high = middle;
-    }
-    int32_t indices_end;
-    work = routed_work<kRows>(a, static_cast<int32_t>(blockIdx.y), low, tile, indices_end);
-    return true;
-}
-
 inline constexpr uint32_t kNoEntry = ~0u;
 
 /// The i-th row's routing entry, or kNoEntry.
@@ -108,9 +87,6 @@ __device__ __forceinline__ Row row_of_entry(AttentionArgs const& a, Work const& 
         row.limit = work.block.end - 1;
     }
     return row;
-}
-__device__ __forceinline__ Row routed_row(AttentionArgs const& a, Work const& work, int i) {
-    return row_of_entry(a, work, routed_entry(a, work, i));
 }
 
 /// The x-th tile of kRows rows of a block's local tokens; false where it has no row in the pass. Late tiles, which see
@@ -148,25 +124,114 @@ __device__ __forceinline__ Row local_row(AttentionArgs const& a, Work const& wor
     return row;
 }
 
-template <bool kLocal, int kRows>
-__device__ __forceinline__ bool find_work(AttentionArgs const& a, Work& work) {
-    if constexpr (kLocal)
-        return local_work<kRows>(a, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x), work);
-    else
-        return find_routed<kRows>(a, work);
-}
-template <bool kLocal>
-__device__ __forceinline__ Row row_of(AttentionArgs const& a, Work const& work, int i) {
-    if constexpr (kLocal)
-        return local_row(a, work, i);
-    else
-        return routed_row(a, work, i);
-}
-
 /// Whether slot `s` of a row of `work`'s local block is in use; the rule of the routing.
 __device__ __forceinline__ bool slot_used(AttentionArgs const& a, int32_t local_relative, int32_t row, int s) {
     int32_t const selection = a.chosen[int64_t{row} * a.slots + s];
     return selection >= 0 && selection < local_relative;
 }
+
+// The order in which a grid works through tiles of rows. Every walker of a thread block sees the same tiles; a whole
+// warp walks. A grid with a thread block for each tile takes one step.
+
+/// Tiles of routed rows, head after head, so that all thread blocks share one head's q in the cache. Thread block c
+/// takes every gridDim.x-th tile, so that few blocks of keys are in use at a time; or, where `contiguous`, the c-th of
+/// gridDim.x ranges of each head, so that a thread block keeps the keys of a block for many tiles.
+template <int kRows>
+class RoutedScheduler {
+  public:
+    __device__ RoutedScheduler(AttentionArgs const& a, bool contiguous) : a_(a), contiguous_(contiguous) {}
+
+    /// On to the next tile; the first call to the first. False beyond the last.
+    __device__ bool next() {
+        int32_t const before = tile_;
+        tile_ += contiguous_ ? 1 : static_cast<int32_t>(gridDim.x);
+        if (head_ >= 0 && tile_ < end_ && tile_ < block_end_) {  // the same block
+            work_.begin += (tile_ - before) * kRows;
+            work_.end = min(indices_end_, work_.begin + kRows);
+            return true;
+        }
+        if (head_ < 0) tile_ += contiguous_ ? -1 : static_cast<int32_t>(blockIdx.x - gridDim.x);
+        int width = 1;
+        while (tile_ >= end_) {
+            if (++head_ == a_.pass_heads) return false;
+            tile_ -= end_;
+            int64_t const tiles = tiles_of_head()[a_.capacity];
+            begin_ = contiguous_ ? static_cast<int32_t>(tiles * blockIdx.x / gridDim.x) : 0;
+            end_ = static_cast<int32_t>(contiguous_ ? tiles * (blockIdx.x + 1) / gridDim.x : tiles);
+            tile_ += begin_;
+            block_ = 0;
+            width = 1024;
+        }
+        for (; width > 0; width /= 32) seek(width);
+        block_begin_ = tiles_of_head()[block_];
+        work_ = routed_work<kRows>(a_, head_, block_, tile_, indices_end_);
+        return true;
+    }
+    __device__ Work const& work() const { return work_; }
+    /// Whether this thread block's tile before, or after, has the same keys.
+    __device__ bool continues() const { return contiguous_ && tile_ > begin_ && tile_ > block_begin_; }
+    __device__ bool goes_on() const { return contiguous_ && tile_ + 1 < end_ && tile_ + 1 < block_end_; }
+
+  private:
+    __device__ int32_t const* tiles_of_head() const { return a_.tiles + int64_t{head_} * (a_.capacity + 1); }
+    /// On to the last block, `width` blocks at a time, whose tiles begin at or before this one.
+    __device__ void seek(int width) {
+        int32_t const* const tiles = tiles_of_head();
+        for (unsigned passed = kAllLanes; passed == kAllLanes;) {
+            int32_t const at = block_ + (static_cast<int32_t>(threadIdx.x % 32) + 1) * width;
+            int32_t const first = at <= a_.capacity ? tiles[at] : INT_MAX;
+            passed = __ballot_sync(kAllLanes, first <= tile_);
+            int const count = __popc(passed);
+            block_ += count * width;
+            if (count < 32) block_end_ = __shfl_sync(kAllLanes, first, count);
+        }
+    }
+
+    AttentionArgs const& a_;
+    bool contiguous_;
+    int32_t head_ = -1, tile_ = 0, begin_ = 0, end_ = 0;   // tiles of the head
+    int32_t block_ = 0, block_begin_ = 0, block_end_ = 0;  // and its tiles
+    int32_t indices_end_ = 0;
+    Work work_;
+};
+
+/// Tiles of the blocks' local rows: in each round of gridDim.x tiles that might be, one; 32 rounds are looked at
+/// together. Every other round goes backwards, so that no thread block has the late, long tiles of all its blocks.
+template <int kRows>
+class LocalScheduler {
+  public:
+    __device__ LocalScheduler(AttentionArgs const& a, bool)
+        : a_(a), per_head_(a.capacity * a.tiles_per_block), end_(int64_t{a.pass_heads} * per_head_) {}
+
+    __device__ bool next() {
+        while (there_ == 0) {
+            round_ += 32;
+            if (int64_t{round_} * gridDim.x >= end_) return false;
+            Work work;
+            int64_t const x = number(round_ + static_cast<int32_t>(threadIdx.x % 32));
+            there_ = __ballot_sync(kAllLanes, x < end_ && find(x, work));
+        }
+        find(number(round_ + __ffs(static_cast<int>(there_)) - 1), work_);
+        there_ &= there_ - 1;
+        return true;
+    }
+    __device__ Work const& work() const { return work_; }
+    __device__ bool continues() const { return false; }
+    __device__ bool goes_on() const { return false; }
+
+  private:
+    __device__ int64_t number(int32_t round) const {
+        return int64_t{round} * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    }
+    __device__ bool find(int64_t x, Work& work) const {
+        return local_work<kRows>(a_, static_cast<int32_t>(x / per_head_), static_cast<int32_t>(x % per_head_), work);
+    }
+
+    AttentionArgs const& a_;
+    int64_t per_head_, end_;
+    int32_t round_ = -32;
+    unsigned there_ = 0;
+    Work work_;
+};
 
 }  // namespace perigee::block_sparse

@@ -97,6 +97,25 @@ void pool_centroids(Stage const& stage) {
     });
 }
 
+SelectArgs select_args(Stage const& stage, int32_t* chosen) {
+    BlockSparseShape const& shape = stage.plan.shape;
+    MobaOptions const& options = stage.plan.options;
+    auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
+    return {.q = stage.problem.q,
+            .centroids = stage.scratch.centroids,
+            .chosen = chosen,
+            .blocks = stage.scratch.table.blocks,
+            .block_of = stage.scratch.table.block_of,
+            .queries = narrow(shape.queries),
+            .query_begin = narrow(stage.problem.query_begin),
+            .heads = narrow(shape.heads),
+            .kv_heads = narrow(shape.kv_heads),
+            .group = narrow(shape.group()),
+            .slots = narrow(shape.slots()),
+            .summed = narrow(options.selection == MobaSelection::per_group ? shape.group() : 1),
+            .force_previous = options.force_previous};
+}
+
 void select_blocks(Stage const& stage, int32_t* chosen) {
     if (stage.plan.arch == KernelArch::sm90)
         select_blocks_sm90(stage, chosen);

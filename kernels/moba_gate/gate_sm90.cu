@@ -20,15 +20,10 @@ using hopper::RingPosition;
 constexpr int kStepBlocks = 64;
 constexpr int kStages = 4;
 
-struct GateArgs {
-    CUtensorMap q, centroids;
-    int32_t* chosen;
-    Block const* blocks;
-    int32_t const* block_of;
-    int32_t queries, query_begin, heads, kv_heads, group, slots;
+struct GateArgs : SelectArgs {
+    CUtensorMap q_map, centroids_map;
     int32_t tile_queries;  ///< of a tile: as many whole groups of heads as fit
     int32_t tiles;         ///< of a key/value head
-    bool force_previous;
 };
 
 /// Candidates of a query: blocks [low, high).
@@ -118,7 +113,7 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
         } else {
             shared.q_full.arrive_and_expect(a.tile_queries * a.group * D * 2);
             for (int panel = 0; panel < D / 64; ++panel)
-                hopper::copy_box(shared.q + panel * hopper::panel_bytes<Shared::kRows>(), a.q, shared.q_full,
+                hopper::copy_box(shared.q + panel * hopper::panel_bytes<Shared::kRows>(), a.q_map, shared.q_full,
                                  panel * 64, tile.g * a.group, tile.query, hopper::Keep::evict_first);
         }
         look_up(item + static_cast<int32_t>(gridDim.x));
@@ -127,7 +122,7 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
             shared.free[ring.stage].wait(ring.free_parity());
             shared.full[ring.stage].arrive_and_expect(hopper::tile_bytes<kStepBlocks, D>());
             for (int panel = 0; panel < D / 64; ++panel)
-                hopper::copy_box(shared.means[ring.stage] + panel * hopper::panel_bytes<kStepBlocks>(), a.centroids,
+                hopper::copy_box(shared.means[ring.stage] + panel * hopper::panel_bytes<kStepBlocks>(), a.centroids_map,
                                  shared.full[ring.stage], panel * 64, tile.g, end - (step + 1) * kStepBlocks,
                                  hopper::Keep::evict_last);
         }
@@ -276,26 +271,15 @@ __global__ void __launch_bounds__(128 * (kWarpgroups + 1), 1) gate_kernel(__grid
 template <int D, int kSlots, int kWarpgroups>
 void launch_gate(Stage const& stage, int32_t* chosen) {
     BlockSparseShape const& s = stage.plan.shape;
-    auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
-    int64_t const tile_queries = 64 * kWarpgroups / s.group(), tiles = ceil_div(s.queries, tile_queries);
-    GateArgs const args{
-        .q = hopper::rows_map(stage.problem.q, s.queries, s.heads, D, narrow(tile_queries), narrow(s.group())),
-        .centroids = hopper::rows_map(stage.scratch.centroids, stage.plan.blocks, s.kv_heads, D, kStepBlocks),
-        .chosen = chosen,
-        .blocks = stage.scratch.table.blocks,
-        .block_of = stage.scratch.table.block_of,
-        .queries = narrow(s.queries),
-        .query_begin = narrow(stage.problem.query_begin),
-        .heads = narrow(s.heads),
-        .kv_heads = narrow(s.kv_heads),
-        .group = narrow(s.group()),
-        .slots = narrow(s.slots()),
-        .tile_queries = narrow(tile_queries),
-        .tiles = narrow(tiles),
-        .force_previous = stage.plan.options.force_previous};
+    SelectArgs const args = select_args(stage, chosen);
+    int32_t const tile_queries = 64 * kWarpgroups / args.group;
+    int32_t const tiles = (args.queries + tile_queries - 1) / tile_queries;
+    auto const centroids = hopper::rows_map(args.centroids, stage.plan.blocks, s.kv_heads, D, kStepBlocks);
     launch({"gate", std::min(tiles * s.kv_heads, multiprocessors()), 1, 128 * (kWarpgroups + 1),
             sizeof(GateShared<D, kSlots, kWarpgroups>), stage.problem.stream, 1, true},
-           gate_kernel<D, kSlots, kWarpgroups>, args);
+           gate_kernel<D, kSlots, kWarpgroups>,
+           GateArgs{args, hopper::rows_map(args.q, s.queries, s.heads, D, tile_queries, args.group), centroids,
+                    tile_queries, tiles});
 }
 
 }  // namespace

@@ -62,12 +62,10 @@ class Consumer {
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
                     bf16* const address = to[half] + column + 32 * part;
-                    if constexpr (kAddsToDq) {
-                        add_halves_where(address, to[half] != nullptr, word[half][part]);
-                        continue;
-                    }
-                    store_where(address, to[half] != nullptr && !add, word[half][part]);
-                    add_where(address, to[half] != nullptr && add, word[half][part]);
+                    bool const there = to[half] != nullptr;
+                    if (kAddsToDq && there) add_eight_halves(address, word[half][part]);
+                    if (!kAddsToDq && there && !add) store_eight(address, word[half][part]);
+                    if (!kAddsToDq && there && add) add_eight(address, word[half][part]);
                 }
         }
     };
@@ -127,14 +125,6 @@ class Consumer {
         for (int i = 0; i < kSteps; ++i) hopper::to_left(left[i], x, i);
     }
 
-    template <Inner kInnerA, Inner kInnerB, int kCount>
-    static __device__ __forceinline__ void product(float (&x)[kCount], uint64_t left, uint64_t right, int step) {
-        if (step == 0)
-            hopper::multiply_first<kInnerA, kInnerB>(x, left, right);
-        else
-            hopper::multiply<kInnerA, kInnerB>(x, left, right, true);
-    }
-
     /// The first of a thread's two keys, of a run; of its columns of scores, which are rows of the tile; of its rows of
     /// dq.
     static __device__ uint32_t key_of_thread() {
@@ -154,33 +144,23 @@ class Consumer {
     /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
         uint32_t const left = shared_address(keys), right = shared_address(rows);
-        hopper::products_begin();
-#pragma unroll
-        for (int step = 0; step < D / 16; ++step)
-            product<Inner::columns, Inner::columns>(x, hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step),
-                                                    hopper::columns_factor<T::kRows>(right, 0, step), step);
-        hopper::products_commit();
+        hopper::start_products<Inner::columns, Inner::columns, D / 16>(
+            x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
+            [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
     }
     /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q).
     __device__ void add_products(float (&sum)[D / 2], uint32_t const (&x)[kSteps][4], unsigned char const* rows) const {
         uint32_t const right = shared_address(rows);
-        hopper::pin(sum);
-        hopper::products_begin();
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-            hopper::multiply<Inner::rows>(sum, x[step], hopper::rows_factor<T::kRows>(right, 0, step), true);
-        hopper::products_commit();
+        hopper::add_products<Inner::rows>(
+            sum, x, [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); }, true);
     }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
         uint32_t const left = shared_address(shared_.ds[count_ % 2]), right = shared_address(shared_.k);
         int const row_panel = D == 128 ? 0 : warpgroup_, column_panel = D == 128 ? warpgroup_ : 0;
-        hopper::products_begin();
-#pragma unroll
-        for (int step = 0; step < kKvTile / 16; ++step)
-            product<Inner::rows, Inner::rows>(dq, hopper::rows_factor<kKvTile>(left, row_panel, step),
-                                              hopper::rows_factor<kKvTile>(right, column_panel, step), step);
-        hopper::products_commit();
+        hopper::start_products<Inner::rows, Inner::rows, kKvTile / 16>(
+            dq, [&](int step) { return hopper::rows_factor<kKvTile>(left, row_panel, step); },
+            [&](int step) { return hopper::rows_factor<kKvTile>(right, column_panel, step); });
     }
 
     __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {

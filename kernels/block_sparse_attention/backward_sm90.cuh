@@ -60,27 +60,21 @@ struct BackwardArgs : AttentionArgs {
 };
 BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients);
 
-/// Stores eight bf16, or adds them in the L2 cache, where `there`. What one thread stores and adds at one carried
-/// happens in the order in which it says so.
-__device__ __forceinline__ void store_where(bf16* to, bool there, uint32_t const (&x)[4]) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-                 "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(int{there})
+/// Stores eight bf16, or adds eight bf16 or fp16 in the L2 cache. What one thread stores and adds at one address happens
+/// in the order in which it says so.
+__device__ __forceinline__ void store_eight(bf16* to, uint32_t const (&x)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
-__device__ __forceinline__ void add_where(bf16* to, bool there, uint32_t const (&x)[4]) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-        "@p red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(int{there})
-        : "memory");
+__device__ __forceinline__ void add_eight(bf16* to, uint32_t const (&x)[4]) {
+    asm volatile("red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
-/// The same with fp16.
-__device__ __forceinline__ void add_halves_where(bf16* to, bool there, uint32_t const (&x)[4]) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
-        "@p red.relaxed.gpu.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-        "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(int{there})
-        : "memory");
+__device__ __forceinline__ void add_eight_halves(bf16* to, uint32_t const (&x)[4]) {
+    asm volatile("red.relaxed.gpu.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
 }
 __device__ __forceinline__ uint32_t pack_halves(float first, float second) {
     uint32_t x;

@@ -2,59 +2,11 @@
 #pragma once
 
 #include "kernels/block_sparse_attention/forward_sm90_producer.cuh"
-#include "kernels/hopper/product.cuh"
+#include "kernels/hopper/softmax.cuh"
 
 namespace perigee::block_sparse {
 
-using hopper::Inner;
-
-/// What earlier weights and sums of the lane's two rows are worth after another tile of keys.
-struct Rescale {
-    float factor[2];
-    bool less;  ///< of some row of the warp; else all is worth what it was, and the factors are not set
-};
-
-/// Online softmax of the lane's two rows, in base 2. A maximum that has grown by less than 2^kSlack of weight is kept,
-/// so a warp seldom rescales. Each row decides for itself, so that no result depends on other rows.
-template <int kKeys>
-struct Softmax {
-    static constexpr float kSlack = 8;
-    float top[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};  ///< of this lane's columns
-
-    /// Turns scores into weights relative to the maxima from here on.
-    __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, Rescale& rescale) {
-        float shift[2], added[2] = {0, 0}, most[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            most[half] = top[half];
-#pragma unroll
-            for (int n = 0; n < kKeys / 8; ++n)
-                most[half] = fmaxf(most[half], fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-        }
-        auto const grown = [&](int half) { return (most[half] - top[half]) * scale_log2 > kSlack; };
-        rescale.less = __any_sync(kAllLanes, grown(0) || grown(1));
-        if (rescale.less) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                most[half] = quad_max(most[half]);
-                if (!grown(half)) most[half] = top[half];
-                rescale.factor[half] = exp2_approx((top[half] - finite_base(most[half])) * scale_log2);
-                sum[half] *= rescale.factor[half];
-                top[half] = most[half];
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) shift[half] = finite_base(top[half]) * scale_log2;
-#pragma unroll
-        for (int i = 0; i < kKeys / 2; ++i) {
-            s[i] = exp2_approx(s[i] * scale_log2 - shift[i % 4 / 2]);
-            added[i % 4 / 2] += s[i];
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) sum[half] += added[half];
-    }
-};
+using hopper::Inner, hopper::Rescale, hopper::Softmax, hopper::write_row;
 
 /// Position of a warpgroup: a query tile, and which of its KV tiles, in a ring of kKeyStages.
 template <int kKeyStages>
@@ -157,23 +109,14 @@ class ForwardConsumer {
     }
     __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Cursor const& at) {
         uint32_t const k = await_keys(at);
-        hopper::pin(s);
-        hopper::products_begin();
-#pragma unroll
-        for (int step = 0; step < D / 16; ++step)
-            hopper::multiply<Inner::columns>(s, rows[step], hopper::columns_factor<kKeys>(k, 0, step), step > 0);
-        hopper::products_commit();
+        hopper::add_products<Inner::columns>(
+            s, rows, [&](int step) { return hopper::columns_factor<kKeys>(k, 0, step); }, false);
     }
     __device__ void start_scores(float (&s)[kKeys / 2], Cursor const& at) {
         uint32_t const k = await_keys(at), q = hopper::uniform(shared_address(shared_.q[stage_]));
-        hopper::products_begin();
-        hopper::multiply_first<Inner::columns, Inner::columns>(s, hopper::columns_factor<kConsumerRows>(q, 0, 0),
-                                                               hopper::columns_factor<kKeys>(k, 0, 0));
-#pragma unroll
-        for (int step = 1; step < D / 16; ++step)
-            hopper::multiply<Inner::columns, Inner::columns>(s, hopper::columns_factor<kConsumerRows>(q, 0, step),
-                                                             hopper::columns_factor<kKeys>(k, 0, step), true);
-        hopper::products_commit();
+        hopper::start_products<Inner::columns, Inner::columns, D / 16>(
+            s, [&](int step) { return hopper::columns_factor<kConsumerRows>(q, 0, step); },
+            [&](int step) { return hopper::columns_factor<kKeys>(k, 0, step); });
     }
     __device__ void finish_scores(float (&s)[kKeys / 2], Cursor const& at) {
         hopper::pin(s);
@@ -206,33 +149,18 @@ class ForwardConsumer {
     }
     __device__ void start_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Cursor const& at) {
         uint32_t const v = await_values(at);
-        hopper::pin(o);
-        hopper::products_begin();
-#pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step)
-            hopper::multiply<Inner::rows>(o, weights[step], hopper::rows_factor<kKeys>(v, 0, step),
-                                          step > 0 || at.key_tile > 0);
-        hopper::products_commit();
+        hopper::add_products<Inner::rows>(
+            o, weights, [&](int step) { return hopper::rows_factor<kKeys>(v, 0, step); }, at.key_tile > 0);
     }
     /// Of a tile's first keys; what is in o counts as nothing.
     __device__ void start_first_outputs(float (&o)[D / 2], uint32_t const (&weights)[kKeys / 16][4], Cursor const& at) {
         uint32_t const v = await_values(at);
-        hopper::products_begin();
-        hopper::multiply_first<Inner::rows>(o, weights[0], hopper::rows_factor<kKeys>(v, 0, 0));
-#pragma unroll
-        for (int step = 1; step < kKeys / 16; ++step)
-            hopper::multiply<Inner::rows>(o, weights[step], hopper::rows_factor<kKeys>(v, 0, step), true);
-        hopper::products_commit();
+        hopper::start_products<Inner::rows>(o, weights,
+                                            [&](int step) { return hopper::rows_factor<kKeys>(v, 0, step); });
     }
     __device__ void finish_outputs(float (&o)[D / 2], Cursor const& at) {
         hopper::pin(o);
         if (!at.keys_go_on) release(shared_.v_free[at.keys.stage]);
-    }
-    /// What was summed up to a tile of keys, for the next.
-    __device__ static void rescale(float (&o)[D / 2], Rescale const& rescale) {
-        if (!rescale.less) return;
-#pragma unroll
-        for (int i = 0; i < D / 2; ++i) o[i] *= rescale.factor[i % 4 / 2];
     }
 
     AttentionArgs const& a_;

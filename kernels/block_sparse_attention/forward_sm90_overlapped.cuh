@@ -98,7 +98,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         if (at.last())
             write(o, done, at, next, partials);
         else
-            Base::rescale(o, rescale);
+            rescale.apply(o);
     }
 
     /// The tile's results, normalised.

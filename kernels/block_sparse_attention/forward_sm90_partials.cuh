@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/block_sparse_attention/query_tiles.cuh"
-#include "kernels/hopper/product.cuh"
+#include "kernels/hopper/softmax.cuh"
 
 namespace perigee::block_sparse {
 
@@ -53,32 +53,7 @@ __device__ __forceinline__ void add_partial(float (&o)[D / 2], int half, uint4 c
     }
 }
 
-/// A row of bf16 results in the usual order: the quad trades its pairs of columns for runs of eight.
-template <int D>
-__device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 2], int half, float factor, bool there) {
-    int const lane = threadIdx.x % 4;
-#pragma unroll
-    for (int vector = 0; vector < D / 32; ++vector) {
-        uint32_t x[4], even[2], odd[2];  // of two columns of eight each: the lower and the upper pair of lanes' words
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int const at = (vector * 4 + i) * 4 + half * 2;
-            x[i] = pack(o[at] * factor, o[at + 1] * factor);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            uint32_t const other = __shfl_xor_sync(kAllLanes, lane % 2 ? x[2 * i] : x[2 * i + 1], 1);
-            even[i] = lane % 2 ? other : x[2 * i];
-            odd[i] = lane % 2 ? x[2 * i + 1] : other;
-        }
-        uint32_t const a = __shfl_xor_sync(kAllLanes, lane / 2 ? even[0] : even[1], 2);
-        uint32_t const b = __shfl_xor_sync(kAllLanes, lane / 2 ? odd[0] : odd[1], 2);
-        uint4 const eight = lane / 2 ? make_uint4(a, b, even[1], odd[1]) : make_uint4(even[0], odd[0], a, b);
-        if (there) *reinterpret_cast<uint4*>(row + vector * 32 + lane * 8) = eight;
-    }
-}
-
-/// A lane's two rows of an local tile: `at` in q, -1 for none; where their partial results begin; blocks of the
+/// A lane's two rows of a local tile: `at` in q, -1 for none; where their partial results begin; blocks of the
 /// document before theirs.
 struct LocalRows {
     int32_t at[2];

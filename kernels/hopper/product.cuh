@@ -234,6 +234,35 @@ __device__ __forceinline__ void multiply(float (&d)[kCount], uint32_t const (&a)
     RegisterProduct<2 * kCount, kInnerB>::issue(d, a, b, accumulate);
 }
 
+/// Starts d = the sum over kSteps steps of left(step) right(step), both descriptors, as one group.
+template <Inner kInnerA, Inner kInnerB, int kSteps, int kCount, class Left, class Right>
+__device__ __forceinline__ void start_products(float (&d)[kCount], Left left, Right right) {
+    products_begin();
+    multiply_first<kInnerA, kInnerB>(d, left(0), right(0));
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) multiply<kInnerA, kInnerB>(d, left(step), right(step), true);
+    products_commit();
+}
+/// The same with left factors in registers.
+template <Inner kInnerB, int kCount, int kSteps, class Right>
+__device__ __forceinline__ void start_products(float (&d)[kCount], uint32_t const (&left)[kSteps][4], Right right) {
+    products_begin();
+    multiply_first<kInnerB>(d, left[0], right(0));
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) multiply<kInnerB>(d, left[step], right(step), true);
+    products_commit();
+}
+/// Starts d += them where `accumulate`, else d = them. What uses d is done before.
+template <Inner kInnerB, int kCount, int kSteps, class Right>
+__device__ __forceinline__ void add_products(float (&d)[kCount], uint32_t const (&left)[kSteps][4], Right right,
+                                             bool accumulate) {
+    pin(d);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) multiply<kInnerB>(d, left[step], right(step), step > 0 || accumulate);
+    products_commit();
+}
+
 /// Columns [16 step, 16 step + 16) of a result, rounded, as left factor of the next product.
 template <int kCount>
 __device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&d)[kCount], int step) {

@@ -1,0 +1,82 @@
+// Online softmax of scores in the registers of a warpgroup's product (FlashAttention, arXiv 2307.08691), and results
+// from there to memory. `half` is the lane's row lane / 4 or the one 8 below; a quad of lanes shares a row.
+#pragma once
+
+#include "kernels/hopper/product.cuh"
+
+namespace perigee::hopper {
+
+using namespace kernels;
+
+/// What earlier weights and sums of the lane's two rows are worth after another tile of keys.
+struct Rescale {
+    float factor[2];
+    bool less;  ///< of some row of the warp; else all is worth what it was, and the factors are not set
+
+    template <int kCount>
+    __device__ void apply(float (&o)[kCount]) const {
+        if (!less) return;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) o[i] *= factor[i % 4 / 2];
+    }
+};
+
+/// Online softmax of the lane's two rows, in base 2. A maximum that has grown by less than 2^kSlack of weight is kept,
+/// so a warp seldom rescales. Each row decides for itself, so that no result depends on other rows.
+template <int kKeys>
+struct Softmax {
+    static constexpr float kSlack = 8;
+    float top[2] = {-INFINITY, -INFINITY};
+    float sum[2] = {0, 0};  ///< of this lane's columns
+
+    /// Turns scores into weights relative to the maxima from here on.
+    __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, Rescale& rescale) {
+        float shift[2], added[2] = {0, 0}, most[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            most[half] = top[half];
+#pragma unroll
+            for (int n = 0; n < kKeys / 8; ++n)
+                most[half] = fmaxf(most[half], fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+        }
+        auto const grown = [&](int half) { return (most[half] - top[half]) * scale_log2 > kSlack; };
+        rescale.less = __any_sync(kAllLanes, grown(0) || grown(1));
+        if (rescale.less) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                most[half] = quad_max(most[half]);
+                if (!grown(half)) most[half] = top[half];
+                rescale.factor[half] = exp2_approx((top[half] - finite_base(most[half])) * scale_log2);
+                sum[half] *= rescale.factor[half];
+                top[half] = most[half];
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) shift[half] = finite_base(top[half]) * scale_log2;
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i) {
+            s[i] = exp2_approx(s[i] * scale_log2 - shift[i % 4 / 2]);
+            added[i % 4 / 2] += s[i];
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) sum[half] += added[half];
+    }
+};
+
+/// A row of bf16 results in the usual order: the quad trades its pairs of columns for runs of eight.
+template <int D>
+__device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 2], int half, float factor, bool there) {
+#pragma unroll
+    for (int vector = 0; vector < D / 32; ++vector) {
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int const at = (vector * 4 + i) * 4 + half * 2;
+            x[i] = pack(o[at] * factor, o[at + 1] * factor);
+        }
+        transpose_quad(x);
+        if (there) reinterpret_cast<uint4*>(row + vector * 32)[threadIdx.x % 4] = {x[0], x[1], x[2], x[3]};
+    }
+}
+
+}  // namespace perigee::hopper

@@ -127,4 +127,48 @@ __device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&s)[8][4]
     a[3] = pack(s[2 * step + 1][2], s[2 * step + 1][3]);
 }
 
+/// [16, 64] scores of one warp: a [16, D] strip of `left` against the 64 rows of `right`.
+template <int D>
+__device__ __forceinline__ void score(float (&s)[8][4], bf16 const* left, int row, bf16 const* right) {
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) {
+        uint32_t a[4];
+        load_left<D>(a, left, row, step);
+        multiply_rows<D>(s, a, right, step);
+    }
+}
+
+/// o [16, D] += s [16, 64], rounded, times the 64 rows of `right`.
+template <int D>
+__device__ __forceinline__ void weigh(float (&o)[1][D / 8][4], float const (&s)[8][4], bf16 const* right) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        uint32_t a[1][4];
+        to_left(a[0], s, step);
+        accumulate<D, 1>(o, a, right, step);
+    }
+}
+
+/// The lane's part of one of its two rows of o [16, D] += weight times a row of bf16.
+template <int D>
+__device__ __forceinline__ void add_row(float (&o)[D / 8][4], int half, bf16 const* row, float weight) {
+    auto const* const from = reinterpret_cast<uint32_t const*>(row) + threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+        o[n][2 * half] += weight * low(from[n * 4]);
+        o[n][2 * half + 1] += weight * high(from[n * 4]);
+    }
+}
+/// Writes it, times `factor`; `add`: to what is there.
+template <int D>
+__device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 8][4], int half, float factor,
+                                          bool add = false) {
+    auto* const to = reinterpret_cast<uint32_t*>(row) + threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+        uint32_t const before = add ? to[n * 4] : 0x80008000;  // minus zero, which changes nothing
+        to[n * 4] = pack(low(before) + o[n][2 * half] * factor, high(before) + o[n][2 * half + 1] * factor);
+    }
+}
+
 }  // namespace perigee::ampere

@@ -1,5 +1,6 @@
 // One thread per query and head; rules with k - 1 slots write them one by one.
 #include "kernels/block_selection/select_by_position.h"
+#include "kernels/common/documents.cuh"
 #include "kernels/common/launch.h"
 
 namespace perigee::kernels {
@@ -8,24 +9,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Token of the pack where the document of `token` begins.
-__device__ int64_t document_begin(SelectByPosition const& a, int64_t token) {
-    int64_t low = 0, high = a.documents;  // the last border that is at most `token` is in [low, high]
-    while (low < high) {
-        int64_t const middle = (low + high + 1) / 2;
-        if (a.cu_seqlens[middle] <= token)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return a.cu_seqlens[low];
-}
-
 template <SelectsByPosition Rule>
 __global__ void __launch_bounds__(kThreads) fill_kernel(SelectByPosition const a, Rule const rule) {
     int64_t const i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     if (i >= a.rows * a.heads) return;
-    int64_t const token = a.query_begin + i / a.heads, position = token - document_begin(a, token);
+    int64_t const token = a.query_begin + i / a.heads,
+                  position =
+                      token -
+                      a.cu_seqlens[find_document(a.cu_seqlens, static_cast<int>(a.documents), static_cast<int>(token))];
     QueryPlace const query{
         .head = a.first_head + i % a.heads, .position = position, .block = position / rule.block_size};
     fill_slots(rule, query, a.chosen + i * (rule.top_k - 1));

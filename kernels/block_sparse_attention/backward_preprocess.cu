@@ -21,18 +21,6 @@ __device__ __forceinline__ uint32_t larger(uint32_t max_abs, uint4 const& eight)
     return __vmaxu2(max_abs, __vmaxu2(first, second));
 }
 
-/// Makes *to the larger of itself and what the block's threads found. All of them call, once in a kernel.
-__device__ __forceinline__ void note_max_abs(uint32_t* to, uint32_t found) {
-    __shared__ uint32_t of_warps[32];
-    found = __reduce_max_sync(kAllLanes, max(found & 0xffff, found >> 16));
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = found;
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    found = threadIdx.x < blockDim.x / 32 ? of_warps[threadIdx.x] : 0;
-    found = __reduce_max_sync(kAllLanes, found);
-    if (threadIdx.x == 0 && found > *to) atomicMax(to, found);  // few do: a block that reads an old number asks in vain
-}
-
 /// Lanes that share a row, each with 16 bytes of it at a time: as many as read all of it at once, if that is a power of
 /// two.
 template <int D>
@@ -104,7 +92,10 @@ __global__ void __launch_bounds__(kProductThreads) max_abs_kernel(KeyTensors con
 #pragma unroll
         for (int j = 0; j < 4; ++j) max_abs = larger(max_abs, part[j]);
     }
-    note_max_abs(t.max_abs + blockIdx.y, max_abs);
+    // Bits of bf16 are whole numbers that fp32 holds.
+    auto const most = static_cast<uint32_t>(block_max(static_cast<float>(max(max_abs & 0xffff, max_abs >> 16))));
+    uint32_t* const to = t.max_abs + blockIdx.y;
+    if (threadIdx.x == 0 && most > *to) atomicMax(to, most);  // few do: who reads an old number asks in vain
 }
 
 }  // namespace

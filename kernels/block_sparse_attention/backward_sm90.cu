@@ -62,7 +62,7 @@ class Consumer {
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {
                     bf16* const address = to[half] + column + 32 * part;
-                    bool const there = to[half] != nullptr;
+                    bool const there = to[half] != nullptr;  // a predicate of each: branches cost more
                     if (kAddsToDq && there) add_eight_halves(address, word[half][part]);
                     if (!kAddsToDq && there && !add) store_eight(address, word[half][part]);
                     if (!kAddsToDq && there && add) add_eight(address, word[half][part]);

@@ -1,12 +1,7 @@
-// What the kernels of the sm90 backward share.
-// A work item is a KV tile (kKvTile keys of a block) and a split of the query rows that see it: the block's routed
-// rows, then its local rows. Items of the same split are neighbours, so that one brings the rows into the L2 cache.
-// Deterministic: KV tiles of a tile group run in order in one thread block. The first stores a row's dQ partial in
-// bf16, the others add to it in the L2 cache. The first tile group of the local block uses dq itself. query_sums_kernel
-// adds the partials in order. Columns of partials are permuted: of 32, pair (2 c, 2 c + 1) is at pair c / 4 + c % 4
-// * 4. Non-deterministic (adds_to_dq): all KV tiles add fp16 to dq, each row scaled by a power of two against overflow.
-// query_layout_kernel rescales it to bf16.
-// A KV tile with one split writes dk and dv; else key_sums_kernel adds the sums of its splits.
+// What the kernels of the sm90 backward share. A work item is a KV tile and a split of the query rows that see it: the
+// block's routed rows, then its local rows. Items of the same split are neighbours, so that one brings the rows into
+// the L2 cache. README.md says where dq, dk and dv go. Columns of dQ partials are permuted: of 32, pair (2 c, 2 c + 1)
+// is at pair c / 4 + c % 4 * 4.
 #pragma once
 
 #include <cstddef>
@@ -60,8 +55,8 @@ struct BackwardArgs : AttentionArgs {
 };
 BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients);
 
-/// Stores eight bf16, or adds eight bf16 or fp16 in the L2 cache. What one thread stores and adds at one address happens
-/// in the order in which it says so.
+/// Stores eight bf16, or adds eight bf16 or fp16 in the L2 cache. What one thread stores and adds at one address
+/// happens in the order in which it says so.
 __device__ __forceinline__ void store_eight(bf16* to, uint32_t const (&x)[4]) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");

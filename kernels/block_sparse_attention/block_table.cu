@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/block_sparse_attention/stages.h"
+#include "kernels/common/documents.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/scan.cuh"
 
@@ -27,19 +28,6 @@ __global__ void __launch_bounds__(kScanThreads) count_blocks(TableArgs const a) 
             return length > 0 ? (length - 1) / a.block_size + 1 : 0;
         },
         a.first);
-}
-
-/// The last document that begins at or before token t: the one that holds it, as empty ones come before it.
-__device__ int find_document(int32_t const* cu_seqlens, int documents, int t) {
-    int low = 0, high = documents;
-    while (high - low > 1) {
-        int const middle = (low + high) / 2;
-        if (cu_seqlens[middle] <= t)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
 }
 
 __global__ void __launch_bounds__(256) fill_table(TableArgs const a) {

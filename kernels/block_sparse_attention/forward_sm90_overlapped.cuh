@@ -13,7 +13,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         : ForwardConsumer<T>(args, shared, warpgroup), ring_(shared.partials) {}
 
     __device__ void run() {
-        Cursor now = next_tile({});
+        Cursor now = this->next_tile({});
         if (now.key_tiles == 0) return;
         if constexpr (kLocal)
             for (int s = 0; s < T::kPartialStages; ++s) ring_.start(a_, local_rows(now), s);
@@ -26,22 +26,22 @@ class OverlappedConsumer : ForwardConsumer<T> {
         load_rows(q);
         start_scores(s, q, now);
         hopper::products_wait<0>();
-        finish_scores(s, now);
+        this->finish_scores(s, now);
         softmax.absorb(s, scale_log2_, rescale);
-        to_weights(weights, s);
+        this->to_weights(weights, s);
         for (;;) {
             bool const ends = now.last();
             Cursor then = now;
             then.step();
-            if (ends) then = next_tile(now.next_keys());
+            if (ends) then = this->next_tile(now.next_keys());
             if (then.key_tiles == 0) break;
             if (ends) load_rows(q);
             start_scores(s, q, then);
             if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
-            start_outputs(o, weights, now);
+            this->start_outputs(o, weights, now);
             if (ends) partials = PartialWeightsOf(a_, local_rows(now));
             hopper::products_wait<1>();
-            finish_scores(s, then);
+            this->finish_scores(s, then);
             if (ends) {
                 done = softmax;
                 softmax = {};
@@ -49,16 +49,16 @@ class OverlappedConsumer : ForwardConsumer<T> {
             softmax.absorb(s, scale_log2_, rescale);
             hopper::settle(softmax.sum[0] + softmax.sum[1]);  // all of this while the products run
             hopper::products_wait<0>();
-            finish_outputs(o, now);
-            to_weights(weights, s);
+            this->finish_outputs(o, now);
+            this->to_weights(weights, s);
             before = now;
             now = then;
         }
         if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
-        start_outputs(o, weights, now);
+        this->start_outputs(o, weights, now);
         partials = PartialWeightsOf(a_, local_rows(now));
         hopper::products_wait<0>();
-        finish_outputs(o, now);
+        this->finish_outputs(o, now);
         Cursor nothing{};
         nothing.at[0] = nothing.at[1] = -1;
         write(o, softmax, now, nothing, partials);
@@ -68,8 +68,6 @@ class OverlappedConsumer : ForwardConsumer<T> {
   private:
     using Base = ForwardConsumer<T>;
     using Base::a_, Base::scale_log2_, Base::D, Base::kKeys, Base::kLocal;
-    using Base::finish_outputs, Base::finish_scores, Base::next_tile, Base::start_outputs, Base::start_scores,
-        Base::to_weights;
     using typename Base::Cursor;
 
     struct NoWeights {

@@ -12,28 +12,28 @@ class ShortConsumer : ForwardConsumer<T> {
     using ForwardConsumer<T>::ForwardConsumer;
 
     __device__ void run() {
-        Cursor tile = next_tile({});
+        Cursor tile = this->next_tile({});
         if (tile.key_tiles == 0) return;
         float s[kKeys / 2], o[D / 2];
-        start_scores(s, tile);
+        this->start_scores(s, tile);
         for (;;) {
             uint32_t weights[kKeys / 16][4];
             Rescale rescale;
             Softmax<kKeys> softmax;
             hopper::products_wait<0>();
-            finish_scores(s, tile);
+            this->finish_scores(s, tile);
             softmax.absorb(s, scale_log2_, rescale);
-            to_weights(weights, s);
-            start_first_outputs(o, weights, tile);
+            this->to_weights(weights, s);
+            this->start_first_outputs(o, weights, tile);
             Total const total(softmax, scale_log2_);  // while the products run
             hopper::products_wait<0>();
-            finish_outputs(o, tile);
-            Cursor const next = next_tile(tile.next_keys());
+            this->finish_outputs(o, tile);
+            Cursor const next = this->next_tile(tile.next_keys());
             if (next.key_tiles == 0) {
                 write(o, total, tile);
                 return;
             }
-            start_scores(s, next);
+            this->start_scores(s, next);
             write(o, total, tile);
             tile = next;
         }
@@ -42,8 +42,6 @@ class ShortConsumer : ForwardConsumer<T> {
   private:
     using Base = ForwardConsumer<T>;
     using Base::a_, Base::scale_log2_, Base::D, Base::kKeys;
-    using Base::finish_outputs, Base::finish_scores, Base::next_tile, Base::start_first_outputs, Base::start_scores,
-        Base::to_weights;
     using typename Base::Cursor;
 
     /// Of the lane's rows: what their results are divided by, and their log-sum-exps.

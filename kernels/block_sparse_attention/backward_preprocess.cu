@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {

@@ -1,6 +1,7 @@
 // The backward by warp products. One kernel owns 64 keys and sums dk and dv over all rows that see them. The other owns
 // query tiles: routed rows leave a dQ partial per slot, and local rows, which come last, add theirs in order of slots.
 #include "kernels/block_sparse_attention/tiles_sm80.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {

@@ -2,6 +2,7 @@
 // take work items. After FlashAttention-3 (Shah et al., arXiv 2407.08608), with gathered rows. Scores are transposed,
 // so that weights are left factors straight from registers:
 #include "kernels/block_sparse_attention/backward_sm90_producer.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/hopper/product.cuh"
 #include "kernels/hopper/tensor_map.h"
@@ -50,7 +51,7 @@ class Consumer {
                 float const* const x = &dq[16 * (i / 4 % 2) + 4 * (i % 4) + 2 * (i / 8)];
                 uint32_t& to = word[i / 8][i / 4 % 2][i % 4];
                 if constexpr (kAddsToDq)
-                    to = pack_halves(x[0] * factor[i / 8], x[1] * factor[i / 8]);
+                    to = hopper::pack_halves(x[0] * factor[i / 8], x[1] * factor[i / 8]);
                 else
                     to = pack(x[0], x[1]);
             }
@@ -63,9 +64,9 @@ class Consumer {
                 for (int part = 0; part < 2; ++part) {
                     bf16* const address = to[half] + column + 32 * part;
                     bool const there = to[half] != nullptr;  // a predicate of each: branches cost more
-                    if (kAddsToDq && there) add_eight_halves(address, word[half][part]);
-                    if (!kAddsToDq && there && !add) store_eight(address, word[half][part]);
-                    if (!kAddsToDq && there && add) add_eight(address, word[half][part]);
+                    if (kAddsToDq && there) hopper::add_eight_halves(address, word[half][part]);
+                    if (!kAddsToDq && there && !add) hopper::store_eight(address, word[half][part]);
+                    if (!kAddsToDq && there && add) hopper::add_eight(address, word[half][part]);
                 }
         }
     };
@@ -224,9 +225,9 @@ class Consumer {
             store_sums<D>(sums_of<D>(f_.carried, item.carried, 1, consumer), dv, add);
             return;
         }
-        KeyRange const keys{item.key + consumer / 128 * 64, item.key_end, item.g, f_.add_to_dkv};
-        write_key_gradient<D>(f_, dk, f_.scale, f_.dk, consumer, keys);
-        write_key_gradient<D>(f_, dv, 1.0f, f_.dv, consumer, keys);
+        int32_t const key = item.key + consumer / 128 * 64;
+        write_key_gradient<D>(f_, dk, 0, item.g, key, item.key_end);
+        write_key_gradient<D>(f_, dv, 1, item.g, key, item.key_end);
     }
 
     BackwardArgs const& f_;

@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "kernels/block_sparse_attention/query_tiles.cuh"
-#include "kernels/hopper/tile.cuh"
+#include "kernels/hopper/results.cuh"
 
 namespace perigee::block_sparse {
 
@@ -55,28 +55,6 @@ struct BackwardArgs : AttentionArgs {
 };
 BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients);
 
-/// Stores eight bf16, or adds eight bf16 or fp16 in the L2 cache. What one thread stores and adds at one address
-/// happens in the order in which it says so.
-__device__ __forceinline__ void store_eight(bf16* to, uint32_t const (&x)[4]) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-                 : "memory");
-}
-__device__ __forceinline__ void add_eight(bf16* to, uint32_t const (&x)[4]) {
-    asm volatile("red.relaxed.gpu.global.add.noftz.v4.bf16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
-                 : "memory");
-}
-__device__ __forceinline__ void add_eight_halves(bf16* to, uint32_t const (&x)[4]) {
-    asm volatile("red.relaxed.gpu.global.add.noftz.v4.f16x2 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
-                 : "memory");
-}
-__device__ __forceinline__ uint32_t pack_halves(float first, float second) {
-    uint32_t x;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
-    return x;
-}
-
 /// The power of two that scales a row of dq while KV tiles add to it in fp16. Sums stay below 2^15: |dq| <= 2 D max|do|
 /// max|v| max|k|, given as bits of bf16, `d_o` of the row. One where a maximum is not finite.
 __device__ __forceinline__ float factor_of_row(uint32_t d_o, uint32_t k, uint32_t v, int head_dim) {
@@ -88,44 +66,6 @@ __device__ __forceinline__ float factor_of_row(uint32_t d_o, uint32_t k, uint32_
 }
 /// Of a power of two, exactly.
 __device__ __forceinline__ float inverse_of_power(float x) { return __int_as_float((254 << 23) - __float_as_int(x)); }
-
-/// Writes or adds a warpgroup's gradient [64, D] of keys in bf16.
-struct KeyRange {
-    int32_t key, end;
-    int64_t g;
-    bool add;
-};
-template <int D>
-__device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float const (&x)[D / 2], float factor,
-                                                   bf16* to, int thread, KeyRange keys) {
-    int const lane = thread % 32;
-    int32_t const first = keys.key + thread % 128 / 32 * 16 + lane / 4;
-    auto* const at = reinterpret_cast<uint4*>(to + (int64_t{first} * a.kv_heads + keys.g) * D) + lane % 4;
-    int64_t const other = int64_t{8} * a.kv_heads * (D / 8);  // from a thread's first row to its second
-    uint4 before[2][D / 32] = {};
-    if (keys.add) {  // all at once: who waits has nothing else to do
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int group = 0; group < D / 32; ++group)
-                if (first + half * 8 < keys.end) before[half][group] = at[half * other + group * 4];
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int group = 0; group < D / 32; ++group) {
-            uint4 const old = before[half][group];
-            uint32_t word[4] = {old.x, old.y, old.z, old.w};
-            if (keys.add) transpose_quad(word);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                float const* const mine = &x[16 * group + 4 * i + 2 * half];
-                word[i] = pack(low(word[i]) + mine[0] * factor, high(word[i]) + mine[1] * factor);
-            }
-            transpose_quad(word);
-            if (first + half * 8 < keys.end) at[half * other + group * 4] = {word[0], word[1], word[2], word[3]};
-        }
-}
 
 /// A warpgroup's fp32 result [64, D] to memory, each thread at its own address; `add`: in the L2 cache.
 template <int D>
@@ -152,6 +92,13 @@ __device__ __forceinline__ void add_sums(float (&x)[D / 2], float4 const* from) 
 /// Index in `carried` of the KV tile that begins at `key` of the index-th block; unique in the pack.
 __device__ __forceinline__ int32_t carried_slot(BackwardArgs const& f, int32_t index, int32_t key) {
     return key / kKvTile + (f.whole_kv_tiles ? f.blocks[index].document : index);
+}
+/// Writes a warpgroup's sum of dk (0) or dv (1) of the keys from `key` on, as far as they are before `end`.
+template <int D>
+__device__ __forceinline__ void write_key_gradient(AttentionArgs const& a, float const (&x)[D / 2], int which,
+                                                   int64_t g, int32_t key, int32_t end) {
+    bf16* const to = (which == 0 ? a.dk : a.dv) + (int64_t{key} * a.kv_heads + g) * D;
+    hopper::write_rows<D>(to, int64_t{a.kv_heads} * D, end - key, x, which == 0 ? a.scale : 1.0f, a.add_to_dkv);
 }
 /// Sums of dk (0) or dv (1) of the index-th KV tile.
 template <int D>

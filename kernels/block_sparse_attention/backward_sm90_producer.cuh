@@ -202,12 +202,8 @@ __device__ void copy_keys(ProductArgs const& args, BackwardShared<D>& shared) {
         if (threadIdx.x % 32 == 0 && item.begin < item.end) {
             Barrier& landed = keys < kKvTile ? shared.keys_here : shared.keys_full;
             landed.arrive_and_expect(2 * T::kKeyBytes);
-#pragma unroll 1
-            for (int panel = 0; panel < D / hopper::kPanelColumns; ++panel) {
-                int const column = panel * hopper::kPanelColumns, at = panel * hopper::panel_bytes<kKvTile>();
-                hopper::copy_box(shared.k + at, args.k_map, landed, column, item.g, item.key);
-                hopper::copy_box(shared.v + at, args.v_map, landed, column, item.g, item.key);
-            }
+            hopper::copy_tile<kKvTile, D, 1>(shared.k, args.k_map, landed, item.g, item.key);
+            hopper::copy_tile<kKvTile, D, 1>(shared.v, args.v_map, landed, item.g, item.key);
         }
         __syncwarp();
         if (keys == kKvTile) continue;

@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {
@@ -126,7 +127,6 @@ __global__ void __launch_bounds__(kConsumers) key_sums_kernel(BackwardArgs const
     for (int32_t h = 0; h < head; ++h) first += f.split_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
     int const thread = threadIdx.x;
     bool const add_carried = block.begin < f.earlier || (f.carry && splits == 0);
-    KeyRange const keys{key + thread / 128 * 64, min(block.end, key + kKvTile), a.head + head, a.add_to_dkv};
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
         float sum[D / 2] = {};
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kConsumers) key_sums_kernel(BackwardArgs const
         if (f.carry && f.carry_out)
             store_sums<D>(carried, sum);
         else
-            write_key_gradient<D>(a, sum, which == 0 ? a.scale : 1.0f, which == 0 ? a.dk : a.dv, thread, keys);
+            write_key_gradient<D>(a, sum, which, a.head + head, key + thread / 128 * 64, min(block.end, key + kKvTile));
     }
 }
 

@@ -1,6 +1,7 @@
 // The forward by warp products: FlashAttention's online softmax (Dao, arXiv 2307.08691) of query tiles over one block's
 // keys. Routed rows leave a normalised partial per slot; the local block's kernel runs last and merges them.
 #include "kernels/block_sparse_attention/tiles_sm80.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 
 namespace perigee::block_sparse {

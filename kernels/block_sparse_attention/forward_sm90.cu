@@ -2,6 +2,7 @@
 // rows) and two or three consumer warpgroups of 64 query rows each. README.md has a picture.
 #include "kernels/block_sparse_attention/forward_sm90_overlapped.cuh"
 #include "kernels/block_sparse_attention/forward_sm90_short.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/hopper/tensor_map.h"
 

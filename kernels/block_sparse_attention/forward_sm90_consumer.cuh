@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/block_sparse_attention/forward_sm90_producer.cuh"
+#include "kernels/hopper/results.cuh"
 #include "kernels/hopper/softmax.cuh"
 
 namespace perigee::block_sparse {

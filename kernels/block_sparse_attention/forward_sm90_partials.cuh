@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/block_sparse_attention/query_tiles.cuh"
-#include "kernels/hopper/softmax.cuh"
+#include "kernels/hopper/tile.cuh"
 
 namespace perigee::block_sparse {
 

@@ -212,9 +212,7 @@ __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
     RingPosition<T::kKeyStages> at;
     auto const bring = [&](unsigned char* to, CUtensorMap const& map, Barrier& full, int64_t head, int32_t key) {
         full.arrive_and_expect(hopper::tile_bytes<T::kKeys, T::D>());
-        for (int panel = 0; panel < T::D / hopper::kPanelColumns; ++panel)
-            hopper::copy_box(to + panel * hopper::panel_bytes<T::kKeys>(), map, full, panel * hopper::kPanelColumns,
-                             static_cast<int32_t>(head), key);
+        hopper::copy_tile<T::kKeys, T::D>(to, map, full, static_cast<int32_t>(head), key);
     };
     typename T::Scheduler walk(args, args.keys_stay);
     uint32_t parity = 0;

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/hopper/barrier.cuh"
+#include "kernels/hopper/tile.cuh"
 
 namespace perigee::hopper {
 
@@ -27,6 +27,16 @@ __device__ __forceinline__ void copy_box(void* to, CUtensorMap const& map, Barri
         "l"(reinterpret_cast<uint64_t>(&map)), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row),
         "l"(static_cast<uint64_t>(keep))
         : "memory");
+}
+
+/// The rows [row, row + kRows) of a head as a tile [kRows, kColumns]. The barrier expects
+/// tile_bytes<kRows, kColumns>(). kUnroll 1 takes the fewest registers.
+template <int kRows, int kColumns, int kUnroll = kColumns / kPanelColumns>
+__device__ __forceinline__ void copy_tile(unsigned char* to, CUtensorMap const& map, Barrier& barrier, int32_t head,
+                                          int32_t row, Keep keep = Keep::normal) {
+#pragma unroll kUnroll
+    for (int panel = 0; panel < kColumns / kPanelColumns; ++panel)
+        copy_box(to + panel * panel_bytes<kRows>(), map, barrier, panel * kPanelColumns, head, row, keep);
 }
 
 }  // namespace perigee::hopper

@@ -1,5 +1,5 @@
-// Online softmax of scores in the registers of a warpgroup's product (FlashAttention, arXiv 2307.08691), and results
-// from there to memory. `half` is the lane's row lane / 4 or the one 8 below; a quad of lanes shares a row.
+// Online softmax of scores in the registers of a warpgroup's product (FlashAttention, arXiv 2307.08691). A
+// quad of lanes shares two rows.
 #pragma once
 
 #include "kernels/hopper/product.cuh"
@@ -62,21 +62,5 @@ struct Softmax {
         for (int half = 0; half < 2; ++half) sum[half] += added[half];
     }
 };
-
-/// A row of bf16 results in the usual order: the quad trades its pairs of columns for runs of eight.
-template <int D>
-__device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 2], int half, float factor, bool there) {
-#pragma unroll
-    for (int vector = 0; vector < D / 32; ++vector) {
-        uint32_t x[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int const at = (vector * 4 + i) * 4 + half * 2;
-            x[i] = pack(o[at] * factor, o[at + 1] * factor);
-        }
-        transpose_quad(x);
-        if (there) reinterpret_cast<uint4*>(row + vector * 32)[threadIdx.x % 4] = {x[0], x[1], x[2], x[3]};
-    }
-}
 
 }  // namespace perigee::hopper

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/common/fragments.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 
 namespace perigee {

@@ -1,5 +1,6 @@
 // The gate by warp products: 64 queries against the centroids of 64 blocks at a time. Takes every shape.
 #include "kernels/ampere/tile.cuh"
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/moba_gate/gate.h"
 

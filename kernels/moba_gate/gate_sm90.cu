@@ -1,6 +1,7 @@
 // The gate on sm90: query tiles against the centroids of 64 blocks at a time; warps sift the scores for each row's top
 // k while the tensor cores make the next. Blocks go from the latest to the first: recent ones tend to score high, which
 // settles thresholds early. Thread blocks are persistent and take the tiles with most candidates first.
+#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/hopper/bulk_copy.cuh"
 #include "kernels/hopper/product.cuh"
@@ -112,19 +113,16 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
             shared.q_full.arrive();
         } else {
             shared.q_full.arrive_and_expect(a.tile_queries * a.group * D * 2);
-            for (int panel = 0; panel < D / 64; ++panel)
-                hopper::copy_box(shared.q + panel * hopper::panel_bytes<Shared::kRows>(), a.q_map, shared.q_full,
-                                 panel * 64, tile.g * a.group, tile.query, hopper::Keep::evict_first);
+            hopper::copy_tile<Shared::kRows, D>(shared.q, a.q_map, shared.q_full, tile.g * a.group, tile.query,
+                                                hopper::Keep::evict_first);
         }
         look_up(item + static_cast<int32_t>(gridDim.x));
         for (int32_t step = 0; step < steps; ++step, ring.advance()) {
             if (lane != 0) continue;
             shared.free[ring.stage].wait(ring.free_parity());
             shared.full[ring.stage].arrive_and_expect(hopper::tile_bytes<kStepBlocks, D>());
-            for (int panel = 0; panel < D / 64; ++panel)
-                hopper::copy_box(shared.means[ring.stage] + panel * hopper::panel_bytes<kStepBlocks>(), a.centroids_map,
-                                 shared.full[ring.stage], panel * 64, tile.g, end - (step + 1) * kStepBlocks,
-                                 hopper::Keep::evict_last);
+            hopper::copy_tile<kStepBlocks, D>(shared.means[ring.stage], a.centroids_map, shared.full[ring.stage],
+                                              tile.g, end - (step + 1) * kStepBlocks, hopper::Keep::evict_last);
         }
         __syncwarp();
     }

@@ -30,7 +30,7 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], bf16 const* ro
 }
 
 /// c [16, 8] += a [16, 16] b [16, 8].
-__device__ __forceinline__ void mma(float (&c)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma(float* c, uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -72,21 +72,21 @@ __device__ __forceinline__ void load_left(uint32_t (&a)[4], bf16 const* tile, in
 
 /// s [16, 64] += a [16, 16] * (columns [16 step, ...) of the 64 rows of the tile, transposed).
 template <int D>
-__device__ __forceinline__ void multiply_rows(float (&s)[8][4], uint32_t const (&a)[4], bf16 const* tile, int step) {
+__device__ __forceinline__ void multiply_rows(float (&s)[32], uint32_t const (&a)[4], bf16 const* tile, int step) {
     int const lane = threadIdx.x % 32;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
         uint32_t b[4];
         load_matrices(b, shared_address(tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 +
                                         lane / 8 % 2 * 8));
-        mma(s[2 * pair], a, b[0], b[1]);
-        mma(s[2 * pair + 1], a, b[2], b[3]);
+        mma(s + 8 * pair, a, b[0], b[1]);
+        mma(s + 8 * pair + 4, a, b[2], b[3]);
     }
 }
 
 /// The same for kStrips strips of 16 rows that share the right factor.
 template <int D, int kStrips>
-__device__ __forceinline__ void multiply_rows(float (&s)[kStrips][8][4], uint32_t const (&a)[kStrips][4],
+__device__ __forceinline__ void multiply_rows(float (&s)[kStrips][32], uint32_t const (&a)[kStrips][4],
                                               bf16 const* tile, int step) {
     int const lane = threadIdx.x % 32;
 #pragma unroll
@@ -96,15 +96,15 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kStrips][8][4], uint32_
                                         lane / 8 % 2 * 8));
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) {
-            mma(s[m][2 * pair], a[m], b[0], b[1]);
-            mma(s[m][2 * pair + 1], a[m], b[2], b[3]);
+            mma(s[m] + 8 * pair, a[m], b[0], b[1]);
+            mma(s[m] + 8 * pair + 4, a[m], b[2], b[3]);
         }
     }
 }
 
 /// o [16, D] += a [16, 16] * (rows [16 step, 16 step + 16) of the tile), for kStrips strips of rows.
 template <int D, int kStrips>
-__device__ __forceinline__ void accumulate(float (&o)[kStrips][D / 8][4], uint32_t const (&a)[kStrips][4],
+__device__ __forceinline__ void accumulate(float (&o)[kStrips][D / 2], uint32_t const (&a)[kStrips][4],
                                            bf16 const* tile, int step) {
     int const lane = threadIdx.x % 32;
 #pragma unroll
@@ -113,23 +113,15 @@ __device__ __forceinline__ void accumulate(float (&o)[kStrips][D / 8][4], uint32
         load_transposed(b, tile + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) {
-            mma(o[m][2 * pair], a[m], b[0], b[1]);
-            mma(o[m][2 * pair + 1], a[m], b[2], b[3]);
+            mma(o[m] + 8 * pair, a[m], b[0], b[1]);
+            mma(o[m] + 8 * pair + 4, a[m], b[2], b[3]);
         }
     }
 }
 
-/// Columns [16 step, 16 step + 16) of a result, rounded, as left factor of the next product.
-__device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&s)[8][4], int step) {
-    a[0] = pack(s[2 * step][0], s[2 * step][1]);
-    a[1] = pack(s[2 * step][2], s[2 * step][3]);
-    a[2] = pack(s[2 * step + 1][0], s[2 * step + 1][1]);
-    a[3] = pack(s[2 * step + 1][2], s[2 * step + 1][3]);
-}
-
 /// [16, 64] scores of one warp: a [16, D] strip of `left` against the 64 rows of `right`.
 template <int D>
-__device__ __forceinline__ void score(float (&s)[8][4], bf16 const* left, int row, bf16 const* right) {
+__device__ __forceinline__ void score(float (&s)[32], bf16 const* left, int row, bf16 const* right) {
 #pragma unroll
     for (int step = 0; step < D / 16; ++step) {
         uint32_t a[4];
@@ -140,7 +132,7 @@ __device__ __forceinline__ void score(float (&s)[8][4], bf16 const* left, int ro
 
 /// o [16, D] += s [16, 64], rounded, times the 64 rows of `right`.
 template <int D>
-__device__ __forceinline__ void weigh(float (&o)[1][D / 8][4], float const (&s)[8][4], bf16 const* right) {
+__device__ __forceinline__ void weigh(float (&o)[1][D / 2], float const (&s)[32], bf16 const* right) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
         uint32_t a[1][4];
@@ -151,23 +143,23 @@ __device__ __forceinline__ void weigh(float (&o)[1][D / 8][4], float const (&s)[
 
 /// The lane's part of one of its two rows of o [16, D] += weight times a row of bf16.
 template <int D>
-__device__ __forceinline__ void add_row(float (&o)[D / 8][4], int half, bf16 const* row, float weight) {
+__device__ __forceinline__ void add_row(float (&o)[D / 2], int half, bf16 const* row, float weight) {
     auto const* const from = reinterpret_cast<uint32_t const*>(row) + threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
-        o[n][2 * half] += weight * low(from[n * 4]);
-        o[n][2 * half + 1] += weight * high(from[n * 4]);
+        o[4 * n + 2 * half] += weight * low(from[n * 4]);
+        o[4 * n + 2 * half + 1] += weight * high(from[n * 4]);
     }
 }
 /// Writes it, times `factor`; `add`: to what is there.
 template <int D>
-__device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 8][4], int half, float factor,
+__device__ __forceinline__ void write_row(bf16* row, float const (&o)[D / 2], int half, float factor,
                                           bool add = false) {
     auto* const to = reinterpret_cast<uint32_t*>(row) + threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
         uint32_t const before = add ? to[n * 4] : 0x80008000;  // minus zero, which changes nothing
-        to[n * 4] = pack(low(before) + o[n][2 * half] * factor, high(before) + o[n][2 * half + 1] * factor);
+        to[n * 4] = pack(low(before) + o[4 * n + 2 * half] * factor, high(before) + o[4 * n + 2 * half + 1] * factor);
     }
 }
 

@@ -32,20 +32,20 @@ struct QueryShared {
 };
 
 /// Turns scores into P = exp(scale s - lse) and dP = do v^T into dS = P (dP - delta). `stats(n, i)`: base and delta of
-/// the row of s[n][i], and whether it sees the key.
+/// the row of s[4 n + i], and whether it sees the key.
 struct ScoreStats {
     float base, delta;
     bool sees;
 };
 template <class Stats>
-__device__ __forceinline__ void score_gradients(float (&s)[8][4], float (&dp)[8][4], float scale_log2, Stats stats) {
+__device__ __forceinline__ void score_gradients(float (&s)[32], float (&dp)[32], float scale_log2, Stats stats) {
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             ScoreStats const x = stats(n, i);
-            s[n][i] = x.sees ? exp2_approx(s[n][i] * scale_log2 - x.base) : 0;
-            dp[n][i] = s[n][i] * (dp[n][i] - x.delta);
+            s[4 * n + i] = x.sees ? exp2_approx(s[4 * n + i] * scale_log2 - x.base) : 0;
+            dp[4 * n + i] = s[4 * n + i] * (dp[4 * n + i] - x.delta);
         }
 }
 
@@ -109,14 +109,14 @@ __global__ void __launch_bounds__(kThreads, 2) dkv_kernel(AttentionArgs const a)
     __syncthreads();
     load_query_rows<D>(a, shared, shared.at[0], 0);
 
-    float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
+    float dk[1][D / 2] = {}, dv[1][D / 2] = {};
     for (int32_t step = 0; step * kRows < rows.rows; ++step) {
         int const stage = step % 2, ring = step % kRing;
         wait_for_copy_groups<0>();
         __syncthreads();
         if ((step + 1) * kRows < rows.rows) load_query_rows<D>(a, shared, shared.at[(step + 1) % kRing], stage ^ 1);
         look_up(step + 2);
-        float p[8][4] = {}, ds[8][4] = {};  // transposed: [keys, rows]
+        float p[32] = {}, ds[32] = {};  // transposed: [keys, rows]
         score<D>(p, shared.k, warp_row, shared.q[stage]);
         score<D>(ds, shared.v, warp_row, shared.d_o[stage]);
         bool const all_seen = step * kRows >= rows.local_rows && (step + 1) * kRows <= rows.rows;
@@ -158,14 +158,14 @@ __global__ void __launch_bounds__(kThreads, 2) dq_kernel(AttentionArgs const a) 
         if (row[half].at >= 0) stats[half] = a.rows[row[half].at];
     }
     int32_t const seen_by_all = kLocal ? work.block.begin + work.begin / a.group : work.block.end - 1;
-    float dq[1][D / 8][4] = {};
+    float dq[1][D / 2] = {};
     int stage = 0;
     for (int32_t key = work.block.begin; key < work.key_end; key += kTileKeys, stage ^= 1) {
         wait_for_copy_groups<0>();
         __syncthreads();
         if (key + kTileKeys < work.key_end)
             load_keys<D>(a, work.g, key + kTileKeys, work.key_end, shared.k[stage ^ 1], shared.v[stage ^ 1]);
-        float s[8][4] = {}, ds[8][4] = {};
+        float s[32] = {}, ds[32] = {};
         score<D>(s, shared.q, warp_row, shared.k[stage]);
         score<D>(ds, shared.d_o, warp_row, shared.v[stage]);
         bool const all_seen = key + kTileKeys - 1 <= seen_by_all;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 2) dq_kernel(AttentionArgs const a) 
         if (row[half].at < 0) continue;
         if constexpr (kLocal) {
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n) dq[0][n][2 * half] *= a.scale, dq[0][n][2 * half + 1] *= a.scale;
+            for (int n = 0; n < D / 2; n += 4) dq[0][n + 2 * half] *= a.scale, dq[0][n + 2 * half + 1] *= a.scale;
             for (int s = 0; s < a.slots; ++s)
                 if (slot_used(a, work.index - work.block.first, row[half].at, s))
                     add_row<D>(dq[0], half, a.partial + (int64_t{row[half].slot} + s) * D, 1);

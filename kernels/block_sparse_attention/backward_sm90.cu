@@ -123,7 +123,7 @@ class Consumer {
 
     static __device__ __forceinline__ void round(uint32_t (&left)[kSteps][4], float const (&x)[kScores]) {
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) hopper::to_left(left[i], x, i);
+        for (int i = 0; i < kSteps; ++i) to_left(left[i], x, i);
     }
 
     /// The first of a thread's two keys, of a run; of its columns of scores, which are rows of the tile; of its rows of

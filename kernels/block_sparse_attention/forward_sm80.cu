@@ -3,6 +3,7 @@
 #include "kernels/block_sparse_attention/tiles_sm80.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/softmax.cuh"
 
 namespace perigee::block_sparse {
 namespace {
@@ -18,78 +19,26 @@ struct ForwardShared {
     Row rows[kRows];
 };
 
-/// Scaled scores are s * scale; the exponentials use base 2.
+/// Merges one row's o, times `inverse`, and lse with its partials: lse' = log sum exp(lse_j), o' = sum exp(lse_j -
+/// lse') o_j. The result is again o times `inverse`.
 template <int D>
-struct SoftmaxState {
-    float o[kStrips][D / 8][4] = {};
-    float top[kStrips][2];
-    float sum[kStrips][2] = {};
-
-    __device__ SoftmaxState() {
-        for (int m = 0; m < kStrips; ++m) top[m][0] = top[m][1] = -INFINITY;
-    }
-
-    /// Turns scores into weights relative to the new maximum, and rescales what was summed under the old one.
-    __device__ void absorb(float (&s)[8][4], int m, float scale_log2) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            float most = top[m][half];
-#pragma unroll
-            for (int n = 0; n < 8; ++n) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-            most = quad_max(most);
-            float const base = finite_base(most), shift = base * scale_log2;
-            float const rescale = exp2_approx((top[m][half] - base) * scale_log2);
-            top[m][half] = most;
-            sum[m][half] *= rescale;
-#pragma unroll
-            for (int n = 0; n < 8; ++n)
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                    s[n][i] = exp2_approx(s[n][i] * scale_log2 - shift);
-                    sum[m][half] += s[n][i];
-                }
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) o[m][n][2 * half] *= rescale, o[m][n][2 * half + 1] *= rescale;
-        }
-    }
-};
-
-/// Merges one row's o and lse with its partials: lse' = log sum exp(lse_j), o' = sum exp(lse_j - lse') o_j.
-template <int D>
-__device__ void merge(AttentionArgs const& a, Row const& row, int32_t local_relative, int half, float (&o)[D / 8][4],
-                      float& lse) {
+__device__ void merge(AttentionArgs const& a, Row const& row, int32_t local_relative, int half, float (&o)[D / 2],
+                      float& inverse, float& lse) {
     float most = lse;
     for (int s = 0; s < a.slots; ++s)
         if (slot_used(a, local_relative, row.at, s)) most = fmaxf(most, a.partial_lse[row.slot + s]);
     float const base = finite_base(most);
-    float weight = exp2_approx((lse - base) * kLog2e), sum = weight;
+    float sum = exp2_approx((lse - base) * kLog2e);
 #pragma unroll
-    for (int n = 0; n < D / 8; ++n) o[n][2 * half] *= weight, o[n][2 * half + 1] *= weight;
+    for (int n = 2 * half; n < D / 2; n += 4) o[n] *= sum * inverse, o[n + 1] *= sum * inverse;
     for (int s = 0; s < a.slots; ++s) {
         if (!slot_used(a, local_relative, row.at, s)) continue;
-        weight = exp2_approx((a.partial_lse[row.slot + s] - base) * kLog2e);
+        float const weight = exp2_approx((a.partial_lse[row.slot + s] - base) * kLog2e);
         sum += weight;
         add_row<D>(o, half, a.partial + (int64_t{row.slot} + s) * D, weight);
     }
-    float const inverse = inverse_of_sum(sum);
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) o[n][2 * half] *= inverse, o[n][2 * half + 1] *= inverse;
+    inverse = inverse_of_sum(sum);
     lse = most + logf(sum);
-}
-
-/// Scores of keys that a row does not see become -infinity. `rows`: from the lane's first; `key`: the lane's first.
-__device__ __forceinline__ void mask_scores(float (&s)[kStrips][8][4], Row const* rows, int32_t key) {
-#pragma unroll
-    for (int m = 0; m < kStrips; ++m)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int32_t const limit = rows[m * 16 + half * 8].limit;
-#pragma unroll
-            for (int n = 0; n < 8; ++n)
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    if (key + n * 8 + i > limit) s[m][n][2 * half + i] = -INFINITY;
-        }
 }
 
 template <int D, bool kLocal>
@@ -105,15 +54,15 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
 
     // Keys up to here are seen by all rows.
     int32_t const seen_by_all = kLocal ? work.block.begin + work.begin / a.group : work.block.end - 1;
-    float const scale_log2 = a.scale * kLog2e;
-    SoftmaxState<D> state;
+    Softmax<kTileKeys> softmax[kStrips];
+    float o[kStrips][D / 2] = {};
     int stage = 0;
     for (int32_t key = work.block.begin; key < work.key_end; key += kTileKeys, stage ^= 1) {
         wait_for_copy_groups<0>();
         __syncthreads();
         if (key + kTileKeys < work.key_end)
             load_keys<D>(a, work.g, key + kTileKeys, work.key_end, shared.k[stage ^ 1], shared.v[stage ^ 1]);
-        float s[kStrips][8][4] = {};
+        float s[kStrips][32] = {};
 #pragma unroll
         for (int step = 0; step < D / 16; ++step) {
             uint32_t rows[kStrips][4];
@@ -121,15 +70,20 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
             for (int m = 0; m < kStrips; ++m) load_left<D>(rows[m], shared.q, warp_row + m * 16, step);
             multiply_rows<D, kStrips>(s, rows, shared.k[stage], step);
         }
-        if (key + kTileKeys - 1 > seen_by_all) mask_scores(s, &shared.rows[warp_row + lane / 4], key + lane % 4 * 2);
 #pragma unroll
-        for (int m = 0; m < kStrips; ++m) state.absorb(s[m], m, scale_log2);
+        for (int m = 0; m < kStrips; ++m) {
+            Row const* const rows = &shared.rows[warp_row + m * 16 + lane / 4];
+            if (key + kTileKeys - 1 > seen_by_all) mask_scores(s[m], {rows[0].limit, rows[8].limit}, key);
+            Rescale rescale;
+            softmax[m].absorb(s[m], a.scale * kLog2e, rescale);
+            rescale.apply(o[m]);
+        }
 #pragma unroll
         for (int step = 0; step < kTileKeys / 16; ++step) {
             uint32_t weights[kStrips][4];
 #pragma unroll
             for (int m = 0; m < kStrips; ++m) to_left(weights[m], s[m], step);
-            accumulate<D, kStrips>(state.o, weights, shared.v[stage], step);
+            accumulate<D, kStrips>(o, weights, shared.v[stage], step);
         }
     }
 
@@ -138,15 +92,12 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             Row const row = shared.rows[warp_row + m * 16 + lane / 4 + half * 8];
-            float const sum = quad_sum(state.sum[m][half]), inverse = inverse_of_sum(sum);
-            float lse = state.top[m][half] * a.scale + logf(sum);
+            float const sum = quad_sum(softmax[m].sum[half]);
+            float inverse = inverse_of_sum(sum), lse = softmax[m].top[half] * a.scale + logf(sum);
             if (row.at < 0) continue;
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) state.o[m][n][2 * half] *= inverse, state.o[m][n][2 * half + 1] *= inverse;
-            if constexpr (kLocal)
-                if (a.slots > 0) merge<D>(a, row, work.index - work.block.first, half, state.o[m], lse);
-            write_row<D>(kLocal ? a.o_out + int64_t{row.at} * D : a.partial + int64_t{row.slot} * D, state.o[m], half,
-                         1);
+            if constexpr (kLocal) merge<D>(a, row, work.index - work.block.first, half, o[m], inverse, lse);
+            write_row<D>(kLocal ? a.o_out + int64_t{row.at} * D : a.partial + int64_t{row.slot} * D, o[m], half,
+                         inverse);
             if (lane % 4 == 0) (kLocal ? a.lse_out[row.at] : a.partial_lse[row.slot]) = lse;
         }
 }

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "kernels/block_sparse_attention/forward_sm90_producer.cuh"
+#include "kernels/common/softmax.cuh"
+#include "kernels/hopper/product.cuh"
 #include "kernels/hopper/results.cuh"
-#include "kernels/hopper/softmax.cuh"
 
 namespace perigee::block_sparse {
 
-using hopper::Inner, hopper::Rescale, hopper::Softmax, hopper::write_row;
+using hopper::Inner, hopper::write_row;
 
 /// Position of a warpgroup: a query tile, and which of its KV tiles, in a ring of kKeyStages.
 template <int kKeyStages>
@@ -128,20 +129,11 @@ class ForwardConsumer {
         if constexpr (kLocal)
             if (some_unseen) sees[0] = shared_.sees[stage_][row_], sees[1] = shared_.sees[stage_][row_ + 8];
         if (at.last()) release_rows();
-        if (!some_unseen) return;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            int32_t const limit = sees[half], first = key + static_cast<int32_t>(threadIdx.x % 4) * 2;
-#pragma unroll
-            for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    if (first + n * 8 + i > limit) s[n * 4 + half * 2 + i] = -INFINITY;
-        }
+        if (some_unseen) mask_scores(s, sees, key);
     }
     __device__ static void to_weights(uint32_t (&weights)[kKeys / 16][4], float const (&s)[kKeys / 2]) {
 #pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step) hopper::to_left(weights[step], s, step);
+        for (int step = 0; step < kKeys / 16; ++step) to_left(weights[step], s, step);
     }
     __device__ uint32_t await_values(Cursor const& at) {
         uint32_t const values = hopper::uniform(shared_address(shared_.v[at.keys.stage]));

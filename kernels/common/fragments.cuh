@@ -27,6 +27,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 __device__ __forceinline__ float low(uint32_t packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 
+/// Columns [16 step, 16 step + 16) of a result, rounded, as left factor of the next product.
+template <int kCount>
+__device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&d)[kCount], int step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = pack(d[8 * step + 2 * i], d[8 * step + 2 * i + 1]);
+}
+
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
     return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));

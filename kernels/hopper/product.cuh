@@ -263,11 +263,4 @@ __device__ __forceinline__ void add_products(float (&d)[kCount], uint32_t const 
     products_commit();
 }
 
-/// Columns [16 step, 16 step + 16) of a result, rounded, as left factor of the next product.
-template <int kCount>
-__device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&d)[kCount], int step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = pack(d[8 * step + 2 * i], d[8 * step + 2 * i + 1]);
-}
-
 }  // namespace perigee::hopper

@@ -12,7 +12,7 @@
 
 namespace perigee::hopper {
 
-using kernels::load_matrices, kernels::pack;
+using kernels::load_matrices, kernels::pack, kernels::to_left;
 
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;

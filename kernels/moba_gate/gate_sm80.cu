@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) 
         wait_for_copy_groups<0>();
         __syncthreads();
         if (from + kGateBlocks < end) load_means(from + kGateBlocks, stage ^ 1);
-        float s[8][4] = {};
+        float s[32] = {};
         for (int h = 0; h < a.summed; ++h) {
             if (a.summed > 1) load_queries<D>(q, a, query, head + h);
 #pragma unroll
@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) 
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
             float* const at = &shared.scores[warp_row + lane / 4][n * 8 + lane % 4 * 2];
-            *reinterpret_cast<float2*>(at) = make_float2(s[n][0], s[n][1]);
-            *reinterpret_cast<float2*>(at + 8 * kScoreStride) = make_float2(s[n][2], s[n][3]);
+            *reinterpret_cast<float2*>(at) = make_float2(s[4 * n], s[4 * n + 1]);
+            *reinterpret_cast<float2*>(at + 8 * kScoreStride) = make_float2(s[4 * n + 2], s[4 * n + 3]);
         }
         __syncwarp();
         if (mine && low < from + kGateBlocks && from < high)

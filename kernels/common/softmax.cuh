@@ -1,12 +1,11 @@
-// Online softmax of scores in the registers of a warpgroup's product (FlashAttention, arXiv 2307.08691). A
-// quad of lanes shares two rows.
+// Online softmax of scores [rows, kKeys] in registers (FlashAttention, arXiv 2307.08691). s[4 n + 2 half + i] is the
+// score of the lane's row lane / 4 (half 0) or the one 8 below, and of key 8 n + lane % 4 * 2 + i: results of mma.sync
+// and wgmma alike. A quad of lanes shares two rows.
 #pragma once
 
-#include "kernels/hopper/product.cuh"
+#include "kernels/common/fragments.cuh"
 
-namespace perigee::hopper {
-
-using namespace kernels;
+namespace perigee::kernels {
 
 /// What earlier weights and sums of the lane's two rows are worth after another tile of keys.
 struct Rescale {
@@ -63,4 +62,19 @@ struct Softmax {
     }
 };
 
-}  // namespace perigee::hopper
+/// Scores of keys that their row does not see become -infinity. `sees`: the last key of each row; `key`: the first of
+/// the tile.
+template <int kCount>
+__device__ __forceinline__ void mask_scores(float (&s)[kCount], int32_t const (&sees)[2], int32_t key) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int32_t const limit = sees[half], first = key + static_cast<int32_t>(threadIdx.x % 4) * 2;
+#pragma unroll
+        for (int n = 0; n < kCount / 4; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (first + n * 8 + i > limit) s[n * 4 + half * 2 + i] = -INFINITY;
+    }
+}
+
+}  // namespace perigee::kernels

@@ -11,6 +11,7 @@
 #include "app/check.h"
 #include "app/command_line.h"
 #include "app/fit.h"
+#include "app/plan.h"
 #include "base/held_signals.h"
 #include "base/log.h"
 #include "base/printable.h"
@@ -176,9 +177,22 @@ int run_generate(Trained const& trained, Job const& job) {
 }
 
 int run_check(Job const& job) {
-    int const ranks = job.command.world_size > 0 ? job.command.world_size : job.launch.world().size();
-    RunOptions const options = resolved(job, configured(job), ranks);
-    if (job.launch.world().rank() == 0) print_check(options, ranks, job.launch.local_size());
+    CommandLine const& asked = job.command;
+    int const ranks = asked.world_size > 0 ? asked.world_size : job.launch.world().size();
+    std::optional<DeviceRates> rates;
+    if (!asked.device.empty() || asked.fit)
+        rates = device_rates(asked.device.empty() ? "h200" : asked.device, job.files);
+    RunOptions configuration = configured(job);
+    if (rates) configuration.device = DeviceChoice::cuda;
+    if (asked.fit) {  // whatever layout the file has
+        configuration.parallel.tensor = configuration.parallel.context = 1, configuration.parallel.data = -1;
+        RunOptions const options = resolved(job, configuration, 1);
+        if (job.launch.world().rank() == 0)
+            fmt::print("{}", layouts_report(best_layouts(options, ranks, *rates), ranks, *rates));
+        return complete(job);
+    }
+    RunOptions const options = resolved(job, configuration, ranks);
+    if (job.launch.world().rank() == 0) print_check(options, ranks, job.launch.local_size(), rates ? &*rates : nullptr);
     return complete(job);
 }
 

@@ -8,6 +8,7 @@
 
 #include "app/dry_run.h"
 #include "app/fit.h"
+#include "app/plan.h"
 #include "config/config.h"
 #include "hf/config.h"
 #include "model/llama.h"
@@ -20,7 +21,7 @@ namespace {
 void print_layout(RunOptions const& options, MeshShape const& mesh) {
     TrainOptions const& train = options.train;
     int64_t const accumulation = train.global_batch_size / (train.micro_batch_size * mesh.dp);
-    fmt::print("#\n# layout\n");
+    fmt::print("# layout\n");
     fmt::print("#   {} rank{} = data {} x context {} x tensor {}\n", mesh.world(), mesh.world() == 1 ? "" : "s",
                mesh.dp, mesh.cp, mesh.tp);
     fmt::print("#   global batch of {} samples = data {} x accumulation {} x micro-batch {}\n", train.global_batch_size,
@@ -94,33 +95,45 @@ void print_attention(RunOptions const& options) {
         fmt::print("#   warning: {}\n", *warning);
 }
 
-/// As a job on this machine would decide.
-RunOptions decided(RunOptions options, int world_size, int local_ranks) {
-    if (options.train.recompute != kRecomputeAuto) return options;
+/// What has the memory for a step: a GPU of these rates, or this machine where it has the device; else unknown.
+int64_t memory_there(RunOptions const& options, int local_ranks, DeviceRates const* rates) {
+    if (rates != nullptr) return bytes_for_a_step(*rates);
     bool const here = !takes_gpu(options.device) || cuda_device_count() > 0;
-    HostMemory const there = here ? memory_for_a_step(options, local_ranks) : HostMemory();
-    options.train.recompute = to_string(recompute_that_fits(options, world_size, there.bytes));
+    return here ? memory_for_a_step(options, local_ranks).bytes : 0;
+}
+
+/// As a job with this memory would decide; `bytes` is 0 where it is not known.
+RunOptions decided(RunOptions options, int world_size, int64_t bytes) {
+    if (options.parallel.shard == ShardStage::automatic) {
+        options.parallel.shard = first_stage_that_fits(options, world_size, bytes);
+        if (options.parallel.shard > ShardStage::optimizer)
+            fmt::print("#\n# parallel.shard auto: {}\n", to_string(options.parallel.shard));
+    }
+    if (options.train.recompute != kRecomputeAuto) return options;
+    options.train.recompute = to_string(recompute_that_fits(options, world_size, bytes));
     fmt::print("#\n# train.recompute auto: {}{}\n", options.train.recompute,
-               there.bytes > 0 ? fmt::format(", for a step in {}", format_bytes(there.bytes))
-                               : ", as the memory of the device is not known here");
+               bytes > 0 ? fmt::format(", for a step in {}", format_bytes(bytes))
+                         : ", as the memory of the device is not known here");
     return options;
 }
 
 }  // namespace
 
-void print_check(RunOptions const& options, int world_size, int local_ranks) {
+void print_check(RunOptions const& options, int world_size, int local_ranks, DeviceRates const* rates) {
     MeshShape const mesh = resolve_mesh(options.parallel, world_size);
     ParamLayout const layout(llama_params(options.model), mesh.tp, 0);
-    fmt::print("{}", to_yaml(options));
     print_layout(options, mesh);
     fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
     if (std::string const problem = export_problem(options.model, options.attention); !problem.empty())
         fmt::print("# warning: this model cannot be exported to a Hugging Face folder: {}\n", problem);
-    StepCost const cost = step_cost(decided(options, world_size, local_ranks), world_size);
-    print_memory(options, mesh, cost.memory);
+    RunOptions const planned = decided(options, world_size, memory_there(options, local_ranks, rates));
+    StepCost const cost = step_cost(planned, world_size, rates);
+    print_memory(planned, mesh, cost.memory);
     print_flops(options, mesh);
     print_attention(options);
     print_traffic(cost.sent);
+    if (rates != nullptr) fmt::print("{}", time_report(options, world_size, cost, *rates));
+    fmt::print("#\n# the whole configuration\n{}", to_yaml(options));
 }
 
 }  // namespace perigee

@@ -24,6 +24,9 @@ void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
     if (command == Command::check) {
         sub->add_option("--world-size", typed.job.world_size, "Ranks to plan for, instead of as many as run this")
             ->check(CLI::Range(1, 1 << 20));
+        sub->add_option("--device", typed.job.device, "Also the time of a step on h200, h100, a100, or a file's rates")
+            ->type_name("NAME|FILE");
+        sub->add_flag("--fit", typed.job.fit, "Print the fastest layouts that fit, as YAML to paste; --device or h200");
     } else {
         sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
     }

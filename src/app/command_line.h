@@ -18,6 +18,8 @@ struct CommandLine {
     std::string config;                  ///< path of the YAML file
     std::vector<std::string> overrides;  ///< "key=value" in order; flags such as --prompt come last, as overrides
     int world_size = 0;                  ///< check: ranks to plan for; 0: as many as run it
+    std::string device;                  ///< check: whose time; a name or a file of device_rates()
+    bool fit = false;                    ///< check: print the best layouts instead
 };
 
 /// A command of one process, whose arguments are read.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "app/step_clock.h"
 #include "comm/ring_bytes.h"
 #include "ops/gpu_attention.h"
 #include "ops/gpu_limits.h"
@@ -14,9 +15,12 @@ namespace {
 /// memory or of a GPU's.
 class AddressSpace : public Device {
   public:
+    /// `rates` may be null: then no time passes.
+    AddressSpace(bool is_host, DeviceRates const* rates) : is_host_(is_host), queues_(*this, rates) {}
+    ~AddressSpace() override { in_flight() = InFlight(); }  // its points know the queues
     Queue& queue() override { return queues_.at("compute"); }
     Queue& lane(std::string const& name, Priority) override { return queues_.at(name); }
-    explicit AddressSpace(bool is_host) : is_host_(is_host) {}
+    ClockedQueues& clocks() { return queues_; }
     void* allocate(size_t bytes) override {
         constexpr uintptr_t kAlignment = 256;
         uintptr_t const begin = next_;
@@ -46,14 +50,14 @@ class AddressSpace : public Device {
     static constexpr uintptr_t kBegin = uintptr_t{1} << 55, kEnd = uintptr_t{1} << 56;
     bool is_host_;
     uintptr_t next_ = kBegin;
-    ImmediateQueues queues_{*this};
+    ClockedQueues queues_;
 };
 
 /// Computes nothing; notes the scratch memory that MoBA's kernels would take on a GPU, and throws what they would
 /// refuse.
 class DryOps : public Ops {
   public:
-    DryOps(Device& device, CudaOptions const& options)
+    DryOps(AddressSpace& device, CudaOptions const& options)
         : device_(&device),
           deterministic_(options.deterministic),
           plans_(KernelArch::sm90, options.deterministic, options.moba_scratch) {}
@@ -62,6 +66,7 @@ class DryOps : public Ops {
     Device& device() override { return *device_; }
     DType compute_dtype() const override { return device_->is_host() ? DType::f32 : DType::bf16; }
     void run(Operation const& operation) override {
+        device_->clocks().run(operation);
         if (device_->is_host()) return;
         if (auto const* const norm = std::get_if<RmsNormForward>(&operation)) check_gpu_norm(norm->x_TD[1]);
         if (auto const* const qkv = std::get_if<QkvForward>(&operation)) check_gpu_heads(qkv->q_THK[2]);
@@ -87,7 +92,7 @@ class DryOps : public Ops {
     }
     void note(size_t scratch) { scratch_ = std::max(scratch_, scratch); }
 
-    Device* device_;
+    AddressSpace* device_;
     bool deterministic_;
     AttentionPlans plans_;
     size_t scratch_ = 0;
@@ -152,37 +157,66 @@ class CountedHostComm final : public HostComm {
     Ledger* ledger_;
 };
 
-/// The same for tensors of a device: notes what a backend is asked to send, and takes the memory that it takes.
+/// The same for tensors of a device: notes what a backend is asked to send, and takes the memory and the time that it
+/// takes.
 class CountedComm final : public Comm {
   public:
-    using Comm::Comm;
+    CountedComm(std::unique_ptr<HostComm> host, Axis axis, int stride, ClockedQueues& clocks)
+        : Comm(std::move(host), axis), stride_(stride), clocks_(&clocks) {}
 
   protected:
-    void queue_all_reduce(Queue&, TensorView x, Reduce op) override { host().all_reduce(x, op); }
-    void queue_all_gather(Queue&, TensorView all, ConstView part) override { host().all_gather(all, part); }
+    void queue_all_reduce(Queue& queue, TensorView x, Reduce op) override {
+        host().all_reduce(x, op);
+        pass(queue, Collective::all_reduce, x.bytes());
+    }
+    void queue_all_gather(Queue& queue, TensorView all, ConstView part) override {
+        host().all_gather(all, part);
+        pass(queue, Collective::all_gather, part.bytes());
+    }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
         bool const in_place = all.data <= part.data && part.data < all.data + all.bytes();
         if (in_place && queue.device().is_host()) queue.workspace(static_cast<size_t>(part.bytes()));
         host().reduce_scatter(part, all);
+        pass(queue, Collective::reduce_scatter, all.bytes());
     }
-    void queue_all_to_all(Queue&, TensorView to, ConstView from) override { host().all_to_all(to, from); }
-    void queue_exchange(Queue&, std::span<Outgoing const> sent, std::span<Incoming const> received) override {
+    void queue_all_to_all(Queue& queue, TensorView to, ConstView from) override {
+        host().all_to_all(to, from);
+        pass(queue, Collective::all_to_all, from.bytes());
+    }
+    void queue_exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received) override {
         host().exchange(sent, received);
+        for (Outgoing const& message : sent) pass(queue, Collective::exchange, message.x.bytes());
     }
-    void queue_broadcast(Queue&, TensorView x, int root) override { host().broadcast(x, root); }
+    void queue_broadcast(Queue& queue, TensorView x, int root) override {
+        host().broadcast(x, root);
+        pass(queue, Collective::broadcast, x.bytes());
+    }
+
+  private:
+    void pass(Queue& queue, Collective collective, int64_t brought) {
+        clocks_->collective(queue, axis(), collective, brought, size(), stride_);
+    }
+
+    int stride_;
+    ClockedQueues* clocks_;
 };
 
 class CountedGroups final : public GroupMaker {
   public:
-    explicit CountedGroups(Ledger& ledger) : ledger_(&ledger) {}
+    CountedGroups(Ledger& ledger, MeshShape const& shape, ClockedQueues& clocks)
+        : ledger_(&ledger), shape_(shape), clocks_(&clocks) {}
     std::unique_ptr<Comm> make(Group const& group) override {
         if (group.size == 1) return make_single_comm(group.axis);
+        bool const outer = group.axis == Axis::data;
+        int const stride = group.axis == Axis::tensor ? 1 : outer ? shape_.tp * shape_.cp : shape_.tp;
         return std::make_unique<CountedComm>(std::make_unique<CountedHostComm>(group.axis, group.size, *ledger_),
-                                             group.axis);
+                                             group.axis, stride, *clocks_);
     }
 
   private:
     Ledger* ledger_;
+    MeshShape shape_;
+    ClockedQueues* clocks_;
 };
 
 Batch full_documents(int64_t samples, int64_t length) {
@@ -208,17 +242,36 @@ Traffic extrapolate(Traffic const& one, Traffic const& two, int64_t steps) {
     return all;
 }
 
+/// Of a step of `accumulation` micro-batches that follows another one. `batches` holds one or two.
+StepTime timed(auto const& play, ClockedQueues& clocks, std::vector<Batch>& batches, int64_t accumulation) {
+    auto const step = [&] {
+        play(0);
+        clocks.take();
+        play(0);
+        return clocks.take();
+    };
+    StepTime const whole = step();
+    if (accumulation == 1) return whole;
+    batches.pop_back();
+    StepTime const one = step();
+    auto const more = static_cast<double>(accumulation - 2);
+    return StepTime(whole).add(whole, more).add(one, -more);
+}
+
 }  // namespace
 
-StepCost step_cost(RunOptions const& options, int world_size) {
+StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const* rates) {
     Ledger ledger;
     CountedHostComm world(Axis::all, world_size, ledger);
     auto const files = make_file_system();
-    auto device = std::make_unique<AddressSpace>(!takes_gpu(options.device));
+    auto device = std::make_unique<AddressSpace>(rates == nullptr && !takes_gpu(options.device), rates);
+    ClockedQueues& clocks = device->clocks();
     auto owned = std::make_unique<DryOps>(*device, cuda_options(options));
     DryOps const& ops = *owned;
     Queue const& sums = device->lane("sums", Priority::high);
-    Session session(options, Mesh(options.parallel, world, std::make_unique<CountedGroups>(ledger)),
+    Session session(options,
+                    Mesh(options.parallel, world,
+                         std::make_unique<CountedGroups>(ledger, resolve_mesh(options.parallel, world_size), clocks)),
                     {std::move(device), std::move(owned)}, *files);
     Learner learner(session);
     ledger.name([&](void const* address) { return session.weights().holds(address); }, "weights");
@@ -242,6 +295,8 @@ StepCost step_cost(RunOptions const& options, int world_size) {
     int64_t const accumulation = options.train.global_batch_size / samples;
     if (accumulation > 1) batches.push_back(batches.front());
     Traffic const two = accumulation > 1 ? play(0) : one;
+    StepTime time;
+    if (rates != nullptr) time = timed(play, clocks, batches, accumulation);
     Arena const& arena = session.arena();
     return {.memory = {.weights = session.weights().bytes(),
                        .gradients = learner.gradients().bytes(),
@@ -252,7 +307,8 @@ StepCost step_cost(RunOptions const& options, int world_size) {
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),
                        .messages = arena.peak_bytes(Use::communication)},
-            .sent = extrapolate(one, two, accumulation - 1)};
+            .sent = extrapolate(one, two, accumulation - 1),
+            .time = time};
 }
 
 }  // namespace perigee

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "app/step_clock.h"
 #include "comm/host_board.h"
 #include "train/options.h"
 
@@ -45,12 +46,13 @@ using Traffic = std::map<MessageKind, Sent>;
 
 struct StepCost {
     StepMemory memory;
-    Traffic sent;  ///< by a rank in a step of the whole global batch, groups of one rank left out
+    Traffic sent;   ///< by a rank in a step of the whole global batch, groups of one rank left out
+    StepTime time;  ///< of such a step that follows another, where rates are given
 };
 
 /// For rank 0 of `world_size`, computing in fp32 on the CPU or bf16 on a GPU, on micro-batches of full documents whose
 /// every token carries loss, and the most demanding attention of the schedule. Other ranks take and send the same.
-/// `options` are resolved and free of problems for this world.
-StepCost step_cost(RunOptions const& options, int world_size);
+/// `options` are resolved and free of problems for this world. With `rates`, of a GPU whatever `device` says.
+StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const* rates = nullptr);
 
 }  // namespace perigee

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "support/operation_views.h"
+#include "ops/operation_views.h"
 
 namespace perigee::testing {
 

@@ -12,7 +12,7 @@
 #include "support/counting_comm.h"
 #include "support/counting_device.h"
 #include "support/memory_file_system.h"
-#include "support/operation_views.h"
+#include "ops/operation_views.h"
 #include "support/thread_comm.h"
 #include "train/phantom_rank.h"
 

@@ -6,9 +6,9 @@
 
 #include "ops/operations.h"
 
-namespace perigee::testing {
+namespace perigee {
 
-namespace detail {
+namespace each_view_detail {
 
 struct AnyMember {
     template <class T>
@@ -83,7 +83,7 @@ void each_member(T const& x, Visit&& visit) {
     }
 }
 
-}  // namespace detail
+}  // namespace each_view_detail
 
 /// Calls visit(view, writes) for every tensor of the operation. A tensor that may be written counts as written.
 template <class Visit>
@@ -101,7 +101,7 @@ void each_view(Operation const& operation, Visit&& visit) {
             }
         }
     };
-    std::visit([&](auto const& args) { detail::each_member(args, member); }, operation);
+    std::visit([&](auto const& args) { each_view_detail::each_member(args, member); }, operation);
 }
 
-}  // namespace perigee::testing
+}  // namespace perigee

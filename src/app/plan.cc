@@ -20,8 +20,9 @@ RateSource of_all(std::initializer_list<DeviceRate> rates) {
 }
 
 RateSource of_attention(DeviceRates const& r, RunOptions const& options) {
-    RateSource const full = of_all({r.full_forward_8k, r.full_forward_32k, r.full_forward_128k, r.full_backward_8k,
-                                    r.full_backward_32k, r.full_backward_128k});
+    RateSource const full =
+        of_all({r.full_forward_1k, r.full_backward_1k, r.full_forward_8k, r.full_forward_32k, r.full_forward_128k,
+                r.full_backward_8k, r.full_backward_32k, r.full_backward_128k});
     RateSource const moba = of_all({r.moba_forward, r.moba_backward, r.moba_choice});
     if (options.attention.kind == AttentionKind::full) return full;
     return full == RateSource::measured ? moba : full;
@@ -113,7 +114,8 @@ std::vector<Layout> best_layouts(RunOptions const& options, int world_size, Devi
     std::vector<Layout> best;
     for (RunOptions const& possible : possible_layouts(options, world_size))
         if (auto layout = fitted(possible, world_size, rates)) best.push_back(std::move(*layout));
-    std::ranges::stable_sort(best, {}, [](Layout const& layout) { return layout.cost.time.step; });
+    std::ranges::stable_sort(
+        best, {}, [](Layout const& layout) { return std::pair(layout.cost.time.step, layout.cost.memory.sum()); });
     if (best.size() > count) best.erase(best.begin() + static_cast<int64_t>(count), best.end());
     return best;
 }

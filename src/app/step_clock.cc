@@ -46,10 +46,14 @@ std::optional<BlockBudget> budget_of(Attended const& attended) {
     return sparse != nullptr ? std::optional(sparse->budget) : std::nullopt;
 }
 
-/// Between the lengths of which the rates are known, in proportion to their logarithms.
-double by_length(double length, double at_8k, double at_32k, double at_128k) {
-    double const x = std::clamp(std::log2(length / 8192) / 2, 0.0, 2.0);
-    return x < 1 ? at_8k + x * (at_32k - at_8k) : at_32k + (x - 1) * (at_128k - at_32k);
+/// Between the lengths of which the rates are known, 1K, 8K, 32K and 128K, in proportion to their logarithms.
+double by_length(double length, std::array<DeviceRate, 4> const& rates) {
+    constexpr std::array kLengths = {10.0, 13.0, 15.0, 17.0};  // powers of two
+    double const x = std::clamp(std::log2(length), kLengths.front(), kLengths.back());
+    size_t i = 1;
+    while (x > kLengths[i]) ++i;
+    double const share = (x - kLengths[i - 1]) / (kLengths[i] - kLengths[i - 1]);
+    return rates[i - 1].value + share * (rates[i].value - rates[i - 1].value);
 }
 
 struct Cost {
@@ -68,19 +72,21 @@ struct Cost {
         auto const budget = budget_of(x.attended);
         Work const work = work_of(x.cu_seqlens, x.query_begin, x.q_THK[0], budget);
         double const count = 4 * work.pairs * static_cast<double>(x.q_THK[1] * x.q_THK[2]);
-        if (budget) return flops(count, rates.moba_forward.value);
-        double const rate = by_length(work.longest, rates.full_forward_8k.value, rates.full_forward_32k.value,
-                                      rates.full_forward_128k.value);
-        return flops(count, rate * of_heads(x.q_THK[2]));
+        double const heads = x.q_THK[2] <= 64 ? rates.small_heads_forward.value : 1;
+        if (budget) return flops(count, rates.moba_forward.value * heads);
+        double const rate = by_length(work.longest, {rates.full_forward_1k, rates.full_forward_8k,
+                                                     rates.full_forward_32k, rates.full_forward_128k});
+        return flops(count, rate * heads);
     }
     double operator()(AttentionBackward const& x) const {
         auto const budget = budget_of(x.attended);
         Work const work = work_of(x.cu_seqlens, x.query_begin, x.q_THK[0], budget);
         double const count = 10 * work.pairs * static_cast<double>(x.q_THK[1] * x.q_THK[2]);
-        if (budget) return flops(count, rates.moba_backward.value);
-        double const rate = by_length(work.longest, rates.full_backward_8k.value, rates.full_backward_32k.value,
-                                      rates.full_backward_128k.value);
-        return flops(count, rate * of_heads(x.q_THK[2]));
+        double const heads = x.q_THK[2] <= 64 ? rates.small_heads_backward.value : 1;
+        if (budget) return flops(count, rates.moba_backward.value * heads);
+        double const rate = by_length(work.longest, {rates.full_backward_1k, rates.full_backward_8k,
+                                                     rates.full_backward_32k, rates.full_backward_128k});
+        return flops(count, rate * heads);
     }
     double operator()(SelectBlocks const& x) const {
         auto const budget = perigee::budget_of(x.selection);
@@ -108,7 +114,6 @@ struct Cost {
     static constexpr bool reads_what_it_writes() {
         return std::is_same_v<T, Add> || std::is_same_v<T, Scale> || std::is_same_v<T, AdamW>;
     }
-    double of_heads(int64_t size) const { return size <= 64 ? rates.small_heads.value : 1; }
 };
 
 }  // namespace

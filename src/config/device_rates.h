@@ -23,9 +23,11 @@ struct DeviceRates {
     double memory_gib = 0;
     int64_t gpus_per_host = 8;
     // TFLOP/s in bf16; of attention by the keys of the longest document, heads of 128.
-    DeviceRate products, full_forward_8k, full_forward_32k, full_forward_128k, full_backward_8k, full_backward_32k,
-        full_backward_128k, moba_forward, moba_backward, moba_choice;
-    DeviceRate small_heads;   ///< of full attention with heads of at most 64, as a factor
+    DeviceRate products;
+    DeviceRate full_forward_1k, full_forward_8k, full_forward_32k, full_forward_128k;
+    DeviceRate full_backward_1k, full_backward_8k, full_backward_32k, full_backward_128k;
+    DeviceRate small_heads_forward, small_heads_backward;  ///< of attention with heads of at most 64: a factor
+    DeviceRate moba_forward, moba_backward, moba_choice;
     DeviceRate memory;        ///< GB/s read and written
     DeviceRate launch;        ///< microseconds at least of an operation
     DeviceRate link;          ///< GB/s a GPU sends in a collective within a host

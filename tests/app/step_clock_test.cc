@@ -1,0 +1,235 @@
+// The clock of `perigee check --device` against sums made by hand, and against steps that were measured.
+#include "app/step_clock.h"
+
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "app/check.h"
+#include "app/dry_run.h"
+#include "app/plan.h"
+#include "config/config.h"
+#include "support/memory_file_system.h"
+
+namespace perigee::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+DeviceRates h200() {
+    MemoryFileSystem files;
+    return device_rates("h200", files);
+}
+
+RunOptions of_file(std::string const& name, std::vector<std::string> overrides = {}) {
+    overrides.emplace_back("device=cuda");
+    auto const source = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+    return load_config((source / "configs/bench" / (name + ".yaml")).string(), overrides);
+}
+
+double tokens_per_s(RunOptions const& options, int ranks, DeviceRates const& rates) {
+    double const tokens = static_cast<double>(options.train.global_batch_size * options.data.sequence_length);
+    return tokens / step_cost(options, ranks, &rates).time.step / ranks;
+}
+
+/// Seconds of attention at one TFLOP/s, by counting every pair.
+double counted(std::vector<int32_t> const& cu_seqlens, int64_t begin, int64_t rows, BlockBudget const* budget,
+               int64_t width) {
+    double pairs = 0;
+    for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i) {
+        for (int64_t t = std::max<int64_t>(cu_seqlens[i], begin);
+             t < std::min<int64_t>(cu_seqlens[i + 1], begin + rows); ++t) {
+            int64_t const at = t - cu_seqlens[i];
+            if (budget == nullptr) {
+                pairs += static_cast<double>(at + 1);
+                continue;
+            }
+            int64_t const before = std::min(at / budget->block_size, budget->top_k - 1);
+            pairs += static_cast<double>(before * budget->block_size + at % budget->block_size + 1);
+        }
+    }
+    return 4 * pairs * static_cast<double>(width) * 1e-12;
+}
+
+TEST(StepClock, AttentionTakesItsPairs) {
+    DeviceRates rates = h200();
+    for (DeviceRate* rate : {&rates.full_forward_1k, &rates.full_forward_8k, &rates.full_forward_32k,
+                             &rates.full_forward_128k, &rates.moba_forward})
+        rate->value = 1;
+    rates.launch.value = 1e-9;
+    std::vector<int32_t> const cu_seqlens = {0, 7, 90, 91, 400};
+    constexpr int64_t kHeads = 2, kDim = 128;
+    BlockBudget const budget{.block_size = 16, .top_k = 3};
+    for (auto const& [begin, rows] : {std::pair<int64_t, int64_t>{0, 400}, {0, 100}, {100, 100}, {250, 150}}) {
+        AttentionForward forward;
+        forward.q_THK = ConstView(nullptr, DType::bf16, {rows, kHeads, kDim});
+        forward.cu_seqlens = cu_seqlens;
+        forward.query_begin = begin;
+        EXPECT_NEAR(operation_seconds(forward, &rates), counted(cu_seqlens, begin, rows, nullptr, kHeads * kDim),
+                    1e-15);
+        forward.attended = BlockSparse{.budget = budget, .chosen_THS = {}, .routing_L = {}};
+        EXPECT_NEAR(operation_seconds(forward, &rates), counted(cu_seqlens, begin, rows, &budget, kHeads * kDim),
+                    1e-15);
+    }
+}
+
+TEST(StepClock, ASlowestRankIsBehindByWhatOrderStatisticsSay) {
+    EXPECT_EQ(slowest_of(1), 0);
+    EXPECT_NEAR(slowest_of(2), 0.564, 0.03);  // 1 / sqrt(pi)
+    EXPECT_NEAR(slowest_of(4), 1.029, 0.03);
+    EXPECT_NEAR(slowest_of(64), 2.364, 0.03);
+    EXPECT_NEAR(slowest_of(1024), 3.25, 0.05);
+}
+
+TEST(StepClock, CollectivesTakeLinksWithinAHostAndTheNetworkBeyond) {
+    DeviceRates const rates = h200();
+    constexpr int64_t kBytes = int64_t{1} << 30;
+    auto const gather = [&](int ranks, int stride) {
+        return collective_seconds(Collective::all_gather, kBytes / ranks, {ranks, stride}, &rates);
+    };
+    EXPECT_DOUBLE_EQ(gather(8, 1), 20e-6 + kBytes * 7.0 / 8 / 344e9);
+    EXPECT_EQ(gather(1, 1), 0);
+    EXPECT_DOUBLE_EQ(gather(16, 1), 15 * 12e-6 + kBytes * 15.0 / 16 / 344e9) << "8 GPUs of a host send at once";
+    EXPECT_DOUBLE_EQ(gather(2, 8), 12e-6 + kBytes / 2.0 / 45e9) << "one GPU of each host";
+    EXPECT_LT(gather(1024, 1), 1023 * 12e-6) << "a tree has fewer hops";
+}
+
+/// Measured on one H200: docs/benchmarks.md.
+TEST(StepClock, StepsOfOneGpuAreWithinAFewPercentOfMeasuredOnes) {
+    struct Row {
+        char const* config;
+        std::vector<std::string> overrides;
+        double measured;
+    };
+    std::vector<std::string> const one = {"train.global_batch_size=1", "train.micro_batch_size=1"};
+    auto const with = [&](std::vector<std::string> more) {
+        more.insert(more.end(), one.begin(), one.end());
+        return more;
+    };
+    std::vector<std::string> const moba = {"attention.kind=moba", "attention.full_layers.last=2"};
+    for (auto const& [config, overrides, measured] : std::vector<Row>{
+             {"llama_1b", {}, 60439},
+             {"llama_1b", one, 53926},
+             {"llama_3b", {}, 22656},
+             {"llama_1b", with({"data.sequence_length=32768"}), 34867},
+             {"llama_124m", {}, 572136},
+             {"llama_1b", with({"data.sequence_length=32768", moba[0], moba[1]}), 62293},
+             {"llama_1b", with({"data.sequence_length=131072", "train.recompute=mlp", moba[0], moba[1]}), 42079}}) {
+        double const predicted = tokens_per_s(of_file(config, overrides), 1, h200());
+        EXPECT_NEAR(predicted / measured, 1, 0.05) << config << " " << fmt::format("{}", fmt::join(overrides, " "));
+    }
+}
+
+TEST(StepClock, AStepIsItsWorkAndWhatItWaitsFor) {
+    for (auto const& overrides : std::vector<std::vector<std::string>>{
+             {"parallel.shard=optimizer"},
+             {"parallel.shard=weights", "train.global_batch_size=16"},
+             {"parallel.context=2", "parallel.tensor=2", "parallel.shard=gradients"}}) {
+        RunOptions const options = of_file("llama_8b", overrides);
+        StepTime const time = step_cost(options, 4, nullptr).time;
+        EXPECT_EQ(time.step, 0) << "no time without rates";
+        DeviceRates rates = h200();
+        StepCost const cost = step_cost(options, 4, &rates);
+        double exposed = 0;
+        for (auto const& [axis, seconds] : cost.time.exposed) exposed += seconds;
+        EXPECT_NEAR(cost.time.step, cost.time.products + cost.time.attention + cost.time.other + exposed,
+                    1e-6 * cost.time.step);
+        EXPECT_GT(exposed, 0);
+        rates.link.value = 1e12, rates.latency.value = 1e-9;
+        StepTime const without = step_cost(options, 4, &rates).time;
+        EXPECT_NEAR(without.step, cost.time.step - exposed, 1e-3 * cost.time.step) << "links that take no time";
+        rates.link.value = 1;
+        StepTime const slow = step_cost(options, 4, &rates).time;
+        double sent = 0;
+        for (auto const& [kind, of_kind] : cost.sent)
+            if (kind.content != std::string("scalars")) sent += of_kind.bytes;
+        EXPECT_LT(slow.step, 1.01 * (sent / 1e9 + cost.time.step));
+        EXPECT_GT(slow.step, 0.3 * sent / 1e9) << "two lanes carry what is sent";
+    }
+}
+
+/// Collectives in the compute queue are exposed whole.
+TEST(StepClock, ExposedTimeOfTheContextAxisIsItsBytesOverTheLink) {
+    DeviceRates const rates = h200();
+    RunOptions const options = of_file("llama_8b", {"parallel.context=4", "train.global_batch_size=1"});
+    StepCost const cost = step_cost(options, 4, &rates);
+    Sent const sent = cost.sent.at({"context", Collective::all_to_all, "activations"});
+    EXPECT_NEAR(cost.time.exposed.at("context"), static_cast<double>(sent.calls) * 20e-6 + sent.bytes / 344e9, 1e-9);
+}
+
+TEST(StepClock, MicroBatchesAddUp) {
+    DeviceRates const rates = h200();
+    auto const step = [&](int samples) {
+        std::string const batch = fmt::format("train.global_batch_size={}", samples);
+        return step_cost(of_file("llama_8b", {batch, "parallel.shard=gradients"}), 2, &rates).time.step;
+    };
+    EXPECT_NEAR((step(12) - step(4)) / 4, step(6) - step(4), 1e-3 * step(4));
+    EXPECT_GT(step(4), 1.8 * step(2));
+}
+
+TEST(Plan, MarksEveryFigureAndSaysWhetherItFits) {
+    RunOptions const options = of_file("llama_8b", {"parallel.shard=gradients"});
+    MemoryFileSystem files;
+    auto const report = [&](char const* device, int ranks, RunOptions const& of) {
+        DeviceRates const rates = device_rates(device, files);
+        return time_report(of, ranks, step_cost(of, ranks, &rates), rates);
+    };
+    std::string const ours = report("h200", 4, options);
+    EXPECT_THAT(ours, HasSubstr("matrix products"));
+    EXPECT_THAT(ours, HasSubstr("a twentieth left to libraries: fits"));
+    EXPECT_THAT(ours, ::testing::ContainsRegex("step +[0-9.]+ ms  measured"));
+    std::string const other = report("h100", 4, options);
+    EXPECT_THAT(other, HasSubstr("does not fit"));
+    EXPECT_THAT(other, ::testing::Not(HasSubstr("measured\n")));
+    RunOptions hosts = options;
+    hosts.train.global_batch_size = 16;
+    EXPECT_THAT(report("h200", 16, hosts), ::testing::ContainsRegex("exposed: data x context +[0-9.]+ ms  assumed"));
+}
+
+TEST(Plan, BestLayoutsFitAreSortedAndRun) {
+    RunOptions const options = of_file("llama_8b", {"train.global_batch_size=8"});
+    DeviceRates rates = h200();
+    for (double const gib : {139.8, 60.0}) {
+        rates.memory_gib = gib;
+        auto const layouts = best_layouts(options, 8, rates);
+        ASSERT_EQ(layouts.size(), 5u);
+        double before = 0;
+        for (auto const& [of, cost] : layouts) {
+            EXPECT_EQ(problems(of, 8), std::vector<std::string>());
+            StepCost const again = step_cost(of, 8, &rates);
+            EXPECT_LE(again.memory.sum(), bytes_for_a_step(rates));
+            EXPECT_DOUBLE_EQ(again.time.step, cost.time.step);
+            EXPECT_GE(cost.time.step, before);
+            before = cost.time.step;
+        }
+        std::string const first = layouts_report({layouts.front()}, 8, rates);
+        RunOptions const read = parse_config(first, "layout", {});
+        EXPECT_EQ(read.parallel.data, layouts.front().options.parallel.data);
+        EXPECT_EQ(read.parallel.shard, layouts.front().options.parallel.shard);
+        EXPECT_EQ(read.train.recompute, layouts.front().options.train.recompute);
+    }
+    rates.memory_gib = 1;
+    EXPECT_TRUE(best_layouts(options, 8, rates).empty());
+    EXPECT_THAT(layouts_report({}, 8, rates), HasSubstr("no layout of 8 GPUs fits"));
+}
+
+TEST(DeviceRates, FilesReadBackAndWhatTheyLeaveOutIsAssumed) {
+    MemoryFileSystem files;
+    DeviceRates const rates = h200();
+    files.replace_text("ours.yaml", to_yaml(rates));
+    EXPECT_EQ(to_yaml(device_rates("ours.yaml", files)), to_yaml(rates));
+    files.replace_text("part.yaml", "name: X\nproducts: {value: 100, source: measured}\n");
+    DeviceRates const part = device_rates("part.yaml", files);
+    EXPECT_EQ(part.products.value, 100);
+    EXPECT_EQ(part.products.source, RateSource::measured);
+    EXPECT_EQ(part.memory.source, RateSource::assumed);
+    EXPECT_THROW(device_rates("h300", files), Error);
+    files.replace_text("bad.yaml", "products: {value: -1}\n");
+    EXPECT_THROW(device_rates("bad.yaml", files), Error);
+}
+
+}  // namespace
+}  // namespace perigee::testing

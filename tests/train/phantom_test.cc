@@ -9,10 +9,10 @@
 #include "commands/bench/random_batch.h"
 #include "config/config.h"
 #include "ops/observed_ops.h"
+#include "ops/operation_views.h"
 #include "support/counting_comm.h"
 #include "support/counting_device.h"
 #include "support/memory_file_system.h"
-#include "ops/operation_views.h"
 #include "support/thread_comm.h"
 #include "train/phantom_rank.h"
 

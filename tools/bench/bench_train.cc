@@ -145,6 +145,7 @@ void print(Options const& o, RunOptions const& options, int world, std::string c
                                       {"ranks", world},
                                       {"device", device},
                                       {"shard", to_string(options.parallel.shard)},
+                                      {"recompute", options.train.recompute},
                                       {"overrides", o.overrides},
                                       {"tokens_per_s_per_gpu", rate},
                                       {"seconds", m.seconds},
@@ -168,8 +169,11 @@ void run(Options const& o) {
     refuse_problems(typed, world, o.config);
     RunOptions options = resolve(typed, 1, *files);
     Machine machine = make_machine(options);
+    int64_t const there = machine.device->total_bytes() / 20 * 19;
     if (options.parallel.shard == ShardStage::automatic)
-        options.parallel.shard = first_stage_that_fits(options, world, machine.device->total_bytes() / 20 * 19);
+        options.parallel.shard = first_stage_that_fits(options, world, there);
+    if (options.train.recompute == kRecomputeAuto)
+        options.train.recompute = to_string(recompute_that_fits(options, world, there));
     std::string const device = machine.device->name();
     int64_t const before = machine.device->used_bytes();
     print(o, options, world, device, before, measure(o, options, world, std::move(machine), *files));

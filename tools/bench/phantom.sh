@@ -37,16 +37,16 @@ run() {
     fi
 }
 
-llama_128k=(data.sequence_length=131072 train.global_batch_size=1 train.recompute=mlp)
+llama_128k=(data.sequence_length=131072 train.global_batch_size=1 train.recompute=auto)
 for row in "${rows[@]}"; do
     for last in 0 1; do
         case $row in
             dp4_8k) run "$row" $((last * 3)) dp=4 5 llama_8b ;;
-            dp4_32k) run "$row" $((last * 3)) dp=4 3 llama_8b data.sequence_length=32768 train.recompute=mlp ;;
+            dp4_32k) run "$row" $((last * 3)) dp=4 3 llama_8b data.sequence_length=32768 train.recompute=auto ;;
             cp4_128k_dense) run "$row" $((last * 3)) cp=4 2 llama_8b "${llama_128k[@]}" ;;
             cp4_128k_moba) run "$row" $((last * 3)) cp=4 3 llama_8b "${llama_128k[@]}" attention.kind=moba ;;
             cp4_1m_moba) run "$row" $((last * 3)) cp=4 1 llama_8b data.sequence_length=1048576 \
-                train.global_batch_size=1 train.recompute=block attention.kind=moba ;;
+                train.global_batch_size=1 train.recompute=auto attention.kind=moba ;;
             cp8_1m_qwen_dense) run "$row" $((last * 7)) cp=8 1 qwen3_8b ;;
             cp8_1m_qwen_moba) run "$row" $((last * 7)) cp=8 1 qwen3_8b attention.kind=moba ;;
             *) echo "phantom.sh: no row $row: see its first lines" >&2 && exit 2 ;;

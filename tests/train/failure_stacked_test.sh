@@ -3,6 +3,7 @@
 # names the rank, the job ends within its limit and two seconds, the memory of the GPU comes back, and the next start
 # repeats the unbroken run bit for bit. Then the same after kills of random moments. A line per case.
 # PERIGEE_CASES=N or FIRST-LAST: some of the cases. PERIGEE_KILLS: random kills, 20 where it is not set; PERIGEE_SEED.
+# PERIGEE_ALONE=no: other jobs share the GPU as well.
 set -euo pipefail
 source "${PERIGEE_SOURCE:?}/tests/support/stacked_jobs.sh"
 source "$PERIGEE_SOURCE/tests/support/failures.sh"
@@ -13,6 +14,7 @@ mark=$scratch/mark  # made when the rank is disturbed
 
 # Loading kernels and making communicators takes seconds where ranks take turns.
 limit=4
+[ "${PERIGEE_ALONE:-yes}" = yes ] || limit=8
 limits=(watchdog.setup_s=60 watchdog.first_step_s=60 watchdog.step_s=$limit watchdog.save_s=$limit)
 
 # Sets $options and $whole, whose run it makes where there is none yet.

@@ -61,7 +61,9 @@ Delay random_delays(int64_t milliseconds, uint64_t seed) {
 
 Overlap measure(ShardStage stage, bool in_lane) {
     Delay const delay{.in_lane = in_lane, .queue = spin};
-    return measure_overlap(large(stage), delay, 0.5);
+    // With `none` all sums fall into the backward of the last micro-batch, a third of the step: they can hide behind it
+    // while they take less than it does.
+    return measure_overlap(large(stage), delay, 0.25);
 }
 
 void print(char const* name, Overlap const& found) {

@@ -59,7 +59,7 @@ struct BlockRows {
         rows = local_rows = max(min(block.end, a.query_begin + a.queries) - local_begin, 0) * a.group;
         if (a.slots == 0 || a.queries == 0) return;
         entries = a.indices + g * a.indices_stride + a.offsets[g * (a.capacity + 1) + index];
-        rows += a.chunk_ends[(g * a.capacity + index) * a.chunks + a.chunks - 1];
+        rows += starts_of_chunk(a, g, a.chunks)[index];
     }
     /// Looks row i up.
     __device__ __forceinline__ void find(AttentionArgs const& a, int32_t i, int32_t& at, int32_t& limit) const {

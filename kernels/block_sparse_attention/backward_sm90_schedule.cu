@@ -42,10 +42,9 @@ __device__ BlockWork work_of_block(BackwardArgs const& f, int32_t head, int32_t 
     x.kv_tiles = (x.block.end - x.block.begin + kKvTile - 1) / kKvTile;
     if (x.kv_tiles == 0 || x.block.begin >= f.later) return x;
     if (a.slots > 0) {
-        int32_t const* const ends = a.chunk_ends + (g * a.capacity + index) * a.chunks;
-        int32_t const before = a.chunk > 0 ? ends[a.chunk - 1] : 0;
+        int32_t const before = starts_of_chunk(a, g, a.chunk)[index];
         x.indices = a.offsets[g * (a.capacity + 1) + index] + before;
-        x.count = ends[a.end_chunk - 1] - before;
+        x.count = starts_of_chunk(a, g, a.end_chunk)[index] - before;
     }
     int32_t const query_rows = local_rows(a, x.block) + x.count;
     // A KV tile that no row sees still has to write zeros, unless sums of it exist.

@@ -22,9 +22,7 @@ Scratch scratch_of(BlockSparsePlan const& plan, void* memory, void* routing) {
     at(s.first, plan.first);
     at(s.blocks, plan.block_table);
     at(s.block_of, plan.block_of);
-    at(s.chunk_ends, plan.chunk_ends);
     at(s.chunk_starts, plan.chunk_starts);
-    at(s.totals, plan.totals);
     at(s.arrived, plan.arrived);
     at(s.offsets, plan.offsets);
     at(s.indices, plan.indices);

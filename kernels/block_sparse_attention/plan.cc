@@ -108,9 +108,7 @@ void lay_out_routing(BlockSparsePlan& plan, ScratchLayout& layout) {
     plan.first = layout.take(s.documents + 1, sizeof(int32_t));
     plan.block_table = layout.take(blocks, 4 * sizeof(int32_t));
     plan.block_of = layout.take(s.tokens, sizeof(int32_t));
-    plan.chunk_ends = layout.take(heads * blocks * plan.chunks, sizeof(int32_t));
-    plan.chunk_starts = layout.take(heads * blocks * plan.chunks, sizeof(int32_t));
-    plan.totals = layout.take(heads * blocks, sizeof(int32_t));
+    plan.chunk_starts = layout.take(heads * blocks * (plan.chunks + 1), sizeof(int32_t));
     plan.arrived = layout.take(heads, sizeof(int32_t));
     plan.offsets = layout.take(heads * (blocks + 1), sizeof(int32_t));
     plan.indices = layout.take(heads * s.slots_per_kv_head(), sizeof(uint32_t));

@@ -87,8 +87,7 @@ struct BlockSparsePlan {
     /// At the end of scratch memory: block table and routing. Forward and backward lay it out alike, so the backward
     /// can take over the forward's copy.
     ScratchRegion routing;
-    ScratchRegion first, block_table, block_of;
-    ScratchRegion chunk_ends, chunk_starts, totals, arrived, offsets, indices;
+    ScratchRegion first, block_table, block_of, chunk_starts, arrived, offsets, indices;
 
     size_t scratch_bytes = 0;  ///< routing included
     /// Bytes of scratch memory when the routing has memory of its own, or has not.

@@ -30,6 +30,11 @@ struct AttentionArgs : Scratch, BlockSparseGradients {
     bool adds_to_dq;                             ///< dq is zero before, and has no partial results
 };
 AttentionArgs attention_args(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients = {});
+/// Entries of each block of kv head g before a chunk; before `chunks`: all.
+__device__ __forceinline__ int32_t* starts_of_chunk(AttentionArgs const& a, int64_t g, int32_t chunk) {
+    return a.chunk_starts + (g * (a.chunks + 1) + chunk) * a.capacity;
+}
+
 /// No fewer tiles of routed rows than a key/value head has in a pass.
 int64_t max_routed_tiles(BlockSparsePlan const& plan, Pass const& pass);
 /// Tiles of `tile` that a whole block has, at `per_token` rows a token.
@@ -63,11 +68,10 @@ __device__ Work routed_work(AttentionArgs const& a, int32_t head, int32_t block,
     work.index = block;
     work.block = a.blocks[block];
     work.key_end = work.block.end;
-    int32_t const* const ends = a.chunk_ends + (work.g * a.capacity + block) * a.chunks;
     int32_t const indices = a.offsets[work.g * (a.capacity + 1) + block];
     int32_t const first = a.tiles[int64_t{head} * (a.capacity + 1) + block];
-    work.begin = indices + (a.chunk > 0 ? ends[a.chunk - 1] : 0) + (tile - first) * kRows;
-    indices_end = indices + ends[a.end_chunk - 1];
+    work.begin = indices + starts_of_chunk(a, work.g, a.chunk)[block] + (tile - first) * kRows;
+    indices_end = indices + starts_of_chunk(a, work.g, a.end_chunk)[block];
     work.end = min(indices_end, work.begin + kRows);
     return work;
 }

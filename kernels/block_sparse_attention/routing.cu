@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
                 count_one(counters + static_cast<uint32_t>(block[step][i]) * 4, block[step][i] >= 0);
     }
     __syncthreads();
-    int32_t* const out = a.chunk_starts + (int64_t{p.g} * a.chunks + chunk) * a.capacity;
+    int32_t* const out = starts_of_chunk(a, p.g, chunk);
     int32_t const range = static_cast<int32_t>(blockIdx.z) * kCountRange, end = min(range + kCountRange, a.capacity);
     for (int32_t b = range + thread; b < end; b += threads) out[b] = b >= p.low && b < p.high ? counts[b - p.low] : 0;
 }
@@ -45,17 +45,17 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
 constexpr int kScanBlocks = 32;                         // of a thread block, one for each lane
 constexpr int kScanChunks = 256 / (kScanThreads / 32);  // at most, of a warp
 
-/// Turns counts per chunk into the begin (`chunk_starts`) and end (`chunk_ends`) of each chunk in its block's entries.
-/// The last thread block of a kv head scans the blocks' totals into `offsets`.
+/// Turns counts per chunk into the begin of each chunk in its block's entries. The last thread block of a kv head scans
+/// the blocks' totals into `offsets`.
 __global__ void __launch_bounds__(kScanThreads, 2) scan_routing(RoutingArgs const a) {
     start_early();
     constexpr int kWarps = kScanThreads / 32;
-    __shared__ int32_t of_warp[kWarps][kScanBlocks + 1], ends[kScanBlocks][kWarps * kScanChunks + 1];
+    __shared__ int32_t of_warp[kWarps][kScanBlocks + 1];
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
     int32_t const first = static_cast<int32_t>(blockIdx.x) * kScanBlocks;
     int64_t const g = blockIdx.y;
     bool const there = first + lane < a.capacity;
-    int32_t* const counts = a.chunk_starts + g * a.chunks * a.capacity + first + lane;
+    int32_t* const counts = starts_of_chunk(a, g, 0) + first + lane;
     int32_t count[kScanChunks], sum = 0;
 #pragma unroll
     for (int i = 0; i < kScanChunks; ++i) {
@@ -71,20 +71,17 @@ __global__ void __launch_bounds__(kScanThreads, 2) scan_routing(RoutingArgs cons
     of_warp[lane][warp] = sums;
     __syncthreads();
     int32_t at = warp > 0 ? of_warp[warp - 1][lane] : 0;
-    if (there && warp == 0) a.totals[g * a.capacity + first + lane] = of_warp[kWarps - 1][lane];
+    if (there && warp == 0) counts[int64_t{a.chunks} * a.capacity] = of_warp[kWarps - 1][lane];
 #pragma unroll
     for (int i = 0; i < kScanChunks; ++i) {
         int const chunk = warp * kScanChunks + i;
         if (there && chunk < a.chunks) counts[int64_t{chunk} * a.capacity] = at;
         at += count[i];
-        ends[lane][chunk] = at;
     }
-    __syncthreads();
-    for (int chunk = lane; first + warp < a.capacity && chunk < a.chunks; chunk += 32)
-        a.chunk_ends[(g * a.capacity + first + warp) * a.chunks + chunk] = ends[warp][chunk];
-    if (kernels::last_to_arrive(a.arrived + g, gridDim.x))
+    int32_t const* const totals = starts_of_chunk(a, g, a.chunks);
+    if (last_to_arrive(a.arrived + g, gridDim.x))
         exclusive_scan(
-            a.capacity, [&](int b) { return __ldcg(a.totals + g * a.capacity + b); }, a.offsets + g * (a.capacity + 1));
+            a.capacity, [&](int b) { return __ldcg(totals + b); }, a.offsets + g * (a.capacity + 1));
 }
 
 constexpr int kFillThreads = 256;
@@ -211,8 +208,7 @@ __global__ void __launch_bounds__(kFillThreads, 3) fill_routing(RoutingArgs cons
     int32_t start[kBlocksPerThread];  // in the routing, of the tile
     int64_t const first_block = p.low + kBlocksPerThread * thread;
     int32_t const* const begin = a.offsets + int64_t{p.g} * (a.capacity + 1) + first_block;
-    int32_t const* const from =
-        a.chunk_starts + (int64_t{p.g} * a.chunks + blockIdx.y * a.part_chunks) * a.capacity + first_block;
+    int32_t const* const from = starts_of_chunk(a, p.g, static_cast<int32_t>(blockIdx.y) * a.part_chunks) + first_block;
 #pragma unroll
     for (int i = 0; i < kBlocksPerThread; ++i)
         start[i] = kBlocksPerThread * thread + i < width ? begin[i] + from[i] : 0;
@@ -248,9 +244,7 @@ __global__ void __launch_bounds__(kFillThreads, 3) fill_routing(RoutingArgs cons
 __global__ void __launch_bounds__(kScanThreads) count_tiles(RoutingArgs const a) {
     start_early();
     int64_t const g = a.head + blockIdx.x;
-    int32_t const* const before = a.chunk_starts + (g * a.chunks + a.chunk) * a.capacity;
-    int32_t const* const after =
-        a.end_chunk < a.chunks ? a.chunk_starts + (g * a.chunks + a.end_chunk) * a.capacity : a.totals + g * a.capacity;
+    int32_t const *const before = starts_of_chunk(a, g, a.chunk), *const after = starts_of_chunk(a, g, a.end_chunk);
     exclusive_scan(
         a.capacity, [&](int b) { return (after[b] - before[b] + a.row_tile - 1) / a.row_tile; },
         a.tiles + int64_t{blockIdx.x} * (a.capacity + 1));

@@ -20,9 +20,7 @@ struct WorkItem;  // backward_sm90.cuh
 /// the group's R heads, ascending.
 struct Scratch : BlockTable {
     // BlockSparsePlan::routing, with the block table
-    int32_t* chunk_ends;    ///< [G, blocks, chunks]: entries of a block up to and with a chunk
-    int32_t* chunk_starts;  ///< [G, chunks, blocks]: entries of a block before a chunk
-    int32_t* totals;        ///< [G, blocks]
+    int32_t* chunk_starts;  ///< [G, chunks + 1, blocks]: entries of a block before a chunk; at last, all
     unsigned* arrived;      ///< [G]: thread blocks that have finished their scan
     int32_t* offsets;       ///< [G, blocks + 1]: of each block's entries in the head's part of `indices`
     uint32_t* indices;      ///< [G, queries * R * S]
@@ -61,7 +59,7 @@ struct Pass {
 Pass pass_of(BlockSparsePlan const& plan, int64_t index);
 
 void build_block_table(Stage const& stage);
-void build_routing(Stage const& stage);                      ///< chosen -> chunk_ends, offsets, indices
+void build_routing(Stage const& stage);                      ///< chosen -> chunk_starts, offsets, indices
 void count_tiles(Stage const& stage, Pass const& pass);      ///< tiles
 void attend_selected(Stage const& stage, Pass const& pass);  ///< partial, partial_lse
 /// The local block, merged with the partials: final o and lse of the pass.

@@ -33,9 +33,9 @@ BlockSparseShape on_sm90(BlockSparseShape s) {
 }
 
 std::vector<ScratchRegion> regions(BlockSparsePlan const& p) {
-    return {p.tiles,      p.partial,      p.partial_lse, p.row_stats, p.items,   p.item_begin,  p.split_begin,
-            p.counters,   p.splits,       p.carried,     p.max_abs,   p.first,   p.block_table, p.block_of,
-            p.chunk_ends, p.chunk_starts, p.totals,      p.arrived,   p.offsets, p.indices};
+    return {p.tiles,       p.partial,  p.partial_lse,  p.row_stats, p.items,   p.item_begin,
+            p.split_begin, p.counters, p.splits,       p.carried,   p.max_abs, p.first,
+            p.block_table, p.block_of, p.chunk_starts, p.arrived,   p.offsets, p.indices};
 }
 
 TEST(AttentionPlan, RegionsAreAlignedAndDoNotOverlap) {
@@ -133,9 +133,9 @@ TEST(AttentionPlan, ForwardAndBackwardHaveTheSameRouting) {
                 EXPECT_EQ(plan.routing.bytes, routing_bytes(s)) << to_string(plan);
                 EXPECT_EQ(plan.routing.offset + plan.routing.bytes, plan.scratch_bytes) << to_string(plan);
             }
-            for (auto const part : {&BlockSparsePlan::first, &BlockSparsePlan::block_table, &BlockSparsePlan::block_of,
-                                    &BlockSparsePlan::chunk_ends, &BlockSparsePlan::chunk_starts,
-                                    &BlockSparsePlan::totals, &BlockSparsePlan::offsets, &BlockSparsePlan::indices}) {
+            for (auto const part :
+                 {&BlockSparsePlan::first, &BlockSparsePlan::block_table, &BlockSparsePlan::block_of,
+                  &BlockSparsePlan::chunk_starts, &BlockSparsePlan::offsets, &BlockSparsePlan::indices}) {
                 EXPECT_EQ((forward.*part).offset - forward.routing.offset,
                           (backward.*part).offset - backward.routing.offset);
                 EXPECT_EQ((forward.*part).bytes, (backward.*part).bytes);
@@ -182,7 +182,7 @@ TEST(AttentionPlan, ScratchGrowsLinearlyWithTheTokens) {
 
 TEST(AttentionPlan, BlockLocalAttentionNeedsNoRouting) {
     BlockSparsePlan const plan = plan_attention(shape(4096, 512, 1), AttentionTask::forward);
-    EXPECT_EQ(plan.indices.bytes + plan.chunk_ends.bytes + plan.partial.bytes, 0u);
+    EXPECT_EQ(plan.indices.bytes + plan.chunk_starts.bytes + plan.partial.bytes, 0u);
     EXPECT_EQ(plan.passes(), 1);
 }
 

@@ -377,10 +377,10 @@ void expect_routing_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen)
     auto const block_of = gpu.read(stage.scratch.block_of, T);
     auto const begin = gpu.read(stage.scratch.offsets, G * (blocks + 1));
     auto const indices = gpu.read(stage.scratch.indices, G * places);
-    auto const ends = gpu.read(stage.scratch.chunk_ends, G * blocks * chunks);
+    auto const starts = gpu.read(stage.scratch.chunk_starts, G * (chunks + 1) * blocks);
     for (int64_t g = 0; g < G; ++g) {
         std::vector<std::vector<uint32_t>> expected(static_cast<size_t>(blocks));
-        std::vector<int32_t> expected_ends(static_cast<size_t>(blocks * chunks));
+        std::vector<int32_t> expected_starts(static_cast<size_t>((chunks + 1) * blocks));
         for (int64_t row = 0; row < T * R; ++row)
             for (int64_t s = 0; s < S; ++s) {
                 int32_t const choice = chosen[(row / R * c.heads + g * R + row % R) * S + s];
@@ -388,7 +388,7 @@ void expect_routing_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen)
                 int64_t const b = table[block_of[row / R]].first + choice;
                 expected[b].push_back(static_cast<uint32_t>(row << 6 | s));
                 for (int64_t chunk = row / R / stage.plan.chunk_queries; chunk < chunks; ++chunk)
-                    ++expected_ends[b * chunks + chunk];
+                    ++expected_starts[(chunk + 1) * blocks + b];
             }
         for (int64_t b = 0; b < blocks; ++b) {
             int32_t const from = begin[g * (blocks + 1) + b], to = begin[g * (blocks + 1) + b + 1];
@@ -396,8 +396,8 @@ void expect_routing_of(GpuMobaCase const& c, std::vector<int32_t> const& chosen)
             auto const first = indices.begin() + g * places;
             ASSERT_EQ(std::vector<uint32_t>(first + from, first + to), expected[b]) << "block " << b;
         }
-        auto const first = ends.begin() + g * blocks * chunks;
-        ASSERT_EQ(std::vector<int32_t>(first, first + blocks * chunks), expected_ends) << "head " << g;
+        auto const first = starts.begin() + g * (chunks + 1) * blocks;
+        ASSERT_EQ(std::vector<int32_t>(first, first + (chunks + 1) * blocks), expected_starts) << "head " << g;
     }
 }
 

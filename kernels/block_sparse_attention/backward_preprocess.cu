@@ -27,14 +27,6 @@ __device__ __forceinline__ uint32_t larger(uint32_t max_abs, uint4 const& eight)
 template <int D>
 constexpr int kLanesOfRow = std::has_single_bit(unsigned{D / 8}) ? D / 8 : 4;
 
-/// What kLanesOfRow neighbours found; all of them learn it.
-template <int kLanes, class T, class F>
-__device__ __forceinline__ T of_row(T x, F combine) {
-#pragma unroll
-    for (int other = 1; other < kLanes; other *= 2) x = combine(x, __shfl_xor_sync(kAllLanes, x, other));
-    return x;
-}
-
 /// All loads of do and o of a thread are in flight at once.
 template <int D>
 __global__ void __launch_bounds__(kProductThreads) preprocess_kernel(AttentionArgs const a) {
@@ -62,9 +54,9 @@ __global__ void __launch_bounds__(kProductThreads) preprocess_kernel(AttentionAr
             sum += dot(p.x, q.x) + dot(p.y, q.y) + dot(p.z, q.z) + dot(p.w, q.w);
             max_abs = larger(max_abs, p);
         }
-        sum = of_row<kLanes>(sum, [](float m, float n) { return m + n; });
-        max_abs =
-            of_row<kLanes>(max(max_abs & 0xffff, max_abs >> 16), [](uint32_t m, uint32_t n) { return max(m, n); });
+        sum = across_lanes<kLanes>(sum, [](float m, float n) { return m + n; });
+        max_abs = across_lanes<kLanes>(max(max_abs & 0xffff, max_abs >> 16),
+                                       [](uint32_t m, uint32_t n) { return max(m, n); });
         if (row >= rows) continue;
         if (a.adds_to_dq)
 #pragma unroll

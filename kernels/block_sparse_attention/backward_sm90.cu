@@ -89,12 +89,12 @@ class Consumer {
             weights(s, stage, f_.scale * kLog2e);
             if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
             uint32_t p[kSteps][4], ds[kSteps][4];
-            round(p, s);
+            to_left(p, s);
             add_products(dv, p, shared_.d_o[stage]);
             hopper::products_wait<1>();  // all but dv
             hopper::pin(dp);
             score_gradients(dp, s, stage);
-            round(ds, dp);
+            to_left(ds, dp);
             store_scores(ds);
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
@@ -119,11 +119,6 @@ class Consumer {
         hopper::pin(dk);
         hopper::pin(dv);
         arrive_as_warp(shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages]);
-    }
-
-    static __device__ __forceinline__ void round(uint32_t (&left)[kSteps][4], float const (&x)[kScores]) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) to_left(left[i], x, i);
     }
 
     /// The first of a thread's two keys, of a run; of its columns of scores, which are rows of the tile; of its rows of

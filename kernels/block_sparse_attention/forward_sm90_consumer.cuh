@@ -96,11 +96,9 @@ class ForwardConsumer {
     /// Local rows are left factors in registers: products with tiles of 64 keys are otherwise short of shared memory's
     /// bandwidth.
     __device__ void load_rows(uint32_t (&q)[D / 16][4]) {
-        uint32_t const tile = shared_address(shared_.q[stage_]);
-        int const lane = threadIdx.x % 32, row = static_cast<int>(threadIdx.x % 128 / 32 * 16) + lane % 16;
-#pragma unroll
-        for (int step = 0; step < D / 16; ++step)
-            load_matrices(q[step], tile + hopper::swizzled_offset<kConsumerRows>(row, step * 2 + lane / 16));
+        if constexpr (kLocal)
+            hopper::load_left<kConsumerRows>(q, shared_address(shared_.q[stage_]),
+                                             static_cast<int>(threadIdx.x % 128 / 32 * 16));
     }
 
     /// Where they are is looked up while they may still be on their way.
@@ -110,9 +108,13 @@ class ForwardConsumer {
         return keys;
     }
     __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Cursor const& at) {
-        uint32_t const k = await_keys(at);
-        hopper::add_products<Inner::columns>(
-            s, rows, [&](int step) { return hopper::columns_factor<kKeys>(k, 0, step); }, false);
+        if constexpr (kLocal) {
+            uint32_t const k = await_keys(at);
+            hopper::add_products<Inner::columns>(
+                s, rows, [&](int step) { return hopper::columns_factor<kKeys>(k, 0, step); }, false);
+        } else {
+            start_scores(s, at);
+        }
     }
     __device__ void start_scores(float (&s)[kKeys / 2], Cursor const& at) {
         uint32_t const k = await_keys(at), q = hopper::uniform(shared_address(shared_.q[stage_]));
@@ -130,10 +132,6 @@ class ForwardConsumer {
             if (some_unseen) sees[0] = shared_.sees[stage_][row_], sees[1] = shared_.sees[stage_][row_ + 8];
         if (at.last()) release_rows();
         if (some_unseen) mask_scores(s, sees, key);
-    }
-    __device__ static void to_weights(uint32_t (&weights)[kKeys / 16][4], float const (&s)[kKeys / 2]) {
-#pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step) to_left(weights[step], s, step);
     }
     __device__ uint32_t await_values(Cursor const& at) {
         uint32_t const values = hopper::uniform(shared_address(shared_.v[at.keys.stage]));

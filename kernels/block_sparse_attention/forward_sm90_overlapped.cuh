@@ -23,20 +23,20 @@ class OverlappedConsumer : ForwardConsumer<T> {
         Softmax<kKeys> softmax, done;
         PartialWeightsOf partials;
         Cursor before{};
-        load_rows(q);
-        start_scores(s, q, now);
+        this->load_rows(q);
+        this->start_scores(s, q, now);
         hopper::products_wait<0>();
         this->finish_scores(s, now);
         softmax.absorb(s, scale_log2_, rescale);
-        this->to_weights(weights, s);
+        to_left(weights, s);
         for (;;) {
             bool const ends = now.last();
             Cursor then = now;
             then.step();
             if (ends) then = this->next_tile(now.next_keys());
             if (then.key_tiles == 0) break;
-            if (ends) load_rows(q);
-            start_scores(s, q, then);
+            if (ends) this->load_rows(q);
+            this->start_scores(s, q, then);
             if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
             this->start_outputs(o, weights, now);
             if (ends) partials = PartialWeightsOf(a_, local_rows(now));
@@ -50,7 +50,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
             hopper::settle(softmax.sum[0] + softmax.sum[1]);  // all of this while the products run
             hopper::products_wait<0>();
             this->finish_outputs(o, now);
-            this->to_weights(weights, s);
+            to_left(weights, s);
             before = now;
             now = then;
         }
@@ -78,15 +78,6 @@ class OverlappedConsumer : ForwardConsumer<T> {
 
     __device__ LocalRows local_rows(Cursor const& cursor) const {
         return {{cursor.at[0], cursor.at[1]}, {cursor.first_slot, cursor.first_slot + 8 * a_.slots}, cursor.past};
-    }
-    __device__ void load_rows(uint32_t (&q)[D / 16][4]) {
-        if constexpr (kLocal) Base::load_rows(q);
-    }
-    __device__ void start_scores(float (&s)[kKeys / 2], uint32_t const (&rows)[D / 16][4], Cursor const& at) {
-        if constexpr (kLocal)
-            Base::start_scores(s, rows, at);
-        else
-            Base::start_scores(s, at);
     }
 
     /// While the next scores are made: what was summed up to a tile of keys is written where it is a row tile's last,

@@ -23,7 +23,7 @@ class ShortConsumer : ForwardConsumer<T> {
             hopper::products_wait<0>();
             this->finish_scores(s, tile);
             softmax.absorb(s, scale_log2_, rescale);
-            this->to_weights(weights, s);
+            to_left(weights, s);
             this->start_first_outputs(o, weights, tile);
             Total const total(softmax, scale_log2_);  // while the products run
             hopper::products_wait<0>();

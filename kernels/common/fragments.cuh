@@ -34,6 +34,13 @@ __device__ __forceinline__ void to_left(uint32_t (&a)[4], float const (&d)[kCoun
     for (int i = 0; i < 4; ++i) a[i] = pack(d[8 * step + 2 * i], d[8 * step + 2 * i + 1]);
 }
 
+/// All columns.
+template <int kSteps, int kCount>
+__device__ __forceinline__ void to_left(uint32_t (&a)[kSteps][4], float const (&d)[kCount]) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) to_left(a[step], d, step);
+}
+
 __device__ __forceinline__ float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
     return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));

@@ -6,6 +6,14 @@ namespace perigee::kernels {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+/// What kLanes neighbours have, combined; all of them receive it. kLanes is a power of two.
+template <int kLanes, class T, class F>
+__device__ __forceinline__ T across_lanes(T x, F combine) {
+#pragma unroll
+    for (int other = 1; other < kLanes; other *= 2) x = combine(x, __shfl_xor_sync(kAllLanes, x, other));
+    return x;
+}
+
 template <class T>
 __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll

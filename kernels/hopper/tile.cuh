@@ -51,6 +51,15 @@ __device__ __forceinline__ void copy_vector(uint32_t to, void const* from, bool 
         : "memory");
 }
 
+/// The warp's rows [row, row + 16) of a tile as left factors of products, kSteps times 16 columns.
+template <int kRows, int kSteps>
+__device__ __forceinline__ void load_left(uint32_t (&a)[kSteps][4], uint32_t tile, int row) {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        load_matrices(a[step], tile + swizzled_offset<kRows>(row + lane % 16, step * 2 + lane / 16));
+}
+
 /// Four 8 x 8 matrices of bf16 to shared memory, as load_matrices reads them. PTX ISA, "stmatrix".
 __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t const (&x)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(x[0]), "r"(x[1]),

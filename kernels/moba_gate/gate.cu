@@ -14,19 +14,12 @@ namespace {
 using namespace block_sparse;
 using namespace kernels;
 
-struct PoolArgs {
-    bf16 const* k;
-    bf16* centroids;
-    Block const* blocks;
-    int32_t kv_heads, block_size;
-};
-
 constexpr int kPoolLoads = 8;  // that a thread has in flight
 
 /// One block of one key/value head. Each thread sums the 8 columns of every so many rows; rows are then added in a
 /// fixed order.
 template <int D, int kThreads>
-__global__ void __launch_bounds__(kThreads) pool_kernel(PoolArgs const a) {
+__global__ void __launch_bounds__(kThreads) pool_kernel(GateArgs const a) {
     start_early();
     constexpr int kColumns = D / 8, kRows = kThreads / kColumns;
     __shared__ float sums[kRows][D];
@@ -82,31 +75,17 @@ void build_block_table(Stage const& stage) {
                       stage.problem.stream);
 }
 
-void pool_centroids(Stage const& stage) {
-    BlockSparseShape const& shape = stage.plan.shape;
-    PoolArgs const args{stage.problem.k, stage.scratch.centroids, stage.scratch.table.blocks,
-                        static_cast<int32_t>(shape.kv_heads),
-                        static_cast<int32_t>(std::min<int64_t>(shape.block_size, int64_t{1} << 30))};
-    auto const pool = [&]<int kThreads>(auto kernel) {
-        launch({"pool", stage.plan.blocks, shape.kv_heads, kThreads, 0, stage.problem.stream, 1, true}, kernel, args);
-    };
-    with_head_dim(shape.head_dim, [&]<int D>() {
-        if (args.block_size <= 256)
-            pool.operator()<128>(pool_kernel<D, 128>);
-        else
-            pool.operator()<512>(pool_kernel<D, 512>);
-    });
-}
-
-SelectArgs select_args(Stage const& stage, int32_t* chosen) {
+GateArgs gate_args(Stage const& stage, int32_t* chosen) {
     BlockSparseShape const& shape = stage.plan.shape;
     MobaOptions const& options = stage.plan.options;
     auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
     return {.q = stage.problem.q,
+            .k = stage.problem.k,
             .centroids = stage.scratch.centroids,
             .chosen = chosen,
             .blocks = stage.scratch.table.blocks,
             .block_of = stage.scratch.table.block_of,
+            .block_size = narrow(std::min<int64_t>(shape.block_size, int64_t{1} << 30)),
             .queries = narrow(shape.queries),
             .query_begin = narrow(stage.problem.query_begin),
             .heads = narrow(shape.heads),
@@ -115,6 +94,19 @@ SelectArgs select_args(Stage const& stage, int32_t* chosen) {
             .slots = narrow(shape.slots()),
             .summed = narrow(options.selection == MobaSelection::per_group ? shape.group() : 1),
             .force_previous = options.force_previous};
+}
+
+void pool_centroids(Stage const& stage) {
+    GateArgs const args = gate_args(stage);
+    auto const pool = [&]<int kThreads>(auto kernel) {
+        launch({"pool", stage.plan.blocks, args.kv_heads, kThreads, 0, stage.problem.stream, 1, true}, kernel, args);
+    };
+    with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        if (args.block_size <= 256)
+            pool.operator()<128>(pool_kernel<D, 128>);
+        else
+            pool.operator()<512>(pool_kernel<D, 512>);
+    });
 }
 
 void select_blocks(Stage const& stage, int32_t* chosen) {

@@ -35,18 +35,18 @@ struct Stage {
 };
 Stage make_stage(MobaGatePlan const& plan, MobaGateProblem const& problem);
 
-/// What the kernels that select are given.
-struct SelectArgs {
-    bf16 const* q;
-    bf16 const* centroids;
+/// What kernels are given.
+struct GateArgs {
+    bf16 const *q, *k;
+    bf16* centroids;
     int32_t* chosen;
     block_sparse::Block const* blocks;
     int32_t const* block_of;
-    int32_t queries, query_begin, heads, kv_heads, group, slots;
+    int32_t block_size, queries, query_begin, heads, kv_heads, group, slots;
     int32_t summed;  ///< heads that share a selection
     bool force_previous;
 };
-SelectArgs select_args(Stage const& stage, int32_t* chosen);
+GateArgs gate_args(Stage const& stage, int32_t* chosen = nullptr);
 
 void build_block_table(Stage const& stage);
 void pool_centroids(Stage const& stage);                  ///< centroids; zeros for incomplete blocks

@@ -30,7 +30,7 @@ struct GateShared {
 
 /// Fragments of the 16 queries of a warp, straight from memory; zeros beyond the last.
 template <int D>
-__device__ void load_queries(uint32_t (&x)[D / 16][4], SelectArgs const& a, int query, int head) {
+__device__ void load_queries(uint32_t (&x)[D / 16][4], GateArgs const& a, int query, int head) {
     int const lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -46,7 +46,7 @@ __device__ void load_queries(uint32_t (&x)[D / 16][4], SelectArgs const& a, int 
 
 /// Lets the scores of blocks [from, from + kGateBlocks) compete for the slots of a row, whose candidates are blocks
 /// [low, high). Blocks come in ascending order, so one goes before its equals. A lane's business.
-__device__ void compete(SelectArgs const& a, float const* scores, Slot* best, int row, int32_t from, int32_t low,
+__device__ void compete(GateArgs const& a, float const* scores, Slot* best, int row, int32_t from, int32_t low,
                         int32_t high) {
     float worst = best[a.slots - 1].score[row];
     for (int i = 0; i < kGateBlocks; i += 4) {
@@ -70,7 +70,7 @@ __device__ void compete(SelectArgs const& a, float const* scores, Slot* best, in
 }
 
 /// Writes a row's blocks in ascending order, counted from `first`, then -1. A lane's business.
-__device__ void write_selection(SelectArgs const& a, Slot const* best, int row, int32_t first, int32_t* out) {
+__device__ void write_selection(GateArgs const& a, Slot const* best, int row, int32_t first, int32_t* out) {
     int count = 0;
     for (int slot = 0; slot < a.slots; ++slot) {
         int32_t const block = best[slot].block[row];
@@ -86,7 +86,7 @@ __device__ void write_selection(SelectArgs const& a, Slot const* best, int row, 
 
 /// 64 queries of one head, or of `summed` heads that share a selection, against 64 candidates at a time.
 template <int D>
-__global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) {
+__global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
     start_early();
     auto& shared = *reinterpret_cast<GateShared<D>*>(dynamic_shared());
     int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(SelectArgs const a) 
 }  // namespace
 
 void select_blocks_sm80(Stage const& stage, int32_t* chosen) {
-    SelectArgs const args = select_args(stage, chosen);
+    GateArgs const args = gate_args(stage, chosen);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         size_t const bytes = sizeof(GateShared<D>) + sizeof(Slot) * static_cast<size_t>(args.slots - 1);
         launch({"gate", ceil_div(args.queries, kGateRows), args.heads / args.summed, kGateThreads, bytes,

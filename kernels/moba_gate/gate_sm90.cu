@@ -21,7 +21,7 @@ using hopper::RingPosition;
 constexpr int kStepBlocks = 64;
 constexpr int kStages = 4;
 
-struct GateArgs : SelectArgs {
+struct TileArgs : GateArgs {
     CUtensorMap q_map, centroids_map;
     int32_t tile_queries;  ///< of a tile: as many whole groups of heads as fit
     int32_t tiles;         ///< of a key/value head
@@ -67,14 +67,14 @@ struct Tile {
     int32_t count;
     int32_t g;
 };
-[[maybe_unused]] __device__ __forceinline__ Tile tile_at(GateArgs const& a, int32_t item) {
+[[maybe_unused]] __device__ __forceinline__ Tile tile_at(TileArgs const& a, int32_t item) {
     int32_t const query = (a.tiles - 1 - item / a.kv_heads) * a.tile_queries;
     return {query, min(a.tile_queries, a.queries - query), item % a.kv_heads};
 }
 
 /// The warp that has everything brought.
 template <int D, class Shared>
-__device__ void bring(GateArgs const& a, Shared& shared) {
+__device__ void bring(TileArgs const& a, Shared& shared) {
     constexpr int kPerLane = Shared::kRows / 32;
     int const lane = threadIdx.x % 32;
     Range range[kPerLane] = {};
@@ -149,23 +149,6 @@ __device__ void bring(GateArgs const& a, Shared& shared) {
         if (n / 4 * 8 + n % 2 == range[n / 2 % 2].high - 1 - block) s[n] = INFINITY;
 }
 
-/// s = q . means^T for the 64 mean keys of a stage; the warpgroup waits for the result.
-template <int D>
-__device__ __forceinline__ void multiply_means(float (&s)[32], uint32_t const (&q)[D / 16][4], uint32_t means) {
-    uint64_t const factor = hopper::columns_factor<kStepBlocks>(means, 0, 0);
-    hopper::products_begin();
-#pragma unroll
-    for (int part = 0; part < D / 16; ++part) {
-        // Descriptors count in 16 bytes, in their lower halves.
-        uint32_t const at = part / 4 * hopper::panel_bytes<kStepBlocks>() / 16 + part % 4 * 2;
-        hopper::multiply<Inner::columns>(s, q[part], factor >> 32 << 32 | (static_cast<uint32_t>(factor) + at),
-                                         part > 0);
-    }
-    hopper::products_commit();
-    hopper::products_wait<0>();
-    hopper::pin(s);
-}
-
 /// The row's blocks, counted from `low`, by the two lanes that have them.
 template <int kSlots>
 __device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots], int32_t low, int slots, int32_t* to) {
@@ -177,10 +160,10 @@ __device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots],
 
 /// A consumer warp: top k of 16 of the 64 rows of its warpgroup.
 template <int D, int kSlots, class Shared>
-__device__ void select(GateArgs const& a, Shared& shared) {
+__device__ void select(TileArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
     TopKRows<kSlots> best(shared.laid[thread / 32]);
-    uint32_t const q_tile = shared_address(shared.q), means = shared_address(shared.means);
+    uint32_t const means = shared_address(shared.means);
     int const first_row = warp_row + lane / 4;
     auto const range_of = [&](int its_row, int32_t queries) {
         int const query = shared.query_of[its_row];
@@ -193,10 +176,7 @@ __device__ void select(GateArgs const& a, Shared& shared) {
         rows.advance();
         TileInfo const tile = uniform(shared.tile_info);
         uint32_t q[D / 16][4];
-#pragma unroll
-        for (int step = 0; step < D / 16; ++step)
-            load_matrices(q[step],
-                          q_tile + hopper::swizzled_offset<Shared::kRows>(warp_row + lane % 16, step * 2 + lane / 16));
+        hopper::load_left<Shared::kRows>(q, shared_address(shared.q), warp_row);
         Range const range[2] = {range_of(first_row, tile.count), range_of(first_row + 8, tile.count)};
         shared.q_free.arrive();
 
@@ -207,7 +187,11 @@ __device__ void select(GateArgs const& a, Shared& shared) {
         for (int32_t step = 0; step < tile.steps; ++step, ring.advance()) {
             float s[32];
             shared.full[ring.stage].wait(ring.parity());
-            multiply_means<D>(s, q, means + ring.stage * hopper::tile_bytes<kStepBlocks, D>());
+            uint32_t const stage = means + ring.stage * hopper::tile_bytes<kStepBlocks, D>();
+            hopper::add_products<Inner::columns>(
+                s, q, [&](int step) { return hopper::columns_factor<kStepBlocks>(stage, 0, step); }, false);
+            hopper::products_wait<0>();
+            hopper::pin(s);
             if (lane == 0) shared.free[ring.stage].arrive();
             int32_t const from = tile.end - (step + 1) * kStepBlocks;
             uint32_t valid = rows_there;
@@ -239,7 +223,7 @@ template <int kWarpgroups>
 constexpr int kRegisters = kWarpgroups == 4 ? 104 : (512 - 56) / kWarpgroups / 8 * 8;
 
 template <int D, int kSlots, int kWarpgroups>
-__global__ void __launch_bounds__(128 * (kWarpgroups + 1), 1) gate_kernel(__grid_constant__ GateArgs const a) {
+__global__ void __launch_bounds__(128 * (kWarpgroups + 1), 1) gate_kernel(__grid_constant__ TileArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     start_early();
     using Shared = GateShared<D, kSlots, kWarpgroups>;
@@ -269,14 +253,14 @@ __global__ void __launch_bounds__(128 * (kWarpgroups + 1), 1) gate_kernel(__grid
 template <int D, int kSlots, int kWarpgroups>
 void launch_gate(Stage const& stage, int32_t* chosen) {
     BlockSparseShape const& s = stage.plan.shape;
-    SelectArgs const args = select_args(stage, chosen);
+    GateArgs const args = gate_args(stage, chosen);
     int32_t const tile_queries = 64 * kWarpgroups / args.group;
     int32_t const tiles = (args.queries + tile_queries - 1) / tile_queries;
     auto const centroids = hopper::rows_map(args.centroids, stage.plan.blocks, s.kv_heads, D, kStepBlocks);
     launch({"gate", std::min(tiles * s.kv_heads, multiprocessors()), 1, 128 * (kWarpgroups + 1),
             sizeof(GateShared<D, kSlots, kWarpgroups>), stage.problem.stream, 1, true},
            gate_kernel<D, kSlots, kWarpgroups>,
-           GateArgs{args, hopper::rows_map(args.q, s.queries, s.heads, D, tile_queries, args.group), centroids,
+           TileArgs{args, hopper::rows_map(args.q, s.queries, s.heads, D, tile_queries, args.group), centroids,
                     tile_queries, tiles});
 }
 

@@ -103,7 +103,7 @@ int run_train(RunOptions const& as_configured, Job const& job) {
     HostComm& world = job.launch.world();
     int const local_ranks = job.launch.local_size();
     RunOptions const options =
-        with_recompute_decided(with_stage_decided(as_configured, world, local_ranks), world, local_ranks);
+        with_memory_policy_decided(with_stage_decided(as_configured, world, local_ranks), world, local_ranks);
     check_fits(options, world.size(), local_ranks);
     std::string const problem = export_problem(options.model, options.attention);
     if (!problem.empty() && world.rank() == 0)

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +18,8 @@
 
 namespace perigee {
 namespace {
+
+constexpr int kRanksOfAHost = 8;  // at most, for sums over a host
 
 void print_layout(RunOptions const& options, MeshShape const& mesh) {
     TrainOptions const& train = options.train;
@@ -48,6 +51,11 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     line("communication", memory.buckets + memory.messages, "  what is sent from and received into");
     if (gpu) line("scratch", memory.scratch, "  of MoBA's kernels, see train.moba_scratch_mib");
     line("peak", memory.sum(), "  of all: not every class is at its largest at once");
+    if (memory.host == 0) return;
+    int const ranks = std::min(mesh.world(), kRanksOfAHost);
+    line("host", memory.host,
+         fmt::format("  of activations under train.offload{}; a host of {} rank{} takes {}", gpu ? ", pinned" : "",
+                     ranks, ranks == 1 ? "" : "s", format_bytes(ranks * memory.host)));
 }
 
 void print_traffic(Traffic const& traffic) {
@@ -109,11 +117,16 @@ RunOptions decided(RunOptions options, int world_size, int64_t bytes) {
         if (options.parallel.shard > ShardStage::optimizer)
             fmt::print("#\n# parallel.shard auto: {}\n", to_string(options.parallel.shard));
     }
-    if (options.train.recompute != kRecomputeAuto) return options;
-    options.train.recompute = to_string(recompute_that_fits(options, world_size, bytes));
-    fmt::print("#\n# train.recompute auto: {}{}\n", options.train.recompute,
-               bytes > 0 ? fmt::format(", for a step in {}", format_bytes(bytes))
-                         : ", as the memory of the device is not known here");
+    std::string const why = bytes > 0 ? fmt::format(", for a step in {}", format_bytes(bytes))
+                                      : ", as the memory of the device is not known here";
+    if (options.train.recompute == kRecomputeAuto) {
+        options.train.recompute = to_string(recompute_that_fits(options, world_size, bytes));
+        fmt::print("#\n# train.recompute auto: {}{}\n", options.train.recompute, why);
+    }
+    if (options.train.offload == kOffloadAuto) {
+        options.train.offload = offload_that_fits(options, world_size, bytes);
+        fmt::print("#\n# train.offload auto: {}{}\n", options.train.offload, why);
+    }
     return options;
 }
 

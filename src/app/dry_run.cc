@@ -306,7 +306,8 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
                        .step = arena.peak_bytes(),
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),
-                       .messages = arena.peak_bytes(Use::communication)},
+                       .messages = arena.peak_bytes(Use::communication),
+                       .host = session.model().offloaded_bytes()},
             .sent = extrapolate(one, two, accumulation - 1),
             .time = time};
 }

@@ -111,13 +111,26 @@ std::vector<Recompute> recompute_that_fits(RunOptions const& options, int world_
     return levels;
 }
 
-RunOptions with_recompute_decided(RunOptions options, HostComm& world, int local_ranks) {
-    if (options.train.recompute != kRecomputeAuto) return options;
-    HostMemory const there = memory_for_a_step(options, local_ranks);
-    int64_t const bytes = least_of_all(world, there.bytes);
-    options.train.recompute = to_string(recompute_that_fits(options, world.size(), bytes));
+int64_t offload_that_fits(RunOptions const& options, int world_size, int64_t bytes) {
+    int64_t enough = std::max<int64_t>(options.model.num_hidden_layers - 2, 0), few = -1;
+    if (bytes == 0 || !takes_gpu(options.device)) return 0;
+    RunOptions tried = options;
+    while (enough - few > 1) {
+        tried.train.offload = few + (enough - few) / 2;
+        (step_cost(tried, world_size).memory.sum() <= bytes ? enough : few) = tried.train.offload;
+    }
+    return enough;
+}
+
+RunOptions with_memory_policy_decided(RunOptions options, HostComm& world, int local_ranks) {
+    bool const recompute = options.train.recompute == kRecomputeAuto, offload = options.train.offload == kOffloadAuto;
+    if (!recompute && !offload) return options;
+    int64_t const bytes = least_of_all(world, memory_for_a_step(options, local_ranks).bytes);
+    if (recompute) options.train.recompute = to_string(recompute_that_fits(options, world.size(), bytes));
+    if (offload) options.train.offload = offload_that_fits(options, world.size(), bytes);
     if (world.rank() == 0)
-        log::info("train.recompute auto: {}, for a step in {}", options.train.recompute, format_bytes(bytes));
+        log::info("for a step in {}: train.recompute {}, train.offload {}", format_bytes(bytes),
+                  options.train.recompute, options.train.offload);
     return options;
 }
 
@@ -126,7 +139,18 @@ void check_fits(RunOptions const& options, int world_size, int local_ranks) {
     RunOptions least = options;
     least.attention.kind = AttentionKind::full;
     least.attention.schedule.clear();
-    StepMemory const needed = step_cost(least, world_size).memory;
+    StepMemory needed = step_cost(least, world_size).memory;
+    if (takes_gpu(options.device)) {
+        HostMemory const host = host_memory(local_ranks);
+        if (host.bytes > 0 && needed.host > host.bytes)
+            throw OutOfMemory(fmt::format(
+                "train.offload = {} takes {} ({} bytes) of the host for each rank, and {} has {} ({} bytes) for it: "
+                "offload fewer layers, or let train.recompute drop more of them",
+                options.train.offload, format_bytes(needed.host), needed.host, host.what, format_bytes(host.bytes),
+                host.bytes));
+    } else {
+        needed.step += needed.host;
+    }
     if (there.bytes == 0 || needed.sum() <= there.bytes) return;
     MemoryUse const use{.weights = needed.weights,
                         .gradients = needed.gradients,

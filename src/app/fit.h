@@ -23,9 +23,13 @@ RunOptions with_stage_decided(RunOptions options, HostComm& world, int local_ran
 /// by one, block-sparse ones first, as their attention costs least.
 std::vector<Recompute> recompute_that_fits(RunOptions const& options, int world_size, int64_t bytes);
 
-/// The options with `train.recompute: auto` decided by the rank with the least memory; says what it decided. Other
-/// levels stay. Collective.
-RunOptions with_recompute_decided(RunOptions options, HostComm& world, int local_ranks);
+/// What `train.offload: -1` means: the fewest layers with which a step takes at most `bytes` on each rank, or as many
+/// as there are to offload; 0 where `bytes` is 0, unknown, or the device is the host itself.
+int64_t offload_that_fits(RunOptions const& options, int world_size, int64_t bytes);
+
+/// The options with train.recompute, then train.offload, decided by the rank with the least memory where they are
+/// `auto`; says what it decided. Collective.
+RunOptions with_memory_policy_decided(RunOptions options, HostComm& world, int local_ranks);
 
 /// Bytes for a step on this rank's device, less what a GPU's libraries take, and what has them; 0 where that is not
 /// known.
@@ -34,7 +38,7 @@ HostMemory memory_for_a_step(RunOptions const& options, int local_ranks);
 /// Throws OutOfMemory where a step takes more memory than this rank can ever have: on a GPU all of that GPU's,
 /// otherwise the host's, see device/host_memory.h. Says both numbers, where memory would go, and what to change. Counts
 /// with full attention, the least that any choice of MoBA takes; a run that passes may still meet the end of its
-/// memory.
+/// memory. The memory of a GPU's host has to hold what is offloaded there.
 void check_fits(RunOptions const& options, int world_size, int local_ranks);
 
 }  // namespace perigee

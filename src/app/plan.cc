@@ -87,12 +87,14 @@ std::string time_report(RunOptions const& options, int world_size, StepCost cons
     line("other operations", time.other, rates.memory.source);
     bool const one_host = world_size <= rates.gpus_per_host;
     RateSource const links = one_host ? of_all({rates.link, rates.latency}) : of_all({rates.network, rates.hop});
-    for (auto const& [axis, seconds] : time.exposed) line("exposed: " + axis, seconds, links);
+    for (auto const& [axis, seconds] : time.exposed)
+        line("exposed: " + axis, seconds, axis == "host" ? rates.host.source : links);
     line("step", time.step,
          of_all({rates.products,
                  rates.memory,
                  {0, of_attention(rates, options)},
-                 {0, mesh.world() > 1 ? links : RateSource::measured}}));
+                 {0, mesh.world() > 1 ? links : RateSource::measured},
+                 {0, time.exposed.contains("host") ? rates.host.source : RateSource::measured}}));
     text += fmt::format("#   {:.0f} tokens/s a GPU\n", rate_of(options, world_size, time));
     if (time.beside > 0)
         text += fmt::format(

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "comm/ring_bytes.h"
+#include "model/offload.h"
 #include "ops/operation_views.h"
 
 namespace perigee {
@@ -178,13 +179,17 @@ class ClockedQueues::Clocked final : public Queue {
         auto const* const point = dynamic_cast<ClockedQueues::Point const*>(event.point());
         if (point == nullptr || point->seconds <= seconds) return;
         if (this == &owner_->compute()) {
-            owner_->now_.exposed[to_string(point->axis)] += point->seconds - seconds;
+            bool const copies = point->recorded_in->name() == kOffloadLane;
+            owner_->now_.exposed[copies ? "host" : to_string(point->axis)] += point->seconds - seconds;
             owner_->waited_ += point->seconds - seconds;
         }
         seconds = point->seconds;
     }
     void copy(void*, void const*, size_t bytes) override {
-        if (owner_->rates_ != nullptr) seconds += 2e-9 * static_cast<double>(bytes) / owner_->rates_->memory.value;
+        if (owner_->rates_ == nullptr) return;
+        double const gigabytes = 1e-9 * static_cast<double>(bytes);
+        seconds += name() == kOffloadLane ? gigabytes / owner_->rates_->host.value
+                                          : 2 * gigabytes / owner_->rates_->memory.value;
     }
     void call(std::function<void()> const& work) override { work(); }
     void synchronize() override {}

@@ -32,7 +32,7 @@ double slowest_of(int ranks);
 struct StepTime {
     double step = 0;
     double products = 0, attention = 0, other = 0;  ///< of the compute queue's work
-    std::map<std::string, double> exposed;          ///< by axis: for what the compute queue waited
+    std::map<std::string, double> exposed;          ///< by axis, or "host": for what the compute queue waited
     double beside = 0;                              ///< of collectives beside the compute queue's work
 
     StepTime& add(StepTime const& x, double factor);

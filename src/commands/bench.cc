@@ -205,8 +205,9 @@ void print_step(StepReport const& report, Device const& device, double seconds) 
 RunOptions read_options(Options const& o, FileSystem& files) {
     RunOptions const options = load_config(o.config, o.overrides);
     refuse_problems(options, 1, o.config);
-    if (options.train.recompute == kRecomputeAuto)
-        fail(Category::config, "train.recompute: `perigee train` decides what auto is; name the levels to measure");
+    if (options.train.recompute == kRecomputeAuto || options.train.offload == kOffloadAuto)
+        fail(Category::config,
+             "train.recompute and train.offload: `perigee train` decides what auto is; name what to measure");
     return resolve(options, 1, files);
 }
 

@@ -15,6 +15,7 @@ void assume_the_network(DeviceRates& rates) {
     rates.launch = assumed(3);
     rates.network = assumed(45);
     rates.hop = assumed(12);
+    rates.host = assumed(50);
     rates.interference = assumed(0.3);
     rates.straggler = assumed(0.01);
 }
@@ -67,7 +68,7 @@ DeviceRates a100() {
     r.memory = assumed(1700);
     r.link = assumed(230), r.latency = assumed(20);
     assume_the_network(r);
-    r.network = assumed(22);
+    r.network = assumed(22), r.host = assumed(22);
     return r;
 }
 
@@ -103,6 +104,7 @@ void describe(Schema& schema, DeviceRates& rates) {
         .section("latency", rates.latency, "microseconds of such a collective")
         .section("network", rates.network, "GB/s of a GPU to other hosts")
         .section("hop", rates.hop, "microseconds between two hosts")
+        .section("host", rates.host, "GB/s between a GPU and the memory of its host, each way")
         .section("interference", rates.interference, "share by which a collective slows work beside it")
         .section("straggler", rates.straggler, "standard deviation of the ranks' speed, as a share of a step");
 }

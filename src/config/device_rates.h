@@ -34,6 +34,7 @@ struct DeviceRates {
     DeviceRate latency;       ///< microseconds of such a collective
     DeviceRate network;       ///< GB/s of a GPU to other hosts
     DeviceRate hop;           ///< microseconds between two hosts
+    DeviceRate host;          ///< GB/s between a GPU and its host's memory, each way
     DeviceRate interference;  ///< share by which a collective slows the work beside it
     DeviceRate straggler;     ///< standard deviation of the ranks' speed, as a share of a step
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 namespace perigee {
 
@@ -124,14 +125,14 @@ BlockTensors BlockPlaces::in(TensorView unit) const {
 
 namespace {
 
-constexpr Recompute kDroppingLevels[] = {Recompute::elementwise, Recompute::mlp, Recompute::attention,
-                                         Recompute::block};
+constexpr Recompute kLevels[] = {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::attention,
+                                 Recompute::block};
 
 /// What `level` drops and the levels before it do not; of the first, what none drops.
 void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, Recompute level,
                     BlockActivations& acts) {
     ModelOptions const& o = pass.options;
-    int64_t const T = pass.tokens, P = pass.part(), D = o.hidden_size, F = pass.intermediate();
+    int64_t const T = pass.tokens, C = pass.mlp_tokens(), P = pass.part(), D = o.hidden_size, F = pass.intermediate();
     switch (level) {
         case Recompute::none:
             acts.x_PD = arena.allocate("x", pass.compute(), {P, D});
@@ -139,10 +140,10 @@ void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, 
         case Recompute::elementwise:
             acts.normed_PD = arena.allocate("normed", pass.compute(), {P, D});
             acts.mid_normed_PD = arena.allocate("mid_normed", pass.compute(), {P, D});
-            acts.y_TF = arena.allocate("y", pass.compute(), {T, F});
+            acts.y_CF = arena.allocate("y", pass.compute(), {C, F});
             break;
         case Recompute::mlp:
-            acts.gate_up_T2F = arena.allocate("gate_up", pass.compute(), {T, 2 * F});
+            acts.gate_up_C2F = arena.allocate("gate_up", pass.compute(), {C, 2 * F});
             break;
         case Recompute::attention:
             acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
@@ -157,28 +158,97 @@ void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, 
     }
 }
 
+/// The tensors of a level; those that a block shares with all others in any case left out.
+std::vector<TensorView*> tensors_of(BlockActivations& acts, Recompute level) {
+    auto& [local, attended, lse_TH, chosen_THS, routing_L] = acts.attention;
+    switch (level) {
+        case Recompute::none:
+            return {&acts.x_PD};
+        case Recompute::elementwise:
+            return {&acts.normed_PD, &acts.mid_normed_PD, &acts.y_CF};
+        case Recompute::mlp:
+            return {&acts.gate_up_C2F};
+        case Recompute::attention:
+            return {&acts.rstd_P,    &acts.qkv_TX,    &local.o_THK, &attended.q_THK,
+                    &attended.k_TGK, &attended.v_TGK, &acts.mid_PD, &acts.mid_rstd_P};
+        case Recompute::block:
+            return {&attended.o_THK, &lse_TH, &chosen_THS, &routing_L};
+    }
+    return {};
+}
+
+/// A level's tensors from other activations. Levels come in ascending order.
+void take(BlockActivations& acts, BlockActivations& from, Recompute level) {
+    auto const to = tensors_of(acts, level), source = tensors_of(from, level);
+    for (size_t i = 0; i < to.size(); ++i) *to[i] = *source[i];
+    AttentionTensors& local = acts.attention.local;
+    if (level == Recompute::attention) {
+        TensorView const o_THK = local.o_THK;
+        local = from.attention.local;
+        local.o_THK = o_THK;
+    }
+    bool const exchanged = local.q_THK.data != acts.attention.attended.q_THK.data;
+    if (level == Recompute::block && !exchanged) local.o_THK = acts.attention.attended.o_THK;
+}
+
+/// Every tensor that a block keeps from its forward to its backward, once.
+std::vector<TensorView> kept_of(BlockActivations& acts) {
+    std::vector<TensorView> kept;
+    for (Recompute level : kLevels) {
+        if (level != Recompute::none && level <= acts.recompute) continue;
+        for (TensorView const* const view : tensors_of(acts, level)) {
+            auto const same = [view](TensorView const& other) { return other.data == view->data; };
+            if (!view->empty() && std::ranges::none_of(kept, same)) kept.push_back(*view);
+        }
+    }
+    return kept;
+}
+
+/// Memory that several blocks use in turn: levels of layers for which is_used(layer, level).
+template <class IsUsed>
+BlockActivations allocate_turns(Arena& arena, Pass const& pass, std::span<Selection const> selections, IsUsed is_used) {
+    BlockActivations turns;
+    for (Recompute level : kLevels) {
+        std::optional<Selection> most;  // block-sparse attention takes the most memory
+        for (size_t layer = 0; layer < selections.size(); ++layer)
+            if (is_used(layer, level) && (!most || is_full(*most))) most = selections[layer];
+        if (most) allocate_level(arena, pass, *most, level, turns);
+    }
+    return turns;
+}
+
 }  // namespace
 
 std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pass,
-                                                   std::span<Selection const> selections,
-                                                   std::span<Recompute const> recompute) {
-    PERIGEE_CHECK(selections.size() == recompute.size() && !recompute.empty(),
-                  "{} kinds of attention and {} policies of layers", selections.size(), recompute.size());
-    Selection most = FullAttention{};  // of the blocks that share what the attention found
-    for (size_t layer = 0; layer < selections.size(); ++layer)
-        if (recompute[layer] == Recompute::block && !is_full(selections[layer])) most = selections[layer];
-    BlockActivations shared;
-    Recompute const dropped = *std::ranges::max_element(recompute);
-    for (Recompute level : kDroppingLevels)
-        if (level <= dropped) allocate_level(arena, pass, most, level, shared);
-
+                                                   std::span<Selection const> selections, MemoryPolicy const& policy) {
+    PERIGEE_CHECK(selections.size() == policy.recompute.size(), "{} kinds of attention and {} levels of layers",
+                  selections.size(), policy.recompute.size());
+    auto const drops = [&](size_t layer, Recompute level) {
+        return level != Recompute::none && level <= policy.recompute[layer];
+    };
+    size_t const taking_turns = policy.offload > 0 ? static_cast<size_t>(policy.offload) + 2 : 0;
+    auto const in_slot = [&](size_t slot) {
+        return [&, slot](size_t layer, Recompute level) {
+            return layer < taking_turns && layer % 2 == slot && !drops(layer, level);
+        };
+    };
+    BlockActivations shared = allocate_turns(arena, pass, selections, drops);
+    std::array slots = {allocate_turns(arena, pass, selections, in_slot(0)),
+                        allocate_turns(arena, pass, selections, in_slot(1))};
     std::vector<BlockActivations> blocks;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
-        BlockActivations& acts = blocks.emplace_back(shared);
-        acts.recompute = recompute[layer];
-        allocate_level(arena, pass, selections[layer], Recompute::none, acts);
-        for (Recompute level : kDroppingLevels)
-            if (level > acts.recompute) allocate_level(arena, pass, selections[layer], level, acts);
+        BlockActivations& acts = blocks.emplace_back();
+        acts.recompute = policy.recompute[layer];
+        for (Recompute level : kLevels) {
+            if (drops(layer, level))
+                take(acts, shared, level);
+            else if (layer < taking_turns)
+                take(acts, slots[layer % 2], level);
+            else
+                allocate_level(arena, pass, selections[layer], level, acts);
+        }
+        if (is_full(selections[layer])) acts.attention.chosen_THS = acts.attention.routing_L = {};
+        if (layer < taking_turns) acts.kept = kept_of(acts);
     }
     return blocks;
 }
@@ -187,8 +257,7 @@ BlockActivations allocate_activations(Arena& arena, Pass const& pass, std::span<
     auto const sparse = std::ranges::find_if_not(selections, is_full);
     Selection const most = sparse != selections.end() ? *sparse : Selection(FullAttention{});
     std::array const one = {most};
-    std::array const keep = {Recompute::none};
-    return allocate_activations(arena, pass, one, keep).front();
+    return allocate_activations(arena, pass, one, {.recompute = {Recompute::none}}).front();
 }
 
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
@@ -197,7 +266,7 @@ BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
     Shape const query{T, pass.heads(), o.head_size()}, key{T, pass.kv_heads(), o.head_size()};
     return {.dx_PD = arena.allocate("dx", pass.compute(), {pass.part(), o.hidden_size}),
             .dnormed_PD = arena.allocate("dnormed", pass.compute(), {pass.part(), o.hidden_size}),
-            .dy_TF = arena.allocate("dy", pass.compute(), {T, pass.intermediate()}),
+            .dy_CF = arena.allocate("dy", pass.compute(), {pass.mlp_tokens(), pass.intermediate()}),
             .do_THK = arena.allocate("do", pass.compute(), query),
             .dq_THK = arena.allocate("dq", pass.compute(), query),
             .dk_TGK = arena.allocate("dk", pass.compute(), key),
@@ -228,7 +297,7 @@ void up_to_mlp(Pass const& pass, BlockTensors const& weights, BlockActivations c
                          .sum_TD = acts.mid_PD});
 }
 
-/// Computes again what was dropped, up to the SwiGLU's output.
+/// Computes again what was dropped, up to the MLP.
 void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
                Selection const& selection) {
     Ops& ops = pass.ops;
@@ -244,8 +313,46 @@ void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations c
         norm(acts.normed_PD, acts.rstd_P, acts.x_PD, weights.input_norm_D);
         norm(acts.mid_normed_PD, acts.mid_rstd_P, acts.mid_PD, weights.post_norm_D);
     }
-    if (dropped >= Recompute::mlp) spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
-    ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
+}
+
+/// A part of the tokens on their way through the MLP.
+struct MlpChunk {
+    int64_t begin, end;  ///< of the stream's rows
+    TensorView mid_normed_PD;
+    TensorView gate_up_C2F;
+    TensorView y_CF;
+};
+
+/// visit(chunk), from the first to the last.
+template <class Visit>
+void each_mlp_chunk(Pass const& pass, BlockActivations const& acts, Visit visit) {
+    for (int64_t begin = 0; begin < pass.part(); begin += pass.mlp_rows) {
+        int64_t const end = std::min(begin + pass.mlp_rows, pass.part());
+        int64_t const tokens = (end - begin) * pass.mesh.shape().tp;
+        visit(MlpChunk{.begin = begin,
+                       .end = end,
+                       .mid_normed_PD = acts.mid_normed_PD.rows(begin, end),
+                       .gate_up_C2F = acts.gate_up_C2F.rows(0, tokens),
+                       .y_CF = acts.y_CF.rows(0, tokens)});
+    }
+}
+
+/// Reads the gradient of the stream from temporary.dx_PD, writes that of the MLP's input to temporary.dnormed_PD.
+/// First computes again what was dropped.
+void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors const& grads,
+                  BlockActivations const& acts, BlockGradients const& temporary) {
+    each_mlp_chunk(whole, acts, [&](MlpChunk const& chunk) {
+        Pass pass = whole;
+        pass.fresh = whole.fresh && chunk.begin == 0;  // later chunks add to what the first has written
+        if (acts.recompute >= Recompute::mlp) spread(pass, chunk.gate_up_C2F, chunk.mid_normed_PD, weights.gate_up_2FD);
+        if (acts.recompute >= Recompute::elementwise) pass.ops.swiglu_forward(chunk.y_CF, chunk.gate_up_C2F);
+        TensorView const dy_CF = temporary.dy_CF.rows(0, chunk.y_CF[0]);
+        join_backward(pass, dy_CF, grads.down_DF, temporary.dx_PD.rows(chunk.begin, chunk.end), chunk.y_CF,
+                      weights.down_DF);
+        pass.ops.swiglu_backward({chunk.gate_up_C2F, dy_CF, chunk.gate_up_C2F});
+        spread_backward(pass, temporary.dnormed_PD.rows(chunk.begin, chunk.end), grads.gate_up_2FD, chunk.gate_up_C2F,
+                        chunk.mid_normed_PD, weights.gate_up_2FD);
+    });
 }
 
 }  // namespace
@@ -253,9 +360,11 @@ void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations c
 void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
                    Selection const& selection) {
     up_to_mlp(pass, weights, acts, previous_PD, &selection);
-    spread(pass, acts.gate_up_T2F, acts.mid_normed_PD, weights.gate_up_2FD);
-    pass.ops.swiglu_forward(acts.y_TF, acts.gate_up_T2F);
-    join(pass, pass.branch_PD, acts.y_TF, weights.down_DF);
+    each_mlp_chunk(pass, acts, [&](MlpChunk const& chunk) {
+        spread(pass, chunk.gate_up_C2F, chunk.mid_normed_PD, weights.gate_up_2FD);
+        pass.ops.swiglu_forward(chunk.y_CF, chunk.gate_up_C2F);
+        join(pass, pass.branch_PD.rows(chunk.begin, chunk.end), chunk.y_CF, weights.down_DF);
+    });
 }
 
 void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
@@ -263,10 +372,7 @@ void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors 
     Ops& ops = pass.ops;
     TensorView const dx_PD = temporary.dx_PD;
     recompute(pass, weights, acts, selection);
-    join_backward(pass, temporary.dy_TF, grads.down_DF, dx_PD, acts.y_TF, weights.down_DF);
-    ops.swiglu_backward({acts.gate_up_T2F, temporary.dy_TF, acts.gate_up_T2F});
-    spread_backward(pass, temporary.dnormed_PD, grads.gate_up_2FD, acts.gate_up_T2F, acts.mid_normed_PD,
-                    weights.gate_up_2FD);
+    mlp_backward(pass, weights, grads, acts, temporary);
     ops.rmsnorm_backward({.dx_TD = dx_PD,
                           .dw_accumulated_D = grads.post_norm_D,
                           .dy_TD = temporary.dnormed_PD,

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "model/options.h"
+#include "model/memory_policy.h"
 #include "ops/ops.h"
 #include "parallel/context.h"
 #include "parallel/mesh.h"
@@ -47,6 +47,7 @@ struct Pass {
     SequenceParallel stream;
     ContextAttention attention;
     int64_t tokens;      ///< T
+    int64_t mlp_rows;    ///< of part(), in a chunk of the MLP
     bool fresh = false;  ///< products overwrite the gradients of their weights
     TensorView cos_TR = {};
     TensorView sin_TR = {};
@@ -56,6 +57,7 @@ struct Pass {
     DType compute() const { return ops.compute_dtype(); }
     DType statistics() const { return ops.main_dtype(); }
     int64_t part() const { return tokens / mesh.shape().tp; }
+    int64_t mlp_tokens() const { return mlp_rows * mesh.shape().tp; }  ///< C of a chunk of the MLP
     int64_t heads() const { return options.num_attention_heads / mesh.shape().tp; }
     int64_t kv_heads() const { return options.kv_heads() / mesh.shape().tp; }
     int64_t intermediate() const { return options.intermediate_size / mesh.shape().tp; }
@@ -73,13 +75,14 @@ struct BlockActivations {
     TensorView mid_PD;  ///< the stream between attention and SwiGLU
     TensorView mid_rstd_P;
     TensorView mid_normed_PD;
-    TensorView gate_up_T2F;  ///< the backward leaves its gradient here
-    TensorView y_TF;
+    TensorView gate_up_C2F;  ///< the backward leaves its gradient here
+    TensorView y_CF;
+    std::vector<TensorView> kept = {};  ///< under offload: all of this that the block keeps from forward to backward
 };
-/// Activations of all blocks. What a block drops lies in memory that it shares with all others that drop it.
+/// Activations of all blocks. What a block drops lies in memory that it shares with all others that drop it, and what
+/// it keeps under offload in one of two slots (model/offload.h).
 std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pass,
-                                                   std::span<Selection const> selections,
-                                                   std::span<Recompute const> recompute);
+                                                   std::span<Selection const> selections, MemoryPolicy const& policy);
 /// Of one block at a time, for passes without a backward: they suit every one of these layers.
 BlockActivations allocate_activations(Arena& arena, Pass const& pass, std::span<Selection const> selections);
 
@@ -93,7 +96,7 @@ void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivatio
 struct BlockGradients {
     TensorView dx_PD;  ///< of the stream: after a block, then before it
     TensorView dnormed_PD;
-    TensorView dy_TF;
+    TensorView dy_CF;
     TensorView do_THK;
     TensorView dq_THK;
     TensorView dk_TGK;

@@ -77,6 +77,12 @@ Llama::Impl::Inputs Llama::Impl::upload(LocalBatch const& local, Arena& arena) c
     return inputs;
 }
 
+/// Of a tp rank's part of the tokens, in a chunk of the MLP.
+int64_t Llama::Impl::mlp_rows(int64_t tokens) const {
+    int64_t const tp = mesh.shape().tp, part = tokens / tp;
+    return policy.mlp_chunk == 0 ? part : std::clamp<int64_t>(policy.mlp_chunk / tp, 1, part);
+}
+
 Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
     LocalBatch const& local = inputs.local;
     Batch const& batch = local.batch();
@@ -89,7 +95,8 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
               .mesh = mesh,
               .stream = {ops, mesh.tp(), whole_TD},
               .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(inputs), arena},
-              .tokens = T};
+              .tokens = T,
+              .mlp_rows = mlp_rows(T)};
     pass.cos_TR = arena.allocate("cos", pass.statistics(), {T, R});
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
     pass.branch_PD = arena.allocate("branch", pass.compute(), {pass.part(), D});
@@ -98,24 +105,24 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
     return pass;
 }
 
-/// Up to the last block. What the level of each layer in `kept` does not drop stays for the backward; without levels
-/// all layers use the same memory.
+/// Up to the last block. What `kept` says stays for the backward; without it all layers use the same memory.
 Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& inputs,
                                           std::span<Selection const> selections, Arena& arena,
-                                          std::span<Recompute const> kept) const {
+                                          MemoryPolicy const* kept) const {
     Forward state{.pass = begin(inputs, arena)};
     Pass const& pass = state.pass;
     state.x_PD = arena.allocate("final x", pass.compute(), {pass.part(), options.hidden_size});
     state.rstd_P = arena.allocate("final rstd", pass.statistics(), {pass.part()});
     state.normed_PD = arena.allocate("final normed", pass.compute(), {pass.part(), options.hidden_size});
 
-    if (kept.empty())
+    if (kept == nullptr)
         state.blocks.push_back(allocate_activations(arena, pass, selections));
     else
-        state.blocks = allocate_activations(arena, pass, selections, kept);
+        state.blocks = allocate_activations(arena, pass, selections, *kept);
     ConstView previous_PD;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
-        BlockActivations acts = state.blocks[kept.empty() ? 0 : layer];
+        BlockActivations acts = state.blocks[kept == nullptr ? 0 : layer];
+        if (kept == &policy) offload->begin_forward(layer);
         if (inputs.past != nullptr) attend_past(acts.attention, *inputs.past, static_cast<int64_t>(layer));
         if (layer == 0) {
             Needed const unit(weights, kEmbeddingUnit, block_unit(0));
@@ -127,6 +134,7 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
         Needed const unit(weights, block_unit(index), next_block(index + 1));
         block_forward(pass, block.in(unit.memory()), acts, previous_PD, selections[layer]);
         previous_PD = acts.mid_PD;
+        if (kept == &policy) offload->end_forward(layer, acts.kept);
     }
     return state;
 }
@@ -150,35 +158,51 @@ void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward c
         int const unit = block_unit(layer);
         Needed const needed(weights, unit, layer > 0 ? block_unit(layer - 1) : -1);
         TensorView const unit_grads = begin_gradients(grads, unit);
+        offload->begin_backward(index);
         block_backward(state.pass, block.in(needed.memory()), block.in(unit_grads), state.blocks[index], temporary,
                        selections[index]);
+        if (index >= 2) offload->end_backward(index, state.blocks[index - 2].kept);
         grads.done(unit);
     }
 }
 
-Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
-             std::vector<Recompute> recompute)
+namespace {
+
+MemoryPolicy complete(MemoryPolicy policy, int64_t layers) {
+    policy.recompute.resize(static_cast<size_t>(layers), Recompute::none);
+    if (policy.mlp_chunk > 0)
+        for (Recompute& level : policy.recompute) level = std::max(level, Recompute::mlp);
+    policy.offload = std::clamp<int64_t>(policy.offload, 0, std::max<int64_t>(layers - 2, 0));
+    return policy;
+}
+
+}  // namespace
+
+Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy)
     : impl_(new Impl{.options = options,
                      .layout = layout,
                      .mesh = mesh,
                      .ops = ops,
-                     .recompute = std::move(recompute),
+                     .policy = complete(std::move(policy), options.num_hidden_layers),
+                     .offload = std::make_unique<Offload>(ops.device()),
                      .rope = make_rope(options),
                      .context_mode = resolve_context_mode(mesh.context_mode(), mesh.shape(), options.kv_heads()).mode,
                      .embedding = layout.place(kEmbedding),
                      .final_norm = layout.place(kFinalNorm),
                      .lm_head = options.tie_word_embeddings ? UnitPlace() : layout.place(kClassifier),
                      .block = BlockPlaces(layout, options)}) {
-    impl_->recompute.resize(static_cast<size_t>(options.num_hidden_layers), Recompute::none);
+    impl_->offload->resize(impl_->policy.offload);
     ops.forget_repeated();  // of an earlier model, whose place in memory this one may have
 }
 
 Llama::~Llama() = default;
 
+int64_t Llama::offloaded_bytes() const { return impl_->offload->bytes(); }
+
 void Llama::Impl::train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated,
                         Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const {
     Arena::Scope const scope(arena);
-    Forward state = forward(weights, inputs, selections, arena, recompute);
+    Forward state = forward(weights, inputs, selections, arena, &policy);
     GradientUnits& grads = sink.grads;
     Pass& pass = state.pass;
     pass.fresh = grads.fresh();
@@ -237,7 +261,7 @@ void Llama::accumulate(WeightUnits& weights, GradientSink const& sink, TensorVie
     auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, selections, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     bool const alone = shape.tp * shape.cp == 1 && weights.settled() && sink.grads.settled();
-    if (!alone) return pass();  // other ranks take part
+    if (!alone || impl_->policy.offload > 0) return pass();  // other ranks or lanes take part
     void const* const first_weight = weights.need(kEmbeddingUnit, -1).data;
     void const* const first_gradient = sink.grads.begin(kEmbeddingUnit).data;
     auto key =

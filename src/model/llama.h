@@ -8,6 +8,7 @@
 
 #include "model/classifier.h"
 #include "model/kv_cache.h"
+#include "model/memory_policy.h"
 #include "model/options.h"
 #include "model/reach.h"
 #include "ops/ops.h"
@@ -58,9 +59,7 @@ struct LossSums {
 
 class Llama {
   public:
-    /// `recompute` has a level per layer, or none to keep everything.
-    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops,
-          std::vector<Recompute> recompute = {});
+    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy = {});
     ~Llama();
 
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide
@@ -101,6 +100,9 @@ class Llama {
     /// and tp.
     std::vector<float> logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
                               Arena& arena);
+
+    /// Memory of the host for activations, taken so far.
+    int64_t offloaded_bytes() const;
 
   private:
     struct Impl;

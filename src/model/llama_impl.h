@@ -6,6 +6,7 @@
 #include "model/block.h"
 #include "model/classifier.h"
 #include "model/llama.h"
+#include "model/offload.h"
 #include "model/rope.h"
 #include "parallel/context.h"
 
@@ -65,7 +66,8 @@ struct Llama::Impl {
     ParamLayout const& layout;
     Mesh const& mesh;
     Ops& ops;
-    std::vector<Recompute> recompute;  ///< by layer
+    MemoryPolicy policy;  ///< with a level for every layer
+    std::unique_ptr<Offload> offload;
     Rope rope;
     ContextMode context_mode;
     // Where parameters are in the memory of their units.
@@ -127,9 +129,10 @@ struct Llama::Impl {
     Inputs upload(LocalBatch const& local, Arena& arena) const;
     std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                        int64_t token, Arena& arena) const;
+    int64_t mlp_rows(int64_t tokens) const;
     Pass begin(Inputs const& inputs, Arena& arena) const;
     Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
-                    std::span<Recompute const> kept = {}) const;
+                    MemoryPolicy const* kept = nullptr) const;
     void normalise(Needed const& of_head, Forward const& state) const;
     void backward(WeightUnits& weights, GradientUnits& grads, Forward const& state, BlockGradients const& temporary,
                   std::span<Selection const> selections) const;

@@ -142,8 +142,8 @@ BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    std::vector<Recompute> const kept(selections.size(), Recompute::attention);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, kept);
+    MemoryPolicy const kept{.recompute = std::vector(selections.size(), Recompute::attention)};
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, &kept);
     auto const sparse = std::ranges::find_if_not(selections, is_full);
     int64_t const block_size = sparse != selections.end() ? budget_of(*sparse)->block_size : batch.tokens();
     BlockChoices result(batch.cu_seqlens, block_size, impl_->options.num_attention_heads);

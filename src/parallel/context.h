@@ -105,8 +105,8 @@ class ContextAttention {
 
     /// A layer's activations. Those of a block-sparse layer also serve full attention.
     AttentionActivations allocate(Selection const& selection) const;
-    /// The same in two parts, in this order: what the caller can compute again, and what the attention found
-    /// (attended.o, lse, chosen, routing).
+    /// The same in two parts: what the caller can compute again, and what the attention found (attended.o, lse, chosen,
+    /// routing).
     void allocate_inputs(AttentionActivations& acts) const;
     void allocate_found(AttentionActivations& acts, Selection const& selection) const;
 

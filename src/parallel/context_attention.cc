@@ -188,7 +188,8 @@ void ContextAttention::allocate_inputs(AttentionActivations& acts) const {
 }
 
 void ContextAttention::allocate_found(AttentionActivations& acts, Selection const& selection) const {
-    int64_t const tokens = acts.attended.q_THK[0], heads = acts.attended.q_THK[1];
+    int64_t const parts = exchanges() ? cp_->size() : 1, heads = problem_.heads / parts;
+    int64_t const tokens = exchanges() ? shard_.pack_tokens() : shard_.tokens();
     acts.attended.o_THK = allocate_heads("o of the attended queries", tokens, heads);
     if (!exchanges()) acts.local.o_THK = acts.attended.o_THK;
     acts.lse_TH = arena_->allocate("lse", ops_->main_dtype(), {tokens, heads});
@@ -198,8 +199,8 @@ void ContextAttention::allocate_found(AttentionActivations& acts, Selection cons
     acts.chosen_THS = arena_->allocate("chosen", DType::i32, {tokens, heads, budget->slots()});
     // Every range has a routing table of its own, and what comes after a past has no backward.
     if (queries().size() > 1 || problem_.past > 0) return;
-    Shape const keys{shard_.pack_tokens(), acts.attended.k_TGK[1], problem_.head_dim};
-    int64_t const numbers = ops_->routing_size(acts.attended.q_THK.shape, keys, problem_.cu_seqlens, *budget);
+    Shape const keys{shard_.pack_tokens(), problem_.kv_heads / parts, problem_.head_dim};
+    int64_t const numbers = ops_->routing_size(acts.attended.o_THK.shape, keys, problem_.cu_seqlens, *budget);
     if (numbers > 0) acts.routing_L = arena_->allocate("routing", DType::i32, {numbers});
 }
 

@@ -18,6 +18,13 @@ void describe(Schema& schema, TrainOptions& options) {
              "norms and SwiGLU; mlp, also the products with gate and up; attention, all but attention itself, whose "
              "output and log-sum-exp stay; block, everything. One for all layers, or a list from the first layer on, "
              "such as \"block*28, attention*4\"; auto takes the cheapest that fits into the memory")
+        .add("mlp_chunk", options.mlp_chunk, between(0, static_cast<double>(kMostTokens)),
+             "tokens of a rank that the MLP computes at once, forward and backward, so that what lies between its "
+             "products takes the memory of so many; they are computed again in the backward, whatever recompute says. "
+             "0: all. The gradients of its weights are sums over chunks, in fp32")
+        .add("offload", options.offload, between(kOffloadAuto, kMostLayers),
+             "layers, from the first on, whose kept activations wait in pinned memory of the host for their backward; "
+             "the same bits. 0: none; -1: as few as make a step fit")
         .add("cuda_graphs", options.cuda_graphs,
              "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as one CUDA graph; "
              "the same bits, less work for the host")
@@ -158,7 +165,17 @@ void check_size(RunOptions const& options, Sentences& out) {
     }
 }
 
-void check_recompute(RunOptions const& options, Sentences& out) {
+void check_memory_policy(RunOptions const& options, Sentences& out) {
+    constexpr int64_t kMostChunks = 1 << 16;
+    int64_t const layers = options.model.num_hidden_layers, chunk = options.train.mlp_chunk;
+    int64_t const tokens = options.train.micro_batch_size * options.data.sequence_length / options.parallel.context;
+    int64_t const most = kMostChunks / layers;
+    if (chunk > 0 && (tokens + chunk - 1) / chunk > most) {
+        out.add(
+            "train.mlp_chunk ({}) cuts the {} tokens of a rank in {} layers into more than {} chunks: make it at "
+            "least {}",
+            chunk, tokens, layers, kMostChunks, (tokens + most - 1) / most);
+    }
     try {
         parse_recompute(options.train.recompute, options.model.num_hidden_layers);
     } catch (Error const& error) {
@@ -217,6 +234,12 @@ void check_suites(RunOptions const& options, Sentences& out) {
 
 }  // namespace
 
+MemoryPolicy memory_policy(RunOptions const& options) {
+    return {.recompute = parse_recompute(options.train.recompute, options.model.num_hidden_layers),
+            .mlp_chunk = options.train.mlp_chunk,
+            .offload = options.train.offload == kOffloadAuto ? 0 : options.train.offload};
+}
+
 std::vector<std::string> problems(RunOptions const& options, int world_size) {
     Sentences out;
     out.add_all(problems(options.model));
@@ -226,7 +249,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     int const dp = check_layout(options, world_size, out);
     check_batch(options, dp, out);
     check_size(options, out);
-    check_recompute(options, out);
+    check_memory_policy(options, out);
     check_schedule(options, out);
     check_data(options, out);
     check_suites(options, out);

@@ -11,6 +11,7 @@
 #include "data/options.h"
 #include "eval/sampling.h"
 #include "eval/suite_options.h"
+#include "model/memory_policy.h"
 #include "model/options.h"
 #include "ops/ops.h"
 #include "optim/optimizer.h"
@@ -27,6 +28,8 @@ struct TrainOptions {
     int64_t global_batch_size = 8;   ///< samples per step over all ranks; accumulation follows from it
     int64_t micro_batch_size = 1;    ///< samples per rank and forward pass
     std::string recompute = "none";  ///< levels by layer: parse_recompute()
+    int64_t mlp_chunk = 0;           ///< tokens; 0: all at once
+    int64_t offload = 0;             ///< layers; kOffloadAuto: as many as a step needs to fit
     bool cuda_graphs = true;         ///< on a GPU: repeated micro-batches are replayed
     int64_t moba_scratch_mib = static_cast<int64_t>(CudaOptions{}.moba_scratch >> 20);  ///< on a GPU
     NonFinite non_finite = NonFinite::skip;
@@ -71,6 +74,10 @@ struct RunOptions {
     ParallelOptions parallel;
 };
 void describe(Schema& schema, RunOptions& options);
+
+inline constexpr int64_t kOffloadAuto = -1;
+/// How the model saves memory; what is still to be decided is left out.
+MemoryPolicy memory_policy(RunOptions const& options);
 
 /// Every contradiction between fields, sections and the number of ranks, each as a sentence that names keys and both
 /// numbers; empty when the run can start. Fills nothing in.

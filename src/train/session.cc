@@ -92,8 +92,7 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSy
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank(), unit_multiple(mesh_.dp_cp().size())),
       sharding_(layout_, mesh_, options.parallel),
       weights_(layout_, sharding_, mesh_, ops()),
-      model_(options.model, layout_, mesh_, ops(),
-             parse_recompute(options.train.recompute, options.model.num_hidden_layers)),
+      model_(options.model, layout_, mesh_, ops(), memory_policy(options)),
       arena_(ops().device()) {}
 
 std::unique_ptr<DataSource> Session::open(Split split) const {

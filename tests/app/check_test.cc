@@ -237,9 +237,9 @@ TEST(RecomputeAuto, IsTheCheapestSetThatFits) {
     testing::run_ranks(2, [&](HostComm& world) {
         RunOptions with = options;
         with.train.recompute = "mlp";
-        EXPECT_EQ(with_recompute_decided(with, world, 2).train.recompute, "mlp") << "a choice stays";
+        EXPECT_EQ(with_memory_policy_decided(with, world, 2).train.recompute, "mlp") << "a choice stays";
         with.train.recompute = kRecomputeAuto;
-        EXPECT_EQ(with_recompute_decided(with, world, 2).train.recompute, "none");
+        EXPECT_EQ(with_memory_policy_decided(with, world, 2).train.recompute, "none");
     });
 }
 
@@ -248,6 +248,51 @@ TEST(RecomputeAuto, IsDecidedForCheckByThisMachine) {
     options.train.recompute = kRecomputeAuto;
     EXPECT_THAT(report(options, 2), HasSubstr("# train.recompute auto: none, for a step in "));
     EXPECT_THAT(report(options, 2), HasSubstr("recompute: auto\n"));
+}
+
+TEST(OffloadAuto, IsTheFewestLayersThatFit) {
+    RunOptions options = tiny();
+    options.device = DeviceChoice::cuda;
+    options.model.head_dim = 32;
+    options.model.num_hidden_layers = 7;
+    options.data.sequence_length = 2048;
+    options.train.offload = kOffloadAuto;
+    auto const memory = [&](int64_t layers) {
+        RunOptions with = options;
+        with.train.offload = layers;
+        return step_cost(with, 1).memory;
+    };
+    for (int64_t layers = 1; layers <= 5; ++layers) {
+        EXPECT_LT(memory(layers).sum(), memory(layers - 1).sum());
+        EXPECT_GT(memory(layers).host, memory(layers - 1).host);
+        EXPECT_EQ(offload_that_fits(options, 1, memory(layers).sum()), layers);
+        EXPECT_EQ(offload_that_fits(options, 1, memory(layers - 1).sum() - 1), layers);
+    }
+    EXPECT_EQ(offload_that_fits(options, 1, memory(0).sum()), 0);
+    EXPECT_EQ(offload_that_fits(options, 1, 1), 5) << "where nothing fits";
+    EXPECT_EQ(offload_that_fits(options, 1, 0), 0) << "where nothing is known";
+    EXPECT_EQ(memory(0).host, 0);
+    options.train.offload = 4;
+    options.parallel.data = -1;
+    EXPECT_THAT(report(options, 4), HasSubstr("pinned; a host of 4 ranks takes "));
+    options.device = DeviceChoice::cpu;
+    options.train.offload = kOffloadAuto;
+    EXPECT_EQ(offload_that_fits(options, 1, 1), 0) << "the host frees nothing by holding it itself";
+}
+
+TEST(MemoryPolicy, RefusesChunksThatAreTooManyToPlan) {
+    RunOptions options = tiny();
+    options.data.mock_data = true;
+    options.data.sequence_length = 1 << 20;
+    options.model.max_position_embeddings = 1 << 20;
+    options.train.micro_batch_size = 1;
+    options.train.mlp_chunk = 48;
+    auto const found = problems(options, 1);
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_THAT(found[0], HasSubstr("train.mlp_chunk (48) cuts the 1048576 tokens"));
+    EXPECT_THAT(found[0], HasSubstr("at least 49"));
+    options.train.mlp_chunk = 49;
+    EXPECT_THAT(problems(options, 1), ::testing::IsEmpty());
 }
 
 /// The numbers of the first line that begins with these words, after them.

@@ -54,6 +54,21 @@ double counted(std::vector<int32_t> const& cu_seqlens, int64_t begin, int64_t ro
     return 4 * pairs * static_cast<double>(width) * 1e-12;
 }
 
+TEST(StepClock, OffloadShowsWhereTheLinkToTheHostIsSlow) {
+    auto const time = [](int64_t layers, double gigabytes_per_s) {
+        DeviceRates rates = h200();
+        rates.host.value = gigabytes_per_s;
+        RunOptions const options = of_file(
+            "llama_1b", {fmt::format("train.offload={}", layers), "train.recompute=block", "model.vocab_size=32000"});
+        return step_cost(options, 1, &rates).time;
+    };
+    StepTime const without = time(0, 50), hidden = time(6, 1e6), shown = time(6, 0.1);
+    EXPECT_FALSE(without.exposed.contains("host"));
+    EXPECT_NEAR(hidden.step, without.step, 1e-4 * without.step);
+    EXPECT_GT(shown.step, 2 * without.step);
+    EXPECT_NEAR(shown.step - without.step, shown.exposed.at("host"), 1e-6 * shown.step);
+}
+
 TEST(StepClock, AttentionTakesItsPairs) {
     DeviceRates rates = h200();
     for (DeviceRate* rate : {&rates.full_forward_1k, &rates.full_forward_8k, &rates.full_forward_32k,

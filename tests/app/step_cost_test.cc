@@ -133,6 +133,7 @@ void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, H
     expect_bytes("weights", memory.weights, weights->bytes());
     expect_bytes("gradients", memory.gradients, gradients->bytes());
     int64_t const slots = weights->bytes() - requests[0] + gradients->bytes() - requests[1];
+    expect_bytes("host", memory.host, device.host_bytes());
     expect_bytes("step", memory.step + memory.buckets + slots, device.live_bytes() - state_bytes);
     expect_bytes("all", memory.sum(), device.live_bytes());
     expect_bytes("activations", memory.activations, session.arena().peak_bytes(Use::activations));
@@ -154,6 +155,11 @@ TEST(StepCost, IsWhatRealRanksTakeAndSend) {
     std::vector<Case> const cases = {
         {1, {}},
         {1, {"train.recompute=block*2, attention"}},
+        {1, {"train.mlp_chunk=200"}},
+        {1, {"train.offload=3", "model.num_hidden_layers=6", "train.recompute=none*2, mlp*2, block*2"}},
+        {2,
+         {"train.offload=2", "train.mlp_chunk=100", "train.recompute=block", "model.num_hidden_layers=5",
+          "parallel.tensor=2", "parallel.shard=weights"}},
         {1, {"train.recompute=none, mlp, elementwise", "model.qk_norm=true"}},
         {2, {"train.recompute=attention", "parallel.context=2", "parallel.context_mode=ulysses"}},
         {2, {"train.recompute=block, attention, mlp", "parallel.tensor=2"}},

@@ -16,7 +16,8 @@ struct Trained {
 };
 
 Trained train(ModelOptions const& options, std::vector<AttentionKind> const& kinds, std::string const& recompute) {
-    TinyModel<float> model(options, tiny_moba(), 5, parse_recompute(recompute, options.num_hidden_layers));
+    TinyModel<float> model(options, tiny_moba(), 5,
+                           {.recompute = parse_recompute(recompute, options.num_hidden_layers)});
     Batch const batch = random_batch({9, 1, 23, 16}, options.vocab_size, 6);
     double loss = model.gradient(batch, kinds);
     loss += model.gradient(batch, kinds, 0.5);
@@ -71,7 +72,7 @@ TEST(Recompute, GivesTheSameBitsByLayer) {
 
 TEST(Recompute, OfLevelAttentionAttendsOnce) {
     auto const attended = [](char const* recompute) {
-        TinyModel<float> model(tiny_options(), tiny_moba(), 5, parse_recompute(recompute, 3));
+        TinyModel<float> model(tiny_options(), tiny_moba(), 5, {.recompute = parse_recompute(recompute, 3)});
         model.gradient(random_batch({9, 1, 23, 16}, 11, 6), mixed());
         return std::array{model.calls("attention_forward"), model.calls("select_blocks"), model.calls("qkv_forward")};
     };
@@ -84,7 +85,7 @@ TEST(Recompute, OfLevelAttentionAttendsOnce) {
 TEST(Recompute, LeavesTheChoicesOfEveryLayer) {
     Batch const batch = random_batch({40}, 11, 6);
     auto const choices = [&](char const* recompute) {
-        TinyModel<float> model(tiny_options(), tiny_moba(), 5, parse_recompute(recompute, 3));
+        TinyModel<float> model(tiny_options(), tiny_moba(), 5, {.recompute = parse_recompute(recompute, 3)});
         BlockChoices const found = model.choices(batch, all(AttentionKind::moba));
         std::vector<std::vector<int64_t>> heads(3);
         for (int64_t layer = 0; layer < 3; ++layer)

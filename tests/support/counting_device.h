@@ -26,18 +26,22 @@ class CountingDevice final : public Device {
         host_->release(memory);
     }
     void copy(void* to, void const* from, size_t bytes) override { host_->copy(to, from, bytes); }
-    void* allocate_host(size_t bytes) override { return host_->allocate_host(bytes); }
-    void release_host(void* memory) noexcept override { host_->release_host(memory); }
+    void* allocate_host(size_t bytes) override {
+        void* const memory = host_->allocate_host(bytes);
+        of_host_[memory] = bytes;
+        return memory;
+    }
+    void release_host(void* memory) noexcept override {
+        of_host_.erase(memory);
+        host_->release_host(memory);
+    }
     void synchronize() override { host_->synchronize(); }
     std::string name() const override { return host_->name(); }
     bool is_host() const override { return true; }
 
     std::vector<int64_t> const& requests() const { return requests_; }
-    int64_t live_bytes() const {
-        size_t sum = 0;
-        for (auto const& [memory, bytes] : live_) sum += bytes;
-        return static_cast<int64_t>(sum);
-    }
+    int64_t live_bytes() const { return sum(live_); }
+    int64_t host_bytes() const { return sum(of_host_); }  ///< from allocate_host(), taken now
     bool holds(void const* address) const {
         auto const* const place = static_cast<std::byte const*>(address);
         auto const after = live_.upper_bound(const_cast<std::byte*>(place));
@@ -45,8 +49,15 @@ class CountingDevice final : public Device {
     }
 
   private:
+    static int64_t sum(auto const& sizes) {
+        size_t bytes = 0;
+        for (auto const& [memory, size] : sizes) bytes += size;
+        return static_cast<int64_t>(bytes);
+    }
+
     std::unique_ptr<Device> host_ = make_host_device();
     std::map<std::byte*, size_t> live_;
+    std::map<void*, size_t> of_host_;
     std::vector<int64_t> requests_;
     ImmediateQueues queues_{*this};
 };

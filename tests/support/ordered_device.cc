@@ -38,7 +38,13 @@ class OrderedDevice::OrderedQueue final : public Queue {
         }
         seconds = std::max(seconds, point->seconds);
     }
-    void copy(void* to, void const* from, size_t bytes) override { owner_->host_->copy(to, from, bytes); }
+    void copy(void* to, void const* from, size_t bytes) override {
+        auto const size = static_cast<int64_t>(bytes);
+        owner_->access(*this, {static_cast<std::byte const*>(from), DType::u8, {size}}, false, "copy");
+        owner_->access(*this, {static_cast<std::byte const*>(to), DType::u8, {size}}, true, "copy");
+        owner_->spend(*this, owner_->seconds_per_byte_ * static_cast<double>(bytes));
+        owner_->host_->copy(to, from, bytes);
+    }
     void call(std::function<void()> const& work) override { work(); }
     void synchronize() override {}
 
@@ -51,7 +57,8 @@ class OrderedDevice::OrderedQueue final : public Queue {
     OrderedDevice* owner_;
 };
 
-OrderedDevice::OrderedDevice(void const* dropped) : dropped_(dropped) {}
+OrderedDevice::OrderedDevice(void const* dropped, double seconds_per_byte)
+    : dropped_(dropped), seconds_per_byte_(seconds_per_byte) {}
 OrderedDevice::~OrderedDevice() { in_flight() = InFlight(); }  // queues end one by one
 
 Queue& OrderedDevice::queue() { return queue_named("compute"); }

@@ -32,8 +32,8 @@ struct WaitSite {
 
 class OrderedDevice final : public Device {
   public:
-    /// Waits at the site `dropped` are left out.
-    explicit OrderedDevice(void const* dropped = nullptr);
+    /// Waits at the site `dropped` are left out. Lanes copy a byte between device and host in `seconds_per_byte`.
+    explicit OrderedDevice(void const* dropped = nullptr, double seconds_per_byte = 0);
     ~OrderedDevice() override;
 
     Queue& queue() override;
@@ -76,6 +76,7 @@ class OrderedDevice final : public Device {
     std::vector<Race> races_;
     std::set<WaitSite> sites_;
     void const* dropped_;
+    double seconds_per_byte_;
     double host_seconds_ = 0;
 };
 

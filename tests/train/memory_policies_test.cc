@@ -89,5 +89,24 @@ TEST(MemoryPolicies, OfRecomputeGiveTheSameBitsUnderEveryLayout) {
                       "train.recompute=attention, mlp, elementwise, block"});
 }
 
+TEST(MemoryPolicies, OfOffloadGiveTheSameBitsUnderEveryLayout) {
+    expect_same_bits({"train.offload=1", "train.offload=2"});
+}
+
+TEST(MemoryPolicies, OfMlpChunkGiveTheSameButForTheOrderOfSums) {
+    for (Layout const& layout : kLayouts) {
+        std::vector<double> const kept = train(layout.ranks, layout.overrides);
+        for (char const* const chunk : {"train.mlp_chunk=64", "train.mlp_chunk=24", "train.mlp_chunk=7"}) {
+            Overrides with = layout.overrides;
+            with.emplace_back(chunk);
+            with.emplace_back("train.recompute=block*3, attention");
+            with.emplace_back("train.offload=2");
+            std::vector<double> const found = train(layout.ranks, with);
+            for (size_t i = 0; i < kept.size(); ++i)
+                EXPECT_NEAR(found[i], kept[i], 2e-6 * kept[i]) << fmt::format("{}", fmt::join(with, " "));
+        }
+    }
+}
+
 }  // namespace
 }  // namespace perigee::testing

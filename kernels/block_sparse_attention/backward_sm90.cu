@@ -280,26 +280,18 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
 #endif
 }
 
-template <int D, bool kAddsToDq>
-void launch_backward(Stage const& stage, BackwardArgs const& args) {
-    BlockSparseShape const& shape = stage.plan.shape;
-    auto const map = [&](bf16 const* x) {
-        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kKvTile);
-    };
-    launch({"attend_backward_sm90", multiprocessors(), 1, kProducers + kConsumers, sizeof(BackwardShared<D>),
-            stage.problem.stream},
-           backward_kernel<D, kAddsToDq>, ProductArgs{args, map(stage.problem.k), map(stage.problem.v)});
-}
-
 }  // namespace
 
 void attend_backward_sm90(Stage const& stage, Pass const& pass, BlockSparseGradients const& gradients) {
-    BackwardArgs const args = backward_args(stage, pass, gradients);
-    with_sm90_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        if (args.adds_to_dq)
-            launch_backward<D, true>(stage, args);
-        else
-            launch_backward<D, false>(stage, args);
+    BlockSparseShape const& shape = stage.plan.shape;
+    BackwardArgs const f = backward_args(stage, pass, gradients);
+    auto const map = [&](bf16 const* x) {
+        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kKvTile);
+    };
+    with_sm90_head_dim(shape.head_dim, [&]<int D>() {
+        launch({"attend_backward_sm90", multiprocessors(), 1, kProducers + kConsumers, sizeof(BackwardShared<D>),
+                stage.problem.stream},
+               f.adds_to_dq ? backward_kernel<D, true> : backward_kernel<D, false>, ProductArgs{f, map(f.k), map(f.v)});
     });
 }
 

@@ -38,34 +38,28 @@ __global__ void __launch_bounds__(threads<T>(), 1) forward_sm90_kernel(__grid_co
 #endif
 }
 
-template <class T>
-void launch_tiling(Stage const& stage, Pass const& pass, AttentionArgs const& attention, int64_t tiles) {
-    static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
-    BlockSparseShape const& shape = stage.plan.shape;
-    auto const map = [&](bf16 const* x) {
-        return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, T::kKeys);
-    };
-    ForwardArgs const args{attention, map(stage.problem.k), map(stage.problem.v),
-                           !T::kLocal && shape.block_size <= T::kKeys * T::kKeyStages};
-    int64_t const blocks = std::min(multiprocessors(), tiles);
-    launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, threads<T>(), sizeof(ForwardShared<T>),
-            stage.problem.stream},
-           forward_sm90_kernel<T>, args);
-}
-
 template <Part kPart>
-void launch_forward(Stage const& stage, Pass const& pass, AttentionArgs const& attention, int64_t tiles) {
-    with_sm90_head_dim(stage.plan.shape.head_dim,
-                       [&]<int D>() { launch_tiling<ForwardTiling<D, kPart>>(stage, pass, attention, tiles); });
+void launch_forward(Stage const& stage, AttentionArgs const& attention, int64_t tiles) {
+    BlockSparseShape const& shape = stage.plan.shape;
+    with_sm90_head_dim(shape.head_dim, [&]<int D>() {
+        using T = ForwardTiling<D, kPart>;
+        static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
+        auto const map = [&](bf16 const* x) { return hopper::rows_map(x, shape.tokens, shape.kv_heads, D, T::kKeys); };
+        ForwardArgs const args{attention, map(attention.k), map(attention.v),
+                               !T::kLocal && shape.block_size <= T::kKeys * T::kKeyStages};
+        int64_t const blocks = std::min(multiprocessors(), tiles * attention.pass_heads);
+        launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, threads<T>(), sizeof(ForwardShared<T>),
+                stage.problem.stream},
+               forward_sm90_kernel<T>, args);
+    });
 }
 
 }  // namespace
 
 void attend_selected_sm90(Stage const& stage, Pass const& pass) {
-    int64_t const tiles = max_routed_tiles(stage.plan, pass) * pass.heads;
     auto const launch = stage.plan.shape.block_size <= kShortBlock ? launch_forward<Part::short_blocks>
                                                                    : launch_forward<Part::long_blocks>;
-    launch(stage, pass, attention_args(stage, pass), tiles);
+    launch(stage, attention_args(stage, pass), max_routed_tiles(stage.plan, pass));
 }
 
 void attend_local_sm90(Stage const& stage, Pass const& pass, bf16* o, float* lse) {
@@ -73,7 +67,7 @@ void attend_local_sm90(Stage const& stage, Pass const& pass, bf16* o, float* lse
     args.o_out = o;
     args.lse_out = lse;
     args.tiles_per_block = tiles_per_block(stage.plan, stage.plan.shape.group(), 2 * kConsumerRows);
-    launch_forward<Part::local>(stage, pass, args, stage.plan.blocks * args.tiles_per_block * pass.heads);
+    launch_forward<Part::local>(stage, args, stage.plan.blocks * args.tiles_per_block);
 }
 
 }  // namespace perigee::block_sparse

@@ -25,7 +25,6 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
     if (chunk == 0 && thread == 0) a.arrived[p.g] = 0;
     for (int b = thread; b < width; b += threads) counts[b] = 0;
     __syncthreads();
-    auto const counters = shared_address(counts);
     BatchCursor walk(a, p.begin + thread / 2, threads / 2);
     for (int32_t begin = p.begin; begin < (width > 0 ? p.end : p.begin); begin += threads / 2 * kLoadSteps) {
         int32_t block[kLoadSteps][kPairs];
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
         for (int step = 0; step < kLoadSteps; ++step)
 #pragma unroll
             for (int i = 0; i < kPairs; ++i)
-                count_one(counters + static_cast<uint32_t>(block[step][i]) * 4, block[step][i] >= 0);
+                if (block[step][i] >= 0) atomicAdd(&counts[block[step][i]], 1);
     }
     __syncthreads();
     int32_t* const out = starts_of_chunk(a, p.g, chunk);
@@ -105,20 +104,21 @@ struct FillShared {
 
 /// Turns the blocks of a step into block << 16 | the entry's position among those of its warp and block.
 template <int kPairs>
-__device__ __forceinline__ void rank(int32_t (&block)[kPairs], uint32_t words) {
+__device__ __forceinline__ void rank(int32_t (&block)[kPairs], uint32_t* words) {
     int const row = static_cast<int>(threadIdx.x) % 32 / 2;
     uint32_t word[kPairs];
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) mark(words + static_cast<uint32_t>(block[i]) * 4, 1u << row, block[i] >= 0);
+    for (int i = 0; i < kPairs; ++i)
+        if (block[i] >= 0) atomicOr(&words[block[i]], 1u << row);
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) word[i] = load_word(words + static_cast<uint32_t>(block[i]) * 4, block[i] >= 0);
+    for (int i = 0; i < kPairs; ++i) word[i] = block[i] >= 0 ? words[block[i]] : 0;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
         bool const last = (word[i] & 0xffff) >> row == 1;  // of these rows that chose the block
         uint32_t const position = (word[i] >> 16) + static_cast<uint32_t>(__popc(word[i] & ((1u << row) - 1)));
-        store_word(words + static_cast<uint32_t>(block[i]) * 4, (position + 1) << 16, last);
+        if (last) words[block[i]] = (position + 1) << 16;
         block[i] = block[i] < 0 ? -1 : static_cast<int32_t>(static_cast<uint32_t>(block[i]) << 16 | position);
     }
     __syncwarp();
@@ -166,14 +166,14 @@ __device__ int32_t begin_warps(FillShared<kPairs>& shared, int32_t width, int32_
 /// Ranked entries of this lane's batches, from `batch` of the tile on, go to their positions in the sorted tile, which
 /// takes the room of the words. All threads call; the tile is whole afterwards.
 template <int kPairs>
-__device__ __forceinline__ void sort_entries(int32_t (&block)[kFillSteps][kPairs], uint32_t words, uint32_t sorted,
-                                             int first) {
+__device__ __forceinline__ void sort_entries(int32_t (&block)[kFillSteps][kPairs], uint32_t const* words,
+                                             uint32_t* sorted, int first) {
 #pragma unroll
     for (int step = 0; step < kFillSteps; ++step)
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             int32_t& entry = block[step][i];
-            entry += static_cast<int32_t>(load_word(words + (static_cast<uint32_t>(entry) >> 16) * 4, entry >= 0));
+            if (entry >= 0) entry += static_cast<int32_t>(words[entry >> 16]);
         }
     __syncthreads();
 #pragma unroll
@@ -182,8 +182,7 @@ __device__ __forceinline__ void sort_entries(int32_t (&block)[kFillSteps][kPairs
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
             auto const entry = static_cast<uint32_t>(block[step][i]);
-            store_word(sorted + (entry & 0xffff) * 4, (entry & 0xffff0000) | static_cast<uint32_t>(key + 2 * i),
-                       block[step][i] >= 0);
+            if (block[step][i] >= 0) sorted[entry & 0xffff] = (entry & 0xffff0000) | static_cast<uint32_t>(key + 2 * i);
         }
     }
     __syncthreads();
@@ -212,7 +211,7 @@ __global__ void __launch_bounds__(kFillThreads, 3) fill_routing(RoutingArgs cons
 #pragma unroll
     for (int i = 0; i < kBlocksPerThread; ++i)
         start[i] = kBlocksPerThread * thread + i < width ? begin[i] + from[i] : 0;
-    uint32_t const words = shared_address(shared.words[warp]);
+    uint32_t* const words = shared.words[warp];
     uint32_t* const indices = a.indices + p.g * a.indices_stride;
     int32_t const tile_rows = kTileRows / a.batches * a.batches;
     for (int32_t tile = p.begin; tile < p.end; tile += tile_rows) {
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(kFillThreads, 3) fill_routing(RoutingArgs cons
         __syncthreads();
         int32_t const entries = begin_warps(shared, width, start);
         __syncthreads();
-        sort_entries<kPairs>(block, words, shared_address(shared.sorted), in_tile << 6 | lane % 2);
+        sort_entries<kPairs>(block, words, shared.sorted, in_tile << 6 | lane % 2);
         auto const first = static_cast<uint32_t>(tile / a.batches) << 6;
         for (int32_t i = thread; i < entries; i += kFillThreads) {
             uint32_t const key = shared.sorted[i], entry = key & 0xffff;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "kernels/block_sparse_attention/query_tiles.cuh"
-#include "kernels/common/async_copy.cuh"
 
 namespace perigee::block_sparse {
 
@@ -82,30 +81,6 @@ __device__ __forceinline__ void load_selection(RoutingArgs const& a, Part const&
         for (int i = 0; i < kPairs; ++i)
             block[step][i] = static_cast<uint32_t>(block[step][i] - low) < count ? block[step][i] + shift : -1;
     }
-}
-
-// Counters in shared memory, by address and without branches, so that a lane's slots go on side by side.
-__device__ __forceinline__ void count_one(uint32_t at, bool there) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p red.shared.add.u32 [%0], 1;\n}" ::"r"(at), "r"(int{there})
-                 : "memory");
-}
-__device__ __forceinline__ void mark(uint32_t at, uint32_t bits, bool there) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p red.shared.or.b32 [%0], %1;\n}" ::"r"(at), "r"(bits),
-                 "r"(int{there})
-                 : "memory");
-}
-__device__ __forceinline__ uint32_t load_word(uint32_t at, bool there) {
-    uint32_t x;
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.shared.b32 %0, [%1];\n}"
-                 : "=r"(x)
-                 : "r"(at), "r"(int{there})
-                 : "memory");
-    return x;
-}
-__device__ __forceinline__ void store_word(uint32_t at, uint32_t x, bool there) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.shared.b32 [%0], %1;\n}" ::"r"(at), "r"(x),
-                 "r"(int{there})
-                 : "memory");
 }
 
 }  // namespace perigee::block_sparse

@@ -68,26 +68,22 @@ __global__ void __launch_bounds__(kProductThreads) preprocess_kernel(AttentionAr
     }
 }
 
-struct KeyTensors {
-    uint4 const* k;
-    uint4 const* v;
-    int64_t count;      ///< of each, in eights
-    uint32_t* max_abs;  ///< of k, of v
-};
-__global__ void __launch_bounds__(kProductThreads) max_abs_kernel(KeyTensors const t) {
-    uint4 const* const x = blockIdx.y == 0 ? t.k : t.v;
+template <int D>
+__global__ void __launch_bounds__(kProductThreads) max_abs_kernel(AttentionArgs const a) {
+    auto const* const x = reinterpret_cast<uint4 const*>(blockIdx.y == 0 ? a.k : a.v);
+    int64_t const count = int64_t{a.tokens} * a.kv_heads * (D / 8);
     uint32_t max_abs = 0;
     int64_t const step = int64_t{gridDim.x} * kProductThreads;
-    for (int64_t i = int64_t{blockIdx.x} * kProductThreads + threadIdx.x; i < t.count; i += 4 * step) {
+    for (int64_t i = int64_t{blockIdx.x} * kProductThreads + threadIdx.x; i < count; i += 4 * step) {
         uint4 part[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) part[j] = i + j * step < t.count ? x[i + j * step] : uint4{};
+        for (int j = 0; j < 4; ++j) part[j] = i + j * step < count ? x[i + j * step] : uint4{};
 #pragma unroll
         for (int j = 0; j < 4; ++j) max_abs = larger(max_abs, part[j]);
     }
     // Bits of bf16 are whole numbers that fp32 holds.
     auto const most = static_cast<uint32_t>(block_max(static_cast<float>(max(max_abs & 0xffff, max_abs >> 16))));
-    uint32_t* const to = t.max_abs + blockIdx.y;
+    uint32_t* const to = a.max_abs + blockIdx.y;
     if (threadIdx.x == 0 && most > *to) atomicMax(to, most);  // few do: who reads an old number asks in vain
 }
 
@@ -95,21 +91,17 @@ __global__ void __launch_bounds__(kProductThreads) max_abs_kernel(KeyTensors con
 
 void preprocess_backward(Stage const& stage, BlockSparseGradients const& gradients) {
     BlockSparseShape const& s = stage.plan.shape;
+    cudaStream_t const stream = stage.problem.stream;
     AttentionArgs const args = attention_args(stage, {}, gradients);
-    if (args.adds_to_dq) {
-        check_cuda(cudaMemsetAsync(args.max_abs, 0, stage.plan.max_abs.bytes, stage.problem.stream),
-                   "preprocess_backward");
-        int64_t const count = s.tokens * s.kv_heads * s.head_dim / 8;
-        int64_t const blocks = std::min(ceil_div(count, kProductThreads), 8 * multiprocessors());
-        launch({"largest_keys", blocks, 2, kProductThreads, 0, stage.problem.stream}, max_abs_kernel,
-               KeyTensors{reinterpret_cast<uint4 const*>(args.k), reinterpret_cast<uint4 const*>(args.v), count,
-                          args.max_abs});
-    }
+    if (args.adds_to_dq)
+        check_cuda(cudaMemsetAsync(args.max_abs, 0, stage.plan.max_abs.bytes, stream), "preprocess_backward");
     with_head_dim(s.head_dim, [&]<int D>() {
-        int64_t const rows = s.queries * s.heads;
-        launch({"preprocess_backward", ceil_div(rows, kRowsAtOnce * (kProductThreads / kLanesOfRow<D>)), 1,
-                kProductThreads, 0, stage.problem.stream},
-               preprocess_kernel<D>, args);
+        int64_t const key_blocks = ceil_div(s.tokens * s.kv_heads * D / 8, kProductThreads);
+        int64_t const row_blocks = ceil_div(s.queries * s.heads, kRowsAtOnce * (kProductThreads / kLanesOfRow<D>));
+        if (args.adds_to_dq)
+            launch({"largest_keys", std::min(key_blocks, 8 * multiprocessors()), 2, kProductThreads, 0, stream},
+                   max_abs_kernel<D>, args);
+        launch({"preprocess_backward", row_blocks, 1, kProductThreads, 0, stream}, preprocess_kernel<D>, args);
     });
 }
 

@@ -209,15 +209,10 @@ class Consumer {
     __device__ bf16* dq_of_row(int stage, int half) const { return shared_.to[stage][row_of_dq(half)]; }
     __device__ void finish(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
         int const consumer = hopper::thread_anew();
-        if (item.split >= 0) {
-            store_sums<D>(sums_of<D>(f_.splits, item.split, 0, consumer), dk);
-            store_sums<D>(sums_of<D>(f_.splits, item.split, 1, consumer), dv);
-            return;
-        }
-        if (f_.carry) {
+        if (item.sums >= 0) {
             bool const add = (item.flags & kAddToSums) != 0;
-            store_sums<D>(sums_of<D>(f_.carried, item.carried, 0, consumer), dk, add);
-            store_sums<D>(sums_of<D>(f_.carried, item.carried, 1, consumer), dv, add);
+            store_sums<D>(sums_of<D>(f_.sums, item.sums, 0, consumer), dk, add);
+            store_sums<D>(sums_of<D>(f_.sums, item.sums, 1, consumer), dv, add);
             return;
         }
         int32_t const key = item.key + consumer / 128 * 64;

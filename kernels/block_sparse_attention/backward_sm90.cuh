@@ -32,8 +32,7 @@ struct alignas(16) WorkItem {
     int32_t masked;       ///< query rows [masked, masked_end) do not see all keys
     int32_t masked_end;   ///
     int32_t first_slot;   ///< in `partial`, of this tile group, row 0, slot 0
-    int32_t split;        ///< index in `splits`; -1: sums go to `carried`, or to dk and dv
-    int32_t carried;      ///< index of the KV tile in `carried`
+    int32_t sums;         ///< index in BackwardArgs::sums where dk and dv go; -1: they are done
     int32_t first;        ///< first row that counts; `begin` is rounded down to a whole tile
     int32_t flags;        ///< kAddToPartial, kAddToSums, kFirstTileGroup
 };
@@ -45,7 +44,8 @@ struct BackwardArgs : AttentionArgs {
     int32_t kv_tiles, tile_group, tile_groups, row_slots, split_rows;
     bool whole_kv_tiles;     ///< a whole block has whole KV tiles
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
-    bool carry;              ///< sums go from pass to pass in `carried`
+    bool carry;              ///< sums go from pass to pass
+    int32_t carried_tiles;   ///< that have a place in `sums`, before those of splits
     bool carry_out;          ///< there is a later pass
 
     /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
@@ -89,7 +89,8 @@ __device__ __forceinline__ void add_sums(float (&x)[D / 2], float4 const* from) 
         x[4 * i] += y.x, x[4 * i + 1] += y.y, x[4 * i + 2] += y.z, x[4 * i + 3] += y.w;
     }
 }
-/// Index in `carried` of the KV tile that begins at `key` of the index-th block; unique in the pack.
+/// Index in `sums`, where they are carried, of the KV tile that begins at `key` of the index-th block; unique in the
+/// pack.
 __device__ __forceinline__ int32_t carried_slot(BackwardArgs const& f, int32_t index, int32_t key) {
     return key / kKvTile + (f.whole_kv_tiles ? f.blocks[index].document : index);
 }

@@ -138,12 +138,6 @@ class RowScheduler {
     RingPosition<T::kStages> ring_;
 };
 
-template <int D>
-struct RowVectors {
-    static constexpr int kOfRow = D / 8;         // of 16 bytes
-    static constexpr int kAtOnce = 32 / kOfRow;  // rows that one instruction of a warp copies
-};
-
 /// The second and third producer warps: rows of q with their base, rows of do with their delta and factor. Numbers of a
 /// tile's i-th row, number `at` of all, are copied by `copy_stats(stage, i, at, whether it is there)`.
 template <int D, class CopyStats>
@@ -151,19 +145,19 @@ __device__ void copy_rows(BackwardShared<D>& shared, bf16 const* rows,
                           unsigned char (&tiles)[Tiling<D>::kStages][Tiling<D>::kTileBytes],
                           CopyStats const& copy_stats) {
     using T = Tiling<D>;
+    constexpr int kVectors = D / 8;                         // of 16 bytes, of a row
+    constexpr int kRowsOfGroup = T::kRows * kVectors / 32;  // of kVectors lanes, which copy consecutive rows
     for (RingPosition<T::kStages> ring;; ring.advance()) {
         int const stage = ring.stage;
         shared.rows_known[stage].wait(ring.parity());
         if (shared.at[stage][0] == kNoMore) break;
-        int const lane = static_cast<int>(hopper::thread_anew() % 32), vector = lane % RowVectors<D>::kOfRow;
+        int const lane = static_cast<int>(hopper::thread_anew() % 32), vector = lane % kVectors;
 #pragma unroll 1
         for (int i = lane; i < T::kRows; i += 32) {
             int32_t const at = shared.at[stage][i];
             copy_stats(stage, i, max(at, 0), at >= 0);
         }
-        // Every group of kOfRow lanes copies consecutive rows.
-        constexpr int kRowsOfGroup = T::kRows / RowVectors<D>::kAtOnce;
-        int const first = lane / RowVectors<D>::kOfRow * kRowsOfGroup;
+        int const first = lane / kVectors * kRowsOfGroup;
         auto const* source = reinterpret_cast<unsigned char const*>(rows + vector * 8);
         asm volatile("" : "+l"(source));  // a sum: else every address adds its parts anew
         uint32_t to = shared_address(tiles[stage]) + hopper::swizzled_offset<T::kRows>(first, vector);

@@ -123,16 +123,16 @@ __global__ void __launch_bounds__(kConsumers) key_sums_kernel(BackwardArgs const
     int32_t const kv_tiles = (block.end - block.begin + kKvTile - 1) / kKvTile;
     int32_t const splits = (f.split_begin[at + 1] - f.split_begin[at]) / kv_tiles;
     if (splits == 0 && (!f.carry || f.carry_out)) return;
-    int32_t first = f.split_begin[at] + kv_tile * splits;
+    int32_t first = f.carried_tiles + f.split_begin[at] + kv_tile * splits;
     for (int32_t h = 0; h < head; ++h) first += f.split_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
     int const thread = threadIdx.x;
     bool const add_carried = block.begin < f.earlier || (f.carry && splits == 0);
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
         float sum[D / 2] = {};
-        float4* const carried = sums_of<D>(f.carried, carried_slot(f, index, key), which, thread);
+        float4* const carried = sums_of<D>(f.sums, carried_slot(f, index, key), which, thread);
         if (add_carried) add_sums<D>(sum, carried);
-        for (int32_t i = 0; i < splits; ++i) add_sums<D>(sum, sums_of<D>(f.splits, first + i, which, thread));
+        for (int32_t i = 0; i < splits; ++i) add_sums<D>(sum, sums_of<D>(f.sums, first + i, which, thread));
         if (f.carry && f.carry_out)
             store_sums<D>(carried, sum);
         else

@@ -124,14 +124,16 @@ __global__ void __launch_bounds__(256) fill_work_items(BackwardArgs const f) {
         item.first_slot =
             static_cast<int32_t>((int64_t{head} * a.pass_rows - int64_t{a.pass_begin} * a.group) * f.row_slots +
                                  kv_tile / f.tile_group);  // modulo 2^32
-        item.flags = (kv_tile % f.tile_group != 0 ? kAddToPartial : 0) | (x.block.begin < f.earlier ? kAddToSums : 0) |
+        item.flags = (kv_tile % f.tile_group != 0 ? kAddToPartial : 0) |
+                     (x.block.begin < f.earlier && x.partial_splits == 0 ? kAddToSums : 0) |
                      (kv_tile < f.tile_group ? kFirstTileGroup : 0);
         if (kv_tile < x.kv_tiles)
             cut_split(a, x, split, item);
         else
             item.end = kFiller;
-        item.split = x.partial_splits > 0 ? splits + kv_tile * x.partial_splits + split : -1;
-        item.carried = carried_slot(f, index, item.key);
+        item.sums = x.partial_splits > 0 ? f.carried_tiles + splits + kv_tile * x.partial_splits + split
+                    : f.carry            ? carried_slot(f, index, item.key)
+                                         : -1;
         f.items[items + i] = item;
     }
 }
@@ -149,6 +151,7 @@ BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGrad
     f.inverse_group = f.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.group + 1);
     f.whole_kv_tiles = plan.whole_kv_tiles();
     f.carry = plan.pass_chunks < plan.chunks;
+    f.carried_tiles = static_cast<int32_t>(plan.carried_tiles);
     f.carry_out = pass.chunk + pass.chunks < plan.chunks;
     f.earlier = pass.chunk > 0 ? f.query_begin + f.pass_begin : INT_MIN;
     f.later = f.carry_out ? f.query_begin + f.pass_end : INT_MAX;

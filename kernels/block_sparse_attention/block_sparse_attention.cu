@@ -32,8 +32,7 @@ Scratch scratch_of(BlockSparsePlan const& plan, void* memory, void* routing) {
     at(s.rows, plan.row_stats);
     at(s.max_abs, plan.max_abs);
     at(s.items, plan.items);
-    at(s.splits, plan.splits);
-    at(s.carried, plan.carried);
+    at(s.sums, plan.sums);
     at(s.item_begin, plan.item_begin);
     at(s.split_begin, plan.split_begin);
     at(s.counters, plan.counters);
@@ -81,6 +80,7 @@ AttentionArgs attention_args(Stage const& stage, Pass const& pass, BlockSparseGr
     args.slots = narrow(shape.slots());
     args.capacity = narrow(stage.plan.blocks);
     args.chunks = narrow(stage.plan.chunks);
+    args.tokens = narrow(shape.tokens);
     args.query_begin = narrow(p.query_begin);
     args.queries = narrow(shape.queries);
     args.head = narrow(pass.head);

@@ -11,11 +11,8 @@ namespace {
 
 using namespace kernels;
 
-struct TableArgs {
+struct TableArgs : BlockTable {
     int32_t const* cu_seqlens;
-    int32_t* first;
-    Block* blocks;
-    int32_t* block_of;
     int32_t documents, tokens, capacity, block_size;
 };
 
@@ -48,14 +45,9 @@ __global__ void __launch_bounds__(256) fill_table(TableArgs const a) {
 
 void build_block_table(BlockTable const& table, BlockSparseShape const& shape, int64_t capacity,
                        int32_t const* cu_seqlens, cudaStream_t stream) {
-    TableArgs const args{cu_seqlens,
-                         table.first,
-                         table.blocks,
-                         table.block_of,
-                         static_cast<int32_t>(shape.documents),
-                         static_cast<int32_t>(shape.tokens),
-                         static_cast<int32_t>(capacity),
-                         static_cast<int32_t>(std::min<int64_t>(shape.block_size, int64_t{1} << 30))};
+    auto const narrow = [](int64_t x) { return static_cast<int32_t>(std::min<int64_t>(x, int64_t{1} << 30)); };
+    TableArgs const args{
+        table, cu_seqlens, narrow(shape.documents), narrow(shape.tokens), narrow(capacity), narrow(shape.block_size)};
     launch({"count_blocks", 1, 1, kScanThreads, 0, stream, 1, true}, count_blocks, args);
     launch({"fill_table", ceil_div(shape.tokens, 256), 1, 256, 0, stream, 1, true}, fill_table, args);
 }

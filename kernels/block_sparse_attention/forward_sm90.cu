@@ -1,7 +1,6 @@
 // The sm90 forward: persistent thread blocks of one producer warpgroup (TMA for keys and values, gathered copies for
 // rows) and two or three consumer warpgroups of 64 query rows each. README.md has a picture.
 #include "kernels/block_sparse_attention/forward_sm90_overlapped.cuh"
-#include "kernels/block_sparse_attention/forward_sm90_short.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/hopper/tensor_map.h"

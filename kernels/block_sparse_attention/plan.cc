@@ -29,18 +29,6 @@ bool is_sm90_backward(BlockSparsePlan const& plan) {
     return plan.task == AttentionTask::backward && plan.arch == KernelArch::sm90;
 }
 
-int64_t row_tile(BlockSparsePlan const& plan) {
-    if (plan.task == AttentionTask::backward) return 64;
-    return plan.arch == KernelArch::sm90 && plan.shape.block_size <= kShortBlock ? 192 : 128;
-}
-
-/// Partial results of a query's rows of one kv head.
-size_t partial_bytes_of_query(BlockSparsePlan const& plan) {
-    size_t const lse = plan.task == AttentionTask::forward ? sizeof(float) : 0;
-    size_t const per_slot = static_cast<size_t>(plan.shape.head_dim) * 2 + lse;
-    return static_cast<size_t>(plan.shape.group() * plan.row_slots) * per_slot;
-}
-
 /// The largest of the fewest even parts of `all` that are at most `most`.
 int64_t even(int64_t all, int64_t most) { return most == 0 ? 0 : ceil_div(all, ceil_div(all, most)); }
 
@@ -59,9 +47,10 @@ int64_t chunks_in_cache(BlockSparsePlan const& plan) {
 /// Even passes whose partials fit: as many kv heads as there is room for, each with the same queries.
 void cut_into_passes(BlockSparsePlan& plan, size_t room_for_partials) {
     BlockSparseShape const& s = plan.shape;
-    size_t const per_query = std::max<size_t>(partial_bytes_of_query(plan), 1);
-    size_t const per_chunk = std::max<size_t>(per_query * static_cast<size_t>(plan.chunk_queries), 1);
-    int64_t const chunks = chunks_in_cache(plan), room = static_cast<int64_t>(room_for_partials / per_chunk);
+    int64_t const lse = plan.task == AttentionTask::forward ? sizeof(float) : 0;
+    int64_t const per_chunk = plan.chunk_queries * s.group() * plan.row_slots * (s.head_dim * 2 + lse);
+    int64_t const chunks = chunks_in_cache(plan);
+    int64_t const room = static_cast<int64_t>(room_for_partials) / std::max<int64_t>(per_chunk, 1);
     plan.pass_chunks = even(plan.chunks, std::min(chunks, std::max<int64_t>(room, 1)));
     plan.pass_kv_heads = even(s.kv_heads, std::clamp<int64_t>(room / std::max<int64_t>(chunks, 1), 1, s.kv_heads));
 }
@@ -96,8 +85,9 @@ void lay_out_work_items(BlockSparsePlan& plan, ScratchLayout& layout, int64_t sp
     plan.item_begin = layout.take(plan.pass_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.split_begin = layout.take(plan.pass_kv_heads * (plan.blocks + 1), sizeof(int32_t));
     plan.counters = layout.take(2, sizeof(int32_t));
-    plan.splits = layout.take(cuts + cuts / 3 + 2, sums);  // several of a KV tile have 3 / 4 of split_rows each
-    plan.carried = layout.take(plan.pass_chunks < plan.chunks ? kv_tiles : 0, sums);
+    plan.carried_tiles = plan.pass_chunks < plan.chunks ? kv_tiles : 0;
+    // Several splits of a KV tile have 3 / 4 of split_rows each.
+    plan.sums = layout.take(plan.carried_tiles + cuts + cuts / 3 + 2, sums);
     plan.max_abs = layout.take(plan.adds_to_dq ? 2 : 0, sizeof(uint32_t));
 }
 
@@ -126,7 +116,8 @@ BlockSparsePlan begin_plan(BlockSparseShape const& s, AttentionTask task) {
     plan.blocks = max_blocks(s);
     plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kMinChunkQueries);
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);
-    plan.row_tile = row_tile(plan);
+    bool const forward_sm90 = task == AttentionTask::forward && plan.arch == KernelArch::sm90;
+    plan.row_tile = task == AttentionTask::backward ? 64 : forward_sm90 && s.block_size <= kShortBlock ? 192 : 128;
     plan.row_slots = s.slots();
     return plan;
 }

@@ -80,9 +80,9 @@ struct BlockSparsePlan {
     int64_t split_rows = 0;   ///< target rows of a split; at most half as many more
     bool adds_to_dq = false;  ///< non-deterministic: no dQ partials, one pass
     ScratchRegion items, item_begin, split_begin, counters;
-    ScratchRegion splits;   ///< dK, dV of splits that share a KV tile, fp32
-    ScratchRegion carried;  ///< dK, dV carried from pass to pass of a head, fp32
-    ScratchRegion max_abs;  ///< of k and v, with adds_to_dq
+    int64_t carried_tiles = 0;  ///< KV tiles whose dK, dV are carried from pass to pass of a head
+    ScratchRegion sums;         ///< carried dK, dV, then those of splits that share a KV tile, fp32
+    ScratchRegion max_abs;      ///< of k and v, with adds_to_dq
 
     /// At the end of scratch memory: block table and routing. Forward and backward lay it out alike, so the backward
     /// can take over the forward's copy.

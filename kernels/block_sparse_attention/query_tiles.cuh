@@ -22,7 +22,7 @@ struct AttentionArgs : Scratch, BlockSparseGradients {
     int64_t indices_stride;
     float scale;
     int32_t heads, kv_heads, group, slots, capacity, chunks;
-    int32_t query_begin, queries;
+    int32_t tokens, query_begin, queries;
     int32_t head, pass_heads, chunk, end_chunk;  ///< of the pass
     int32_t pass_begin, pass_end;                ///< its queries
     int32_t pass_rows;                           ///< rows of one key/value head that `partial` has room for

@@ -36,8 +36,7 @@ struct Scratch : BlockTable {
     int32_t* item_begin;   ///< [pass_kv_heads, blocks + 1], counted from each head's first
     int32_t* split_begin;  ///< the same, of splits that leave sums
     int32_t* counters;     ///< items of the pass, and how many of them are taken
-    float4* splits;        ///< [splits, 2, K / 8, kConsumers]
-    float4* carried;       ///< [KV tiles of all blocks, 2, K / 8, kConsumers]: sums of earlier passes of the same head
+    float4* sums;          ///< [carried_tiles + splits, 2, K / 8, kConsumers]: dK, dV of earlier passes, of splits
 };
 /// `routing` null: it is in `memory` too.
 Scratch scratch_of(BlockSparsePlan const& plan, void* memory, void* routing);

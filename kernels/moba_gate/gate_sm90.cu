@@ -33,7 +33,7 @@ struct Range {
     int32_t high;
 };
 
-/// What a warp that chooses must know of a tile.
+/// A tile of rows, as a warp that chooses must know it: queries [query, query + count) of all heads of kv head g.
 struct alignas(16) TileInfo {
     int32_t query, count, g;
     int32_t steps;  ///< from the candidates of the last query to those of the first
@@ -61,26 +61,19 @@ struct GateShared {
             uniform(w.alike)};
 }
 
-/// A tile of rows: queries [query, query + count) of all heads of key/value head g.
-struct Tile {
-    int32_t query;
-    int32_t count;
-    int32_t g;
-};
-[[maybe_unused]] __device__ __forceinline__ Tile tile_at(TileArgs const& a, int32_t item) {
-    int32_t const query = (a.tiles - 1 - item / a.kv_heads) * a.tile_queries;
-    return {query, min(a.tile_queries, a.queries - query), item % a.kv_heads};
-}
-
 /// The warp that has everything brought.
 template <int D, class Shared>
 __device__ void bring(TileArgs const& a, Shared& shared) {
     constexpr int kPerLane = Shared::kRows / 32;
     int const lane = threadIdx.x % 32;
     Range range[kPerLane] = {};
+    auto const tile_at = [&](int32_t item) -> TileInfo {
+        int32_t const query = (a.tiles - 1 - item / a.kv_heads) * a.tile_queries;
+        return {query, min(a.tile_queries, a.queries - query), item % a.kv_heads};
+    };
     auto const look_up = [&](int32_t item) {
         if (item >= a.tiles * a.kv_heads) return;
-        Tile const tile = tile_at(a, item);
+        TileInfo const tile = tile_at(item);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i)
             if (i * 32 + lane < tile.count) {
@@ -92,7 +85,7 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
     RingPosition<1> rows;
     RingPosition<kStages> ring;
     for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
-        Tile const tile = tile_at(a, item);
+        TileInfo tile = tile_at(item);
         shared.q_free.wait(rows.free_parity());
         rows.advance();
 #pragma unroll
@@ -100,15 +93,11 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
             if (i * 32 + lane < tile.count) shared.range[i * 32 + lane] = range[i];
         __syncwarp();
         Range const first = shared.range[0], last = shared.range[tile.count - 1];
-        int32_t const end = last.high, steps = (end - first.low + kStepBlocks - 1) / kStepBlocks;
-        if (lane == 0)
-            shared.tile_info = {tile.query,
-                                tile.count,
-                                tile.g,
-                                steps,
-                                end,
-                                {last.low, first.high},
-                                first.low == last.low && first.high == last.high};
+        tile.end = last.high;
+        tile.steps = (tile.end - first.low + kStepBlocks - 1) / kStepBlocks;
+        tile.always = {last.low, first.high};
+        tile.alike = first.low == last.low && first.high == last.high;
+        if (lane == 0) shared.tile_info = tile;
         if (lane != 0) {
             shared.q_full.arrive();
         } else {
@@ -117,12 +106,12 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
                                                 hopper::Keep::evict_first);
         }
         look_up(item + static_cast<int32_t>(gridDim.x));
-        for (int32_t step = 0; step < steps; ++step, ring.advance()) {
+        for (int32_t step = 0; step < tile.steps; ++step, ring.advance()) {
             if (lane != 0) continue;
             shared.free[ring.stage].wait(ring.free_parity());
             shared.full[ring.stage].arrive_and_expect(hopper::tile_bytes<kStepBlocks, D>());
             hopper::copy_tile<kStepBlocks, D>(shared.means[ring.stage], a.centroids_map, shared.full[ring.stage],
-                                              tile.g, end - (step + 1) * kStepBlocks, hopper::Keep::evict_last);
+                                              tile.g, tile.end - (step + 1) * kStepBlocks, hopper::Keep::evict_last);
         }
         __syncwarp();
     }

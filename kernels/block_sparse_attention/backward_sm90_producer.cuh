@@ -4,7 +4,6 @@
 
 #include "kernels/block_sparse_attention/backward_sm90.cuh"
 #include "kernels/hopper/bulk_copy.cuh"
-#include "kernels/hopper/tile.cuh"
 
 namespace perigee::block_sparse {
 
@@ -20,17 +19,16 @@ template <int D>
 struct Tiling {
     static constexpr int kRows = D == 128 ? 64 : 128;  ///< of q in a tile
     static constexpr int kStages = 3;
-    static constexpr int kTileBytes = hopper::tile_bytes<kRows, D>();
-    static constexpr int kKeyBytes = hopper::tile_bytes<kKvTile, D>();
-    static constexpr int kScoreBytes = hopper::tile_bytes<kKvTile, kRows>();
 };
 
 template <int D>
 struct BackwardShared {
     using T = Tiling<D>;
-    unsigned char k[T::kKeyBytes], v[T::kKeyBytes];
-    unsigned char q[T::kStages][T::kTileBytes], d_o[T::kStages][T::kTileBytes];
-    unsigned char ds[2][T::kScoreBytes];  ///< transposed: [keys, rows]
+    using KeyTile = unsigned char[hopper::tile_bytes<kKvTile, D>()];
+    using RowTile = unsigned char[hopper::tile_bytes<T::kRows, D>()];
+    KeyTile k, v;
+    RowTile q[T::kStages], d_o[T::kStages];
+    unsigned char ds[2][hopper::tile_bytes<kKvTile, T::kRows>()];  ///< transposed: [keys, rows]
     float base[T::kStages][T::kRows], delta[T::kStages][T::kRows], factor[T::kStages][T::kRows];
     uint32_t entries[2][T::kRows];                 ///< routing entries, on their way to the row scheduler
     alignas(16) int32_t at[T::kStages][T::kRows];  ///< which row of [queries, H]; -1 for none
@@ -142,7 +140,7 @@ class RowScheduler {
 /// tile's i-th row, number `at` of all, are copied by `copy_stats(stage, i, at, whether it is there)`.
 template <int D, class CopyStats>
 __device__ void copy_rows(BackwardShared<D>& shared, bf16 const* rows,
-                          unsigned char (&tiles)[Tiling<D>::kStages][Tiling<D>::kTileBytes],
+                          typename BackwardShared<D>::RowTile (&tiles)[Tiling<D>::kStages],
                           CopyStats const& copy_stats) {
     using T = Tiling<D>;
     constexpr int kVectors = D / 8;                         // of 16 bytes, of a row
@@ -195,7 +193,7 @@ __device__ void copy_keys(ProductArgs const& args, BackwardShared<D>& shared) {
         if (threadIdx.x % 32 == 0 && item.begin >= item.end) shared.keys_full.arrive();  // nobody will look at them
         if (threadIdx.x % 32 == 0 && item.begin < item.end) {
             Barrier& landed = keys < kKvTile ? shared.keys_here : shared.keys_full;
-            landed.arrive_and_expect(2 * T::kKeyBytes);
+            landed.arrive_and_expect(2 * sizeof(shared.k));
             hopper::copy_tile<kKvTile, D, 1>(shared.k, args.k_map, landed, item.g, item.key);
             hopper::copy_tile<kKvTile, D, 1>(shared.v, args.v_map, landed, item.g, item.key);
         }

@@ -8,9 +8,7 @@
 namespace perigee::block_sparse {
 namespace {
 
-constexpr int kSumThreads = 256;
-
-constexpr int kSlotsAtOnce = 8;
+constexpr int kSumThreads = 256, kSlotsAtOnce = 8;
 
 /// Which of its slots a row uses, as bits. kLanes neighbouring lanes ask for the same row; all lanes of a warp call.
 template <int kLanes>
@@ -66,11 +64,7 @@ __global__ void __launch_bounds__(kSumThreads, 4) query_sums_kernel(BackwardArgs
                 part[i] = used[i] ? __ldcs(partials + int64_t{first + i} * kLanes) : uint4{};
         }
 #pragma unroll
-        for (int i = 0; i < kSlotsAtOnce; ++i) {
-            uint4 const y = used[i] ? part[i] : uint4{};
-            sum[0] += low(y.x), sum[1] += high(y.x), sum[2] += low(y.y), sum[3] += high(y.y);
-            sum[4] += low(y.z), sum[5] += high(y.z), sum[6] += low(y.w), sum[7] += high(y.w);
-        }
+        for (int i = 0; i < kSlotsAtOnce; ++i) add_to(sum, used[i] ? part[i] : uint4{});
     }
     uint32_t word[4];
 #pragma unroll

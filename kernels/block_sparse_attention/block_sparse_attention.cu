@@ -112,47 +112,49 @@ KernelArch kernel_arch() {
 }
 
 void block_sparse_forward(BlockSparsePlan const& plan, BlockSparseProblem const& problem, bf16* o, float* lse) {
+    using namespace block_sparse;
     check_task(plan, AttentionTask::forward);
     if (plan.shape.queries == 0) return;
-    block_sparse::Stage const stage = block_sparse::make_stage(plan, problem);
+    Stage const stage = make_stage(plan, problem);
     bool const routed = plan.shape.slots() > 0;
-    block_sparse::build_block_table(stage);
-    if (routed) block_sparse::build_routing(stage);
+    build_block_table(stage);
+    if (routed) build_routing(stage);
     for (int64_t i = 0; i < plan.passes(); ++i) {
-        block_sparse::Pass const pass = block_sparse::pass_of(plan, i);
+        Pass const pass = pass_of(plan, i);
         if (routed) {
-            block_sparse::count_tiles(stage, pass);
-            block_sparse::attend_selected(stage, pass);
+            count_tiles(stage, pass);
+            attend_selected(stage, pass);
         }
-        block_sparse::attend_local(stage, pass, o, lse);
+        attend_local(stage, pass, o, lse);
     }
 }
 
 void block_sparse_backward(BlockSparsePlan const& plan, BlockSparseProblem const& problem,
                            BlockSparseGradients const& gradients) {
+    using namespace block_sparse;
     check_task(plan, AttentionTask::backward);
     if (plan.shape.tokens == 0) return;
-    block_sparse::Stage const stage = block_sparse::make_stage(plan, problem);
+    Stage const stage = make_stage(plan, problem);
     bool const queries = plan.shape.queries > 0, routed = plan.shape.slots() > 0 && queries;
     bool const forward_left_routing = problem.routing != nullptr && queries;  // no queries: no forward ran
-    if (!forward_left_routing) block_sparse::build_block_table(stage);
-    block_sparse::preprocess_backward(stage, gradients);
-    if (routed && !forward_left_routing) block_sparse::build_routing(stage);
+    if (!forward_left_routing) build_block_table(stage);
+    preprocess_backward(stage, gradients);
+    if (routed && !forward_left_routing) build_routing(stage);
     bool const sm90 = plan.arch == KernelArch::sm90;
-    if (!sm90) block_sparse::dkv_sm80(stage, gradients);
+    if (!sm90) dkv_sm80(stage, gradients);
     for (int64_t i = 0; i < plan.passes(); ++i) {
-        block_sparse::Pass const pass = block_sparse::pass_of(plan, i);
+        Pass const pass = pass_of(plan, i);
         if (sm90) {
-            block_sparse::schedule_work_items(stage, pass);
-            block_sparse::attend_backward_sm90(stage, pass, gradients);
-            block_sparse::reduce_gradients_sm90(stage, pass, gradients);
+            schedule_work_items(stage, pass);
+            attend_backward_sm90(stage, pass, gradients);
+            reduce_gradients_sm90(stage, pass, gradients);
             continue;
         }
         if (routed) {
-            block_sparse::count_tiles(stage, pass);
-            block_sparse::dq_selected_sm80(stage, pass, gradients);
+            count_tiles(stage, pass);
+            dq_selected_sm80(stage, pass, gradients);
         }
-        block_sparse::dq_local_sm80(stage, pass, gradients);
+        dq_local_sm80(stage, pass, gradients);
     }
 }
 

@@ -9,12 +9,7 @@ namespace perigee::block_sparse {
 namespace {
 
 template <class T>
-constexpr int threads() {
-    return 128 * (1 + T::kWarpgroups);
-}
-
-template <class T>
-__global__ void __launch_bounds__(threads<T>(), 1) forward_sm90_kernel(__grid_constant__ ForwardArgs const args) {
+__global__ void __launch_bounds__(T::kThreads, 1) forward_sm90_kernel(__grid_constant__ ForwardArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     auto& shared = hopper::dynamic_tiles<ForwardShared<T>>();
     if (threadIdx.x == 0) init_barriers(shared);
@@ -47,7 +42,7 @@ void launch_forward(Stage const& stage, AttentionArgs const& attention, int64_t 
         ForwardArgs const args{attention, map(attention.k), map(attention.v),
                                !T::kLocal && shape.block_size <= T::kKeys * T::kKeyStages};
         int64_t const blocks = std::min(multiprocessors(), tiles * attention.pass_heads);
-        launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, threads<T>(), sizeof(ForwardShared<T>),
+        launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, T::kThreads, sizeof(ForwardShared<T>),
                 stage.problem.stream},
                forward_sm90_kernel<T>, args);
     });

@@ -21,7 +21,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         Rescale rescale;
         uint32_t weights[kKeys / 16][4], q[D / 16][4];
         Softmax<kKeys> softmax, done;
-        PartialWeightsOf partials;
+        PartialWeights partials;
         Cursor before{};
         this->load_rows(q);
         this->start_scores(s, q, now);
@@ -39,7 +39,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
             this->start_scores(s, q, then);
             if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
             this->start_outputs(o, weights, now);
-            if (ends) partials = PartialWeightsOf(a_, local_rows(now));
+            if (kLocal && ends) partials = PartialWeights(a_, local_rows(now));
             hopper::products_wait<1>();
             this->finish_scores(s, then);
             if (ends) {
@@ -56,7 +56,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         }
         if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
         this->start_outputs(o, weights, now);
-        partials = PartialWeightsOf(a_, local_rows(now));
+        if (kLocal) partials = PartialWeights(a_, local_rows(now));
         hopper::products_wait<0>();
         this->finish_outputs(o, now);
         Cursor nothing{};
@@ -70,12 +70,6 @@ class OverlappedConsumer : ForwardConsumer<T> {
     using Base::a_, Base::scale_log2_, Base::D, Base::kKeys, Base::kLocal;
     using typename Base::Cursor;
 
-    struct NoWeights {
-        NoWeights() = default;
-        __device__ NoWeights(AttentionArgs const&, LocalRows const&) {}
-    };
-    using PartialWeightsOf = std::conditional_t<kLocal, PartialWeights, NoWeights>;
-
     __device__ LocalRows local_rows(Cursor const& cursor) const {
         return {{cursor.at[0], cursor.at[1]}, {cursor.first_slot, cursor.first_slot + 8 * a_.slots}, cursor.past};
     }
@@ -83,7 +77,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
     /// While the next scores are made: what was summed up to a tile of keys is written where it is a row tile's last,
     /// else rescaled for the next.
     __device__ void finish_step(float (&o)[D / 2], Cursor const& at, Cursor const& next, Softmax<kKeys> const& done,
-                                Rescale const& rescale, PartialWeightsOf const& partials) {
+                                Rescale const& rescale, PartialWeights const& partials) {
         if (at.last())
             write(o, done, at, next, partials);
         else
@@ -92,7 +86,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
 
     /// The tile's results, normalised.
     __device__ void write(float (&o)[D / 2], Softmax<kKeys> const& softmax, Cursor const& tile, Cursor const& next,
-                          PartialWeightsOf const& partials) {
+                          PartialWeights const& partials) {
         float sum[2], lse[2];  // of base 2
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

@@ -26,6 +26,7 @@ struct ForwardTiling {
     static constexpr int D = kHeadDim;
     static constexpr bool kLocal = kPart == Part::local, kShort = kPart == Part::short_blocks;
     static constexpr int kWarpgroups = kShort ? 3 : 2;  // warpgroups of consumers; each has a gathering warp
+    static constexpr int kThreads = 128 * (1 + kWarpgroups);
     static constexpr int kRows = kWarpgroups * kConsumerRows;
     static constexpr int kKeys = kLocal ? 64 : kShortBlock;          // of a tile
     static constexpr int kRowStages = 2;                             // tiles of rows

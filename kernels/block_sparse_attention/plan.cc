@@ -157,13 +157,6 @@ bool fit(BlockSparsePlan& plan, size_t bytes) {
     }
 }
 
-/// Non-deterministic: all KV tiles add to dQ, which is cleared once, so in one pass.
-bool fit_adding(BlockSparsePlan& plan, size_t bytes) {
-    plan.adds_to_dq = true;
-    plan.row_slots = 0;
-    return fit(plan, bytes) && plan.passes() == 1;
-}
-
 }  // namespace
 
 char const* name_of(KernelArch arch) { return arch == KernelArch::sm90 ? "sm90" : "sm80"; }
@@ -189,7 +182,7 @@ std::string attention_refusal(BlockSparseShape const& s) {
     if (s.queries * s.group() > int64_t{1} << 26 || s.slots_per_kv_head() >= int64_t{1} << 31)
         return fmt::format("{} queries x {} heads of a group x {} slots are too many", s.queries, s.group(), s.slots());
     int64_t const block = std::min(s.block_size, s.tokens);
-    if (max_blocks(s) * ceil_div(block * s.group(), kMinRowTile) >= int64_t{1} << 31)
+    if (max_blocks(s) * ceil_div(block * s.group(), kMinRowTile) * s.kv_heads >= int64_t{1} << 31)
         return fmt::format("{} tokens in up to {} documents of blocks of {} are too many", s.tokens, s.documents,
                            block);
     return "";
@@ -211,8 +204,13 @@ BlockSparsePlan plan_attention(BlockSparseShape const& s, AttentionTask task, si
     BlockSparsePlan plan = empty;
     if (is_sm90_backward(plan)) {
         plan.kv_tiles = ceil_div(std::min(s.block_size, s.tokens), kKvTile);
-        if (BlockSparsePlan adding = plan; !s.deterministic && s.top_k * plan.kv_tiles <= kMaxDqAdds)
-            if (fit_adding(adding, bytes)) return adding;
+        if (!s.deterministic && s.top_k * plan.kv_tiles <= kMaxDqAdds) {
+            // All KV tiles add to dQ, which is cleared once, so in one pass.
+            BlockSparsePlan adding = plan;
+            adding.adds_to_dq = true;
+            adding.row_slots = 0;
+            if (fit(adding, bytes) && adding.passes() == 1) return adding;
+        }
         plan.tile_group = tile_group_of(plan.kv_tiles);
         plan.row_slots = s.top_k * (plan.kv_tiles / plan.tile_group) - 1;
     }

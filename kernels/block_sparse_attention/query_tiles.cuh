@@ -13,9 +13,7 @@ using namespace kernels;
 
 /// What attention kernels are given. A row is (query, head) of [queries, H].
 struct AttentionArgs : Scratch, BlockSparseGradients {
-    bf16 const* q;
-    bf16 const* k;
-    bf16 const* v;
+    bf16 const *q, *k, *v;
     int32_t const* chosen;
     bf16* o_out;     ///< of the forward
     float* lse_out;  ///

@@ -26,6 +26,11 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 __device__ __forceinline__ float low(uint32_t packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
+/// sum += eight bf16.
+__device__ __forceinline__ void add_to(float (&sum)[8], uint4 const& x) {
+    sum[0] += low(x.x), sum[1] += high(x.x), sum[2] += low(x.y), sum[3] += high(x.y);
+    sum[4] += low(x.z), sum[5] += high(x.z), sum[6] += low(x.w), sum[7] += high(x.w);
+}
 
 /// Columns [16 step, 16 step + 16) of a result, rounded, as left factor of the next product.
 template <int kCount>

@@ -38,10 +38,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(GateArgs const a) {
                                      : uint4{};
             }
 #pragma unroll
-            for (int i = 0; i < kPoolLoads; ++i) {
-                sum[0] += low(x[i].x), sum[1] += high(x[i].x), sum[2] += low(x[i].y), sum[3] += high(x[i].y);
-                sum[4] += low(x[i].z), sum[5] += high(x[i].z), sum[6] += low(x[i].w), sum[7] += high(x[i].w);
-            }
+            for (int i = 0; i < kPoolLoads; ++i) add_to(sum, x[i]);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[row][column + i] = sum[i];

@@ -47,19 +47,17 @@ __host__ __device__ constexpr size_t tile_bytes(int rows) {
     return sizeof(bf16) * static_cast<size_t>(rows) * tile_stride<D>();
 }
 
-/// Starts copying kRows rows of D numbers; `row_at(row, there)` says where a row is and whether it is there (else
-/// zeros). All kThreads threads call.
-template <int D, int kRows, int kThreads, class RowAt>
-__device__ __forceinline__ void load_rows(bf16* to, RowAt row_at) {
+/// Starts copying kRows rows of x [rows, D]; `at(i)` says which is the i-th, -1 for zeros. All kThreads threads call.
+template <int D, int kRows, int kThreads, class At>
+__device__ __forceinline__ void load_rows(bf16* to, bf16 const* x, At at) {
     constexpr int kVectors = D / 8;
     static_assert(kRows * kVectors % kThreads == 0);
 #pragma unroll
     for (int i = 0; i < kRows * kVectors / kThreads; ++i) {
         int const vector = i * kThreads + static_cast<int>(threadIdx.x);
         int const row = vector / kVectors, column = vector % kVectors * 8;
-        bool there = true;
-        bf16 const* const from = row_at(row, there);
-        copy_16(to + row * tile_stride<D>() + column, from + column, there);
+        auto const from = at(row);
+        copy_16(to + row * tile_stride<D>() + column, x + int64_t{from >= 0 ? from : 0} * D + column, from >= 0);
     }
 }
 

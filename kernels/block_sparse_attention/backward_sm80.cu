@@ -76,8 +76,8 @@ struct BlockRows {
 template <int D>
 __device__ void load_query_rows(AttentionArgs const& a, KeyShared<D>& shared, int32_t const* at, int stage) {
     auto const row_at = [&](int i) { return at[i]; };
-    gather_rows<D, kRows>(shared.q[stage], a.q, row_at);
-    gather_rows<D, kRows>(shared.d_o[stage], a.d_o, row_at);
+    load_rows<D, kRows, kThreads>(shared.q[stage], a.q, row_at);
+    load_rows<D, kRows, kThreads>(shared.d_o[stage], a.d_o, row_at);
     int const i = threadIdx.x % kRows;
     RowStats const& row = a.rows[max(at[i], 0)];
     if (threadIdx.x < kRows)
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kThreads, 2) dq_kernel(AttentionArgs const a) 
     if (thread < kRows) shared.rows[thread] = row_of<kLocal>(a, work, thread);
     __syncthreads();
     auto const row_at = [&](int i) { return shared.rows[i].at; };
-    gather_rows<D, kRows>(shared.q, a.q, row_at);
-    gather_rows<D, kRows>(shared.d_o, a.d_o, row_at);
+    load_rows<D, kRows, kThreads>(shared.q, a.q, row_at);
+    load_rows<D, kRows, kThreads>(shared.d_o, a.d_o, row_at);
     load_keys<D>(a, work.g, work.block.begin, work.key_end, shared.k[0], shared.v[0]);
 
     Row row[2];

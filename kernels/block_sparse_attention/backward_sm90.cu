@@ -211,8 +211,8 @@ class Consumer {
         int const consumer = hopper::thread_anew();
         if (item.sums >= 0) {
             bool const add = (item.flags & kAddToSums) != 0;
-            store_sums<D>(sums_of<D>(f_.sums, item.sums, 0, consumer), dk, add);
-            store_sums<D>(sums_of<D>(f_.sums, item.sums, 1, consumer), dv, add);
+            hopper::store_sums<D, kConsumers>(sums_of<D>(f_.sums, item.sums, 0, consumer), dk, add);
+            hopper::store_sums<D, kConsumers>(sums_of<D>(f_.sums, item.sums, 1, consumer), dv, add);
             return;
         }
         int32_t const key = item.key + consumer / 128 * 64;

@@ -45,7 +45,7 @@ struct BackwardArgs : AttentionArgs {
     bool whole_kv_tiles;     ///< a whole block has whole KV tiles
     uint32_t inverse_group;  ///< 2^32 / group, rounded up; 0 for a group of one
     bool carry;              ///< sums go from pass to pass
-    int32_t carried_tiles;   ///< that have a place in `sums`, before those of splits
+    int32_t carried_tiles;   ///< before splits in `sums`
     bool carry_out;          ///< there is a later pass
 
     /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
@@ -67,28 +67,6 @@ __device__ __forceinline__ float factor_of_row(uint32_t d_o, uint32_t k, uint32_
 /// Of a power of two, exactly.
 __device__ __forceinline__ float inverse_of_power(float x) { return __int_as_float((254 << 23) - __float_as_int(x)); }
 
-/// A warpgroup's fp32 result [64, D] to memory, each thread at its own address; `add`: in the L2 cache.
-template <int D>
-__device__ __forceinline__ void store_sums(float4* to, float const (&x)[D / 2], bool add = false) {
-#pragma unroll
-    for (int i = 0; i < D / 8; ++i) {
-        float4* const at = to + i * kConsumers;
-        if (add)
-            asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x[4 * i]),
-                         "f"(x[4 * i + 1]), "f"(x[4 * i + 2]), "f"(x[4 * i + 3])
-                         : "memory");
-        else
-            *at = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
-    }
-}
-template <int D>
-__device__ __forceinline__ void add_sums(float (&x)[D / 2], float4 const* from) {
-#pragma unroll
-    for (int i = 0; i < D / 8; ++i) {
-        float4 const y = from[i * kConsumers];
-        x[4 * i] += y.x, x[4 * i + 1] += y.y, x[4 * i + 2] += y.z, x[4 * i + 3] += y.w;
-    }
-}
 /// Index in `sums`, where they are carried, of the KV tile that begins at `key` of the index-th block; unique in the
 /// pack.
 __device__ __forceinline__ int32_t carried_slot(BackwardArgs const& f, int32_t index, int32_t key) {

@@ -106,31 +106,31 @@ __global__ void __launch_bounds__(kLayoutThreads) query_layout_kernel(BackwardAr
 /// One thread block per (KV tile, head). KV tiles with one split are done, unless their sums are carried.
 template <int D>
 __global__ void __launch_bounds__(kConsumers) key_sums_kernel(BackwardArgs const f) {
-    AttentionArgs const& a = f;
     auto const index = static_cast<int32_t>(blockIdx.x) / f.kv_tiles,
                kv_tile = static_cast<int32_t>(blockIdx.x) % f.kv_tiles;
     auto const head = static_cast<int32_t>(blockIdx.y);
-    Block const block = a.blocks[index];
+    Block const block = f.blocks[index];
     int32_t const key = block.begin + kv_tile * kKvTile;
     if (key >= block.end) return;
-    int64_t const at = int64_t{head} * (a.capacity + 1) + index;
+    int64_t const at = int64_t{head} * (f.capacity + 1) + index;
     int32_t const kv_tiles = (block.end - block.begin + kKvTile - 1) / kKvTile;
     int32_t const splits = (f.split_begin[at + 1] - f.split_begin[at]) / kv_tiles;
     if (splits == 0 && (!f.carry || f.carry_out)) return;
     int32_t first = f.carried_tiles + f.split_begin[at] + kv_tile * splits;
-    for (int32_t h = 0; h < head; ++h) first += f.split_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
+    for (int32_t h = 0; h < head; ++h) first += f.split_begin[int64_t{h + 1} * (f.capacity + 1) - 1];
     int const thread = threadIdx.x;
     bool const add_carried = block.begin < f.earlier || (f.carry && splits == 0);
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
         float sum[D / 2] = {};
         float4* const carried = sums_of<D>(f.sums, carried_slot(f, index, key), which, thread);
-        if (add_carried) add_sums<D>(sum, carried);
-        for (int32_t i = 0; i < splits; ++i) add_sums<D>(sum, sums_of<D>(f.sums, first + i, which, thread));
+        if (add_carried) hopper::add_sums<D, kConsumers>(sum, carried);
+        for (int32_t i = 0; i < splits; ++i)
+            hopper::add_sums<D, kConsumers>(sum, sums_of<D>(f.sums, first + i, which, thread));
         if (f.carry && f.carry_out)
-            store_sums<D>(carried, sum);
+            hopper::store_sums<D, kConsumers>(carried, sum);
         else
-            write_key_gradient<D>(a, sum, which, a.head + head, key + thread / 128 * 64, min(block.end, key + kKvTile));
+            write_key_gradient<D>(f, sum, which, f.head + head, key + thread / 128 * 64, min(block.end, key + kKvTile));
     }
 }
 

@@ -15,9 +15,8 @@ struct BlockWork {
     int32_t indices;  ///< of the first routed row
     int32_t count;    ///< of routed rows
     int32_t kv_tiles;
-    int32_t splits;          ///< per KV tile
-    int32_t partial_splits;  ///< those that leave sums to add
-    int32_t items;           ///< in whole tile groups
+    int32_t splits;  ///< per KV tile; where several, each leaves sums to add
+    int32_t items;   ///< in whole tile groups
 };
 
 __device__ int32_t local_begin(AttentionArgs const& a, int32_t key) { return max(key, a.query_begin + a.pass_begin); }
@@ -35,23 +34,21 @@ __device__ int64_t rows_of_split(BackwardArgs const& f, int32_t head, int32_t be
 }
 
 __device__ BlockWork work_of_block(BackwardArgs const& f, int32_t head, int32_t index) {
-    AttentionArgs const& a = f;
-    int64_t const g = a.head + head;
+    int64_t const g = f.head + head;
     BlockWork x{};
-    x.block = a.blocks[index];
+    x.block = f.blocks[index];
     x.kv_tiles = (x.block.end - x.block.begin + kKvTile - 1) / kKvTile;
     if (x.kv_tiles == 0 || x.block.begin >= f.later) return x;
-    if (a.slots > 0) {
-        int32_t const before = starts_of_chunk(a, g, a.chunk)[index];
-        x.indices = a.offsets[g * (a.capacity + 1) + index] + before;
-        x.count = starts_of_chunk(a, g, a.end_chunk)[index] - before;
+    if (f.slots > 0) {
+        int32_t const before = starts_of_chunk(f, g, f.chunk)[index];
+        x.indices = f.offsets[g * (f.capacity + 1) + index] + before;
+        x.count = starts_of_chunk(f, g, f.end_chunk)[index] - before;
     }
-    int32_t const query_rows = local_rows(a, x.block) + x.count;
+    int32_t const query_rows = local_rows(f, x.block) + x.count;
     // A KV tile that no row sees still has to write zeros, unless sums of it exist.
-    bool const summed = x.block.begin < f.earlier || (a.add_to_dkv && !f.carry);
+    bool const summed = x.block.begin < f.earlier || (f.add_to_dkv && !f.carry);
     int64_t const rows = rows_of_split(f, head, x.block.begin);
     x.splits = query_rows == 0 && summed ? 0 : max(static_cast<int32_t>((query_rows + rows / 2) / rows), 1);
-    x.partial_splits = x.splits > 1 ? x.splits : 0;
     x.items = (x.kv_tiles + f.tile_group - 1) / f.tile_group * f.tile_group * x.splits;
     return x;
 }
@@ -65,7 +62,7 @@ __global__ void __launch_bounds__(kScanThreads) count_work_items(BackwardArgs co
         f.capacity,
         [&](int b) {
             BlockWork const x = work_of_block(f, head, b);
-            return x.kv_tiles * x.partial_splits;
+            return x.splits > 1 ? x.kv_tiles * x.splits : 0;
         },
         f.split_begin + at);
 }
@@ -94,46 +91,45 @@ __device__ void cut_split(AttentionArgs const& a, BlockWork const& x, int32_t sp
 
 /// One warp per (block, head). KV tiles go fastest: neighbouring items share their rows.
 __global__ void __launch_bounds__(256) fill_work_items(BackwardArgs const f) {
-    AttentionArgs const& a = f;
     auto const index = static_cast<int32_t>(blockIdx.x * 8 + threadIdx.x / 32);
     auto const head = static_cast<int32_t>(blockIdx.y);
     int const lane = threadIdx.x % 32;
     int32_t items = 0, splits = 0;  // before this head
     for (int32_t h = 0; h < head; ++h) {
-        items += f.item_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
-        splits += f.split_begin[int64_t{h + 1} * (a.capacity + 1) - 1];
+        items += f.item_begin[int64_t{h + 1} * (f.capacity + 1) - 1];
+        splits += f.split_begin[int64_t{h + 1} * (f.capacity + 1) - 1];
     }
     if (index == 0 && head == f.pass_heads - 1 && lane == 0) {
-        f.counters[0] = items + f.item_begin[int64_t{head + 1} * (a.capacity + 1) - 1];
+        f.counters[0] = items + f.item_begin[int64_t{head + 1} * (f.capacity + 1) - 1];
         f.counters[1] = 0;
     }
-    if (index >= a.capacity) return;
+    if (index >= f.capacity) return;
     BlockWork const x = work_of_block(f, head, index);
-    int64_t const at = int64_t{head} * (a.capacity + 1) + index;
+    int64_t const at = int64_t{head} * (f.capacity + 1) + index;
     items += f.item_begin[at];
     splits += f.split_begin[at];
     int32_t const of_split = x.splits == 0 ? 0 : x.items / x.splits;
     for (int32_t i = lane; i < x.items; i += 32) {
         int32_t const kv_tile = i % of_split, split = i / of_split;
         WorkItem item{};
-        item.g = a.head + head;
+        item.g = f.head + head;
         item.key = x.block.begin + kv_tile * kKvTile;
         item.key_end = min(x.block.end, item.key + kKvTile);
         item.indices = x.indices;
         item.routed = x.count;
         item.first_slot =
-            static_cast<int32_t>((int64_t{head} * a.pass_rows - int64_t{a.pass_begin} * a.group) * f.row_slots +
+            static_cast<int32_t>((int64_t{head} * f.pass_rows - int64_t{f.pass_begin} * f.group) * f.row_slots +
                                  kv_tile / f.tile_group);  // modulo 2^32
         item.flags = (kv_tile % f.tile_group != 0 ? kAddToPartial : 0) |
-                     (x.block.begin < f.earlier && x.partial_splits == 0 ? kAddToSums : 0) |
+                     (x.block.begin < f.earlier && x.splits <= 1 ? kAddToSums : 0) |
                      (kv_tile < f.tile_group ? kFirstTileGroup : 0);
         if (kv_tile < x.kv_tiles)
-            cut_split(a, x, split, item);
+            cut_split(f, x, split, item);
         else
             item.end = kFiller;
-        item.sums = x.partial_splits > 0 ? f.carried_tiles + splits + kv_tile * x.partial_splits + split
-                    : f.carry            ? carried_slot(f, index, item.key)
-                                         : -1;
+        item.sums = x.splits > 1 ? f.carried_tiles + splits + kv_tile * x.splits + split
+                    : f.carry    ? carried_slot(f, index, item.key)
+                                 : -1;
         f.items[items + i] = item;
     }
 }

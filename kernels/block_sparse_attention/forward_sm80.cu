@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
     int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16 * kStrips;
     if (thread < kRows) shared.rows[thread] = row_of<kLocal>(a, work, thread);
     __syncthreads();
-    gather_rows<D, kRows>(shared.q, a.q, [&](int i) { return shared.rows[i].at; });
+    load_rows<D, kRows, kThreads>(shared.q, a.q, [&](int i) { return shared.rows[i].at; });
     load_keys<D>(a, work.g, work.block.begin, work.key_end, shared.k[0], shared.v[0]);
 
     // Keys up to here are seen by all rows.

@@ -13,10 +13,9 @@ using hopper::Inner, hopper::write_row;
 
 /// Position of a warpgroup: a query tile, and which of its KV tiles, in a ring of kKeyStages.
 template <int kKeyStages>
-struct TileCursor {
-    int32_t key_begin, key_tiles, seen_by_all, past, first_slot;
+struct TileCursor : LocalRows {
+    int32_t key_begin, key_tiles, seen_by_all;
     bool keys_go_on;
-    int32_t at[2];
     int32_t key_tile = 0;
     RingPosition<kKeyStages> first_keys = {}, keys = {};  ///< where the first, and this tile of keys is
 
@@ -58,13 +57,11 @@ class ForwardConsumer {
         for (;;) {
             shared_.q_full[stage_].wait(parity_);
             ConsumerRows const& rows = shared_.rows[stage_];
-            Cursor cursor{rows.key_begin,
+            Cursor cursor{{{rows.at[row_], rows.at[row_ + 8]}, rows.first_slot + row_ * a_.slots, rows.past},
+                          rows.key_begin,
                           rows.key_tiles,
                           rows.seen_by_all,
-                          rows.past,
-                          rows.first_slot + row_ * a_.slots,
                           !kLocal && rows.keys_go_on,
-                          {rows.at[row_], rows.at[row_ + 8]},
                           0,
                           keys,
                           keys};

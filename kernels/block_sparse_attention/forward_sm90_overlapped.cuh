@@ -16,7 +16,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         Cursor now = this->next_tile({});
         if (now.key_tiles == 0) return;
         if constexpr (kLocal)
-            for (int s = 0; s < T::kPartialStages; ++s) ring_.start(a_, local_rows(now), s);
+            for (int s = 0; s < T::kPartialStages; ++s) ring_.start(a_, now, s);
         float s[kKeys / 2], o[D / 2];
         Rescale rescale;
         uint32_t weights[kKeys / 16][4], q[D / 16][4];
@@ -39,7 +39,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
             this->start_scores(s, q, then);
             if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
             this->start_outputs(o, weights, now);
-            if (kLocal && ends) partials = PartialWeights(a_, local_rows(now));
+            if (kLocal && ends) partials = PartialWeights(a_, now);
             hopper::products_wait<1>();
             this->finish_scores(s, then);
             if (ends) {
@@ -56,7 +56,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         }
         if (before.key_tiles > 0) finish_step(o, before, now, done, rescale, partials);
         this->start_outputs(o, weights, now);
-        if (kLocal) partials = PartialWeights(a_, local_rows(now));
+        if (kLocal) partials = PartialWeights(a_, now);
         hopper::products_wait<0>();
         this->finish_outputs(o, now);
         Cursor nothing{};
@@ -69,10 +69,6 @@ class OverlappedConsumer : ForwardConsumer<T> {
     using Base = ForwardConsumer<T>;
     using Base::a_, Base::scale_log2_, Base::D, Base::kKeys, Base::kLocal;
     using typename Base::Cursor;
-
-    __device__ LocalRows local_rows(Cursor const& cursor) const {
-        return {{cursor.at[0], cursor.at[1]}, {cursor.first_slot, cursor.first_slot + 8 * a_.slots}, cursor.past};
-    }
 
     /// While the next scores are made: what was summed up to a tile of keys is written where it is a row tile's last,
     /// else rescaled for the next.
@@ -95,7 +91,7 @@ class OverlappedConsumer : ForwardConsumer<T> {
         }
         float* const lse_to = kLocal ? a_.lse_out : a_.partial_lse;
         if constexpr (kLocal) {
-            merge_partials<D>(a_, ring_, local_rows(tile), local_rows(next), partials, o, sum, lse);
+            merge_partials<D>(a_, ring_, tile, next, partials, o, sum, lse);
 #pragma unroll
             for (int half = 0; half < 2; ++half)
                 write_row<D>(a_.o_out + int64_t{tile.at[half]} * D, o, half, inverse_of_sum(sum[half]),

@@ -53,12 +53,11 @@ __device__ __forceinline__ void add_partial(float (&o)[D / 2], int half, uint4 c
     }
 }
 
-/// A lane's two rows of a local tile: `at` in q, -1 for none; where their partial results begin; blocks of the
-/// document before theirs.
+/// A lane's two rows of a local tile, the second 8 below the first.
 struct LocalRows {
-    int32_t at[2];
-    int32_t first_slot[2];
-    int32_t past;
+    int32_t at[2];       ///< in q, -1 for none
+    int32_t first_slot;  ///< where the first row's partials begin
+    int32_t past;        ///< blocks of the document before theirs
 };
 
 /// What the partials of a lane's rows weigh. Lane i of the quad knows slots i, i + 4, ...; those of the first eight are
@@ -78,7 +77,8 @@ class PartialWeights {
         partial.selection = s == 0 ? ahead_[half][0].selection : ahead_[half][1].selection;
         partial.natural = s == 0 ? ahead_[half][0].natural : ahead_[half][1].natural;
         if (s >= 8) partial = Partial(a, rows, half, s);
-        return partial.lse(rows);
+        bool const used = partial.selection >= 0 && partial.selection < rows.past;
+        return used ? partial.natural * kLog2e : -INFINITY;
     }
 
   private:
@@ -91,10 +91,7 @@ class PartialWeights {
             s += threadIdx.x % 4;
             if (rows.at[half] < 0 || s >= a.slots) return;
             selection = a.chosen[int64_t{rows.at[half]} * a.slots + s];
-            natural = a.partial_lse[rows.first_slot[half] + s];
-        }
-        __device__ float lse(LocalRows const& rows) const {
-            return selection >= 0 && selection < rows.past ? natural * kLog2e : -INFINITY;
+            natural = a.partial_lse[rows.first_slot + half * 8 * a.slots + s];
         }
     };
 
@@ -117,11 +114,11 @@ class PartialRing {
             for (int i = 0; i < kVectors; ++i) {
                 int const half = i / (D / 32);
                 bool const there = rows.at[half] >= 0;
-                int32_t const slot = there ? rows.first_slot[half] + s : 0;
+                int32_t const slot = there ? rows.first_slot + half * 8 * a.slots + s : 0;
                 hopper::copy_vector(vector(i), a.partial + vector_of_partial<D>(slot, i % (D / 32)), there);
             }
         end_copy_group();
-        next();
+        stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
     }
     /// Waits for the oldest slot, which the next start overwrites.
     __device__ void wait() const { wait_for_copy_groups<kStages - 1>(); }
@@ -138,7 +135,6 @@ class PartialRing {
     static constexpr int kVectors = 2 * D / 32;
 
     __device__ uint32_t vector(int i) const { return memory_ + (stage_ * kVectors + i) * 256 * 16; }
-    __device__ void next() { stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1; }
 
     uint32_t memory_;
     int stage_ = 0;

@@ -116,8 +116,8 @@ BlockSparsePlan begin_plan(BlockSparseShape const& s, AttentionTask task) {
     plan.blocks = max_blocks(s);
     plan.chunk_queries = std::max(ceil_div(s.queries, kMaxChunks), kMinChunkQueries);
     plan.chunks = ceil_div(s.queries, plan.chunk_queries);
-    bool const forward_sm90 = task == AttentionTask::forward && plan.arch == KernelArch::sm90;
-    plan.row_tile = task == AttentionTask::backward ? 64 : forward_sm90 && s.block_size <= kShortBlock ? 192 : 128;
+    bool const short_blocks = plan.arch == KernelArch::sm90 && s.block_size <= kShortBlock;
+    plan.row_tile = task == AttentionTask::backward ? 64 : short_blocks ? 192 : 128;
     plan.row_slots = s.slots();
     return plan;
 }

@@ -60,11 +60,7 @@ struct Row {
 /// before it. `indices_end`: end of the block's entries in this pass.
 template <int kRows>
 __device__ Work routed_work(AttentionArgs const& a, int32_t head, int32_t block, int32_t tile, int32_t& indices_end) {
-    Work work;
-    work.head = head;
-    work.g = a.head + head;
-    work.index = block;
-    work.block = a.blocks[block];
+    Work work{head, a.head + head, block, a.blocks[block]};
     work.key_end = work.block.end;
     int32_t const indices = a.offsets[work.g * (a.capacity + 1) + block];
     int32_t const first = a.tiles[int64_t{head} * (a.capacity + 1) + block];

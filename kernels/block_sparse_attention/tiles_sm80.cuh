@@ -23,22 +23,13 @@ __device__ __forceinline__ Row row_of(AttentionArgs const& a, Work const& work, 
     return kLocal ? local_row(a, work, i) : row_of_entry(a, work, routed_entry(a, work, i));
 }
 
-/// Starts copying kRows rows of x [rows, D]; `at(i)` says which is the i-th, -1 for zeros.
-template <int D, int kRows, class At>
-__device__ __forceinline__ void gather_rows(bf16* tile, bf16 const* x, At at) {
-    load_rows<D, kRows, kThreads>(tile, [&](int i, bool& there) {
-        auto const row = at(i);
-        there = row >= 0;
-        return x + int64_t{there ? row : 0} * D;
-    });
-}
 /// Starts copying the keys and values [begin, begin + kTileKeys) of kv head g; zeros from `end` on.
 template <int D>
 __device__ __forceinline__ void load_keys(AttentionArgs const& a, int64_t g, int32_t begin, int32_t end, bf16* k,
                                           bf16* v) {
     auto const at = [&](int i) { return begin + i < end ? int64_t{begin + i} * a.kv_heads + g : -1; };
-    gather_rows<D, kTileKeys>(k, a.k, at);
-    gather_rows<D, kTileKeys>(v, a.v, at);
+    load_rows<D, kTileKeys, kThreads>(k, a.k, at);
+    load_rows<D, kTileKeys, kThreads>(v, a.v, at);
     end_copy_group();
 }
 

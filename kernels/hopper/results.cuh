@@ -82,4 +82,26 @@ __device__ __forceinline__ uint32_t pack_halves(float first, float second) {
     return x;
 }
 
+/// A warpgroup's fp32 result [64, D] to memory, each of kThreads at its own address; `add`: in the L2 cache.
+template <int D, int kThreads>
+__device__ __forceinline__ void store_sums(float4* to, float const (&x)[D / 2], bool add = false) {
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i) {
+        float4* const at = to + i * kThreads;
+        if (add)
+            asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x[4 * i]),
+                         "f"(x[4 * i + 1]), "f"(x[4 * i + 2]), "f"(x[4 * i + 3])
+                         : "memory");
+        else
+            *at = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+    }
+}
+template <int D, int kThreads>
+__device__ __forceinline__ void add_sums(float (&x)[D / 2], float4 const* from) {
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i) {
+        float4 const y = from[i * kThreads];
+        x[4 * i] += y.x, x[4 * i + 1] += y.y, x[4 * i + 2] += y.z, x[4 * i + 3] += y.w;
+    }
+}
 }  // namespace perigee::hopper

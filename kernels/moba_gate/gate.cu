@@ -107,10 +107,8 @@ void pool_centroids(Stage const& stage) {
 }
 
 void select_blocks(Stage const& stage, int32_t* chosen) {
-    if (stage.plan.arch == KernelArch::sm90)
-        select_blocks_sm90(stage, chosen);
-    else
-        select_blocks_sm80(stage, chosen);
+    auto const select = stage.plan.arch == KernelArch::sm90 ? select_blocks_sm90 : select_blocks_sm80;
+    select(stage, chosen);
 }
 
 }  // namespace moba_gate

@@ -103,9 +103,8 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
     int32_t const end = a.block_of[a.query_begin + min(tile + kGateRows, a.queries) - 1];
 
     auto const load_means = [&](int32_t from, int stage) {
-        load_rows<D, kGateBlocks, kGateThreads>(shared.means[stage], [&](int block, bool& there) {
-            there = from + block < end;
-            return a.centroids + (int64_t{there ? from + block : 0} * a.kv_heads + g) * D;
+        load_rows<D, kGateBlocks, kGateThreads>(shared.means[stage], a.centroids, [&](int block) {
+            return from + block < end ? int64_t{from + block} * a.kv_heads + g : -1;
         });
         end_copy_group();
     };

@@ -1,6 +1,6 @@
 // The best scores of rows, while tiles of scores pass through a warp's registers. Few scores reach their row's
 // threshold after the first tiles: the warp lays a tile into shared memory, from where two lanes to a row pick those
-// scores and insert them into their routing of the row's best.
+// scores and insert them into their list of the row's best.
 //
 // A warp has 16 rows. Lane l holds scores of the rows l / 4 and l / 4 + 8, and the top k of row l / 4 + l % 4 / 2 * 8.
 // Tiles have 64 blocks: s[4 j + 2 half + i] is the score of row l / 4 + 8 half and of the tile's block 8 j + l % 4 * 2

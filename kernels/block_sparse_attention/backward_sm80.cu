@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2) dkv_kernel(AttentionArgs const a)
         weigh<D>(dv, p, shared.d_o[stage]);
         weigh<D>(dk, ds, shared.q[stage]);
     }
+    wait_for_copy_groups<0>();  // where there was no row at all
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         if (my_key + half * 8 < block.end) {

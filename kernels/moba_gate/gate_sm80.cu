@@ -15,7 +15,7 @@ constexpr int kGateRows = 64;     // queries of a thread block, 16 per warp
 constexpr int kGateBlocks = 64;   // candidates of a step
 constexpr int kScoreStride = 68;  // of a row of scores in shared memory: 4 more than 64 spread rows over the banks
 
-/// One slot of every row.
+/// One slot of every row. They follow GateShared, best first; empty ones are (-inf, -1).
 struct Slot {
     float score[kGateRows];
     int32_t block[kGateRows];
@@ -25,7 +25,6 @@ template <int D>
 struct GateShared {
     bf16 means[2][kGateBlocks * tile_stride<D>()];
     float scores[kGateRows][kScoreStride];
-    Slot best[1];  ///< as many as a row has, best first; empty ones are (-inf, -1)
 };
 
 /// Fragments of the 16 queries of a warp, straight from memory; zeros beyond the last.
@@ -89,6 +88,7 @@ template <int D>
 __global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
     start_early();
     auto& shared = *reinterpret_cast<GateShared<D>*>(dynamic_shared());
+    auto* const best = reinterpret_cast<Slot*>(&shared + 1);
     int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16;
     int const tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kGateRows;  // the longest rows first
     int const query = tile + warp_row;                                          // this warp's first
@@ -97,8 +97,7 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
 
     bool const mine = lane < 16 && query + lane < a.queries;  // the lane has a row
     int32_t const high = mine ? a.block_of[a.query_begin + query + lane] : 0, low = mine ? a.blocks[high].first : 0;
-    for (int slot = 0; mine && slot < a.slots; ++slot)
-        shared.best[slot].score[row] = -INFINITY, shared.best[slot].block[row] = -1;
+    for (int slot = 0; mine && slot < a.slots; ++slot) best[slot].score[row] = -INFINITY, best[slot].block[row] = -1;
     int32_t const begin = a.blocks[a.block_of[a.query_begin + tile]].first;
     int32_t const end = a.block_of[a.query_begin + min(tile + kGateRows, a.queries) - 1];
 
@@ -129,12 +128,11 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
             *reinterpret_cast<float2*>(at + 8 * kScoreStride) = make_float2(s[4 * n + 2], s[4 * n + 3]);
         }
         __syncwarp();
-        if (mine && low < from + kGateBlocks && from < high)
-            compete(a, shared.scores[row], shared.best, row, from, low, high);
+        if (mine && low < from + kGateBlocks && from < high) compete(a, shared.scores[row], best, row, from, low, high);
         __syncwarp();  // the scores have been read
     }
     for (int h = 0; mine && h < a.summed; ++h)
-        write_selection(a, shared.best, row, low, a.chosen + (int64_t{query + lane} * a.heads + head + h) * a.slots);
+        write_selection(a, best, row, low, a.chosen + (int64_t{query + lane} * a.heads + head + h) * a.slots);
 }
 
 }  // namespace
@@ -142,7 +140,7 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
 void select_blocks_sm80(Stage const& stage, int32_t* chosen) {
     GateArgs const args = gate_args(stage, chosen);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        size_t const bytes = sizeof(GateShared<D>) + sizeof(Slot) * static_cast<size_t>(args.slots - 1);
+        size_t const bytes = sizeof(GateShared<D>) + sizeof(Slot) * static_cast<size_t>(args.slots);
         launch({"gate", ceil_div(args.queries, kGateRows), args.heads / args.summed, kGateThreads, bytes,
                 stage.problem.stream, 1, true},
                gate_kernel<D>, args);

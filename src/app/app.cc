@@ -191,7 +191,7 @@ int run_check(Job const& job) {
             fmt::print("{}", layouts_report(best_layouts(options, ranks, *rates), ranks, *rates));
         return complete(job);
     }
-    RunOptions const options = resolved(job, configuration, ranks);
+    RunOptions const options = with_steps_of_epochs(resolved(job, configuration, ranks), job.files);
     if (job.launch.world().rank() == 0) print_check(options, ranks, job.launch.local_size(), rates ? &*rates : nullptr);
     return complete(job);
 }
@@ -200,7 +200,8 @@ int dispatch(Job const& job) {
     if (job.command.command == Command::check) return run_check(job);
     switch (job.command.command) {
         case Command::train:
-            return run_train(resolved(job, configured(job), job.launch.world().size()), job);
+            return run_train(with_steps_of_epochs(resolved(job, configured(job), job.launch.world().size()), job.files),
+                             job);
         case Command::eval:
             return run_eval(load_trained(job), job);
         case Command::generate:

@@ -4,11 +4,10 @@
 
 namespace perigee {
 
-void LineFile::append(std::string const& line) {
+void LineFile::append_bytes(std::string const& bytes) {
     std::scoped_lock const lock(mutex_);
-    if (waiting_.size() + line.size() + 1 <= kMostWaitingBytes) {
-        waiting_ += line;
-        waiting_ += '\n';
+    if (waiting_.size() + bytes.size() <= kMostWaitingBytes) {
+        waiting_ += bytes;
         ++lines_;
     } else {
         ++lost_;

@@ -20,7 +20,9 @@ class LineFile {
     LineFile(FileSystem& files, Path path) : files_(&files), path_(std::move(path)) {}
 
     /// Adds a line and tries to write all that wait. Lines beyond kMostWaitingBytes are lost.
-    void append(std::string const& line);
+    void append(std::string const& line) { append_bytes(line + '\n'); }
+    /// The same for a record that ends otherwise; it counts as a line.
+    void append_bytes(std::string const& bytes);
     /// Tries again. Returns whether every line ever added is in the file.
     bool flush();
     /// A sentence for the log, once when lines begin to wait and once when they were written; otherwise empty.

@@ -10,6 +10,8 @@ namespace perigee {
 void describe(Schema& schema, TrainOptions& options) {
     schema
         .add("steps", options.steps, between(1, kMostSteps), "optimizer steps of the whole run, resumed parts included")
+        .add("epochs", options.epochs, between(0, 1e6),
+             "passes over the training data: train.steps follows from it, rounded up; 0: train.steps counts")
         .add("global_batch_size", options.global_batch_size, between(1, 1 << 30),
              "samples per step over all ranks; gradient accumulation follows from it")
         .add("micro_batch_size", options.micro_batch_size, between(1, 1 << 16), "samples per rank and forward pass")
@@ -59,7 +61,9 @@ void describe(Schema& schema, LogOptions& options) {
              "steps between log lines; 0: a line about every log.seconds. metrics.jsonl has every step")
         .add("seconds", options.seconds, at_least(0),
              "seconds between log lines, where log.every is 0; the first and the last step always have one")
-        .add("progress", options.progress, "show a progress bar on a terminal");
+        .add("progress", options.progress, "show a progress bar on a terminal")
+        .add("tensorboard", options.tensorboard,
+             "also write the metrics as TensorBoard's event files: tensorboard --logdir OUTPUT_DIR/tensorboard");
 }
 
 void describe(Schema& schema, RunOptions& options) {
@@ -250,9 +254,15 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     check_batch(options, dp, out);
     check_size(options, out);
     check_memory_policy(options, out);
-    check_schedule(options, out);
+    if (options.train.epochs == 0) check_schedule(options, out);
     check_data(options, out);
     check_suites(options, out);
+    return std::move(out.list);
+}
+
+std::vector<std::string> schedule_problems(RunOptions const& options) {
+    Sentences out;
+    check_schedule(options, out);
     return std::move(out.list);
 }
 

@@ -25,6 +25,7 @@ enum class NonFinite { skip, stop };
 
 struct TrainOptions {
     int64_t steps = 1000;
+    double epochs = 0;               ///< passes over the training data, from which steps follow; 0: steps counts
     int64_t global_batch_size = 8;   ///< samples per step over all ranks; accumulation follows from it
     int64_t micro_batch_size = 1;    ///< samples per rank and forward pass
     std::string recompute = "none";  ///< levels by layer: parse_recompute()
@@ -49,6 +50,7 @@ struct LogOptions {
     int64_t every = 0;     ///< steps between lines; 0: by time
     double seconds = 10;   ///< between lines
     bool progress = true;  ///< progress bar on a terminal
+    bool tensorboard = false;
 };
 void describe(Schema& schema, LogOptions& options);
 
@@ -82,5 +84,7 @@ MemoryPolicy memory_policy(RunOptions const& options);
 /// Every contradiction between fields, sections and the number of ranks, each as a sentence that names keys and both
 /// numbers; empty when the run can start. Fills nothing in.
 std::vector<std::string> problems(RunOptions const& options, int world_size);
+/// Those of the schedule, which problems() leaves out while train.steps is still to follow from train.epochs.
+std::vector<std::string> schedule_problems(RunOptions const& options);
 
 }  // namespace perigee

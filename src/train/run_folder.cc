@@ -164,9 +164,14 @@ std::optional<RunState::Best> best_checkpoint(FileSystem& files, Path const& out
     return best;
 }
 
+void RunFolder::write_events(int64_t step) {
+    events_ = std::make_unique<EventFile>(*files_, path_ / "tensorboard", step);
+}
+
 void RunFolder::append_metrics(std::string const& json_object) {
     if (!metrics_) metrics_ = std::make_unique<LineFile>(*files_, path_ / kMetrics);
     metrics_->append(json_object);
+    if (events_) events_->append(json_object);
     tell_news();
 }
 
@@ -178,10 +183,13 @@ int64_t RunFolder::finish_metrics() {
 }
 
 void RunFolder::tell_news() {
-    for (LineFile* file : {metrics_.get(), log_.get()}) {
-        if (file == nullptr) continue;
+    auto const tell = [](auto* file) {
+        if (file == nullptr) return;
         if (std::string const news = file->news(); !news.empty()) log::warn("{}", news);
-    }
+    };
+    tell(metrics_.get());
+    tell(log_.get());
+    tell(events_.get());
 }
 
 }  // namespace perigee

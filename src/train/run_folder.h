@@ -1,4 +1,4 @@
-// The folder of a run: config.yaml, metrics.jsonl, log.txt, checkpoints/, held by one job at a time.
+// The folder of a run: config.yaml, metrics.jsonl, log.txt, tensorboard/, checkpoints/, held by one job at a time.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "io/file_system.h"
+#include "train/event_file.h"
 #include "train/line_file.h"
 #include "train/metrics.h"
 
@@ -30,6 +31,8 @@ class RunFolder {
     void mirror_log();
     /// Drops what a run resumed at `step` will do again: all later steps, and the evaluation of this one.
     void rewind_metrics(int64_t step);
+    /// Metrics go to TensorBoard's event files in `tensorboard` as well, from this step on.
+    void write_events(int64_t step);
     /// Appends one JSON object as a line. A failing disk does not stop the run: lines wait in memory, as LineFile says.
     void append_metrics(std::string const& json_object);
     /// Tries to write the lines that wait; returns how many are not in the file.
@@ -43,6 +46,7 @@ class RunFolder {
     std::unique_ptr<FileLock> lock_;
     std::unique_ptr<LineFile> metrics_;
     std::unique_ptr<LineFile> log_;
+    std::unique_ptr<EventFile> events_;
 };
 
 /// Random: tells the checkpoints of one run from those of another.

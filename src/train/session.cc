@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
@@ -69,6 +70,22 @@ RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files) {
     auto const tokenizer = make_tokenizer(files, options.data.tokenizer);
     if (options.model.vocab_size == 0) options.model.vocab_size = (tokenizer->vocab_size() + 63) / 64 * 64;
     check_vocabulary(*tokenizer, options.model.vocab_size);
+    return options;
+}
+
+RunOptions with_steps_of_epochs(RunOptions options, FileSystem& files) {
+    TrainOptions& train = options.train;
+    if (train.epochs == 0) return options;
+    auto const data =
+        open_data(options.data, Split::train, static_cast<uint64_t>(options.seed), options.model.vocab_size, files);
+    double const samples = train.epochs * static_cast<double>(data->samples_per_epoch());
+    double const steps = std::ceil(samples / static_cast<double>(train.global_batch_size));
+    if (steps > static_cast<double>(kMostSteps))
+        fail(Category::config, "train.epochs ({}) are {:.0f} steps of {} samples: at most {}", train.epochs, steps,
+             train.global_batch_size, kMostSteps);
+    train.steps = std::max<int64_t>(1, static_cast<int64_t>(steps));
+    if (auto const problems = schedule_problems(options); !problems.empty())
+        fail(Category::config, "train.epochs ({}) are {} steps: {}", train.epochs, train.steps, problems.front());
     return options;
 }
 

@@ -22,6 +22,10 @@ namespace perigee {
 /// cores this process may use, shared by the ranks of this host.
 RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files);
 
+/// With train.steps of train.epochs, where that is set: it opens the training data. Options are free of problems.
+/// Throws Category::config where so many steps are too many, or too few for the schedule; else as open_data.
+RunOptions with_steps_of_epochs(RunOptions options, FileSystem& files);
+
 /// Throws Category::config where the tokenizer knows ids that the model does not.
 void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size);
 

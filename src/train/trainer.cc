@@ -96,6 +96,7 @@ void Trainer::start() {
     if (!folder_) return;
     clean_up(session_.files(), checkpoint_root(options_.output_dir));
     folder_->rewind_metrics(state_.step);
+    if (options_.log.tensorboard) folder_->write_events(state_.step);
     Path const root = checkpoint_root(options_.output_dir);
     if (state_.best && session_.files().exists(root / step_name(state_.best->step))) return;
     auto const best = best_evaluation(session_.files(), options_.output_dir);

@@ -79,7 +79,7 @@ TEST(RunOptionsYaml, NamesTheLikelyKey) {
               "f.yaml:4:3: unknown key \"weigth_decay\" in optimizer; did you mean \"weight_decay\"?\n"
               "command line: 'trian.steps=1': unknown key \"trian\"; did you mean \"train\"?");
     EXPECT_THAT(refusal("lr: 0.1\n"), HasSubstr("did you mean \"optimizer.lr\"?"));
-    EXPECT_THAT(refusal("train: {batch_size: 0}\n"), HasSubstr("known are steps, global_batch_size"));
+    EXPECT_THAT(refusal("train: {batch_size: 0}\n"), HasSubstr("known are steps, epochs, global_batch_size"));
 }
 
 TEST(RunOptionsYaml, OfAMissingFileNamesIt) {

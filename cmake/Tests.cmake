@@ -33,7 +33,7 @@ foreach(folder IN LISTS test_folders)
         file(GLOB cuda_sources CONFIGURE_DEPENDS tests/${folder}/*.cu)
         list(APPEND sources ${cuda_sources})
     else()  # of what this build does not have
-        list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_|tests/ops/gpu_dense_attention_|tests/train/gpu_overlap_")
+        list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_|tests/ops/gpu_dense_attention_|gpu_(overlap|parts)_test")
     endif()
     if(PERIGEE_SANITIZE)  # under which GCC 12 takes std::regex for uninitialised
         foreach(source IN LISTS sources)

@@ -50,7 +50,7 @@ fi
 
 large='*AtLength*:*LargeBlocks*:*ManyTilesPerMultiprocessor*:*RandomChoices*:*RepeatsBitwise*'
 # They look at time and memory, which the sanitizer takes, or run for long with the kernels of others.
-unfit='GpuOverlap*:GpuSteadyState*:GpuGraphs*'
+unfit='GpuOverlap*:GpuSteadyState*:GpuGraphs*:GpuPartsOfPasses*'
 found=0
 ran=0
 for tool in memcheck synccheck racecheck; do

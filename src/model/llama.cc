@@ -261,7 +261,7 @@ void Llama::accumulate(WeightUnits& weights, GradientSink const& sink, TensorVie
     auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, selections, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     bool const alone = shape.tp * shape.cp == 1 && weights.settled() && sink.grads.settled();
-    if (!alone || impl_->policy.offload > 0) return pass();  // other ranks or lanes take part
+    if (!alone || impl_->policy.offload > 0) return impl_->ops.repeat({}, pass);  // other ranks or lanes take part
     void const* const first_weight = weights.need(kEmbeddingUnit, -1).data;
     void const* const first_gradient = sink.grads.begin(kEmbeddingUnit).data;
     auto key =

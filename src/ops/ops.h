@@ -28,7 +28,7 @@ class Ops {
     virtual void run(Operation const& operation) = 0;
 
     /// Runs `body`: operations without transfers that are the same, on the same memory, whenever the key is. A backend
-    /// may note them and queue them as one the next time, without running `body`.
+    /// may queue them as one the next time, without `body`; with an empty key, those between collectives as one.
     virtual void repeat(std::span<int64_t const> /*key*/, std::function<void()> const& body) { body(); }
     /// Keys may mean something else from now on.
     virtual void forget_repeated() {}

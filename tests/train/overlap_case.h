@@ -10,6 +10,7 @@
 
 #include "config/config.h"
 #include "model/tiny_model.h"
+#include "ops/observed_ops.h"
 #include "train/learner.h"
 
 namespace perigee::testing {
@@ -38,8 +39,13 @@ class PhantomHostComm final : public HostComm {
 struct Delay {
     double seconds = 0;
     bool in_lane = true;  ///< in the queue of the collective; otherwise in the compute queue, where nothing hides it
-    std::function<void(Queue&, double seconds)> queue;
-    int64_t collectives = 0;  ///< so far
+    std::function<void(Queue&, double seconds)> queue = {};
+    std::function<void()> before = {};  ///< each collective
+    int64_t collectives = 0;            ///< so far
+
+    void begin() const {
+        if (before) before();
+    }
 
     void pass(Queue& lane) {
         ++collectives;
@@ -53,21 +59,30 @@ class DelayedComm final : public Comm {
         : Comm(std::make_unique<PhantomHostComm>(size), axis), delay_(&delay) {}
 
   protected:
-    void queue_all_reduce(Queue& queue, TensorView, Reduce) override { delay_->pass(queue); }
+    void queue_all_reduce(Queue& queue, TensorView, Reduce) override {
+        delay_->begin();
+        delay_->pass(queue);
+    }
     void queue_all_gather(Queue& queue, TensorView all, ConstView part) override {
+        delay_->begin();
         for (int64_t r = 0; r < size(); ++r) copy(queue, all.data + r * part.bytes(), part);
         delay_->pass(queue);
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
+        delay_->begin();
         copy(queue, part.data, {all.data, all.dtype, part.shape});
         delay_->pass(queue);
     }
-    void queue_all_to_all(Queue&, TensorView, ConstView) override { refuse(); }
+    void queue_all_to_all(Queue& queue, TensorView to, ConstView from) override {
+        delay_->begin();
+        copy(queue, to.data, from);
+        delay_->pass(queue);
+    }
     void queue_exchange(Queue&, std::span<Outgoing const>, std::span<Incoming const>) override { refuse(); }
     void queue_broadcast(Queue&, TensorView, int) override { refuse(); }
 
   private:
-    [[noreturn]] static void refuse() { fail(Category::internal, "not a collective of data parallel training"); }
+    [[noreturn]] static void refuse() { fail(Category::internal, "not a collective of training"); }
     static void copy(Queue& queue, std::byte* to, ConstView from) {
         if (to != from.data) queue.copy(to, from.data, static_cast<size_t>(from.bytes()));
     }
@@ -86,13 +101,16 @@ class DelayedGroups final : public GroupMaker {
     Delay* delay_;
 };
 
-/// Rank 0 of 4 data-parallel ranks.
+/// Rank 0 of 4.
 class PhantomRank {
   public:
-    PhantomRank(RunOptions const& options, Delay& delay)
+    /// Computes with what `wrap` makes of its operations.
+    using Wrap = std::function<std::unique_ptr<Ops>(Ops&)>;
+    PhantomRank(RunOptions const& options, Delay& delay, Wrap const& wrap = {})
         : options_(resolve(options, 1, *files_)),
+          machine_(make_machine(options_)),
           session_(options_, Mesh(options_.parallel, world_, std::make_unique<DelayedGroups>(delay)),
-                   make_machine(options_), *files_),
+                   {nullptr, wrap ? wrap(*machine_.ops) : std::make_unique<ObservedOps>(*machine_.ops)}, *files_),
           learner_(session_) {
         learner_.initialise(1);
         for (uint64_t i = 1; i <= 2; ++i)
@@ -100,11 +118,13 @@ class PhantomRank {
     }
     /// One step of two micro-batches, always the same; its loss.
     double step() { return learner_.step(batches_, state_).loss; }
+    Ops& ops() const { return *machine_.ops; }
 
   private:
     std::unique_ptr<FileSystem> files_ = make_file_system();
     PhantomHostComm world_{4};
     RunOptions options_;
+    Machine machine_;
     Session session_;
     Learner learner_;
     RunState state_;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -36,6 +37,7 @@ class CudaDevice final : public Device {
 
     /// Of queue().
     cudaStream_t stream() const { return queue_.stream(); }
+    void before_use_of_queue(std::function<void()> queue_held) { queue_.before_use(std::move(queue_held)); }
     /// The current GPU is a property of the calling thread: this one from now on.
     void use() const { check_cuda(cudaSetDevice(index_), "cudaSetDevice"); }
 

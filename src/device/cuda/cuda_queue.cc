@@ -89,7 +89,10 @@ CudaQueue::CudaQueue(Device& device, int index, std::string name, Priority prior
 
 CudaQueue::~CudaQueue() { cudaStreamDestroy(stream_); }
 
-void CudaQueue::use() const { check_cuda(cudaSetDevice(index_), "cudaSetDevice"); }
+void CudaQueue::use() const {
+    check_cuda(cudaSetDevice(index_), "cudaSetDevice");
+    if (queue_held_) queue_held_();
+}
 
 Event CudaQueue::record() {
     use();

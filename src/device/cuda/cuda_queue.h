@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -46,14 +47,22 @@ class CudaQueue final : public Queue {
     void call(std::function<void()> const& work) override;
     void synchronize() override;
 
-    cudaStream_t stream() const { return stream_; }
+    /// Called before anything is queued here, recorded or waited for, whoever does it: somebody holds work back that
+    /// comes first. An empty function ends that.
+    void before_use(std::function<void()> queue_held) { queue_held_ = std::move(queue_held); }
+    /// For a call that queues work at once.
+    cudaStream_t stream() const {
+        if (queue_held_) queue_held_();
+        return stream_;
+    }
 
   private:
-    void use() const;
+    void use() const;  ///< this GPU, for what comes next on this thread
 
     int index_;
     std::shared_ptr<CudaEvents> events_;
     cudaStream_t stream_ = nullptr;
+    std::function<void()> queue_held_;
 };
 
 }  // namespace perigee

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/blas.h"
 #include "ops/cuda/staging.h"
+#include "ops/digest.h"
 #include "ops/gpu_attention.h"
 #include "ops/ops.h"
 
@@ -30,15 +32,26 @@ class CudaOps final : public Ops {
     DType compute_dtype() const override { return DType::bf16; }
 
     void repeat(std::span<int64_t const> key, std::function<void()> const& body) override;
-    void forget_repeated() override { repeated_.clear(); }
+    void forget_repeated() override { passes_.clear(), parts_.clear(); }
+
+    /// Graphs queued so far.
+    int64_t replays() const { return replays_; }
 
     void run(Operation const& operation) override {
-        std::visit([this](auto const& args) { compute(args); }, operation);
+        if (holding_ && can_wait(operation)) {
+            held_.push_back(operation);
+            return;
+        }
+        queue_held();
+        compute_one(operation);
     }
     int64_t routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                          BlockBudget const& budget) const override;
 
   private:
+    void compute_one(Operation const& operation) {
+        std::visit([this](auto const& args) { compute(args); }, operation);
+    }
     // One for every operation in the list.
     void compute(Upload const& args);
     void compute(Download const& args);
@@ -106,8 +119,15 @@ class CudaOps final : public Ops {
     double const* frequencies(std::span<double const> values);
 
     Places places() const;
-    /// The steps of `repeat`.
-    void queue_first(std::vector<int64_t> const& name, std::function<void()> const& body);
+    using Known = std::map<Digest, Repeated>;
+
+    /// Body of an empty key: holds operations back until something else uses the queue.
+    void repeat_between(std::function<void()> const& body);
+    /// Queues the operations that are held back, as one where they are known.
+    void queue_held();
+    /// The steps of a repetition; `known` are all of its kind, at most `most`.
+    void repeat_known(Known& known, size_t most, Digest const& name, std::function<void()> const& body);
+    void queue_first(Known& known, size_t most, Digest const& name, std::function<void()> const& body);
     void restore_tables(Repeated const& known);
     bool capture(Repeated& known, std::function<void()> const& body);
 
@@ -120,8 +140,13 @@ class CudaOps final : public Ops {
     AttentionPlans plans_;
     Table<int32_t> borders_;
     Table<double> frequencies_;  ///< of RoPE
-    std::map<std::vector<int64_t>, Repeated> repeated_;
-    int64_t repeats_ = 0;  ///< calls
+    Known passes_;               ///< by their keys
+    Known parts_;                ///< of passes: by the operations
+    bool holding_ = false;
+    std::vector<Operation> held_;
+    std::exception_ptr failure_;  ///< of operations that were held back, until the pass ends
+    int64_t repeats_ = 0;         ///< calls
+    int64_t replays_ = 0;
     bool warned_ = false;  ///< of what cannot be captured
 };
 

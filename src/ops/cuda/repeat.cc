@@ -1,5 +1,7 @@
 // Operations that repeat, as CUDA graphs: the first time they are queued one by one, which plans and allocates what
-// they need, the second time they are captured, and from then on the graph is queued.
+// they need, the second time they are captured, and from then on the graph is queued. A pass without collectives is one
+// graph. Of a pass with collectives, what lies between two uses of the queue by others is one: its operations are held
+// back until then, and known by the digest of all their arguments.
 #include <algorithm>
 #include <utility>
 
@@ -11,8 +13,10 @@ namespace perigee {
 
 namespace {
 
-/// Keys that are known at a time: documents whose lengths never come again leave no more than this behind.
-constexpr size_t kMostKeys = 16;
+/// Known at a time: documents whose lengths never come again leave no more than this behind.
+constexpr size_t kMostPasses = 16, kMostParts = 1024;
+/// Of fewer operations a graph saves nothing.
+constexpr size_t kFewestOperations = 3;
 
 }  // namespace
 
@@ -54,36 +58,84 @@ bool CudaOps::capture(Repeated& known, std::function<void()> const& body) {
 }
 
 /// Queues the operations one by one and notes what they find on the device, in place of what was known of them.
-void CudaOps::queue_first(std::vector<int64_t> const& name, std::function<void()> const& body) {
-    repeated_.erase(name);
+void CudaOps::queue_first(Known& known, size_t most, Digest const& name, std::function<void()> const& body) {
+    known.erase(name);
     body();
-    if (repeated_.size() == kMostKeys)
-        repeated_.erase(
-            std::ranges::min_element(repeated_, {}, [](auto const& entry) { return entry.second.last_used; }));
-    repeated_[name] = {.borders = borders_.values,
-                       .frequencies = frequencies_.values,
-                       .dense_tables = dense_->tables(),
-                       .places = places(),
-                       .last_used = ++repeats_};
+    if (known.size() == most) {
+        std::vector<int64_t> used;
+        for (auto const& [digest, entry] : known) used.push_back(entry.last_used);
+        auto const last = used.begin() + static_cast<int64_t>(most / 64);  // of many, some at once
+        std::ranges::nth_element(used, last);
+        std::erase_if(known, [newest = *last](auto const& entry) { return entry.second.last_used <= newest; });
+    }
+    known[name] = {.borders = borders_.values,
+                   .frequencies = frequencies_.values,
+                   .dense_tables = dense_->tables(),
+                   .places = places(),
+                   .last_used = ++repeats_};
+}
+
+void CudaOps::repeat_known(Known& known, size_t most, Digest const& name, std::function<void()> const& body) {
+    auto const found = known.find(name);
+    if (found == known.end()) return queue_first(known, most, name, body);
+    Repeated& entry = found->second;
+    entry.last_used = ++repeats_;
+    restore_tables(entry);
+    // Memory that graphs know by address has moved, as later operations needed more of it: they may plan and allocate
+    // again.
+    if (entry.places != places()) return queue_first(known, most, name, body);
+    if (!entry.graph && (entry.refused || !capture(entry, body))) {
+        entry.refused = true;
+        return body();
+    }
+    check_cuda(cudaGraphLaunch(entry.graph.get(), stream()), "cudaGraphLaunch");
+    ++replays_;
+    device_.phases().queued_again(entry.phases);
 }
 
 void CudaOps::repeat(std::span<int64_t const> key, std::function<void()> const& body) {
     if (!options_.graphs) return body();
-    std::vector<int64_t> const name(key.begin(), key.end());
-    auto const found = repeated_.find(name);
-    if (found == repeated_.end()) return queue_first(name, body);
-    Repeated& known = found->second;
-    known.last_used = ++repeats_;
-    restore_tables(known);
-    // Memory that graphs know by address has moved, as later operations needed more of it: they may plan and allocate
-    // again.
-    if (known.places != places()) return queue_first(name, body);
-    if (!known.graph && (known.refused || !capture(known, body))) {
-        known.refused = true;
-        return body();
+    if (key.empty()) return repeat_between(body);
+    repeat_known(passes_, kMostPasses, digest_of(key), body);
+}
+
+void CudaOps::repeat_between(std::function<void()> const& body) {
+    PERIGEE_CHECK(!holding_, "a pass within a pass");
+    holding_ = true;
+    device_.before_use_of_queue([this] { queue_held(); });
+    auto const end = [this] {
+        device_.before_use_of_queue({});
+        holding_ = false;
+        held_.clear();
+    };
+    try {
+        body();
+        queue_held();
+    } catch (std::exception const&) {
+        end();
+        failure_ = nullptr;
+        throw;
     }
-    check_cuda(cudaGraphLaunch(known.graph.get(), stream()), "cudaGraphLaunch");
-    device_.phases().queued_again(known.phases);
+    end();
+    // Thrown already, where nobody could pass it on (Device::settle).
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void CudaOps::queue_held() {
+    if (held_.empty()) return;
+    std::vector<Operation> const operations = std::exchange(held_, {});
+    auto const each = [&] {
+        for (Operation const& operation : operations) compute_one(operation);
+    };
+    try {
+        if (operations.size() < kFewestOperations)
+            each();
+        else
+            repeat_known(parts_, kMostParts, digest_of(operations), each);
+    } catch (std::exception const&) {
+        failure_ = std::current_exception();
+        throw;
+    }
 }
 
 }  // namespace perigee

@@ -28,7 +28,7 @@ void describe(Schema& schema, TrainOptions& options) {
              "layers, from the first on, whose kept activations wait in pinned memory of the host for their backward; "
              "the same bits. 0: none; -1: as few as make a step fit")
         .add("cuda_graphs", options.cuda_graphs,
-             "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as one CUDA graph; "
+             "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as CUDA graphs; "
              "the same bits, less work for the host")
         .add("moba_scratch_mib", options.moba_scratch_mib, between(1, 1 << 20),
              "on a GPU: budget in MiB of the attention kernels' scratch memory; with less they take more "

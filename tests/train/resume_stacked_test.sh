@@ -67,6 +67,7 @@ other 4 "CPU ranks, data 2, tensor 2" device=cpu parallel.tensor=2
 
 # --- Saved by the other backend, resumed by this one.
 begin_case && {
+    cases=$((cases - 1))  # other() counts it
     run 2 "$scratch/mpi" perigee parallel.comm=mpi
     [ "$code" = 0 ] || complain "unbroken run, mpi: code $code"
     whole=$scratch/mpi other 2 "saved under mpi" parallel.comm=$nccl

@@ -31,6 +31,7 @@ inline constexpr std::array kCommands = {
     CommandRow{"Results", "report", "One page on runs: curves, time, memory, configs, warnings", declare_report},
     CommandRow{"Results", "study", "Train a grid of runs and compare them", declare_study},
     CommandRow{"Results", "bench", "Measure the speed of training steps", declare_bench},
+    CommandRow{"Set-up", "calibrate", "Measure a GPU's rates, for check --device", declare_calibrate},
     CommandRow{"Set-up", "completion", "Print a script that completes commands and keys in a shell",
                declare_completion},
 };

@@ -10,7 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "base/philox.h"
+#include "commands/bench/measure.h"
 #include "commands/bench/random_batch.h"
 #include "commands/bench/recording_ops.h"
 #include "commands/command.h"
@@ -23,9 +23,6 @@ namespace perigee {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 struct Options {
     std::string config;
     std::vector<std::string> overrides;
@@ -35,34 +32,6 @@ struct Options {
     bool brief = false;
     bool json = false;
 };
-
-/// A tensor of normal numbers: products of zeros run faster than real ones.
-TensorView random_tensor(Ops& ops, Arena& arena, DType dtype, Shape shape, uint64_t seed) {
-    TensorView const x = arena.allocate("speed of light", dtype, shape);
-    ops.fill_normal(
-        {.x = x.reshape({x.size()}), .random = Philox(seed, Purpose::mock_data), .part = {.width = x.size()}});
-    return x;
-}
-
-/// Median seconds of `body`, each sample long enough that starting it does not count.
-template <class Body>
-double measure(Device& device, Body body) {
-    body();
-    device.synchronize();
-    auto const start = Clock::now();
-    body();
-    device.synchronize();
-    int64_t const repeats = std::clamp<int64_t>(static_cast<int64_t>(0.01 / seconds_since(start)), 1, 100);
-    std::vector<double> samples;
-    for (int sample = 0; sample < 5; ++sample) {
-        auto const begin = Clock::now();
-        for (int64_t i = 0; i < repeats; ++i) body();
-        device.synchronize();
-        samples.push_back(seconds_since(begin) / static_cast<double>(repeats));
-    }
-    std::ranges::sort(samples);
-    return samples[2];
-}
 
 struct SpeedOfLight {
     double products = 0;   ///< seconds of a step's matrix products

@@ -19,6 +19,7 @@ using Action = std::function<int(FileSystem&)>;
 /// Each declares its arguments in `app`, which has the command's name and help; the action owns what they are read
 /// into.
 Action declare_bench(CLI::App& app);
+Action declare_calibrate(CLI::App& app);
 Action declare_checkpoint(CLI::App& app);
 Action declare_convert(CLI::App& app);
 Action declare_plot(CLI::App& app);

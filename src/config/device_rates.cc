@@ -37,20 +37,11 @@ DeviceRates h200() {
     return r;
 }
 
-/// Nothing that follows was measured on the GPU that it is to describe.
-void assume_all(DeviceRates& r) {
-    for (DeviceRate* rate :
-         {&r.products, &r.full_forward_1k, &r.full_forward_8k, &r.full_forward_32k, &r.full_forward_128k,
-          &r.full_backward_1k, &r.full_backward_8k, &r.full_backward_32k, &r.full_backward_128k, &r.small_heads_forward,
-          &r.small_heads_backward, &r.moba_forward, &r.moba_backward, &r.moba_choice, &r.memory, &r.link, &r.latency})
-        rate->source = RateSource::assumed;
-}
-
 /// The same multiprocessors and links, at a memory of 3.35 TB/s instead of 4.8.
 DeviceRates h100() {
     DeviceRates r = h200();
     r.name = "H100", r.memory_gib = 79.1;
-    assume_all(r);
+    r.assume_all();
     r.memory = assumed(4200 * 3.35 / 4.8);
     return r;
 }
@@ -73,6 +64,32 @@ DeviceRates a100() {
 }
 
 }  // namespace
+
+void DeviceRates::assume_all() {
+    for (DeviceRate* rate : {&products,
+                             &full_forward_1k,
+                             &full_forward_8k,
+                             &full_forward_32k,
+                             &full_forward_128k,
+                             &full_backward_1k,
+                             &full_backward_8k,
+                             &full_backward_32k,
+                             &full_backward_128k,
+                             &small_heads_forward,
+                             &small_heads_backward,
+                             &moba_forward,
+                             &moba_backward,
+                             &moba_choice,
+                             &memory,
+                             &launch,
+                             &link,
+                             &latency,
+                             &network,
+                             &hop,
+                             &interference,
+                             &straggler})
+        rate->source = RateSource::assumed;
+}
 
 void describe(Schema& schema, DeviceRate& rate) {
     schema.add("value", rate.value, above(0), "in the unit of the rate")
@@ -118,7 +135,7 @@ DeviceRates device_rates(std::string const& name_or_path, FileSystem& files) {
              "--device {}: neither h200, h100 or a100, nor a file of rates as perigee calibrate writes it",
              name_or_path);
     DeviceRates rates = h200();  // what the file leaves out
-    assume_all(rates);
+    rates.assume_all();
     Schema schema;
     describe(schema, rates);
     read_yaml(schema, files.read_text(name_or_path, static_cast<int64_t>(kMaxYamlBytes)), name_or_path, {});

@@ -37,6 +37,9 @@ struct DeviceRates {
     DeviceRate host;          ///< GB/s between a GPU and its host's memory, each way
     DeviceRate interference;  ///< share by which a collective slows the work beside it
     DeviceRate straggler;     ///< standard deviation of the ranks' speed, as a share of a step
+
+    /// Nothing of it was measured on the GPU that it is to describe.
+    void assume_all();
 };
 void describe(Schema& schema, DeviceRates& rates);
 

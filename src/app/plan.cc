@@ -1,6 +1,7 @@
 #include "app/plan.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "app/fit.h"
 #include "base/error.h"
@@ -44,17 +45,19 @@ std::vector<int64_t> divisors(int64_t n) {
 /// With the cheapest recomputation that fits, if any does.
 std::optional<Layout> fitted(RunOptions options, int world_size, DeviceRates const& rates) {
     int64_t const bytes = bytes_for_a_step(rates);
+    options.train.recompute = "block";
+    if (step_cost(options, world_size).memory.sum() > bytes) return std::nullopt;
     options.train.recompute = perigee::to_string(recompute_that_fits(options, world_size, bytes));
-    if (!problems(options, world_size).empty()) return std::nullopt;
     StepCost cost = step_cost(options, world_size, &rates);
-    if (cost.memory.sum() > bytes) return std::nullopt;
     return Layout{std::move(options), std::move(cost)};
 }
 
-/// Every layout that the model and the batch allow, without a choice of recomputation.
-std::vector<RunOptions> possible_layouts(RunOptions options, int world_size) {
+/// Every layout that the model and the batch allow, tensor-parallel ranks within a host, without a choice of
+/// recomputation.
+std::vector<RunOptions> possible_layouts(RunOptions options, int world_size, int64_t gpus_per_host) {
     std::vector<RunOptions> all;
     for (int64_t const tensor : divisors(world_size)) {
+        if (tensor > gpus_per_host) break;
         for (int64_t const context : divisors(world_size / tensor)) {
             options.parallel.tensor = tensor, options.parallel.context = context;
             options.parallel.data = world_size / tensor / context;
@@ -114,8 +117,16 @@ std::string time_report(RunOptions const& options, int world_size, StepCost cons
 
 std::vector<Layout> best_layouts(RunOptions const& options, int world_size, DeviceRates const& rates, size_t count) {
     std::vector<Layout> best;
-    for (RunOptions const& possible : possible_layouts(options, world_size))
-        if (auto layout = fitted(possible, world_size, rates)) best.push_back(std::move(*layout));
+    std::exception_ptr refused;
+    for (RunOptions const& possible : possible_layouts(options, world_size, rates.gpus_per_host)) {
+        try {
+            if (auto layout = fitted(possible, world_size, rates)) best.push_back(std::move(*layout));
+        } catch (Error const& e) {  // what the kernels of a GPU do not take
+            if (e.category() != Category::config) throw;
+            refused = std::current_exception();
+        }
+    }
+    if (best.empty() && refused) std::rethrow_exception(refused);
     std::ranges::stable_sort(
         best, {}, [](Layout const& layout) { return std::pair(layout.cost.time.step, layout.cost.memory.sum()); });
     if (best.size() > count) best.erase(best.begin() + static_cast<int64_t>(count), best.end());

@@ -231,6 +231,16 @@ TEST(Plan, BestLayoutsFitAreSortedAndRun) {
     EXPECT_THAT(layouts_report({}, 8, rates), HasSubstr("no layout of 8 GPUs fits"));
 }
 
+TEST(Plan, LayoutsThatKernelsRefuseAreNoneOfTheBest) {
+    DeviceRates const rates = h200();
+    std::vector<std::string> const batch = {"train.global_batch_size=8", "attention.kind=moba"};
+    RunOptions options = of_file("llama_8b", batch);
+    options.model.head_dim = 24;
+    EXPECT_THROW(best_layouts(options, 8, rates), Error);
+    options = of_file("llama_8b", batch);
+    for (auto const& [of, cost] : best_layouts(options, 64, rates)) EXPECT_LE(of.parallel.tensor, 8) << "of a host";
+}
+
 TEST(DeviceRates, FilesReadBackAndWhatTheyLeaveOutIsAssumed) {
     MemoryFileSystem files;
     DeviceRates const rates = h200();

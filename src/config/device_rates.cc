@@ -86,6 +86,7 @@ void DeviceRates::assume_all() {
                              &latency,
                              &network,
                              &hop,
+                             &host,
                              &interference,
                              &straggler})
         rate->source = RateSource::assumed;

@@ -146,6 +146,7 @@ void print(Options const& o, RunOptions const& options, int world, std::string c
                                       {"device", device},
                                       {"shard", to_string(options.parallel.shard)},
                                       {"recompute", options.train.recompute},
+                                      {"offload", options.train.offload},
                                       {"overrides", o.overrides},
                                       {"tokens_per_s_per_gpu", rate},
                                       {"seconds", m.seconds},
@@ -174,6 +175,7 @@ void run(Options const& o) {
         options.parallel.shard = first_stage_that_fits(options, world, there);
     if (options.train.recompute == kRecomputeAuto)
         options.train.recompute = to_string(recompute_that_fits(options, world, there));
+    if (options.train.offload == kOffloadAuto) options.train.offload = offload_that_fits(options, world, there);
     std::string const device = machine.device->name();
     int64_t const before = machine.device->used_bytes();
     print(o, options, world, device, before, measure(o, options, world, std::move(machine), *files));

@@ -10,6 +10,8 @@
 #include "app/dry_run.h"
 #include "app/fit.h"
 #include "app/plan.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "config/config.h"
 #include "hf/config.h"
 #include "model/llama.h"
@@ -103,11 +105,18 @@ void print_attention(RunOptions const& options) {
         fmt::print("#   warning: {}\n", *warning);
 }
 
-/// What has the memory for a step: a GPU of these rates, or this machine where it has the device; else unknown.
-int64_t memory_there(RunOptions const& options, int local_ranks, DeviceRates const* rates) {
+/// What has the memory for a step: a GPU of these rates, or this machine where it has the device; else 0, unknown. A
+/// GPU that may be busy is left alone where nothing depends on it.
+int64_t memory_there(RunOptions const& options, int world_size, int local_ranks, DeviceRates const* rates) {
+    if (!asks_for_memory(options, world_size)) return 0;
     if (rates != nullptr) return bytes_for_a_step(*rates);
-    bool const here = !takes_gpu(options.device) || cuda_device_count() > 0;
-    return here ? memory_for_a_step(options, local_ranks).bytes : 0;
+    try {
+        bool const here = !takes_gpu(options.device) || cuda_device_count() > 0;
+        return here ? memory_for_a_step(options, local_ranks).bytes : 0;
+    } catch (Error const& e) {
+        log::warn("the memory of this machine's device is not known: {}", e.what());
+        return 0;
+    }
 }
 
 /// As a job with this memory would decide; `bytes` is 0 where it is not known.
@@ -117,15 +126,14 @@ RunOptions decided(RunOptions options, int world_size, int64_t bytes) {
         if (options.parallel.shard > ShardStage::optimizer)
             fmt::print("#\n# parallel.shard auto: {}\n", to_string(options.parallel.shard));
     }
-    std::string const why = bytes > 0 ? fmt::format(", for a step in {}", format_bytes(bytes))
-                                      : ", as the memory of the device is not known here";
+    std::string const why = decided_for(bytes);
     if (options.train.recompute == kRecomputeAuto) {
         options.train.recompute = to_string(recompute_that_fits(options, world_size, bytes));
-        fmt::print("#\n# train.recompute auto: {}{}\n", options.train.recompute, why);
+        fmt::print("#\n# train.recompute auto: {}, {}\n", options.train.recompute, why);
     }
     if (options.train.offload == kOffloadAuto) {
         options.train.offload = offload_that_fits(options, world_size, bytes);
-        fmt::print("#\n# train.offload auto: {}{}\n", options.train.offload, why);
+        fmt::print("#\n# train.offload auto: {}, {}\n", options.train.offload, why);
     }
     return options;
 }
@@ -139,7 +147,7 @@ void print_check(RunOptions const& options, int world_size, int local_ranks, Dev
     fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
     if (std::string const problem = export_problem(options.model, options.attention); !problem.empty())
         fmt::print("# warning: this model cannot be exported to a Hugging Face folder: {}\n", problem);
-    RunOptions const planned = decided(options, world_size, memory_there(options, local_ranks, rates));
+    RunOptions const planned = decided(options, world_size, memory_there(options, world_size, local_ranks, rates));
     StepCost const cost = step_cost(planned, world_size, rates);
     print_memory(planned, mesh, cost.memory);
     print_flops(options, mesh);

@@ -36,6 +36,19 @@ std::vector<size_t> cheapest_first(RunOptions const& options) {
 
 }  // namespace
 
+int64_t bytes_for_a_step(int64_t of_gpu) { return of_gpu / 20 * 19; }
+
+bool asks_for_memory(RunOptions const& options, int world_size) {
+    if (options.train.recompute == kRecomputeAuto || options.train.offload == kOffloadAuto) return true;
+    MeshShape const mesh = resolve_mesh(options.parallel, world_size);
+    return options.parallel.shard == ShardStage::automatic && mesh.dp * mesh.cp > 1;
+}
+
+std::string decided_for(int64_t bytes) {
+    return bytes > 0 ? fmt::format("for a step in {}", format_bytes(bytes))
+                     : "as the memory of the device is not known here";
+}
+
 char const* to_string(ShardStage stage) {
     switch (stage) {
         case ShardStage::automatic:
@@ -54,7 +67,7 @@ char const* to_string(ShardStage stage) {
 
 HostMemory memory_for_a_step(RunOptions const& options, int local_ranks) {
     HostMemory there = memory_of(options, local_ranks);
-    if (takes_gpu(options.device)) there.bytes = there.bytes / 20 * 19;
+    if (takes_gpu(options.device)) there.bytes = bytes_for_a_step(there.bytes);
     return there;
 }
 
@@ -129,8 +142,8 @@ RunOptions with_memory_policy_decided(RunOptions options, HostComm& world, int l
     if (recompute) options.train.recompute = to_string(recompute_that_fits(options, world.size(), bytes));
     if (offload) options.train.offload = offload_that_fits(options, world.size(), bytes);
     if (world.rank() == 0)
-        log::info("for a step in {}: train.recompute {}, train.offload {}", format_bytes(bytes),
-                  options.train.recompute, options.train.offload);
+        log::info("train.recompute {}, train.offload {}, {}", options.train.recompute, options.train.offload,
+                  decided_for(bytes));
     return options;
 }
 

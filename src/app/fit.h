@@ -7,6 +7,16 @@
 
 namespace perigee {
 
+/// Bytes of a GPU with this much memory for a step: all but a twentieth, which its libraries take.
+int64_t bytes_for_a_step(int64_t of_gpu);
+
+/// Whether the memory of the device decides something: `auto` in train.recompute or
+/// train.offload, or in parallel.shard where ranks share.
+bool asks_for_memory(RunOptions const& options, int world_size);
+
+/// What such a decision was made for: "for a step in 133GiB", or that the memory is not known, where `bytes` is 0.
+std::string decided_for(int64_t bytes);
+
 /// The value of the key `parallel.shard`.
 char const* to_string(ShardStage stage);
 

@@ -24,9 +24,11 @@ RateSource of_attention(DeviceRates const& r, RunOptions const& options) {
     RateSource const full =
         of_all({r.full_forward_1k, r.full_backward_1k, r.full_forward_8k, r.full_forward_32k, r.full_forward_128k,
                 r.full_backward_8k, r.full_backward_32k, r.full_backward_128k});
-    RateSource const moba = of_all({r.moba_forward, r.moba_backward, r.moba_choice});
-    if (options.attention.kind == AttentionKind::full) return full;
-    return full == RateSource::measured ? moba : full;
+    RateSource const moba = of_all({r.moba_forward, r.moba_backward, r.moba_choice, r.memory});
+    RateSource const heads = options.model.head_size() <= 64 ? of_all({r.small_heads_forward, r.small_heads_backward})
+                                                             : RateSource::measured;
+    bool const is_full = options.attention.kind == AttentionKind::full;
+    return of_all({{0, full}, {0, heads}, {0, is_full ? RateSource::measured : moba}});
 }
 
 int64_t tokens_of(RunOptions const& options) { return options.train.global_batch_size * options.data.sequence_length; }
@@ -75,7 +77,7 @@ std::vector<RunOptions> possible_layouts(RunOptions options, int world_size, int
 }  // namespace
 
 int64_t bytes_for_a_step(DeviceRates const& rates) {
-    return static_cast<int64_t>(rates.memory_gib * 1073741824.0 * 19 / 20);
+    return bytes_for_a_step(static_cast<int64_t>(rates.memory_gib * 1073741824.0));
 }
 
 std::string time_report(RunOptions const& options, int world_size, StepCost const& cost, DeviceRates const& rates) {
@@ -85,7 +87,7 @@ std::string time_report(RunOptions const& options, int world_size, StepCost cons
     auto const line = [&](std::string const& name, double seconds, RateSource source) {
         text += fmt::format("#   {:<24} {:>12.2f} ms  {}\n", name, 1e3 * seconds, to_string(source));
     };
-    line("matrix products", time.products, rates.products.source);
+    line("matrix products", time.products, of_all({rates.products, rates.memory}));
     line("attention", time.attention, of_attention(rates, options));
     line("other operations", time.other, rates.memory.source);
     bool const one_host = world_size <= rates.gpus_per_host;
@@ -138,7 +140,9 @@ std::string layouts_report(std::vector<Layout> const& layouts, int world_size, D
         return fmt::format(
             "# no layout of {} GPUs fits into {} ({}): take more GPUs, or a shorter data.sequence_length\n", world_size,
             format_bytes(bytes_for_a_step(rates)), rates.name);
-    std::string text = fmt::format("# best layouts for {} GPUs ({}), by the time of a step\n", world_size, rates.name);
+    std::string text =
+        fmt::format("# best layouts for {} GPUs ({}), by the time of a step: set these keys, others stay\n", world_size,
+                    rates.name);
     int number = 0;
     for (auto const& [options, cost] : layouts) {
         ParallelOptions const& p = options.parallel;

@@ -13,7 +13,7 @@ namespace perigee {
 int64_t bytes_for_a_step(DeviceRates const& rates);
 
 /// What `perigee check --device` prints of a step, as YAML comments: times by what they are spent on, each marked as
-/// measured or assumed, as its rates are; the memory that it takes, and whether that fits.
+/// measured or assumed, as its rates are but for that of a launch; the memory that it takes, and whether that fits.
 std::string time_report(RunOptions const& options, int world_size, StepCost const& cost, DeviceRates const& rates);
 
 /// A layout whose step fits into memory.

@@ -99,6 +99,10 @@ struct Cost {
     // Tables are not read whole.
     double operator()(EmbeddingForward const& x) const { return bytes(2.0 * static_cast<double>(x.x_TD.bytes())); }
     double operator()(EmbeddingBackward const& x) const { return bytes(5.0 * static_cast<double>(x.dx_TD.bytes())); }
+    /// Of its views it reads and writes what it copies.
+    double operator()(CopyRows const& x) const {
+        return bytes(2.0 * static_cast<double>(x.rows * x.width) * static_cast<double>(size_of(x.to.dtype)));
+    }
     double operator()(Upload const&) const { return 0; }
     double operator()(Download const&) const { return 0; }
     template <class Other>
@@ -117,6 +121,13 @@ struct Cost {
     }
 };
 
+/// Seconds of an all_to_all across hosts: all messages leave at once, those to ranks of other hosts through the GPU's
+/// own share of the network.
+double all_to_all_seconds(double brought, double ranks, double on_host, DeviceRates const& rates) {
+    double const within = brought * (on_host - 1) / ranks, beyond = brought * (ranks - on_host) / ranks;
+    return 1e-6 * rates.hop.value + std::max(within / (1e9 * rates.link.value), beyond / (1e9 * rates.network.value));
+}
+
 }  // namespace
 
 double operation_seconds(Operation const& operation, DeviceRates const* rates) {
@@ -131,6 +142,8 @@ double collective_seconds(Collective collective, int64_t brought, GroupPlace con
     double const link = 1e9 * rates->link.value;
     int64_t const on_host = std::max<int64_t>(rates->gpus_per_host / place.stride, 1);
     if (place.ranks <= on_host) return ends * 1e-6 * rates->latency.value + bytes / link;
+    if (collective == Collective::all_to_all)
+        return all_to_all_seconds(static_cast<double>(brought), place.ranks, static_cast<double>(on_host), *rates);
     double const network = std::min(link, static_cast<double>(on_host) * 1e9 * rates->network.value);
     double const hop = ends * 1e-6 * rates->hop.value;
     double const ring = hop * (place.ranks - 1) + bytes / network;
@@ -181,7 +194,7 @@ class ClockedQueues::Clocked final : public Queue {
         if (this == &owner_->compute()) {
             bool const copies = point->recorded_in->name() == kOffloadLane;
             owner_->now_.exposed[copies ? "host" : to_string(point->axis)] += point->seconds - seconds;
-            owner_->waited_ += point->seconds - seconds;
+            if (!copies) owner_->waited_ += point->seconds - seconds;
         }
         seconds = point->seconds;
     }

@@ -22,7 +22,7 @@ struct GroupPlace {
     int stride = 1;
 };
 /// Seconds of a collective to which each rank brings so many bytes: over a ring, or where ranks lie in several hosts
-/// over a tree if that is faster.
+/// over a tree if that is faster; all_to_all, which has neither, rank to rank.
 double collective_seconds(Collective collective, int64_t brought, GroupPlace const& place, DeviceRates const* rates);
 
 /// By how many standard deviations the slowest of n ranks is behind the mean.
@@ -60,8 +60,8 @@ class ClockedQueues {
     std::map<std::string, std::unique_ptr<Clocked>> queues_;
     StepTime now_;
     double begin_ = 0;
-    double lanes_ = 0;  ///< seconds of collectives beside the compute queue, exposed or not
-    double waited_ = 0;
+    double lanes_ = 0;   ///< seconds of collectives beside the compute queue, exposed or not
+    double waited_ = 0;  ///< of them, exposed
 };
 
 }  // namespace perigee

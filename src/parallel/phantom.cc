@@ -184,11 +184,12 @@ class Phantom::Group final : public Comm {
 
     /// Reads and writes this many bytes.
     static void move(Queue& queue, ConstView from, int64_t bytes) {
+        constexpr int64_t kAligned = 256;
         int64_t const piece = std::min<int64_t>(from.bytes(), int64_t{64} << 20);
         if (piece == 0) return;
         void* const to = queue.workspace(static_cast<size_t>(piece));
         for (int64_t moved = 0; moved < bytes; moved += piece) {
-            int64_t const begin = moved % (from.bytes() - piece + 1);
+            int64_t const begin = moved % (from.bytes() - piece + 1) / kAligned * kAligned;
             queue.copy(to, from.data + begin, static_cast<size_t>(std::min(piece, bytes - moved)));
         }
     }

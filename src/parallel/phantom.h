@@ -6,7 +6,8 @@
 //                                  variance, and blocks of keys whose centroids are all different
 //   weights                        what lies there, as everybody's initial weights are known: see fill_weights()
 //   sums of activations            this rank's own times the root of the ranks, as of independent parts
-//   sums of gradients              this rank's own
+//   other sums of their groups     this rank's own times the ranks: the softmax's, and gradients of uncut parameters
+//   gradients over data x context  this rank's own
 //   sums of the host               this rank's own times the ranks
 #pragma once
 

@@ -1,6 +1,7 @@
 #include "train/memory.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "train/progress.h"
@@ -10,9 +11,26 @@ namespace perigee {
 
 namespace {
 
-Recompute least_recomputed(RunOptions const& options) {
+/// What every layer could compute again beyond what it does, least first. Of a list it begins with the most that any
+/// layer computes again: less for all layers may take more memory than they do.
+std::vector<std::string> more_recomputation(RunOptions const& options) {
+    struct Level {
+        Recompute level;
+        char const* remedy;
+    };
+    constexpr std::array kLevels = {
+        Level{Recompute::elementwise,
+              "train.recompute=elementwise: norms and SwiGLU are computed twice, a few percent slower"},
+        Level{Recompute::mlp, "train.recompute=mlp: the products with gate and up as well, about 10% slower"},
+        Level{Recompute::attention, "train.recompute=attention: all of the forward but attention, about 25% slower"},
+        Level{Recompute::block, "train.recompute=block: every block's forward is computed twice, about 30% slower"}};
     auto const levels = parse_recompute(options.train.recompute, options.model.num_hidden_layers);
-    return levels.empty() ? Recompute::none : *std::ranges::min_element(levels);
+    auto const [least, most] =
+        levels.empty() ? std::ranges::min_max_result{Recompute::none, Recompute::none} : std::ranges::minmax(levels);
+    std::vector<std::string> found;
+    for (auto const& [level, remedy] : kLevels)
+        if (level > most || (level == most && least < most)) found.emplace_back(remedy);
+    return found;
 }
 
 /// Cheapest first: what costs no arithmetic, then little, then more.
@@ -22,22 +40,7 @@ std::vector<std::string> remedies(RunOptions const& options) {
     if (micro > 1)
         found.push_back(fmt::format(
             "train.micro_batch_size={}: the same global batch in more, smaller passes, about as fast", micro / 2));
-    switch (least_recomputed(options)) {
-        case Recompute::none:
-            found.push_back("train.recompute=elementwise: norms and SwiGLU are computed twice, a few percent slower");
-            [[fallthrough]];
-        case Recompute::elementwise:
-            found.push_back("train.recompute=mlp: the products with gate and up as well, about 10% slower");
-            [[fallthrough]];
-        case Recompute::mlp:
-            found.push_back("train.recompute=attention: all of the forward but attention, about 25% slower");
-            [[fallthrough]];
-        case Recompute::attention:
-            found.push_back("train.recompute=block: every block's forward is computed twice, about 30% slower");
-            [[fallthrough]];
-        case Recompute::block:
-            break;
-    }
+    for (std::string& remedy : more_recomputation(options)) found.push_back(std::move(remedy));
     if (takes_gpu(options.device) && options.train.offload == 0 && options.model.num_hidden_layers > 2)
         found.push_back("train.offload=-1: activations of layers wait in memory of the host");
     found.push_back("more ranks: parallel.context cuts the tokens of a sample, parallel.tensor also the weights");

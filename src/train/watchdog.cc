@@ -97,13 +97,15 @@ std::string describe_hang(HostBoard const& board, double limit_s) {
     NumberedCollective const waiting = waiting_for(board, culprit);
 
     std::string const limit = fmt::format("limit {:g} s", limit_s);
-    if (!stopped && waiting.sequence == 0 && culprit.waits_in().sequence > 0) {
+    if (!stopped && culprit.waits_in().sequence > 0) {
+        // Whoever is ahead of them: they cannot both be in the collective of that number.
         if (std::string const text = different_waits(board); !text.empty())
             return fmt::format("{} (in section {} at step {}, {})", text,
                                to_string(static_cast<Section>(culprit.section.load())), culprit.step.load(), limit);
+    }
+    if (!stopped && waiting.sequence == 0 && culprit.waits_in().sequence > 0)
         return fmt::format("every rank of host {} waits {} ({}): a rank of another host, a GPU, or the network",
                            host_name(), describe_place(culprit), limit);
-    }
     std::string text = fmt::format("{} hangs {}", who(culprit), describe_place(culprit));
     if (stopped) text += fmt::format(", no sign of life for {:.0f} s", silence(culprit));
     if (waiting.sequence > 0) text += fmt::format("; it has not reached {}, where others wait", to_string(waiting));

@@ -240,11 +240,19 @@ TEST(RecomputeAuto, IsTheCheapestSetThatFits) {
         EXPECT_EQ(with_memory_policy_decided(with, world, 2).train.recompute, "mlp") << "a choice stays";
         with.train.recompute = kRecomputeAuto;
         EXPECT_EQ(with_memory_policy_decided(with, world, 2).train.recompute, "none");
+        int const sharers = world.rank() == 0 ? 1 : 1 << 20;
+        EXPECT_EQ(with_memory_policy_decided(with, world, sharers).train.recompute, "block")
+            << "rank 1 has next to no memory";
     });
 }
 
 TEST(RecomputeAuto, IsDecidedForCheckByThisMachine) {
     RunOptions options = tiny();
+    options.parallel.shard = ShardStage::gradients;
+    EXPECT_FALSE(asks_for_memory(options, 2)) << "nothing to decide: a GPU that is busy stays alone";
+    options.parallel.shard = ShardStage::automatic;
+    EXPECT_TRUE(asks_for_memory(options, 2));
+    EXPECT_FALSE(asks_for_memory(options, 1)) << "nobody to share with";
     options.train.recompute = kRecomputeAuto;
     EXPECT_THAT(report(options, 2), HasSubstr("# train.recompute auto: none, for a step in "));
     EXPECT_THAT(report(options, 2), HasSubstr("recompute: auto\n"));

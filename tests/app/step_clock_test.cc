@@ -67,6 +67,17 @@ TEST(StepClock, OffloadShowsWhereTheLinkToTheHostIsSlow) {
     EXPECT_NEAR(hidden.step, without.step, 1e-4 * without.step);
     EXPECT_GT(shown.step, 2 * without.step);
     EXPECT_NEAR(shown.step - without.step, shown.exposed.at("host"), 1e-6 * shown.step);
+
+    auto const beside = [](int64_t layers) {
+        DeviceRates rates = h200();
+        rates.host.value = 0.1;
+        return step_cost(of_file("llama_1b",
+                                 {fmt::format("train.offload={}", layers), "train.recompute=block",
+                                  "model.vocab_size=32000", "parallel.shard=gradients", "train.global_batch_size=8"}),
+                         2, &rates)
+            .time.beside;
+    };
+    EXPECT_GE(beside(6), beside(0)) << "copies are no collectives that were waited for";
 }
 
 TEST(StepClock, AttentionTakesItsPairs) {
@@ -110,6 +121,24 @@ TEST(StepClock, CollectivesTakeLinksWithinAHostAndTheNetworkBeyond) {
     EXPECT_DOUBLE_EQ(gather(16, 1), 15 * 12e-6 + kBytes * 15.0 / 16 / 344e9) << "8 GPUs of a host send at once";
     EXPECT_DOUBLE_EQ(gather(2, 8), 12e-6 + kBytes / 2.0 / 45e9) << "one GPU of each host";
     EXPECT_LT(gather(1024, 1), 1023 * 12e-6) << "a tree has fewer hops";
+    auto const all_to_all = [&](int ranks, int stride) {
+        return collective_seconds(Collective::all_to_all, kBytes, {ranks, stride}, &rates);
+    };
+    EXPECT_DOUBLE_EQ(all_to_all(8, 1), 20e-6 + kBytes * 7.0 / 8 / 344e9);
+    EXPECT_DOUBLE_EQ(all_to_all(16, 1), 12e-6 + kBytes * 8.0 / 16 / 45e9) << "half of it leaves the host";
+    EXPECT_DOUBLE_EQ(all_to_all(64, 1), 12e-6 + kBytes * 56.0 / 64 / 45e9);
+    EXPECT_DOUBLE_EQ(all_to_all(4, 4), 12e-6 + kBytes * 2.0 / 4 / 45e9) << "two GPUs of each host";
+}
+
+TEST(StepClock, CopiedRowsTakeTheirBytesAndNotThoseOfTheBuffers) {
+    DeviceRates const rates = h200();
+    constexpr int64_t kRows = 1 << 16, kWidth = 1024, kParts = 4;
+    CopyRows copy;
+    copy.to = TensorView(nullptr, DType::bf16, {kParts * kRows * kWidth});
+    copy.from = ConstView(nullptr, DType::bf16, {kParts * kRows * kWidth});
+    copy.to_stride = copy.from_stride = copy.width = kWidth;
+    copy.rows = kRows;
+    EXPECT_DOUBLE_EQ(operation_seconds(copy, &rates), 2.0 * 2 * kRows * kWidth / (1e9 * rates.memory.value));
 }
 
 /// Measured on one H200: docs/benchmarks.md.
@@ -196,6 +225,17 @@ TEST(Plan, MarksEveryFigureAndSaysWhetherItFits) {
     EXPECT_THAT(ours, HasSubstr("matrix products"));
     EXPECT_THAT(ours, HasSubstr("a twentieth left to libraries: fits"));
     EXPECT_THAT(ours, ::testing::ContainsRegex("step +[0-9.]+ ms  measured"));
+    auto const marked = [&](RunOptions const& of, DeviceRate DeviceRates::*assumed) {
+        DeviceRates rates = h200();
+        (rates.*assumed).source = RateSource::assumed;
+        return time_report(of, 4, step_cost(of, 4, &rates), rates);
+    };
+    EXPECT_THAT(marked(options, &DeviceRates::memory), ::testing::ContainsRegex("matrix products +[0-9.]+ ms  assumed"))
+        << "bounded by memory, too";
+    EXPECT_THAT(marked(options, &DeviceRates::small_heads_backward),
+                ::testing::ContainsRegex("attention +[0-9.]+ ms  measured"));
+    EXPECT_THAT(marked(of_file("llama_124m", {"train.global_batch_size=128"}), &DeviceRates::small_heads_backward),
+                ::testing::ContainsRegex("attention +[0-9.]+ ms  assumed"));
     std::string const other = report("h100", 4, options);
     EXPECT_THAT(other, HasSubstr("does not fit"));
     EXPECT_THAT(other, ::testing::Not(HasSubstr("measured\n")));

@@ -21,6 +21,22 @@ TEST(OutOfMemoryReport, TellsWhereMemoryWentAndTheThreeCheapestRemedies) {
     EXPECT_THAT(text, Not(HasSubstr("train.recompute=block")));
 }
 
+TEST(OutOfMemoryReport, AdvisesNoLayerToComputeLessAgain) {
+    RunOptions options;
+    options.train.micro_batch_size = 1;
+    options.model.num_hidden_layers = 32;
+    options.train.recompute = "block*28, none*4";
+    std::string text = out_of_memory_report("out of memory", {}, options);
+    EXPECT_THAT(text, HasSubstr("train.recompute=block: "));
+    EXPECT_THAT(text, Not(HasSubstr("train.recompute=elementwise")));
+    EXPECT_THAT(text, Not(HasSubstr("train.recompute=attention")));
+    options.train.recompute = "mlp*16, elementwise*16";
+    text = out_of_memory_report("out of memory", {}, options);
+    EXPECT_THAT(text, HasSubstr("train.recompute=mlp: "));
+    EXPECT_THAT(text, HasSubstr("train.recompute=attention: "));
+    EXPECT_THAT(text, Not(HasSubstr("train.recompute=elementwise")));
+}
+
 TEST(OutOfMemoryReport, NamesNothingThatIsAlreadyDone) {
     RunOptions options;
     options.train.micro_batch_size = 1;

@@ -78,6 +78,10 @@ TEST_F(WatchdogTest, RanksInDifferentCollectivesOfOneNumberAreBothNamed) {
                 AllOf(HasSubstr("rank 0 (process"), HasSubstr("waits in reduce_scatter #9 and rank 1 (process"),
                       HasSubstr("in all_reduce #9: one of them has left out a collective"), HasSubstr("at step 11"),
                       HasSubstr("limit 10 s"), Not(HasSubstr("every rank"))));
+    wait_in(ranks_[2], Collective::barrier, 10, true);
+    EXPECT_THAT(describe_hang(board_, 10), AllOf(HasSubstr("reduce_scatter #9 and rank 1"), HasSubstr("all_reduce #9"),
+                                                 Not(HasSubstr("has not reached"))))
+        << "also where a third rank is ahead of both";
 }
 
 TEST_F(WatchdogTest, SectionThatTakesTooLongEndsTheJobAndLeavesAFile) {

@@ -66,14 +66,15 @@ int set_layout(std::string const& layout, ParallelOptions& parallel) {
 
 struct Measured {
     StepReport report;
-    double seconds = 0;  ///< of a step, the median
+    double seconds = 0;  ///< of a step, the mean: gathers of updated weights run on into the next
     int64_t bytes = 0;   ///< of the device in use, the largest seen after a step
     int64_t predicted = 0;
     std::map<std::string, double> exposed;  ///< seconds of a step, by axis
     PhaseSeconds phases = {};
 };
 
-/// What the compute queue waited for, by axis. Lanes carry nothing but gradients and weights.
+/// What the compute queue waited for, by axis. Of lanes it waits for gradients, for weights, and for activations that
+/// come back from the host, which count with them.
 std::map<std::string, double> exposed(Phantom const& phantom, double communication, double steps) {
     std::map<std::string, double> seconds;
     double rest = communication;
@@ -104,17 +105,17 @@ Measured measure(Options const& o, RunOptions const& options, int world, Machine
         std::vector<Batch> batches;
         for (int64_t i = 0; i < micro_batches; ++i) batches.push_back(random_batch(options, static_cast<uint64_t>(i)));
         device.phases().start();
-        std::vector<double> samples;
-        for (int64_t i = 0; i < o.warmup + o.steps; ++i) {
-            if (i == o.warmup) phantom.clear(), device.phases().take();
-            auto const start = Clock::now();
+        auto const step = [&] {
             m.report = learner.step(batches, state);
-            device.synchronize();
-            if (i >= o.warmup) samples.push_back(std::chrono::duration<double>(Clock::now() - start).count());
             m.bytes = std::max(m.bytes, device.used_bytes());
-        }
-        std::ranges::sort(samples);
-        m.seconds = samples[samples.size() / 2];
+        };
+        for (int64_t i = 0; i < o.warmup; ++i) step();
+        device.synchronize();
+        phantom.clear(), device.phases().take();
+        auto const start = Clock::now();
+        for (int64_t i = 0; i < o.steps; ++i) step();
+        device.synchronize();
+        m.seconds = std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(o.steps);
         m.phases = device.phases().take();
         double const communication = m.phases[static_cast<size_t>(Phase::communication)];
         m.exposed = exposed(phantom, communication, static_cast<double>(o.steps));
@@ -147,6 +148,7 @@ void print(Options const& o, RunOptions const& options, int world, std::string c
                                       {"shard", to_string(options.parallel.shard)},
                                       {"recompute", options.train.recompute},
                                       {"offload", options.train.offload},
+                                      {"mlp_chunk", options.train.mlp_chunk},
                                       {"overrides", o.overrides},
                                       {"tokens_per_s_per_gpu", rate},
                                       {"seconds", m.seconds},
@@ -163,19 +165,24 @@ void print(Options const& o, RunOptions const& options, int world, std::string c
                            .dump());
 }
 
+/// What `auto` means, by this device's memory, as for `perigee train`.
+void decide(RunOptions& options, int world) {
+    int64_t const there = memory_for_a_step(options, 1).bytes;
+    if (options.parallel.shard == ShardStage::automatic)
+        options.parallel.shard = first_stage_that_fits(options, world, there);
+    if (options.train.recompute == kRecomputeAuto)
+        options.train.recompute = to_string(recompute_that_fits(options, world, there));
+    if (options.train.offload == kOffloadAuto) options.train.offload = offload_that_fits(options, world, there);
+}
+
 void run(Options const& o) {
     auto const files = make_file_system();
     RunOptions typed = load_config(o.config, o.overrides);
     int const world = o.layout.empty() ? 1 : set_layout(o.layout, typed.parallel);
     refuse_problems(typed, world, o.config);
     RunOptions options = resolve(typed, 1, *files);
+    decide(options, world);
     Machine machine = make_machine(options);
-    int64_t const there = machine.device->total_bytes() / 20 * 19;
-    if (options.parallel.shard == ShardStage::automatic)
-        options.parallel.shard = first_stage_that_fits(options, world, there);
-    if (options.train.recompute == kRecomputeAuto)
-        options.train.recompute = to_string(recompute_that_fits(options, world, there));
-    if (options.train.offload == kOffloadAuto) options.train.offload = offload_that_fits(options, world, there);
     std::string const device = machine.device->name();
     int64_t const before = machine.device->used_bytes();
     print(o, options, world, device, before, measure(o, options, world, std::move(machine), *files));

@@ -4,8 +4,8 @@
 #   tools/bench/phantom.sh [--bin DIR] [--out FILE] [--seconds N] [ROW ...] [-- key=value ...]
 # ROW: dp4_8k dp4_32k cp4_128k_dense cp4_128k_moba cp4_1m_moba cp8_1m_qwen_dense cp8_1m_qwen_moba; all without one.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
-bin=build/cuda/bin out=phantom.jsonl seconds=540 rows=() more=()
+root=$(cd "$(dirname "$0")/../.." && pwd)
+bin=$root/build/cuda/bin out=$root/phantom.jsonl seconds=540 rows=() more=()
 while [ $# -gt 0 ]; do
     case $1 in
         --bin) bin=$2 && shift 2 ;;
@@ -24,7 +24,7 @@ failures=0
 run() {
     local row=$1 rank=$2 layout=$3 steps=$4 config=$5
     shift 5
-    timeout "$seconds" "$bin/bench_train" "configs/bench/$config.yaml" "$@" ${more[@]+"${more[@]}"} --of "$layout" \
+    timeout "$seconds" "$bin/bench_train" "$root/configs/bench/$config.yaml" "$@" ${more[@]+"${more[@]}"} --of "$layout" \
         --as-rank "$rank" --steps "$steps" --warmup 1 --row "$row" --json >"$log" 2>&1
     local code=$?
     cat "$log"

@@ -98,7 +98,8 @@ TEST(GpuOverlap, DelaysOfCollectivesHideBehindComputationAtLength) {
     }
     Overlap const exposed = measure(ShardStage::optimizer, false);
     print("optimizer, no lanes", exposed);
-    EXPECT_GT(exposed.shown(), 0.8) << "the measure does not notice delays that nothing hides";
+    // Those after the update may still pass while the host prepares the next step.
+    EXPECT_GT(exposed.shown(), 0.5) << "the measure does not notice delays that nothing hides";
 }
 
 }  // namespace

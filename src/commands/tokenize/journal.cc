@@ -71,7 +71,10 @@ void Journal::save(WriterState const& writer, std::string const& place) {
     next_ = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(seconds_);
 }
 
-void Journal::finish() { files_.remove_all(path_); }
+void Journal::finish() {
+    files_.remove_all(path_);
+    files_.remove_all(path_.string() + ".tmp");  // of a run that was killed while it saved
+}
 
 Journal::~Journal() {
     try {

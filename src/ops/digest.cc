@@ -47,14 +47,14 @@ class Digester {
             for (auto const& value : x) add(value);
         } else if constexpr (is_variant<T>) {
             word(x.index());
-            std::visit([this](auto const& held) { add(held); }, x);
+            std::visit([this](auto const& held) { this->add(held); }, x);
         } else if constexpr (std::is_same_v<T, double>) {
             word(std::bit_cast<uint64_t>(x));
         } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
             word(static_cast<uint64_t>(x));
         } else {
             static_assert(std::is_aggregate_v<T>, "a member whose digest is unknown");
-            each_member(x, [this](auto const& member) { add(member); });
+            each_member(x, [this](auto const& member) { this->add(member); });
         }
     }
 

@@ -25,8 +25,8 @@ std::vector<std::string> more_recomputation(RunOptions const& options) {
         Level{Recompute::attention, "train.recompute=attention: all of the forward but attention, about 25% slower"},
         Level{Recompute::block, "train.recompute=block: every block's forward is computed twice, about 30% slower"}};
     auto const levels = parse_recompute(options.train.recompute, options.model.num_hidden_layers);
-    auto const [least, most] =
-        levels.empty() ? std::ranges::min_max_result{Recompute::none, Recompute::none} : std::ranges::minmax(levels);
+    auto const [least, most] = levels.empty() ? std::ranges::min_max_result<Recompute>{Recompute::none, Recompute::none}
+                                              : std::ranges::minmax(levels);
     std::vector<std::string> found;
     for (auto const& [level, remedy] : kLevels)
         if (level > most || (level == most && least < most)) found.emplace_back(remedy);

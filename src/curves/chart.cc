@@ -43,7 +43,7 @@ Interval with_margin(Interval interval, double share) {
 /// Decimals that tell multiples of `step` apart.
 std::string number(double value, double step) {
     double const size = std::abs(value);
-    if (size >= 1e7 || (size > 0 && step < 1e-4)) return fmt::format("{:.3g}", value);
+    if (size >= 1e7 || step < 1e-4) return fmt::format("{:.3g}", value);
     int const decimals = std::max(0, static_cast<int>(std::ceil(-std::log10(step) - 1e-9)));
     return fmt::format("{:.{}f}", value, decimals);
 }

@@ -48,6 +48,11 @@ draw "$work/rising" --width 60 --height 15
 check "a rising one does not" starts_low
 check "a curve over the whole height" [ "$(rows_with_dots | wc -l)" -ge 11 ]
 
+mkdir "$work/tiny_values"
+printf '{"step":1,"loss":0}\n{"step":2,"loss":5e-124}\n' >"$work/tiny_values/metrics.jsonl"
+check "draws values near nothing" draw "$work/tiny_values" --width 60 --height 15
+check "keeps within the asked width" [ "$(wc -L <"$work/out")" = 60 ]
+
 # A run that was killed while it wrote, resumed, and hit values that are no numbers.
 cat >"$work/torn/metrics.jsonl" <<'JSON'
 {"step":1,"loss":5.0}

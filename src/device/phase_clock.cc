@@ -8,32 +8,36 @@
 
 namespace perigee {
 
-Phase PhaseClock::enter(Queue& queue, Phase phase) {
-    Phase const before = now_;
-    if (!running_ || phase == before) return before;
+void PhaseClock::enter(Queue& queue, Phase phase, int part) {
+    if (!running_ || (phase == now_ && part == part_)) return;
+    Mark const mark{.phase = phase, .begin = queue.stamp(), .part = part};
     if (noting_)
-        noted_.push_back({phase, queue.stamp()});
+        noted_.push_back(mark);
     else
-        marks_.push_back({phase, queue.stamp()});
+        marks_.push_back(mark);
     now_ = phase;
-    return before;
+    part_ = part;
 }
 
 void PhaseClock::begin_noting() {
     noting_ = true;
     before_noting_ = now_;
+    part_before_noting_ = part_;
 }
 
 std::vector<PhaseClock::Mark> PhaseClock::end_noting() {
     noting_ = false;
     now_ = before_noting_;
+    part_ = part_before_noting_;
     return std::exchange(noted_, {});
 }
 
 void PhaseClock::queued_again(std::vector<Mark> const& noted) {
     if (!running_ || noted.empty()) return;
-    for (Mark const& mark : noted) marks_.push_back({mark.phase, mark.begin, /*inner=*/true});
+    for (Mark const& mark : noted)
+        marks_.push_back({.phase = mark.phase, .begin = mark.begin, .inner = true, .part = mark.part});
     now_ = noted.back().phase;
+    part_ = noted.back().part;
 }
 
 /// Of the first `count` marks, in seconds after the first one, which no later mark shares.
@@ -65,18 +69,24 @@ PhaseSeconds PhaseClock::take() {
     // What comes last may be an inner point, whose end is needed to place it.
     if (count < 2 || (marks_[count - 1].inner && count < marks_.size())) return seconds;
     std::vector<double> const moment = moments(count);
-    for (size_t i = 0; i + 1 < count; ++i) seconds[static_cast<size_t>(marks_[i].phase)] += moment[i + 1] - moment[i];
+    for (size_t i = 0; i + 1 < count; ++i) {
+        double const passed = moment[i + 1] - moment[i];
+        seconds[static_cast<size_t>(marks_[i].phase)] += passed;
+        if (marks_[i].phase == Phase::communication) communication_[marks_[i].part] += passed;
+    }
     marks_.erase(marks_.begin(), unreached - 1);
     return seconds;
 }
 
-InPhase::InPhase(Queue& queue, Phase phase) : queue_(queue), before_(Phase::none) {
-    PhaseClock& clock = queue.device().phases();
-    before_ = clock.now() == Phase::none ? Phase::none : clock.enter(queue, phase);
+std::map<int, double> PhaseClock::take_communication() { return std::exchange(communication_, {}); }
+
+InPhase::InPhase(Queue& queue, Phase phase, int part)
+    : queue_(queue), before_(queue.device().phases().now()), part_before_(queue.device().phases().part()) {
+    if (before_ != Phase::none) queue.device().phases().enter(queue, phase, part);
 }
 
 InPhase::~InPhase() {
-    if (before_ != Phase::none) queue_.device().phases().enter(queue_, before_);
+    if (before_ != Phase::none) queue_.device().phases().enter(queue_, before_, part_before_);
 }
 
 }  // namespace perigee

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <vector>
 
 #include "device/event.h"
@@ -26,15 +27,19 @@ class PhaseClock {
         Phase phase;
         Event begin;
         bool inner = false;  ///< within something that was noted
+        int part = 0;        ///< of the phase, as who enters it counts them
     };
 
     void start() { running_ = true; }
     Phase now() const { return now_; }
-    /// What is queued from now on belongs to `phase`; returns that of what was queued before.
-    Phase enter(Queue& queue, Phase phase);
+    int part() const { return part_; }
+    /// What is queued from now on belongs to `phase`.
+    void enter(Queue& queue, Phase phase, int part = 0);
     /// Seconds of the phases that the device has come to the end of and that no earlier call has told: what it still
     /// works on is left to a later call.
     PhaseSeconds take();
+    /// Of Phase::communication by its parts: what take() has told since the last call.
+    std::map<int, double> take_communication();
 
     // For operations that are noted once and queued again and again (Ops::repeat): marks entered while noting are
     // points within what is noted, and pass each time that it is queued. Where it is queued several times before
@@ -49,7 +54,10 @@ class PhaseClock {
     bool running_ = false;
     bool noting_ = false;
     Phase now_ = Phase::none;
+    int part_ = 0;
     Phase before_noting_ = Phase::none;
+    int part_before_noting_ = 0;
+    std::map<int, double> communication_;
     std::deque<Mark> marks_;
     std::vector<Mark> noted_;
 };
@@ -57,7 +65,7 @@ class PhaseClock {
 /// Counts what a scope queues, or does on the host, as `phase`, where it is within another phase.
 class InPhase {
   public:
-    InPhase(Queue& queue, Phase phase);
+    InPhase(Queue& queue, Phase phase, int part = 0);
     ~InPhase();
     InPhase(InPhase const&) = delete;
     InPhase& operator=(InPhase const&) = delete;
@@ -65,6 +73,7 @@ class InPhase {
   private:
     Queue& queue_;
     Phase before_;
+    int part_before_;
 };
 
 }  // namespace perigee

@@ -173,13 +173,10 @@ class Phantom::Group final : public Comm {
         sent.calls += 1;
         sent.bytes += bytes;
         sent.seconds += seconds;
-        bool const in_compute_queue = &queue == &queue.device().queue();
-        Event const begin = in_compute_queue ? queue.stamp() : Event();
         if (phantom_->pace_) phantom_->pace_->begin(queue);
         if (phantom_->options_.traffic) move(queue, moved, static_cast<int64_t>(bytes));
         work();
         if (phantom_->pace_) phantom_->pace_->end(queue, seconds);
-        if (in_compute_queue) phantom_->stamps_[axis()].emplace_back(begin, queue.stamp());
     }
 
     /// Reads and writes this many bytes.
@@ -272,18 +269,6 @@ Phantom::Phantom(PhantomOptions const& options, Ops& ops)
 Phantom::~Phantom() = default;
 
 std::unique_ptr<GroupMaker> Phantom::groups() { return std::make_unique<Groups>(*this); }
-
-std::map<Axis, double> Phantom::in_compute_queue() const {
-    std::map<Axis, double> seconds;
-    for (auto const& [axis, spans] : stamps_)
-        for (auto const& [begin, end] : spans) seconds[axis] += end.seconds_since(begin);
-    return seconds;
-}
-
-void Phantom::clear() {
-    sent_.clear();
-    stamps_.clear();
-}
 
 void fill_weights(ParamLayout const& layout, WeightUnits& weights, std::function<void(int, TensorView)> const& fill) {
     for (int unit = 0; unit < layout.units(); ++unit) {

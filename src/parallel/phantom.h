@@ -60,11 +60,8 @@ class Phantom {
 
     using Sent = std::map<std::pair<Axis, Collective>, PhantomSent>;
     Sent const& sent() const { return sent_; }
-    /// Seconds that collectives in the compute queue took, by axis; the device has done its work. Those in lanes are
-    /// exposed where the compute queue waits for them: Phase::communication has both.
-    std::map<Axis, double> in_compute_queue() const;
     /// Counts from here on.
-    void clear();
+    void clear() { sent_.clear(); }
     /// Memory of the device that a real rank does not take.
     int64_t own_bytes() const { return own_bytes_; }
 
@@ -82,7 +79,6 @@ class Phantom {
     std::unique_ptr<HostComm> world_;
     std::unique_ptr<Pace> pace_;  ///< null where collectives take no time
     Sent sent_;
-    std::map<Axis, std::vector<std::pair<Event, Event>>> stamps_;
     std::map<std::tuple<int64_t, int64_t, int>, std::pair<Buffer, TensorView>> orders_;
     int64_t own_bytes_ = 0;
 };

@@ -98,7 +98,7 @@ bool ShardedGradients::settled() const {
 }
 
 void ShardedGradients::await() {
-    InPhase const waiting(ops_->device().queue(), Phase::communication);
+    InPhase const waiting(ops_->device().queue(), Phase::communication, static_cast<int>(Axis::data_context));
     ops_->device().queue().wait(std::exchange(latest_, {}));
     for (Sum const& sum : std::exchange(sums_, {})) ops_->add(sum.accumulated, sum.part);
 }

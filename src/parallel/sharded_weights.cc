@@ -24,7 +24,7 @@ TensorView ShardedWeights::need(int unit, int next) {
         if (next >= 0 && slots_.find(next) == nullptr) gather_into_slot(next);
     }
     if (Pending const gather = std::exchange(gathers_[static_cast<size_t>(unit)], {}); gather.point() != nullptr) {
-        InPhase const waiting(device_->queue(), Phase::communication);
+        InPhase const waiting(device_->queue(), Phase::communication, static_cast<int>(Axis::data_context));
         device_->queue().wait(gather);
     }
     FlatRange const range = layout_->unit(unit);

@@ -144,6 +144,48 @@ TEST_F(PhaseClockTest, AScopeCountsWithinAPhaseAlone) {
     EXPECT_EQ(of(seconds, Phase::forward), 2);
 }
 
+TEST_F(PhaseClockTest, TellsCommunicationByItsParts) {
+    PhaseClock& clock = device_->phases();
+    clock.start();
+    clock.enter(queue_, Phase::forward, 7);
+    auto const send = [&](double begin, double end, int part) {
+        queue_.now = begin;
+        InPhase const sending(queue_, Phase::communication, part);
+        queue_.now = end;
+    };
+    send(1, 3, 1);
+    send(4, 4.5, 2);
+    {
+        queue_.now = 5;
+        InPhase const sending(queue_, Phase::communication, 2);
+        send(6, 8, 1);  // within another
+        EXPECT_EQ(clock.part(), 2);
+        queue_.now = 9;
+    }
+    EXPECT_EQ(clock.part(), 7);
+    queue_.now = 10;
+    clock.enter(queue_, Phase::none);
+    PhaseSeconds const seconds = clock.take();
+    EXPECT_EQ(of(seconds, Phase::communication), 6.5);
+    EXPECT_EQ(of(seconds, Phase::forward), 3.5);
+    EXPECT_EQ(clock.take_communication(), (std::map<int, double>{{1, 4}, {2, 2.5}}));
+    EXPECT_TRUE(clock.take_communication().empty()) << "what was told is not told again";
+}
+
+TEST_F(PhaseClockTest, WhatIsQueuedAgainKeepsItsParts) {
+    clock_.start();
+    enter(0, Phase::forward);
+    clock_.begin_noting();
+    clock_.enter(queue_, Phase::communication, 3);
+    auto const noted = clock_.end_noting();
+    EXPECT_EQ(clock_.part(), 0);
+    clock_.queued_again(noted);
+    queue_.points[1]->seconds = 1;
+    enter(4, Phase::none);
+    EXPECT_EQ(of(clock_.take(), Phase::communication), 3);
+    EXPECT_EQ(clock_.take_communication(), (std::map<int, double>{{3, 3}}));
+}
+
 TEST(HostStamps, TellTheSecondsBetweenThem) {
     auto const device = make_host_device();
     Event const first = device->queue().stamp(), second = device->queue().stamp();

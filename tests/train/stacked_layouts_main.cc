@@ -1,6 +1,9 @@
-// Training steps of every layout, by ranks that share one GPU: 8 processes, of which each cell takes as many as its
-// layout has. Loss, every gradient and every selected block are compared with fp32 on the CPU, and the errors of
-// gradients and selections with those of one rank on the GPU. Prints a line per cell; exit code 1 where one fails.
+// Training steps of every layout, by ranks that share one GPU or have one each: up to 8 processes, of which each cell
+// takes as many as its layout has. Loss, every gradient and every selected block are compared with fp32 on the CPU, and
+// the errors of gradients and selections with those of one rank on the GPU. Prints a line per cell; exit code 1 where
+// one fails.
+//   mpirun -n N stacked_layouts [--cpu] [--json]
+// --json: after each cell's line an object with its loss and a digest of the bits of loss and gradients.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -96,7 +99,7 @@ train: {steps: 1, global_batch_size: 32, micro_batch_size: 1}
     options.parallel.context_mode = cell.mode;
     options.parallel.shard = cell.shard;
     options.parallel.comm = cell.comm;
-    options.parallel.share_gpu = true;
+    options.parallel.share_gpu = cell.ranks() > cuda_device_count();
     options.parallel.bucket_mib = 4;
     return options;
 }
@@ -298,6 +301,19 @@ class Judge {
     Outcome const& cpu_;
 };
 
+/// FNV-1a of the bits of a cell's numbers.
+uint64_t digest_of(Outcome const& outcome) {
+    uint64_t digest = 0xcbf29ce484222325;
+    auto const add = [&](void const* data, size_t bytes) {
+        for (size_t i = 0; i < bytes; ++i)
+            digest = (digest ^ static_cast<unsigned char const*>(data)[i]) * 0x100000001b3;
+    };
+    add(&outcome.loss, sizeof outcome.loss);
+    add(&outcome.grad_norm, sizeof outcome.grad_norm);
+    for (auto const& [name, grad] : outcome.grads) add(grad.data(), grad.size() * sizeof(float));
+    return digest;
+}
+
 using Errors = std::map<std::string, double>;
 Errors errors_of(Outcome const& outcome, Outcome const& cpu) {
     Errors errors;
@@ -359,7 +375,7 @@ References make_references(bool on_gpu) {
 }
 
 /// Number of cells that fail, on rank 0.
-int run_all(HostComm& world, bool on_gpu) {
+int run_all(HostComm& world, bool on_gpu, bool json) {
     References want;
     if (world.rank() == 0) want = make_references(on_gpu);
     std::map<int, std::unique_ptr<HostComm>> parts;
@@ -373,7 +389,13 @@ int run_all(HostComm& world, bool on_gpu) {
         if (world.rank() >= cell.ranks()) continue;
         auto const begin = std::chrono::steady_clock::now();
         Outcome const outcome = run(cell, *parts.at(cell.ranks()));
-        if (world.rank() == 0) failed += !hold(cell, outcome, want, seconds_since(begin));
+        if (world.rank() > 0) continue;
+        failed += !hold(cell, outcome, want, seconds_since(begin));
+        if (!json) continue;
+        std::printf(R"({"cell":"%s","loss":%.17g,"digest":"%016lx"})"
+                    "\n",
+                    cell.str().c_str(), outcome.loss, digest_of(outcome));
+        std::fflush(stdout);
     }
     world.barrier();
     return failed;
@@ -386,8 +408,8 @@ int run_all(HostComm& world, bool on_gpu) {
 int main(int argc, char** argv) {
     perigee::Launch launch(&argc, &argv);
     try {
-        bool const on_gpu = argc < 2 || std::string_view(argv[1]) != "--cpu";
-        int64_t failed = perigee::testing::run_all(launch.world(), on_gpu);
+        std::set<std::string_view> const said(argv + 1, argv + argc);
+        int64_t failed = perigee::testing::run_all(launch.world(), !said.contains("--cpu"), said.contains("--json"));
         failed = launch.world().max(failed);
         if (launch.world().rank() == 0) std::printf("%s\n", failed == 0 ? "all cells passed" : "cells failed");
         return failed > 0;

@@ -1,19 +1,25 @@
-// Speed and memory of training steps as one rank of a job, on one GPU or on the CPU: computes what that rank computes,
-// in the memory that it takes, while links are played at a rate that is given (parallel/phantom.h).
+// Speed and memory of training steps, on GPUs or on the CPU.
 //   bench_train CONFIG [key=value ...] [--as-rank R --of dp=4,cp=2,tp=1] [--link-gb-s G] [--traffic]
+// One process computes what rank R of a job computes, in the memory that it takes, while links are played at a rate
+// that is given (parallel/phantom.h).
+//   mpirun -n N bench_train CONFIG [key=value ...]
+// The job itself, as `perigee train` runs it.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "app/dry_run.h"
 #include "app/fit.h"
+#include "comm/launch.h"
 #include "commands/bench/random_batch.h"
 #include "config/config.h"
 #include "ops/observed_ops.h"
 #include "train/phantom_rank.h"
 #include "train/progress.h"
+#include "train/seat.h"
 
 namespace perigee {
 
@@ -40,7 +46,7 @@ Options parse(CLI::App& app, int argc, char** argv) {
     app.add_option("--latency-us", o.microseconds, "of every collective");
     app.add_flag("--traffic", o.traffic, "collectives also move bytes in memory");
     app.add_option("--steps", o.steps, "timed steps")->check(CLI::PositiveNumber);
-    app.add_option("--warmup", o.warmup, "steps before")->check(CLI::PositiveNumber);
+    app.add_option("--warmup", o.warmup, "steps before")->check(CLI::NonNegativeNumber);
     app.add_option("--row", o.row, "name of the row, for --json");
     app.add_flag("--json", o.json, "end with one JSON object");
     app.parse(argc, argv);
@@ -64,108 +70,164 @@ int set_layout(std::string const& layout, ParallelOptions& parallel) {
     return static_cast<int>(parallel.data * parallel.context * parallel.tensor);
 }
 
+/// Of the rank that is slowest, or takes the most; exposed seconds are the mean of the ranks.
 struct Measured {
     StepReport report;
-    double seconds = 0;  ///< of a step, the mean: gathers of updated weights run on into the next
-    int64_t bytes = 0;   ///< of the device in use, the largest seen after a step
-    int64_t predicted = 0;
-    std::map<std::string, double> exposed;  ///< seconds of a step, by axis
-    PhaseSeconds phases = {};
+    double seconds = 0;                     ///< of a step, the mean: gathers of updated weights run on into the next
+    int64_t bytes = 0;                      ///< of the device in use, the largest seen after a step
+    std::map<std::string, double> exposed;  ///< seconds of a step in which the compute queue waited, by axis
+    PhaseSeconds phases = {};               ///< of a step
 };
 
-/// What the compute queue waited for, by axis. Of lanes it waits for gradients, for weights, and for activations that
-/// come back from the host, which count with them.
-std::map<std::string, double> exposed(Phantom const& phantom, double communication, double steps) {
+std::map<std::string, double> by_axis(std::map<int, double> const& communication, double steps, HostComm& world) {
     std::map<std::string, double> seconds;
-    double rest = communication;
-    for (auto const& [axis, of_axis] : phantom.in_compute_queue()) {
-        rest -= of_axis;
-        seconds[to_string(axis)] = of_axis / steps;
+    for (Axis const axis : {Axis::all, Axis::data, Axis::context, Axis::tensor, Axis::data_context}) {
+        auto const found = communication.find(static_cast<int>(axis));
+        double const mean = world.sum(found == communication.end() ? 0 : found->second / steps) / world.size();
+        if (mean > 0) seconds[to_string(axis)] = mean;
     }
-    seconds[to_string(Axis::data_context)] += std::max(rest, 0.0) / steps;
     return seconds;
 }
 
-Measured measure(Options const& o, RunOptions const& options, int world, Machine machine, FileSystem& files) {
+/// `together`: the ranks of the job that are there.
+Measured time_steps(Options const& o, Session& session, Learner& learner, HostComm& together) {
+    Mesh const& mesh = session.mesh();
+    RunOptions const& options = session.options();
+    Device& device = session.ops().device();
+    int64_t const dp = mesh.shape().dp, first = together.size() > 1 ? mesh.dp_rank() : 0;
+    int64_t const micro_batches = options.train.global_batch_size / (options.train.micro_batch_size * dp);
+    std::vector<Batch> batches;
+    for (int64_t i = 0; i < micro_batches; ++i)
+        batches.push_back(random_batch(options, static_cast<uint64_t>(first * micro_batches + i)));
+    Measured m;
+    RunState state;
+    device.phases().start();
+    auto const step = [&] {
+        m.report = learner.step(batches, state);
+        m.bytes = std::max(m.bytes, device.used_bytes());
+    };
+    for (int64_t i = 0; i < o.warmup; ++i) step();
+    device.synchronize();
+    device.phases().take(), device.phases().take_communication();
+    together.barrier();
+    auto const start = Clock::now();
+    for (int64_t i = 0; i < o.steps; ++i) step();
+    device.synchronize();
+    int64_t const nanoseconds = std::chrono::nanoseconds(Clock::now() - start).count();
+    auto const steps = static_cast<double>(o.steps);
+    m.seconds = 1e-9 * static_cast<double>(together.max(nanoseconds)) / steps;
+    m.bytes = together.max(m.bytes);
+    m.phases = device.phases().take();
+    for (double& seconds : m.phases) seconds /= steps;
+    m.exposed = by_axis(device.phases().take_communication(), steps, together);
+    return m;
+}
+
+Measured as_phantom(Options const& o, RunOptions const& options, int world, Machine machine, FileSystem& files) {
     PhantomOptions played = phantom_options(options, world, o.rank);
     played.bytes_per_second = 1e9 * o.gigabytes_per_second;
     played.latency = 1e-6 * o.microseconds;
     played.traffic = o.traffic;
-    Device& device = *machine.device;
     Phantom phantom(played, *machine.ops);
-    Machine shared{nullptr, std::make_unique<ObservedOps>(*machine.ops)};
-    Measured m;
-    {
-        Session session(options, Mesh(options.parallel, phantom.world(), phantom.groups()), std::move(shared), files);
-        Learner learner(session);
-        RunState state;
-        initialise_phantom(session, learner, 1);
-        int64_t const micro_batches =
-            options.train.global_batch_size / (options.train.micro_batch_size * session.mesh().shape().dp);
-        std::vector<Batch> batches;
-        for (int64_t i = 0; i < micro_batches; ++i) batches.push_back(random_batch(options, static_cast<uint64_t>(i)));
-        device.phases().start();
-        auto const step = [&] {
-            m.report = learner.step(batches, state);
-            m.bytes = std::max(m.bytes, device.used_bytes());
-        };
-        for (int64_t i = 0; i < o.warmup; ++i) step();
-        device.synchronize();
-        phantom.clear(), device.phases().take();
-        auto const start = Clock::now();
-        for (int64_t i = 0; i < o.steps; ++i) step();
-        device.synchronize();
-        m.seconds = std::chrono::duration<double>(Clock::now() - start).count() / static_cast<double>(o.steps);
-        m.phases = device.phases().take();
-        double const communication = m.phases[static_cast<size_t>(Phase::communication)];
-        m.exposed = exposed(phantom, communication, static_cast<double>(o.steps));
-    }
-    m.predicted = step_cost(options, world).memory.sum();
-    return m;
+    auto const alone = make_single_host_comm();
+    Session session(options, Mesh(options.parallel, phantom.world(), phantom.groups()),
+                    {nullptr, std::make_unique<ObservedOps>(*machine.ops)}, files);
+    Learner learner(session);
+    initialise_phantom(session, learner, 1);
+    return time_steps(o, session, learner, *alone);
 }
 
-void print(Options const& o, RunOptions const& options, int world, std::string const& device, int64_t before,
-           Measured const& m) {
-    double const rate = static_cast<double>(m.report.tokens) / m.seconds / world;
-    fmt::print("{}{} as rank {} of {} ({} ranks) on {}, shard {}\n", o.row.empty() ? "" : o.row + ": ", o.config,
-               o.rank, o.layout.empty() ? "one" : o.layout, world, device, to_string(options.parallel.shard));
+Measured as_rank(Options const& o, RunOptions const& options, HostComm& world, Machine machine, FileSystem& files) {
+    Session session(options, std::move(machine), world, files);
+    Learner learner(session);
+    learner.initialise(1);
+    return time_steps(o, session, learner, world);
+}
+
+/// What is known of a run before it is measured.
+struct Run {
+    RunOptions options = {};
+    int world = 1;  ///< ranks of the job
+    std::string layout = {};
+    std::string device = {};
+    int64_t bytes_before = 0;
+    bool played = true;
+};
+
+nlohmann::json milliseconds(std::map<std::string, double> const& seconds) {
+    nlohmann::json all = nlohmann::json::object();
+    for (auto const& [name, value] : seconds) all[name] = 1e3 * value;
+    return all;
+}
+
+/// The rates of `perigee check` for a GPU of this name, or of one like it.
+DeviceRates rates_of(std::string const& device, FileSystem& files) {
+    for (char const* const name : {"H100", "A100"})
+        if (device.find(name) != std::string::npos)
+            return device_rates(name == std::string("H100") ? "h100" : "a100", files);
+    return device_rates("h200", files);
+}
+
+nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predicted, Measured const& m) {
+    constexpr std::pair<char const*, Phase> kPhases[] = {{"forward", Phase::forward},
+                                                         {"backward", Phase::backward},
+                                                         {"communication", Phase::communication},
+                                                         {"optimizer", Phase::optimizer}};
+    std::map<std::string, double> phases;
+    for (auto const& [name, phase] : kPhases) phases[name] = m.phases[static_cast<size_t>(phase)];
+    nlohmann::json all{{"row", o.row},
+                       {"of", run.layout},
+                       {"ranks", run.world},
+                       {"device", run.device},
+                       {"shard", to_string(run.options.parallel.shard)},
+                       {"recompute", run.options.train.recompute},
+                       {"offload", run.options.train.offload},
+                       {"mlp_chunk", run.options.train.mlp_chunk},
+                       {"overrides", o.overrides},
+                       {"tokens_per_s_per_gpu", static_cast<double>(m.report.tokens) / m.seconds / run.world},
+                       {"seconds", m.seconds},
+                       {"steps", o.steps},
+                       {"bytes", m.bytes},
+                       {"bytes_before", run.bytes_before},
+                       {"predicted_bytes", predicted.memory.sum()},
+                       {"predicted_seconds", predicted.time.step},
+                       {"exposed_ms", milliseconds(m.exposed)},
+                       {"predicted_exposed_ms", milliseconds(predicted.time.exposed)},
+                       {"phases_ms", milliseconds(phases)},
+                       {"attended_share", m.report.attended_share.value_or(1)},
+                       {"loss", m.report.loss}};
+    if (run.played) {
+        all["rank"] = o.rank;
+        all["link_gb_s"] = o.gigabytes_per_second;
+        all["latency_us"] = o.microseconds;
+        all["traffic"] = o.traffic;
+    }
+    return all;
+}
+
+void print(Options const& o, Run const& run, StepCost const& predicted, Measured const& m) {
+    double const rate = static_cast<double>(m.report.tokens) / m.seconds / run.world;
+    std::string const who = run.played ? fmt::format("rank {} of {}", o.rank, run.layout) : run.layout;
+    fmt::print("{}{}, {} ({} ranks) on {}, shard {}\n", o.row.empty() ? "" : o.row + ": ", o.config, who, run.world,
+               run.device, to_string(run.options.parallel.shard));
     fmt::print("step            {:10.2f} ms  {:10.0f} tokens/s a GPU  attended {:.4f}  loss {:.4f}\n", 1e3 * m.seconds,
                rate, m.report.attended_share.value_or(1), m.report.loss);
     fmt::print("memory in use   {}, {} of them before; check says {} for tensors\n", format_bytes(m.bytes),
-               format_bytes(before), format_bytes(m.predicted));
-    fmt::print("exposed, at {} GB/s and {} us{}:", o.gigabytes_per_second, o.microseconds,
-               o.traffic ? ", bytes moved in memory" : "");
-    for (auto const& [axis, seconds] : m.exposed) fmt::print("  {} {:.2f} ms", axis, 1e3 * seconds);
-    fmt::print("\n");
-    if (!o.json) return;
-    nlohmann::json milliseconds;
-    for (auto const& [axis, seconds] : m.exposed) milliseconds[axis] = 1e3 * seconds;
-    fmt::print("{}\n", nlohmann::json{{"row", o.row},
-                                      {"rank", o.rank},
-                                      {"of", o.layout},
-                                      {"ranks", world},
-                                      {"device", device},
-                                      {"shard", to_string(options.parallel.shard)},
-                                      {"recompute", options.train.recompute},
-                                      {"offload", options.train.offload},
-                                      {"mlp_chunk", options.train.mlp_chunk},
-                                      {"overrides", o.overrides},
-                                      {"tokens_per_s_per_gpu", rate},
-                                      {"seconds", m.seconds},
-                                      {"steps", o.steps},
-                                      {"bytes", m.bytes},
-                                      {"bytes_before", before},
-                                      {"predicted_bytes", m.predicted},
-                                      {"exposed_ms", milliseconds},
-                                      {"link_gb_s", o.gigabytes_per_second},
-                                      {"latency_us", o.microseconds},
-                                      {"traffic", o.traffic},
-                                      {"attended_share", m.report.attended_share.value_or(1)},
-                                      {"loss", m.report.loss}}
-                           .dump());
+               format_bytes(run.bytes_before), format_bytes(predicted.memory.sum()));
+    if (run.played)
+        fmt::print("links played at {} GB/s and {} us{}\n", o.gigabytes_per_second, o.microseconds,
+                   o.traffic ? ", bytes moved in memory" : "");
+    auto const axes = [](char const* title, std::map<std::string, double> const& seconds) {
+        fmt::print("{}", title);
+        for (auto const& [axis, of_axis] : seconds) fmt::print("  {} {:.2f} ms", axis, 1e3 * of_axis);
+        fmt::print("\n");
+    };
+    axes("exposed        ", m.exposed);
+    axes("check says     ", predicted.time.exposed);
+    if (o.json) fmt::print("{}\n", to_json(o, run, predicted, m).dump());
 }
 
-/// What `auto` means, by this device's memory, as for `perigee train`.
+/// What `auto` means for a rank that is played: by this device's memory, as for `perigee train`.
 void decide(RunOptions& options, int world) {
     int64_t const there = memory_for_a_step(options, 1).bytes;
     if (options.parallel.shard == ShardStage::automatic)
@@ -175,17 +237,47 @@ void decide(RunOptions& options, int world) {
     if (options.train.offload == kOffloadAuto) options.train.offload = offload_that_fits(options, world, there);
 }
 
-void run(Options const& o) {
-    auto const files = make_file_system();
+Run prepare_phantom(Options const& o, FileSystem& files) {
+    Run run{.layout = o.layout.empty() ? "one" : o.layout};
     RunOptions typed = load_config(o.config, o.overrides);
-    int const world = o.layout.empty() ? 1 : set_layout(o.layout, typed.parallel);
-    refuse_problems(typed, world, o.config);
-    RunOptions options = resolve(typed, 1, *files);
-    decide(options, world);
-    Machine machine = make_machine(options);
-    std::string const device = machine.device->name();
-    int64_t const before = machine.device->used_bytes();
-    print(o, options, world, device, before, measure(o, options, world, std::move(machine), *files));
+    run.world = o.layout.empty() ? 1 : set_layout(o.layout, typed.parallel);
+    refuse_problems(typed, run.world, o.config);
+    run.options = resolve(typed, 1, files);
+    decide(run.options, run.world);
+    return run;
+}
+
+Run prepare_job(Options const& o, Launch& launch, FileSystem& files) {
+    HostComm& world = launch.world();
+    if (!o.layout.empty()) fail(Category::config, "--of plays a job in one process, not in {} ranks", world.size());
+    Run run{.world = world.size(), .played = false};
+    RunOptions typed = load_config(o.config, o.overrides);
+    refuse_problems(typed, world.size(), o.config);
+    Seat const seat = take_seat(typed, launch);
+    if (typed.threads == 0) typed.threads = seat.cores;
+    typed.gpu = std::max(seat.gpu, 0);
+    int const local = launch.local_size();
+    RunOptions const resolved = resolve(typed, local, files);
+    run.options = with_memory_policy_decided(with_stage_decided(resolved, world, local), world, local);
+    check_fits(run.options, world.size(), local);
+    MeshShape const shape = resolve_mesh(run.options.parallel, world.size());
+    run.layout = fmt::format("dp={},cp={},tp={}", shape.dp, shape.cp, shape.tp);
+    return run;
+}
+
+void measure(Options const& o, Launch& launch) {
+    auto const files = make_file_system();
+    bool const job = launch.world().size() > 1;
+    Run run = job ? prepare_job(o, launch, *files) : prepare_phantom(o, *files);
+    Machine machine = make_machine(run.options);
+    run.device = machine.device->name();
+    run.bytes_before = machine.device->used_bytes();
+    Measured const m = job ? as_rank(o, run.options, launch.world(), std::move(machine), *files)
+                           : as_phantom(o, run.options, run.world, std::move(machine), *files);
+    if (launch.world().rank() > 0) return;
+    std::optional<DeviceRates> rates;
+    if (takes_gpu(run.options.device)) rates = rates_of(run.device, *files);
+    print(o, run, step_cost(run.options, run.world, rates ? &*rates : nullptr), m);
 }
 
 }  // namespace
@@ -193,13 +285,15 @@ void run(Options const& o) {
 }  // namespace perigee
 
 int main(int argc, char** argv) {
-    CLI::App app("Times training steps as one rank of a job.");
+    perigee::Launch launch(&argc, &argv);
+    CLI::App app("Times training steps of a job, or as one rank of a job.");
     try {
-        perigee::run(perigee::parse(app, argc, argv));
+        perigee::measure(perigee::parse(app, argc, argv), launch);
         return 0;
     } catch (CLI::ParseError const& e) {
         return app.exit(e);
     } catch (std::exception const& e) {
-        return perigee::report_failure("bench_train", e);
+        if (launch.world().size() == 1) return perigee::report_failure("bench_train", e);
+        launch.abort(perigee::as_error(e).exit_code(), e.what());
     }
 }

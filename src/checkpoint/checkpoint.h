@@ -23,9 +23,10 @@ namespace perigee {
 
 /// Which checkpoints outlive later ones.
 struct Retention {
-    int64_t last = 0;   ///< the newest ones; 0 keeps all
-    int64_t every = 0;  ///< besides, those whose step is a multiple of this; 0: none
-    int64_t best = -1;  ///< besides, the one of this step
+    int64_t last = 0;                 ///< the newest ones; 0 keeps all
+    int64_t every = 0;                ///< besides, those whose step is a multiple of this; 0: none
+    int64_t best = -1;                ///< besides, the one of this step
+    std::vector<int64_t> steps = {};  ///< besides, those of these steps
 };
 
 struct CheckpointOptions {
@@ -54,6 +55,16 @@ struct RunState {
         bool operator==(Best const&) const = default;
     };
     std::optional<Best> best = {};
+    /// What the guard against spikes knows (train/spike.h), so that a resumed run judges as the unbroken one.
+    struct Spikes {
+        std::vector<double> losses = {}, grad_norms = {};  ///< of the last steps, the oldest first; finite
+        int64_t last = 0;                                  ///< step of the latest spike; 0: none yet
+        int64_t rollbacks = 0;                             ///< in this series of spikes
+        int64_t rolled_back_to = 0;                        ///< step to which the latest of them went
+        std::vector<int64_t> kept = {};                    ///< steps of the checkpoints before spikes: never pruned
+        bool operator==(Spikes const&) const = default;
+    };
+    Spikes spikes = {};
     std::string run_id = {};   ///< random, the same in all checkpoints of a run; empty in those of older programs
     std::string options = {};  ///< of the run, as JSON; empty in those of older programs
     std::map<std::string, std::string> data = {};  ///< what identifies the contents of each data set
@@ -92,6 +103,8 @@ class CheckpointSave {
     CheckpointSave& operator=(CheckpointSave const&) = delete;
 
     RunState const& state() const { return state_; }
+    /// The checkpoint of this step outlives this save too.
+    void keep(int64_t step) { keep_.steps.push_back(step); }
     /// Called with each part before it is written, so that parts can take turns in the same memory.
     using Fill = std::function<void(StoredTensor const&)>;
     /// Writes this rank's file. Does not communicate; a failure, of `fill` too, is kept for commit().

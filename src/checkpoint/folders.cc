@@ -92,7 +92,8 @@ void prune(FileSystem& files, Path const& root, int64_t step, Retention keep) {
     auto folders = step_folders(files, root);
     std::erase_if(folders, [&](StepFolder const& folder) { return folder.step > step; });
     for (auto i = static_cast<size_t>(keep.last); i < folders.size(); ++i)
-        if (folders[i].step != keep.best && (keep.every <= 0 || folders[i].step % keep.every != 0))
+        if (folders[i].step != keep.best && std::ranges::count(keep.steps, folders[i].step) == 0 &&
+            (keep.every <= 0 || folders[i].step % keep.every != 0))
             discard(files, root, folders[i].name);
 }
 

@@ -36,12 +36,18 @@ Json to_json(Manifest::Piece const& piece) {
             {"flat", {s.flat_begin, s.flat_count}}};
 }
 
+Json to_json(RunState::Spikes const& spikes) {
+    return {{"losses", spikes.losses},       {"grad_norms", spikes.grad_norms},         {"last", spikes.last},
+            {"rollbacks", spikes.rollbacks}, {"rolled_back_to", spikes.rolled_back_to}, {"kept", spikes.kept}};
+}
+
 Json to_json(RunState const& state) {
     Json json{{"step", state.step},
               {"consumed_samples", state.consumed_samples},
               {"applied_updates", state.applied_updates},
               {"skipped_in_a_row", state.skipped_in_a_row},
               {"seed", state.seed},
+              {"spikes", to_json(state.spikes)},
               {"run_id", state.run_id},
               {"options", state.options},
               {"data", state.data},
@@ -101,6 +107,21 @@ class Parser {
         return texts;
     }
 
+    double number(Json const& value, char const* what) const {
+        if (!value.is_number()) refuse("`{}` is {}; a number was expected", what, json_excerpt(value));
+        return value.get<double>();
+    }
+
+    RunState::Spikes spikes(Json const& object) const {
+        RunState::Spikes spikes{.last = count_at(object, "last"),
+                                .rollbacks = count_at(object, "rollbacks"),
+                                .rolled_back_to = count_at(object, "rolled_back_to")};
+        for (Json const& x : list_at(object, "losses")) spikes.losses.push_back(number(x, "losses"));
+        for (Json const& x : list_at(object, "grad_norms")) spikes.grad_norms.push_back(number(x, "grad_norms"));
+        for (Json const& x : list_at(object, "kept")) spikes.kept.push_back(count(x, "kept"));
+        return spikes;
+    }
+
     RunState state(Json const& object) const {
         RunState state{.step = count_at(object, "step"),
                        .consumed_samples = count_at(object, "consumed_samples"),
@@ -116,10 +137,10 @@ class Parser {
         if (object.contains("options")) state.options = text_at(object, "options");
         if (object.contains("data")) state.data = texts_at(object, "data");
         if (object.contains("best")) {
-            Json const& loss = at(at(object, "best"), "loss");
-            if (!loss.is_number()) refuse("`loss` is {}; a number was expected", json_excerpt(loss));
-            state.best = {.step = count_at(object["best"], "step"), .loss = loss.get<double>()};
+            double const loss = number(at(at(object, "best"), "loss"), "loss");
+            state.best = {.step = count_at(object["best"], "step"), .loss = loss};
         }
+        if (object.contains("spikes")) state.spikes = spikes(object["spikes"]);
         return state;
     }
 

@@ -26,6 +26,11 @@ class Saver {
     void begin(RunState const& state, std::vector<StoredTensor> const& parts);
     /// The checkpoint of this step outlives all saves that begin from now on.
     void keep_best(int64_t step) { keep_.best = step; }
+    /// So does the one of this step, that in flight included.
+    void keep(int64_t step) {
+        keep_.steps.push_back(step);
+        if (in_flight()) save_->keep(step);
+    }
     bool in_flight() const { return save_ != nullptr; }
     /// This rank still writes.
     bool writing() const { return in_flight() && !written_.load(); }

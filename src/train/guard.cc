@@ -7,21 +7,57 @@
 
 namespace perigee {
 
-Verdict judge_step(TrainOptions const& options, int64_t step, double loss, double grad_norm,
-                   int64_t& skipped_in_a_row) {
-    if (std::isfinite(loss) && std::isfinite(grad_norm)) {
-        skipped_in_a_row = 0;
-        return Verdict::apply;
-    }
-    std::string const what =
-        fmt::format("step {}: loss {} and gradient norm {} are not both finite", step, loss, grad_norm);
-    if (options.non_finite == NonFinite::stop)
-        fail(Category::numeric, "{}; stopped before the update (train.non_finite: stop)", what);
-    if (++skipped_in_a_row > options.max_skipped_in_a_row)
+namespace {
+
+std::string describe(Spike const& spike) {
+    return fmt::format("loss {:+.1f} and gradient norm {:+.1f} sigma from their medians", spike.loss_sigmas,
+                       spike.norm_sigmas);
+}
+
+/// A step whose gradients are not used; `what` says why.
+Verdict skip(TrainOptions const& train, GuardOptions const& guard, std::string const& what, int64_t& in_a_row) {
+    if (++in_a_row > train.max_skipped_in_a_row) {
+        if (guard.spike == SpikePolicy::rollback) return Verdict::roll_back;
         fail(Category::numeric, "{}; {} steps in a row were skipped and train.max_skipped_in_a_row is {}", what,
-             skipped_in_a_row, options.max_skipped_in_a_row);
-    log::warn("{}; update skipped ({} in a row)", what, skipped_in_a_row);
+             in_a_row, train.max_skipped_in_a_row);
+    }
+    log::warn("{}; update skipped ({} in a row)", what, in_a_row);
     return Verdict::skip;
+}
+
+Verdict judge_spike(TrainOptions const& train, GuardOptions const& guard, std::string const& what, int64_t& in_a_row) {
+    if (guard.spike == SpikePolicy::skip) return skip(train, guard, what, in_a_row);
+    in_a_row = 0;
+    if (guard.spike == SpikePolicy::rollback) return Verdict::roll_back;
+    log::warn("{}", what);
+    return guard.spike == SpikePolicy::stop ? Verdict::stop : Verdict::apply;
+}
+
+}  // namespace
+
+Judgement judge_step(TrainOptions const& train, GuardOptions const& guard, double loss, double grad_norm,
+                     RunState& state) {
+    int64_t const step = state.step + 1;
+    Judgement result;
+    std::string const what = fmt::format("step {}: loss {} and gradient norm {}", step, loss, grad_norm);
+    if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
+        if (train.non_finite == NonFinite::stop)
+            fail(Category::numeric, "{} are not both finite; stopped before the update (train.non_finite: stop)", what);
+        result.verdict = skip(train, guard, what + " are not both finite", state.skipped_in_a_row);
+    } else {
+        result.spike = take_step(state.spikes, guard.spike_window, guard.spike_sigma, loss, grad_norm);
+        if (!result.spike)
+            state.skipped_in_a_row = 0;
+        else
+            result.verdict = judge_spike(train, guard, fmt::format("{} are a spike: {}", what, describe(*result.spike)),
+                                         state.skipped_in_a_row);
+    }
+    if (!result.spike && result.verdict != Verdict::roll_back) return result;
+    int64_t& last = state.spikes.last;
+    result.new_spike = last == 0 || step > last + guard.spike_window;
+    if (result.new_spike) state.spikes.rollbacks = 0;
+    last = step;
+    return result;
 }
 
 }  // namespace perigee

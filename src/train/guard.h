@@ -1,19 +1,28 @@
-// Keeps a non-finite step away from the weights.
+// Keeps steps away from the weights that would spoil them: what is not finite, and spikes.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <optional>
 
 #include "train/options.h"
+#include "train/spike.h"
 
 namespace perigee {
 
-/// What to do with the gradients of a step.
-enum class Verdict { apply, skip };
+/// What to do with the gradients of a step. After `stop` and `roll_back` the weights are not updated either.
+enum class Verdict { apply, skip, roll_back, stop };
+
+struct Judgement {
+    Verdict verdict = Verdict::apply;
+    std::optional<Spike> spike = {};
+    bool new_spike = false;  ///< no other one came within the window of steps before it
+};
 
 /// Judges the loss and gradient norm of the whole job, which every rank holds alike, so all ranks decide alike.
-/// `skipped_in_a_row` is the run's counter: set to 0 by a finite step, raised by a skipped one.
-/// Throws Category::numeric under policy `stop`, or once more than max_skipped_in_a_row steps in a row were not finite.
-Verdict judge_step(TrainOptions const& options, int64_t step, double loss, double grad_norm, int64_t& skipped_in_a_row);
+/// `state` is that before the step; its counter of skipped steps and what it knows of spikes move on.
+/// Throws Category::numeric for a step that is not finite under train.non_finite `stop`; and where more than
+/// train.max_skipped_in_a_row steps in a row would be skipped, unless guard.spike is `rollback`.
+Judgement judge_step(TrainOptions const& train, GuardOptions const& guard, double loss, double grad_norm,
+                     RunState& state);
 
 }  // namespace perigee

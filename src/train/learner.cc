@@ -48,9 +48,10 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
 
-    Verdict const verdict = judge_step(options_.train, r.step, r.loss, r.grad_norm, state.skipped_in_a_row);
-    r.skipped = verdict == Verdict::skip;
-    if (verdict == Verdict::apply) {
+    Judgement const judged = judge_step(options_.train, options_.guard, r.loss, r.grad_norm, state);
+    r.judged = judged;
+    r.skipped = judged.verdict != Verdict::apply;
+    if (judged.verdict == Verdict::apply) {
         enter(Phase::optimizer);
         AdamWOptimizer::Update const update{.norm = r.grad_norm, .lr = r.lr, .applied = state.applied_updates++};
         auto const grads = grads_.updated();

@@ -19,8 +19,8 @@ class Learner {
     explicit Learner(Session& session);
 
     /// One optimizer step: loss and gradients of the global batch, of which `batches` are this rank's micro-batches,
-    /// judged, and applied to the weights. Moves `state` on. Throws Category::data where no token carries loss,
-    /// Category::numeric as judge_step does. Collective.
+    /// judged, and applied to the weights if it is to be. Moves `state` on. Throws Category::data where no token
+    /// carries loss, Category::numeric as judge_step does. Collective.
     StepReport step(std::vector<Batch> const& batches, RunState& state);
 
     /// What each rank tells the others between two steps.

@@ -25,6 +25,7 @@ std::string to_json(StepReport const& r) {
         R"({{"step":{},"loss":{},"perplexity":{},"grad_norm":{},"lr":{},"skipped":{},"tokens":{},"loss_weight":{},"consumed_samples":{})",
         r.step, number(r.loss), number(std::exp(r.loss)), number(r.grad_norm), number(r.lr), r.skipped, r.tokens,
         number(r.loss_weight), r.consumed_samples);
+    if (r.judged.spike) text += fmt::format(R"(,"spike_sigmas":{})", number(r.judged.spike->sigmas()));
     text += fmt::format(R"(,"tokens_so_far":{},"epochs_so_far":{:.6g})", r.tokens_so_far, r.epochs_so_far);
     if (r.attended_share) text += fmt::format(R"(,"attended_share":{})", number(*r.attended_share));
     text += fmt::format(R"(,"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g})", r.seconds, tokens_per_second(r),

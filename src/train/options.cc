@@ -42,6 +42,27 @@ void describe(Schema& schema, TrainOptions& options) {
              "with non_finite: skip, stop when more steps than this are skipped one after the other");
 }
 
+void describe(Schema& schema, GuardOptions& options) {
+    schema
+        .choice("spike", options.spike,
+                {{"warn", SpikePolicy::warn},
+                 {"skip", SpikePolicy::skip},
+                 {"rollback", SpikePolicy::rollback},
+                 {"stop", SpikePolicy::stop}},
+                "what to do about a spike of the loss or the gradient norm: warn, and take the step; skip it, as "
+                "train.max_skipped_in_a_row allows; rollback, return to the last good checkpoint and go on after the "
+                "data that led to it; or stop, with exit code 5. All but warn keep it from the weights. The "
+                "checkpoint before a spike is never pruned")
+        .add("spike_sigma", options.spike_sigma, above(0),
+             "a spike is more than so many standard deviations above the median of the last steps, by estimates that "
+             "spikes do not move; for the gradient norm, the deviation is at least 5 medians")
+        .add("spike_window", options.spike_window, between(16, 4096),
+             "steps that the median and the deviation are of; the guard begins after half as many")
+        .add("max_rollbacks", options.max_rollbacks, between(0, kMostSteps),
+             "with spike: rollback, stop at the next spike after so many, none of them guard.spike_window steps after "
+             "the one before");
+}
+
 void describe(Schema& schema, EvalOptions& options) {
     schema
         .add("every", options.every, between(0, kMostSteps),
@@ -80,6 +101,7 @@ void describe(Schema& schema, RunOptions& options) {
         .section("data", options.data, "Where tokens come from and how samples are made of them.")
         .section("chat", options.chat, "How conversations become tokens, for `tokenize --chat` and `perigee generate`.")
         .section("train", options.train, "Length of the run, batch, and what to do about broken steps.")
+        .section("guard", options.guard, "What to do about steps that would spoil a run.")
         .section("optimizer", options.optimizer, "AdamW and gradient clipping.")
         .section("schedule", options.schedule, "The learning rate over the run.")
         .section("checkpoint", options.checkpoint, "Saving and resuming.")

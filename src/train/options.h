@@ -38,6 +38,17 @@ struct TrainOptions {
 };
 void describe(Schema& schema, TrainOptions& options);
 
+/// What to do about a spike of the loss or the gradient norm.
+enum class SpikePolicy { warn, skip, rollback, stop };
+
+struct GuardOptions {
+    SpikePolicy spike = SpikePolicy::warn;
+    double spike_sigma = 6;      ///< above the median of the window
+    int64_t spike_window = 128;  ///< steps
+    int64_t max_rollbacks = 3;   ///< in a series of spikes
+};
+void describe(Schema& schema, GuardOptions& options);
+
 struct EvalOptions {
     int64_t every = 0;         ///< steps between evaluations; 0: never during training
     int64_t samples = 64;      ///< validation samples, or all where there are fewer
@@ -66,6 +77,7 @@ struct RunOptions {
     DataOptions data;
     ChatOptions chat;
     TrainOptions train;
+    GuardOptions guard;
     OptimizerOptions optimizer;
     ScheduleOptions schedule;
     CheckpointOptions checkpoint;

@@ -143,6 +143,7 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
     state_.data = std::move(mine.data);
     take_run_id(found, run_id);
     saved_step_ = state_.step;
+    for (int64_t const step : state_.spikes.kept) saver_.keep(step);
     log::info("resumed at step {} from {}", state_.step, found.folder().string());
 }
 
@@ -179,7 +180,9 @@ Outcome Trainer::run() {
         if (state_.step == first_step_ && !may_begin()) return Outcome::preempted;
         enter(state_.step == first_step_ ? Section::first_step : Section::step);
         try {
-            report(step());
+            StepReport const r = step();
+            report(r);
+            if (!accept(r)) continue;
         } catch (Error const& e) {
             // All ranks judge alike: the last good state is worth keeping before they leave.
             if (e.category() == Category::numeric && saver_.in_flight()) finish_save(/*last=*/false);

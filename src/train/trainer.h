@@ -36,6 +36,9 @@ class Trainer {
     Outcome run();
     /// One optimizer step on the next global batch. Throws Category::data where no token of it carries loss.
     StepReport step();
+    /// What follows from the judgement of the last step besides its own update: keeps the checkpoint before a spike,
+    /// stops, or rolls back, after which false. Throws Category::numeric.
+    bool accept(StepReport const& report);
     /// Saves the state after the last step: a later step, or the next save, completes the checkpoint, unless this is
     /// the last one. A failed save is reported and training goes on; the third in a row, and any at the end of the
     /// run, throws Category::checkpoint.
@@ -53,6 +56,13 @@ class Trainer {
     void take_run_id(Checkpoint const& found, std::string const& run_id);
     bool told_to_stop();
     bool may_begin();
+    /// The newest checkpoint whose weights a step before `step` has found good, else the oldest one; 0 where there is
+    /// none. One that is being saved counts. Collective.
+    int64_t good_checkpoint(int64_t step);
+    void keep_checkpoint_before(int64_t step);
+    void roll_back(StepReport const& report);
+    /// The state of a checkpoint, or of the beginning of the run.
+    RunState state_of(std::optional<Checkpoint> const& found);
     void begin_save(bool last);
     void finish_save(bool last);
     void save_failed(Error const& error, int64_t step, bool last);

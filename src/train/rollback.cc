@@ -1,0 +1,93 @@
+// What a trainer does about the spikes that its guard finds.
+#include <algorithm>
+
+#include "base/log.h"
+#include "checkpoint/agree.h"
+#include "checkpoint/folders.h"
+#include "train/trainer.h"
+
+namespace perigee {
+
+bool Trainer::accept(StepReport const& r) {
+    if (r.judged.new_spike) keep_checkpoint_before(r.step);
+    if (r.judged.verdict == Verdict::stop)
+        fail(Category::numeric, "step {}: stopped before the update, because of a spike (guard.spike: stop)", r.step);
+    if (r.judged.verdict != Verdict::roll_back) return true;
+    roll_back(r);
+    return false;
+}
+
+int64_t Trainer::good_checkpoint(int64_t step) {
+    std::vector<int64_t> steps;  // newest first; rank 0 knows
+    agree(mesh_.world(), [&] {
+        if (!folder_) return;
+        for (StepFolder const& f : step_folders(session_.files(), checkpoint_root(options_.output_dir)))
+            if (f.step < step) steps.push_back(f.step);
+    });
+    if (folder_ && saver_.in_flight()) steps.insert(steps.begin(), saver_.step());
+    RunState::Spikes const& spikes = state_.spikes;
+    // The loss of the step after a checkpoint is that of its weights. What did not help once is not tried again.
+    bool const again = spikes.rollbacks > 0;
+    auto const good =
+        std::ranges::find_if(steps, [&](int64_t s) { return s + 1 < step && (!again || s != spikes.rolled_back_to); });
+    int64_t const found = good != steps.end() ? *good : steps.empty() ? 0 : steps.back();
+    return mesh_.world().max(found);
+}
+
+void Trainer::keep_checkpoint_before(int64_t step) {
+    int64_t const good = good_checkpoint(step);
+    if (good == 0 || std::ranges::count(state_.spikes.kept, good) > 0) return;
+    state_.spikes.kept.push_back(good);
+    saver_.keep(good);
+    log::info("the checkpoint of step {}, before the spike, will not be pruned", good);
+}
+
+RunState Trainer::state_of(std::optional<Checkpoint> const& found) {
+    RunState state = found ? found->state() : RunState{};
+    state.seed = state_.seed;
+    state.run_id = state_.run_id;
+    state.options = state_.options;
+    state.data = state_.data;
+    state.info = state_.info;
+    return state;
+}
+
+void Trainer::roll_back(StepReport const& r) {
+    if (state_.spikes.rollbacks >= options_.guard.max_rollbacks)
+        fail(Category::numeric, "step {}: a spike after {} rollbacks (guard.max_rollbacks)", r.step,
+             state_.spikes.rollbacks);
+    if (saver_.in_flight()) finish_save(/*last=*/false);
+    enter(Section::setup);
+    int64_t const good = good_checkpoint(r.step);
+    Path const root = checkpoint_root(options_.output_dir);
+    HostComm& world = mesh_.world();
+    agree(world, [&] {
+        if (!folder_) return;
+        for (StepFolder const& f : step_folders(session_.files(), root))
+            if (f.step > good) set_aside(session_.files(), root, f.name);
+    });
+    auto found = find_latest(session_.files(), world, root, Damaged::set_aside, state_.run_id);
+    std::string const& named = options_.checkpoint.resume;
+    if (!found && named != "auto" && named != "never") found = Checkpoint::open(session_.files(), world, named);
+
+    RunState::Spikes const before = state_.spikes;
+    state_ = state_of(found);
+    if (found)
+        learner_.read(*found);
+    else
+        learner_.initialise(state_.seed);
+    state_.consumed_samples = r.consumed_samples;
+    state_.spikes.last = before.last;
+    state_.spikes.rollbacks = before.rollbacks + 1;
+    state_.spikes.rolled_back_to = state_.step;
+    state_.spikes.kept = before.kept;
+    saved_step_ = state_.step;
+    if (folder_) {
+        folder_->rewind_metrics(state_.step);
+        if (options_.log.tensorboard) folder_->write_events(state_.step);
+    }
+    log::warn("step {}: rolled back to step {}; goes on after sample {} (rollback {} of {})", r.step, state_.step,
+              state_.consumed_samples, state_.spikes.rollbacks, options_.guard.max_rollbacks);
+}
+
+}  // namespace perigee

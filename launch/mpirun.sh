@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # mpirun with the settings Perigee wants, for this host or those of a hostfile (docs/cluster.md):
-#   launch/mpirun.sh [--hostfile FILE] RANKS PROGRAM [ARGUMENT...]
+#   launch/mpirun.sh [--hostfile FILE] [--restarts N] RANKS PROGRAM [ARGUMENT...]
 #   - ranks are not bound to one core each, so that a rank can use its share of the cores as threads;
 #   - on this host, more ranks than cores are allowed (small tests), and root may run it (containers);
 #   - on several hosts, ranks fill one host after the other, up to its slots, and get the variables that are named below;
@@ -11,27 +11,36 @@
 #   - on this host, an mpirun that does not end though all ranks have, as it may when one died while it joined, is killed
 #     (code 7);
 #   - where standard error is a terminal, rank 0 writes to it directly, and shows its progress there;
-#   - of what mpirun says about a rank that died, one line is kept.
+#   - of what mpirun says about a rank that died, one line is kept;
+#   - with --restarts N, a training job that crashed or hung starts again from its last checkpoint, at most N times
+#     (launch/restarts.sh); on this host with fewer ranks where GPUs are lost and the config allows it.
 # The exit code is mpirun's: 0, or the code of a rank (75: told to stop, and saved what there was to save).
 asked=
 trap 'asked=${EPOCHREALTIME/[.,]/}' TERM INT USR1 HUP
 set -uo pipefail
-hostfile=
-if [ "${1:-}" = --hostfile ] && [ $# -gt 1 ]; then
-    hostfile=$2
+hostfile= restarts=
+while [[ ${1:-} == --hostfile || ${1:-} == --restarts ]] && [ $# -gt 1 ]; do
+    if [ "$1" = --hostfile ]; then hostfile=$2; else restarts=$2; fi
     shift 2
-    if ! [ -f "$hostfile" ] || ! [ -r "$hostfile" ]; then
-        echo "perigee: no hostfile $hostfile can be read" >&2
-        exit 2
-    fi
+done
+if [ -n "$hostfile" ] && { ! [ -f "$hostfile" ] || ! [ -r "$hostfile" ]; }; then
+    echo "perigee: no hostfile $hostfile can be read" >&2
+    exit 2
 fi
-if [ $# -lt 2 ] || [[ $1 == -* ]]; then
-    echo "usage: $0 [--hostfile FILE] RANKS PROGRAM [ARGUMENT...]" >&2
+if [ $# -lt 2 ] || [[ $1 == -* ]] || [[ $restarts == *[!0-9]* ]] || [[ -n $restarts && ${3:-} != train ]]; then
+    echo "usage: $0 [--hostfile FILE] [--restarts N] RANKS PROGRAM [ARGUMENT...]; --restarts is for PROGRAM train" >&2
     exit 2
 fi
 ranks=$1
 shift
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+if [ -n "$restarts" ]; then
+    self=$(readlink -f "${BASH_SOURCE[0]}")
+    source "$(dirname "$self")/supervise.sh"
+    supervise "$@"
+    exit
+fi
 
 placement=(--oversubscribe)
 if [ -n "$hostfile" ]; then

@@ -4,6 +4,8 @@
 # Edit the lines below, or override them on sbatch's command line: sbatch --nodes=4 launch/slurm.sh CONFIG
 # Two minutes before the time limit, and on preemption, every rank is told to save (SIGUSR1). The job then leaves with code
 # 75 and goes back into the queue, where it resumes from that checkpoint; also when it is told so while it starts.
+# With PERIGEE_RESTARTS=N in its environment, a job that crashed or hung goes back into the queue too, at most N times
+# (launch/restarts.sh).
 #SBATCH --job-name=perigee
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -51,4 +53,8 @@ while wait "$srun"; code=$?; kill -0 "$srun" 2>/dev/null; do :; done  # a trappe
 case $code in
     75 | 138 | 143) requeue ;;
 esac
+# This file is a copy: the other one is where the job was submitted, or beside the folder of the build.
+restarts=launch/restarts.sh
+[ -x "$restarts" ] || restarts=$(dirname "$program")/../../../launch/restarts.sh
+if [ -n "${PERIGEE_RESTARTS:-}" ] && "$restarts" "$code" "$PERIGEE_RESTARTS" "$@"; then requeue; fi
 exit "$code"

@@ -155,6 +155,15 @@ finish
 [ "$(asked)" = "requeue 17" ] || complain "signal to the batch script: asked for: $(asked)"
 grep -q "resumed at step 8 " "$scratch/log" || complain "signal to the batch script: not resumed at step 8"
 
+ln -s "$PERIGEE_SOURCE/launch" "$scratch/launch"
+# --- A rank is killed: the job goes back into the queue where that was asked for, but not when it happens again.
+PERIGEE_RESTARTS=3 PERIGEE_KILL=rename:step_00000004:1 submit perigee_faulty "$scratch/crashed" \
+    checkpoint.every=4 checkpoint.async=false
+finish
+[ "$code" != 0 ] || complain "a job that always crashes: exit code 0"
+[ "$(asked)" = "requeue 17" ] || complain "a job that crashed asked for: $(asked)"
+grep -q "the time before: it does not start again" "$scratch/log" || complain "a job that always crashes does not say so"
+
 submit perigee "$scratch/bad" optimizer.lr=fast
 finish
 [ "$code" != 0 ] || complain "a job that failed: exit code 0"

@@ -128,11 +128,12 @@ class Ledger {
     Traffic traffic_;
 };
 
-/// Rank 0 of a group whose other ranks do not exist: sends nothing, waits for nobody.
+/// A rank of a group whose other ranks do not exist: sends nothing, waits for nobody.
 class CountedHostComm final : public HostComm {
   public:
-    CountedHostComm(Axis axis, int size, Ledger& ledger) : axis_(axis), size_(size), ledger_(&ledger) {}
-    int rank() const override { return 0; }
+    CountedHostComm(Axis axis, int size, Ledger& ledger, int rank = 0)
+        : axis_(axis), size_(size), ledger_(&ledger), rank_(rank) {}
+    int rank() const override { return rank_; }
     int size() const override { return size_; }
     void all_reduce(TensorView x, Reduce) override { note(Collective::all_reduce, x, x.bytes()); }
     void all_gather(TensorView all, ConstView part) override { note(Collective::all_gather, all, part.bytes()); }
@@ -155,6 +156,7 @@ class CountedHostComm final : public HostComm {
     Axis axis_;
     int size_;
     Ledger* ledger_;
+    int rank_;
 };
 
 /// The same for tensors of a device: notes what a backend is asked to send, and takes the memory and the time that it
@@ -201,6 +203,7 @@ class CountedComm final : public Comm {
     ClockedQueues* clocks_;
 };
 
+/// Of the first ranks, but of the last one of the context axis: no other has as many keys before its queries.
 class CountedGroups final : public GroupMaker {
   public:
     CountedGroups(Ledger& ledger, MeshShape const& shape, ClockedQueues& clocks)
@@ -209,8 +212,9 @@ class CountedGroups final : public GroupMaker {
         if (group.size == 1) return make_single_comm(group.axis);
         bool const outer = group.axis == Axis::data;
         int const stride = group.axis == Axis::tensor ? 1 : outer ? shape_.tp * shape_.cp : shape_.tp;
-        return std::make_unique<CountedComm>(std::make_unique<CountedHostComm>(group.axis, group.size, *ledger_),
-                                             group.axis, stride, *clocks_);
+        bool const of_context = group.axis == Axis::context || group.axis == Axis::data_context;
+        auto host = std::make_unique<CountedHostComm>(group.axis, group.size, *ledger_, of_context ? shape_.cp - 1 : 0);
+        return std::make_unique<CountedComm>(std::move(host), group.axis, stride, *clocks_);
     }
 
   private:

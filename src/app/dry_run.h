@@ -51,9 +51,10 @@ struct StepCost {
     StepTime time;  ///< of such a step that follows another, where rates are given
 };
 
-/// For rank 0 of `world_size`, computing in fp32 on the CPU or bf16 on a GPU, on micro-batches of full documents whose
-/// every token carries loss, and the most demanding attention of the schedule. Other ranks take and send the same.
-/// `options` are resolved and free of problems for this world. With `rates`, of a GPU whatever `device` says.
+/// For the last context-parallel rank of `world_size`, whose queries have the most keys before them, computing in fp32
+/// on the CPU or bf16 on a GPU, on micro-batches of full documents whose every token carries loss, and the most
+/// demanding attention of the schedule. Other ranks take and send the same. `options` are resolved and free of problems
+/// for this world. With `rates`, of a GPU whatever `device` says.
 StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const* rates = nullptr);
 
 }  // namespace perigee

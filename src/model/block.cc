@@ -4,96 +4,10 @@
 #include <array>
 #include <optional>
 
+#include "model/block_attention.h"
+#include "model/linear.h"
+
 namespace perigee {
-
-namespace {
-
-TensorView matrix(TensorView heads_THK) { return heads_THK.reshape({heads_THK[0], heads_THK[1] * heads_THK[2]}); }
-
-/// y = x W^T of all tokens, from x in parts: W's rows are cut.
-void spread(Pass const& pass, TensorView y_TO, TensorView x_PI, ConstView w_OI) {
-    pass.ops.matmul({.c = y_TO, .a = pass.stream.gather(x_PI), .b = w_OI, .transpose_b = true});
-}
-/// dx = dy W in parts, and dW += dy^T x
-void spread_backward(Pass const& pass, TensorView dx_PI, TensorView dw_OI, ConstView dy_TO, TensorView x_PI,
-                     ConstView w_OI) {
-    pass.ops.matmul(
-        {.c = dw_OI, .a = dy_TO, .b = pass.stream.gather(x_PI), .transpose_a = true, .accumulate = !pass.fresh});
-    pass.ops.matmul({.c = pass.stream.partial(dx_PI), .a = dy_TO, .b = w_OI});
-    pass.stream.add_up(dx_PI);
-}
-
-/// y = x W^T in parts, from x of all tokens: W's columns are cut.
-void join(Pass const& pass, TensorView y_PO, ConstView x_TI, ConstView w_OI) {
-    pass.ops.matmul({.c = pass.stream.partial(y_PO), .a = x_TI, .b = w_OI, .transpose_b = true});
-    pass.stream.add_up(y_PO);
-}
-/// dx = dy W and dW += dy^T x, from dy in parts
-void join_backward(Pass const& pass, TensorView dx_TI, TensorView dw_OI, TensorView dy_PO, ConstView x_TI,
-                   ConstView w_OI) {
-    ConstView const dy_TO = pass.stream.gather(dy_PO);
-    pass.ops.matmul({.c = dw_OI, .a = dy_TO, .b = x_TI, .transpose_a = true, .accumulate = !pass.fresh});
-    pass.ops.matmul({.c = dx_TI, .a = dy_TO, .b = w_OI});
-}
-
-/// Without `attended`, restores what is missing beside what the attention found.
-void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
-                       Selection const* attended) {
-    Ops& ops = pass.ops;
-    TensorView const qkv_TX = acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX;
-    spread(pass, qkv_TX, acts.normed_PD, weights.qkv_XD);
-    ops.qkv_forward({.q_THK = acts.attention.local.q_THK,
-                     .k_TGK = acts.attention.local.k_TGK,
-                     .v_TGK = acts.attention.local.v_TGK,
-                     .qkv_TX = qkv_TX,
-                     .cos_TR = pass.cos_TR,
-                     .sin_TR = pass.sin_TR,
-                     .bias_X = weights.qkv_bias_X,
-                     .q_norm_K = weights.q_norm_K,
-                     .k_norm_K = weights.k_norm_K,
-                     .eps = pass.options.rms_norm_eps});
-    if (attended != nullptr)
-        pass.attention.forward(acts.attention, *attended);
-    else
-        pass.attention.restore(acts.attention);
-    join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
-}
-
-/// temporary.dx_PD is the gradient of the stream after the attention, and becomes that of the stream before it.
-void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
-                        BlockActivations const& acts, BlockGradients const& temporary, Selection const& selection) {
-    Ops& ops = pass.ops;
-    TensorView const dx_PD = temporary.dx_PD;
-    join_backward(pass, matrix(temporary.do_THK), grads.o_DX, dx_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
-    pass.attention.backward({.dq_THK = temporary.dq_THK,
-                             .dk_TGK = temporary.dk_TGK,
-                             .dv_TGK = temporary.dv_TGK,
-                             .do_THK = temporary.do_THK},
-                            acts.attention, selection);
-    ops.qkv_backward({.dqkv_TX = pass.qkv_TX,
-                      .dq_THK = temporary.dq_THK,
-                      .dk_TGK = temporary.dk_TGK,
-                      .dv_TGK = temporary.dv_TGK,
-                      .qkv_TX = acts.qkv_TX,
-                      .cos_TR = pass.cos_TR,
-                      .sin_TR = pass.sin_TR,
-                      .dbias_accumulated_X = grads.qkv_bias_X,
-                      .q_norm_K = weights.q_norm_K,
-                      .k_norm_K = weights.k_norm_K,
-                      .dq_norm_accumulated_K = grads.q_norm_K,
-                      .dk_norm_accumulated_K = grads.k_norm_K,
-                      .eps = pass.options.rms_norm_eps});
-    spread_backward(pass, temporary.dnormed_PD, grads.qkv_XD, pass.qkv_TX, acts.normed_PD, weights.qkv_XD);
-    ops.rmsnorm_backward({.dx_TD = dx_PD,
-                          .dw_accumulated_D = grads.input_norm_D,
-                          .dy_TD = temporary.dnormed_PD,
-                          .x_TD = acts.x_PD,
-                          .w_D = weights.input_norm_D,
-                          .rstd_T = acts.rstd_P,
-                          .dresidual_TD = dx_PD});
-}
-
-}  // namespace
 
 BlockPlaces::BlockPlaces(ParamLayout const& layout, ModelOptions const& options) {
     auto const name = [](char const* part) { return fmt::format("model.layers.0.{}", part); };
@@ -148,7 +62,7 @@ void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, 
         case Recompute::attention:
             acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
             if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
-            pass.attention.allocate_inputs(acts.attention);
+            pass.attention.allocate_inputs(acts.attention, selection);
             acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
             acts.mid_rstd_P = arena.allocate("mid_rstd", pass.statistics(), {P});
             break;
@@ -181,14 +95,6 @@ std::vector<TensorView*> tensors_of(BlockActivations& acts, Recompute level) {
 void take(BlockActivations& acts, BlockActivations& from, Recompute level) {
     auto const to = tensors_of(acts, level), source = tensors_of(from, level);
     for (size_t i = 0; i < to.size(); ++i) *to[i] = *source[i];
-    AttentionTensors& local = acts.attention.local;
-    if (level == Recompute::attention) {
-        TensorView const o_THK = local.o_THK;
-        local = from.attention.local;
-        local.o_THK = o_THK;
-    }
-    bool const exchanged = local.q_THK.data != acts.attention.attended.q_THK.data;
-    if (level == Recompute::block && !exchanged) local.o_THK = acts.attention.attended.o_THK;
 }
 
 /// Every tensor that a block keeps from its forward to its backward, once.
@@ -209,9 +115,13 @@ template <class IsUsed>
 BlockActivations allocate_turns(Arena& arena, Pass const& pass, std::span<Selection const> selections, IsUsed is_used) {
     BlockActivations turns;
     for (Recompute level : kLevels) {
-        std::optional<Selection> most;  // block-sparse attention takes the most memory
+        // Inputs take the most memory where heads are exchanged, what is found where attention is block-sparse.
+        auto const takes_most = [&](Selection const& selection) {
+            return level == Recompute::attention ? pass.attention.exchanges(selection) : !is_full(selection);
+        };
+        std::optional<Selection> most;
         for (size_t layer = 0; layer < selections.size(); ++layer)
-            if (is_used(layer, level) && (!most || is_full(*most))) most = selections[layer];
+            if (is_used(layer, level) && (!most || !takes_most(*most))) most = selections[layer];
         if (most) allocate_level(arena, pass, *most, level, turns);
     }
     return turns;
@@ -247,17 +157,14 @@ std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pas
             else
                 allocate_level(arena, pass, selections[layer], level, acts);
         }
-        if (is_full(selections[layer])) acts.attention.chosen_THS = acts.attention.routing_L = {};
+        pass.attention.arrange(acts.attention, selections[layer]);
         if (layer < taking_turns) acts.kept = kept_of(acts);
     }
     return blocks;
 }
 
 BlockActivations allocate_activations(Arena& arena, Pass const& pass, std::span<Selection const> selections) {
-    auto const sparse = std::ranges::find_if_not(selections, is_full);
-    Selection const most = sparse != selections.end() ? *sparse : Selection(FullAttention{});
-    std::array const one = {most};
-    return allocate_activations(arena, pass, one, {.recompute = {Recompute::none}}).front();
+    return allocate_turns(arena, pass, selections, [](size_t, Recompute) { return true; });
 }
 
 BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
@@ -275,9 +182,9 @@ BlockGradients allocate_gradients(Arena& arena, Pass const& pass) {
 
 namespace {
 
-/// A block's forward up to the MLP. Without `attended`, what the attention found is still there.
+/// A block's forward up to the MLP. Unless it `attends`, what the attention found is still there.
 void up_to_mlp(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
-               Selection const* attended) {
+               Selection const& selection, bool attends) {
     Ops& ops = pass.ops;
     bool const first = previous_PD.empty();
     ops.rmsnorm_forward({.y_TD = acts.normed_PD,
@@ -287,7 +194,7 @@ void up_to_mlp(Pass const& pass, BlockTensors const& weights, BlockActivations c
                          .eps = pass.options.rms_norm_eps,
                          .residual_TD = first ? ConstView() : ConstView(pass.branch_PD),
                          .sum_TD = first ? TensorView() : acts.x_PD});
-    attention_forward(pass, weights, acts, attended);
+    attention_forward(pass, weights, acts, selection, attends);
     ops.rmsnorm_forward({.y_TD = acts.mid_normed_PD,
                          .rstd_T = acts.mid_rstd_P,
                          .x_TD = acts.x_PD,
@@ -297,15 +204,15 @@ void up_to_mlp(Pass const& pass, BlockTensors const& weights, BlockActivations c
                          .sum_TD = acts.mid_PD});
 }
 
-/// Computes again what was dropped, up to the MLP.
+/// Computes again what was dropped, up to the MLP; begins what attention's backward needs from other ranks.
 void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
                Selection const& selection) {
     Ops& ops = pass.ops;
     Recompute const dropped = acts.recompute;
-    if (dropped == Recompute::none) return;
-    if (dropped >= Recompute::attention) {
-        up_to_mlp(pass, weights, acts, {}, dropped == Recompute::block ? &selection : nullptr);
-    } else {
+    if (dropped >= Recompute::attention)
+        return up_to_mlp(pass, weights, acts, {}, selection, /*attends=*/dropped == Recompute::block);
+    pass.attention.begin(acts.attention, selection);
+    if (dropped >= Recompute::elementwise) {
         auto const norm = [&](TensorView y_PD, TensorView rstd_P, ConstView x_PD, ConstView w_D) {
             ops.rmsnorm_forward(
                 {.y_TD = y_PD, .rstd_T = rstd_P, .x_TD = x_PD, .w_D = w_D, .eps = pass.options.rms_norm_eps});
@@ -359,7 +266,7 @@ void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors c
 
 void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
                    Selection const& selection) {
-    up_to_mlp(pass, weights, acts, previous_PD, &selection);
+    up_to_mlp(pass, weights, acts, previous_PD, selection, /*attends=*/true);
     each_mlp_chunk(pass, acts, [&](MlpChunk const& chunk) {
         spread(pass, chunk.gate_up_C2F, chunk.mid_normed_PD, weights.gate_up_2FD);
         pass.ops.swiglu_forward(chunk.y_CF, chunk.gate_up_C2F);

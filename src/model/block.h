@@ -83,7 +83,8 @@ struct BlockActivations {
 /// it keeps under offload in one of two slots (model/offload.h).
 std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pass,
                                                    std::span<Selection const> selections, MemoryPolicy const& policy);
-/// Of one block at a time, for passes without a backward: they suit every one of these layers.
+/// Memory of one block at a time, for passes without a backward. It suits every one of these layers, for which
+/// ContextAttention::arrange() makes its views.
 BlockActivations allocate_activations(Arena& arena, Pass const& pass, std::span<Selection const> selections);
 
 /// Reads the stream as `previous_PD` + pass.branch_PD and writes that sum to acts.x_PD; for the first block

@@ -41,7 +41,7 @@ void attend_past(AttentionActivations& acts, KvCache const& cache, int64_t layer
 LocalBatch Llama::Impl::share(Batch const& batch, std::span<Selection const> selections) const {
     check_batch(batch, selections, options);
     // MoBA's blocks are long stretches of neighbours, so only full attention is better balanced as zigzag.
-    bool const zigzag = context_mode == ContextMode::allgather && batch.tokens() % (2 * mesh.shape().cp) == 0 &&
+    bool const zigzag = context_modes.full == ContextMode::allgather && batch.tokens() % (2 * mesh.shape().cp) == 0 &&
                         std::ranges::all_of(selections, is_full);
     LocalBatch local(batch, ContextShard(batch.tokens(), mesh.shape().cp, mesh.cp_rank(), zigzag));
     if (local.batch().tokens() % mesh.shape().tp != 0)
@@ -83,7 +83,7 @@ int64_t Llama::Impl::mlp_rows(int64_t tokens) const {
     return policy.mlp_chunk == 0 ? part : std::clamp<int64_t>(policy.mlp_chunk / tp, 1, part);
 }
 
-Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
+Pass Llama::Impl::begin(Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const {
     LocalBatch const& local = inputs.local;
     Batch const& batch = local.batch();
     int64_t const T = batch.tokens(), R = options.head_size() / 2;
@@ -94,7 +94,8 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
               .options = options,
               .mesh = mesh,
               .stream = {ops, mesh.tp(), whole_TD},
-              .attention = {ops, mesh.cp(), context_mode, local.shard(), attention_problem(inputs), arena},
+              .attention = {ops, mesh.cp(), modes_of_layers(context_modes, selections), local.shard(),
+                            attention_problem(inputs), arena},
               .tokens = T,
               .mlp_rows = mlp_rows(T)};
     pass.cos_TR = arena.allocate("cos", pass.statistics(), {T, R});
@@ -109,7 +110,7 @@ Pass Llama::Impl::begin(Inputs const& inputs, Arena& arena) const {
 Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& inputs,
                                           std::span<Selection const> selections, Arena& arena,
                                           MemoryPolicy const* kept) const {
-    Forward state{.pass = begin(inputs, arena)};
+    Forward state{.pass = begin(inputs, selections, arena)};
     Pass const& pass = state.pass;
     state.x_PD = arena.allocate("final x", pass.compute(), {pass.part(), options.hidden_size});
     state.rstd_P = arena.allocate("final rstd", pass.statistics(), {pass.part()});
@@ -122,6 +123,7 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
     ConstView previous_PD;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
         BlockActivations acts = state.blocks[kept == nullptr ? 0 : layer];
+        if (kept == nullptr) pass.attention.arrange(acts.attention, selections[layer]);
         if (kept == &policy) offload->begin_forward(layer);
         if (inputs.past != nullptr) attend_past(acts.attention, *inputs.past, static_cast<int64_t>(layer));
         if (layer == 0) {
@@ -186,7 +188,7 @@ Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const&
                      .policy = complete(std::move(policy), options.num_hidden_layers),
                      .offload = std::make_unique<Offload>(ops.device()),
                      .rope = make_rope(options),
-                     .context_mode = resolve_context_mode(mesh.context_mode(), mesh.shape(), options.kv_heads()).mode,
+                     .context_modes = resolve_context_modes(mesh.context_mode(), mesh.shape(), options.kv_heads()),
                      .embedding = layout.place(kEmbedding),
                      .final_norm = layout.place(kFinalNorm),
                      .lm_head = options.tie_word_embeddings ? UnitPlace() : layout.place(kClassifier),

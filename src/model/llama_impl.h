@@ -69,7 +69,7 @@ struct Llama::Impl {
     MemoryPolicy policy;  ///< with a level for every layer
     std::unique_ptr<Offload> offload;
     Rope rope;
-    ContextMode context_mode;
+    ContextModes context_modes;
     // Where parameters are in the memory of their units.
     UnitPlace embedding, final_norm, lm_head;
     BlockPlaces block;
@@ -130,7 +130,7 @@ struct Llama::Impl {
     std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                        int64_t token, Arena& arena) const;
     int64_t mlp_rows(int64_t tokens) const;
-    Pass begin(Inputs const& inputs, Arena& arena) const;
+    Pass begin(Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const;
     Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
                     MemoryPolicy const* kept = nullptr) const;
     void normalise(Needed const& of_head, Forward const& state) const;
@@ -138,7 +138,7 @@ struct Llama::Impl {
                   std::span<Selection const> selections) const;
     void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;
-    std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts,
+    std::vector<int32_t> count_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,
                                        BlockChoices const& of) const;
 };
 

@@ -76,7 +76,7 @@ std::vector<float> host_floats(Ops& ops, ConstView values) {
 
 /// Of every token and block of its document, the heads that chose it: heads and tokens of all ranks added up.
 std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts,
-                                                BlockChoices const& of) const {
+                                                Selection const& selection, BlockChoices const& of) const {
     TensorView const chosen_THS = acts.chosen_THS;
     std::vector<int32_t> chosen(static_cast<size_t>(chosen_THS.size()));
     if (!chosen.empty()) ops.download(chosen.data(), chosen_THS);
@@ -84,7 +84,7 @@ std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActiv
     std::vector<int32_t> heads_TN(static_cast<size_t>(shape.size()));
     auto const per_token = static_cast<size_t>(chosen_THS[1] * chosen_THS[2]);
     auto next = chosen.begin();
-    for (TokenRange const range : pass.attention.queries()) {
+    for (TokenRange const range : pass.attention.queries(selection)) {
         for (int64_t token = range.begin; token < range.end; ++token) {
             int32_t* const heads_N = heads_TN.data() + token * of.blocks();
             for (size_t i = 0; i < per_token; ++i, ++next)
@@ -151,7 +151,8 @@ BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<
         if (is_full(selections[layer]))
             result.add_full_layer();
         else
-            result.add_sparse_layer(impl_->count_choices(state.pass, state.blocks[layer].attention, result));
+            result.add_sparse_layer(
+                impl_->count_choices(state.pass, state.blocks[layer].attention, selections[layer], result));
     }
     return result;
 }

@@ -14,6 +14,10 @@ void expect(char const* what, ConstView view, Shape const& shape) {
 void expect_optional(char const* what, ConstView view, Shape const& shape) {
     if (!view.empty()) expect(what, view, shape);
 }
+/// Of no heads there may be no memory.
+void expect_heads(char const* what, ConstView view, Shape const& shape) {
+    if (shape[1] > 0 || view.shape != shape) expect(what, view, shape);
+}
 void expect_rank(char const* what, ConstView view, int rank) {
     PERIGEE_CHECK(view.shape.rank() == rank, "{} is {}, expected {} dimensions", what, view.shape.str(), rank);
 }
@@ -122,8 +126,9 @@ void check(QkvForward const& args) {
     expect_rank("k", args.k_TGK, 3);
     int64_t const tokens = args.q_THK[0], heads = args.q_THK[1], kv_heads = args.k_TGK[1], size = args.q_THK[2];
     int64_t const width = (heads + 2 * kv_heads) * size;
-    expect("k", args.k_TGK, {tokens, kv_heads, size});
-    expect("v", args.v_TGK, {tokens, kv_heads, size});
+    expect_heads("q", args.q_THK, {tokens, heads, size});
+    expect_heads("k", args.k_TGK, {tokens, kv_heads, size});
+    expect_heads("v", args.v_TGK, {tokens, kv_heads, size});
     expect("qkv", args.qkv_TX, {tokens, width});
     expect("cos", args.cos_TR, {tokens, size / 2});
     expect("sin", args.sin_TR, {tokens, size / 2});
@@ -137,8 +142,9 @@ void check(QkvBackward const& args) {
     expect_rank("dk", args.dk_TGK, 3);
     int64_t const tokens = args.dq_THK[0], heads = args.dq_THK[1], kv_heads = args.dk_TGK[1], size = args.dq_THK[2];
     int64_t const width = (heads + 2 * kv_heads) * size;
-    expect("dk", args.dk_TGK, {tokens, kv_heads, size});
-    expect("dv", args.dv_TGK, {tokens, kv_heads, size});
+    expect_heads("dq", args.dq_THK, {tokens, heads, size});
+    expect_heads("dk", args.dk_TGK, {tokens, kv_heads, size});
+    expect_heads("dv", args.dv_TGK, {tokens, kv_heads, size});
     expect("dqkv", args.dqkv_TX, {tokens, width});
     expect("cos", args.cos_TR, {tokens, size / 2});
     expect("sin", args.sin_TR, {tokens, size / 2});

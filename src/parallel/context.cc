@@ -1,10 +1,11 @@
 #include "parallel/context.h"
 
+#include <algorithm>
 #include <type_traits>
 
 namespace perigee {
 
-ContextChoice resolve_context_mode(ContextMode wanted, MeshShape const& shape, int64_t kv_heads) {
+ContextModes resolve_context_modes(ContextMode wanted, MeshShape const& shape, int64_t kv_heads) {
     int64_t const heads = kv_heads / shape.tp;
     bool const fits = heads % shape.cp == 0;
     if (wanted == ContextMode::ulysses && !fits) {
@@ -13,10 +14,14 @@ ContextChoice resolve_context_mode(ContextMode wanted, MeshShape const& shape, i
              "not a multiple of parallel.context = {}; allgather has no such limit",
              heads, kv_heads, shape.tp, shape.cp);
     }
-    if (wanted != ContextMode::automatic) return {wanted, "parallel.context_mode asks for it"};
-    return {fits ? ContextMode::ulysses : ContextMode::allgather,
-            fmt::format("the {} key/value heads of a rank {} by parallel.context = {}", heads,
-                        fits ? "divide" : "do not divide", shape.cp)};
+    if (wanted != ContextMode::automatic) return {wanted, wanted};
+    return {fits ? ContextMode::ulysses : ContextMode::allgather, ContextMode::allgather};
+}
+
+ContextModes modes_of_layers(ContextModes modes, std::span<Selection const> selections) {
+    if (std::ranges::all_of(selections, is_full)) modes.sparse = modes.full;
+    if (std::ranges::none_of(selections, is_full)) modes.full = modes.sparse;
+    return modes;
 }
 
 ContextShard::ContextShard(int64_t pack_tokens, int ranks, int rank, bool zigzag)

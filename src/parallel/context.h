@@ -2,12 +2,13 @@
 // made of local operations and a few collectives. Ulysses (Jacobs et al., arXiv 2309.14509) exchanges heads for tokens:
 // each rank attends all tokens with H / cp heads. Allgather leaves the queries where they are and collects all keys and
 // values. Neither ever sends queries to the owners of keys, where a block that everybody chooses would be a hot spot.
-// MoBA runs unchanged inside both.
+// MoBA runs unchanged inside both. Full and block-sparse layers of one model may differ in their mode: the shards of
+// tokens are the same, and what a layer keeps has as many elements in either.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "comm/comm.h"
@@ -18,13 +19,19 @@
 
 namespace perigee {
 
-/// The mode for a model with this many key/value heads; never `automatic`.
-struct ContextChoice {
-    ContextMode mode = ContextMode::ulysses;
-    std::string reason;  ///< a sentence for the user
+/// The mode of each kind of layer; never `automatic`.
+struct ContextModes {
+    ContextMode full = ContextMode::ulysses;
+    ContextMode sparse = ContextMode::allgather;  ///< of block-sparse layers
+    ContextMode of(Selection const& selection) const { return is_full(selection) ? full : sparse; }
+    bool operator==(ContextModes const&) const = default;
 };
-/// Throws Category::config, naming both numbers, where ulysses is demanded and the heads do not divide.
-ContextChoice resolve_context_mode(ContextMode wanted, MeshShape const& shape, int64_t kv_heads);
+/// For a model with this many key/value heads. Throws Category::config, naming both numbers, where ulysses is demanded
+/// and the heads do not divide. `automatic` takes ulysses for full layers where they divide, and allgather otherwise:
+/// contiguous shards are no equal parts of a causal triangle, but block-sparse queries have the same number of keys.
+ContextModes resolve_context_modes(ContextMode wanted, MeshShape const& shape, int64_t kv_heads);
+/// The same where the layers of a pass are all of one kind: its mode for both.
+ContextModes modes_of_layers(ContextModes modes, std::span<Selection const> selections);
 
 /// Tokens [begin, end) of a pack.
 struct TokenRange {
@@ -88,8 +95,11 @@ struct AttentionActivations {
     TensorView routing_L;       ///< likewise, where Ops has use for them and the queries are one range
 };
 
+class KeyGather;
+
 /// Attention over the pack of one pass, for queries, keys and values of the rank's own tokens. On one rank these are
 /// the plain operations on the caller's tensors, without a copy. Collectives: every rank of `cp` makes the same calls.
+/// They run on a lane of their own; gathers beside what the caller queues between begin() and the call that needs them.
 ///
 /// Elements a rank sends, per layer, for Tl local tokens (a share of 1 / cp of which stays on the rank):
 ///   ulysses    forward Tl (2H + 2G) K, backward the same; one exchange each way
@@ -100,25 +110,36 @@ class ContextAttention {
     /// Takes from `arena`, for as long as the pass lasts, what layers share. With ulysses the local q, k and v are
     /// shared: after forward() they are free. The shard may be zigzag only with allgather and where all layers are
     /// full.
-    ContextAttention(Ops& ops, Comm& cp, ContextMode mode, ContextShard const& shard, AttentionProblem const& problem,
+    ContextAttention(Ops& ops, Comm& cp, ContextModes modes, ContextShard const& shard, AttentionProblem const& problem,
                      Arena& arena);
 
-    /// A layer's activations. Those of a block-sparse layer also serve full attention.
+    /// A layer's activations.
     AttentionActivations allocate(Selection const& selection) const;
-    /// The same in two parts: what the caller can compute again, and what the attention found (attended.o, lse, chosen,
-    /// routing).
-    void allocate_inputs(AttentionActivations& acts) const;
+    /// Their memory in two parts: what the caller can compute again, and what the attention found (attended.o, lse,
+    /// chosen, routing).
+    void allocate_inputs(AttentionActivations& acts, Selection const& selection) const;
     void allocate_found(AttentionActivations& acts, Selection const& selection) const;
+    /// Views of such memory as the layer has them. It may have been allocated for another kind of layer: the inputs for
+    /// one that exchanges() if any of its users does, the rest for a block-sparse one likewise.
+    void arrange(AttentionActivations& acts, Selection const& selection) const;
 
+    /// Whether such a layer exchanges heads for tokens, or gathers keys and values; on one rank neither.
+    bool exchanges(Selection const& selection) const { return shares(selection, ContextMode::ulysses); }
+    bool gathers(Selection const& selection) const { return shares(selection, ContextMode::allgather); }
+
+    /// k and v of acts.local are written: their gathers begin. Needed before forward(), and before backward() unless
+    /// forward() or restore() came last.
+    void begin(AttentionActivations const& acts, Selection const& selection) const;
     /// Reads q, k and v of acts.local; writes the rest.
     void forward(AttentionActivations const& acts, Selection const& selection) const;
     /// The same where what the attention found is still there: attends nothing again.
-    void restore(AttentionActivations const& acts) const;
+    void restore(AttentionActivations const& acts, Selection const& selection) const;
 
     /// Ranges of the pack that the attended queries cover, in their order.
-    std::vector<TokenRange> queries() const;
+    std::vector<TokenRange> queries(Selection const& selection) const;
 
-    /// Gradients of the local tokens: overwrites dq, dk and dv from do.
+    /// Gradients of the local tokens: overwrites dq, dk and dv from do. What is queued before end_backward() finds dq
+    /// alone.
     struct Gradients {
         TensorView dq_THK;
         TensorView dk_TGK;
@@ -126,25 +147,34 @@ class ContextAttention {
         ConstView do_THK;
     };
     void backward(Gradients const& grads, AttentionActivations const& acts, Selection const& selection) const;
+    void end_backward(Selection const& selection) const;
 
   private:
+    bool shares(Selection const& selection, ContextMode mode) const {
+        return cp_->size() > 1 && modes_.of(selection) == mode;
+    }
+    int64_t attended_tokens(Selection const& selection) const;
+    /// 1 / this of the heads are attended on this rank.
+    int64_t parts(Selection const& selection) const { return exchanges(selection) ? cp_->size() : 1; }
     /// Number of the first attended query head among all of the model.
-    int64_t first_head(AttentionActivations const& acts) const;
+    int64_t first_head(AttentionActivations const& acts, Selection const& selection) const;
     /// What rows [begin, end) of the attended queries attend.
     static Attended attended(AttentionActivations const& acts, Selection const& selection, int64_t begin, int64_t end);
-    bool exchanges() const { return cp_->size() > 1 && mode_ == ContextMode::ulysses; }
-    bool gathers() const { return cp_->size() > 1 && mode_ == ContextMode::allgather; }
+    void select(AttentionActivations const& acts, ConstView k_TGK, Selection const& selection) const;
+    void to_heads(AttentionActivations const& acts) const;
 
     /// q, k and v for this many tokens and 1 / `parts` of the heads.
     AttentionTensors allocate_qkv(int64_t tokens, int64_t parts) const;
-    TensorView allocate_heads(char const* name, int64_t tokens, int64_t heads) const;
+    TensorView allocate_heads(char const* name, int64_t tokens, int64_t heads, Use use = Use::activations) const;
+
     Ops* ops_;
     Comm* cp_;
-    ContextMode mode_;
+    ContextModes modes_;
     ContextShard shard_;
     AttentionProblem problem_;
     Arena* arena_;
-    AttentionTensors shared_ = {};  ///< ulysses: q, k and v of the local tokens
+    AttentionTensors shared_ = {};         ///< ulysses: q, k and v of the local tokens
+    std::shared_ptr<KeyGather> gathered_;  ///< allgather: keys and values of the layer at work
 };
 
 }  // namespace perigee

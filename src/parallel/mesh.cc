@@ -11,8 +11,9 @@ void describe(Schema& schema, ParallelOptions& options) {
     schema.choice(
         "context_mode", options.context_mode,
         {{"auto", ContextMode::automatic}, {"ulysses", ContextMode::ulysses}, {"allgather", ContextMode::allgather}},
-        "how context-parallel ranks share attention: ulysses exchanges heads for tokens, allgather collects "
-        "all keys and values; auto takes ulysses where the key/value heads of a rank divide by `context`");
+        "how context-parallel ranks share attention: ulysses exchanges heads for tokens, allgather collects all keys "
+        "and values; auto takes allgather for block-sparse layers, and for full ones ulysses where the key/value heads "
+        "of a rank divide by `context`");
     schema.choice(
         "shard", options.shard,
         {{"auto", ShardStage::automatic},

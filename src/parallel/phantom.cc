@@ -119,38 +119,38 @@ class Phantom::Group final : public Comm {
 
   protected:
     void queue_all_reduce(Queue& queue, TensorView x, Reduce op) override {
-        play(queue, Collective::all_reduce, x, x.bytes(), [&] {
+        play(queue, Collective::all_reduce, x, x.bytes(), [&](Queue&) {
             if (op == Reduce::sum && adds_activations()) scale(x, size());
         });
     }
     void queue_all_gather(Queue& queue, TensorView all, ConstView part) override {
-        play(queue, Collective::all_gather, all, part.bytes(), [&] {
-            copy(queue, all.data + rank() * part.bytes(), part);
+        play(queue, Collective::all_gather, all, part.bytes(), [&](Queue& worker) {
+            copy(worker, all.data + rank() * part.bytes(), part);
             if (axis() == Axis::data_context) return;  // weights, which lie there already
             for (int r = 0; r < size(); ++r)
                 if (r != rank())
-                    receive(queue, TensorView(all.data + r * part.bytes(), part.dtype, part.shape), part, r);
+                    receive(worker, TensorView(all.data + r * part.bytes(), part.dtype, part.shape), part, r);
         });
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
         // As ranks on the CPU, which sum there before they overwrite what they have read.
         if (is_inside(part, all) && queue.device().is_host()) queue.workspace(static_cast<size_t>(part.bytes()));
-        play(queue, Collective::reduce_scatter, all, all.bytes(), [&] {
-            copy(queue, part.data, ConstView(all.data + rank() * part.bytes(), part.dtype, part.shape));
+        play(queue, Collective::reduce_scatter, all, all.bytes(), [&](Queue& worker) {
+            copy(worker, part.data, ConstView(all.data + rank() * part.bytes(), part.dtype, part.shape));
             if (adds_activations()) scale(part, std::sqrt(size()));
         });
     }
     void queue_all_to_all(Queue& queue, TensorView to, ConstView from) override {
-        play(queue, Collective::all_to_all, from, from.bytes(), [&] {
+        play(queue, Collective::all_to_all, from, from.bytes(), [&](Queue& worker) {
             int64_t const bytes = from.bytes() / size();
             Shape const shape{from.size() / size()};
             ConstView const own(from.data + rank() * bytes, from.dtype, shape);
             for (int r = 0; r < size(); ++r) {
                 TensorView const part(to.data + r * bytes, to.dtype, shape);
                 if (r == rank())
-                    copy(queue, part.data, own);
+                    copy(worker, part.data, own);
                 else
-                    receive(queue, part, own, r);
+                    receive(worker, part, own, r);
             }
         });
     }
@@ -158,15 +158,24 @@ class Phantom::Group final : public Comm {
         fail(Category::internal, "a phantom exchanges no messages");
     }
     void queue_broadcast(Queue& queue, TensorView x, int) override {
-        play(queue, Collective::broadcast, x, x.bytes(), [] {});
+        play(queue, Collective::broadcast, x, x.bytes(), [](Queue&) {});
     }
 
   private:
     bool adds_activations() const { return axis() != Axis::data_context; }
 
+    /// What a lane sends comes from the compute queue, and what it receives into is free there, so what is made up of
+    /// activations is made there: the compute queue waits for nothing that a lane still plays.
+    void make_up(Queue& queue, std::function<void(Queue&)> const& work) const {
+        Queue& compute = queue.device().queue();
+        bool const beside = adds_activations() && &queue != &compute;
+        work(beside ? compute : queue);
+        if (beside) queue.wait(compute.record());
+    }
+
     /// `work` on this queue, for as long as a link would take.
     void play(Queue& queue, Collective collective, ConstView moved, int64_t brought,
-              std::function<void()> const& work) {
+              std::function<void(Queue&)> const& work) {
         double const bytes = ring_bytes(collective, brought, size()), rate = phantom_->options_.bytes_per_second;
         double const seconds = rate > 0 ? phantom_->options_.latency + bytes / rate : 0;
         PhantomSent& sent = phantom_->sent_[{axis(), collective}];
@@ -175,7 +184,7 @@ class Phantom::Group final : public Comm {
         sent.seconds += seconds;
         if (phantom_->pace_) phantom_->pace_->begin(queue);
         if (phantom_->options_.traffic) move(queue, moved, static_cast<int64_t>(bytes));
-        work();
+        make_up(queue, work);
         if (phantom_->pace_) phantom_->pace_->end(queue, seconds);
     }
 
@@ -195,15 +204,6 @@ class Phantom::Group final : public Comm {
         if (to != from.data && from.bytes() > 0) queue.copy(to, from.data, static_cast<size_t>(from.bytes()));
     }
 
-    /// Operations, which are queued in the compute queue, as a part of what this queue does.
-    static void compute(Queue& queue, auto&& operations) {
-        Queue& of_operations = queue.device().queue();
-        bool const beside = &queue != &of_operations;
-        if (beside) of_operations.wait(queue.record());
-        operations();
-        if (beside) queue.wait(of_operations.record());
-    }
-
     void scale(TensorView x, double factor) {
         if (x.dtype != phantom_->ops_->compute_dtype() && x.dtype != phantom_->ops_->main_dtype()) return;
         phantom_->ops_->scale(x, factor);
@@ -214,16 +214,14 @@ class Phantom::Group final : public Comm {
         if (own.dtype != phantom_->ops_->compute_dtype() || own.size() == 0) return copy(queue, to.data, own);
         auto const [run, width, period] = rows_of(own);
         ConstView const numbers = phantom_->order(run / width, period, sender);
-        compute(queue, [&] {
-            TensorView const flat_to = to.reshape({to.size()});
-            ConstView const flat_own = own.reshape({own.size()});
-            Shape const shape{run / width, width};
-            for (int64_t begin = 0; begin < own.size(); begin += run)
-                phantom_->ops_->embedding_forward({.x_TD = flat_to.rows(begin, begin + run).reshape(shape),
-                                                   .ids_T = numbers,
-                                                   .table_VD = flat_own.rows(begin, begin + run).reshape(shape),
-                                                   .vocab_begin = 0});
-        });
+        TensorView const flat_to = to.reshape({to.size()});
+        ConstView const flat_own = own.reshape({own.size()});
+        Shape const shape{run / width, width};
+        for (int64_t begin = 0; begin < own.size(); begin += run)
+            phantom_->ops_->embedding_forward({.x_TD = flat_to.rows(begin, begin + run).reshape(shape),
+                                               .ids_T = numbers,
+                                               .table_VD = flat_own.rows(begin, begin + run).reshape(shape),
+                                               .vocab_begin = 0});
     }
 
     /// Elements that are alike, in rows that may change places with those a multiple of `period` away.

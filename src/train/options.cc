@@ -160,7 +160,7 @@ int check_layout(RunOptions const& options, int world_size, Sentences& out) {
     }
     try {
         MeshShape const shape = resolve_mesh(parallel, world_size);
-        resolve_context_mode(parallel.context_mode, shape, model.kv_heads());
+        resolve_context_modes(parallel.context_mode, shape, model.kv_heads());
         return shape.dp;
     } catch (Error const& error) {
         out.add("{}", error.what());

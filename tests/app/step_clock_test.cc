@@ -204,6 +204,34 @@ TEST(StepClock, ExposedTimeOfTheContextAxisIsItsBytesOverTheLink) {
     EXPECT_NEAR(cost.time.exposed.at("context"), static_cast<double>(sent.calls) * 20e-6 + sent.bytes / 344e9, 1e-9);
 }
 
+/// Of Llama 8B on 4 GPUs that share a sequence, the last three layers full.
+StepTime of_shared_sequence(std::vector<std::string> overrides) {
+    DeviceRates const rates = h200();
+    for (char const* const more :
+         {"parallel.context=4", "train.global_batch_size=1", "parallel.shard=weights", "attention.kind=moba"})
+        overrides.emplace_back(more);
+    return step_cost(of_file("llama_8b", overrides), 4, &rates).time;
+}
+
+TEST(StepClock, BlockSparseLayersHideWhatTheyGather) {
+    std::vector<std::string> const at_128k = {"data.sequence_length=131072", "train.recompute=mlp*10, elementwise"};
+    auto const with_mode = [&](std::string const& mode) {
+        auto overrides = at_128k;
+        overrides.push_back("parallel.context_mode=" + mode);
+        return of_shared_sequence(overrides);
+    };
+    StepTime const mixed = with_mode("auto"), ulysses = with_mode("ulysses"), gathered = with_mode("allgather");
+    EXPECT_LT(mixed.exposed.at("context"), 0.1 * ulysses.exposed.at("context")) << "of 3 full layers of 32";
+    EXPECT_LT(131072 / ulysses.step / 4, 9000);
+    EXPECT_GT(131072 / mixed.step / 4, 9200);
+    EXPECT_GT(gathered.attention, 1.2 * mixed.attention) << "the last rank has most of the full layers' triangles";
+    EXPECT_NEAR(mixed.attention, ulysses.attention, 0.03 * ulysses.attention) << "and little more of block-sparse ones";
+    StepTime const million = of_shared_sequence({"data.sequence_length=1048576", "train.mlp_chunk=8192",
+                                                 "train.offload=16", "train.recompute=block*29, attention*3"});
+    EXPECT_LT(million.step, 75);
+    EXPECT_LT(million.exposed.at("context"), 0.01 * million.step);
+}
+
 TEST(StepClock, MicroBatchesAddUp) {
     DeviceRates const rates = h200();
     auto const step = [&](int samples) {

@@ -42,7 +42,12 @@ void qkv_case(Lab& lab, Heads const& n, Parts parts) {
     TensorView const qkv = lab.compute(n.projection(), random_sixteenths(n.projection().size(), 31));
     TensorView const bias = parts.bias ? lab.compute(row, random_sixteenths(row[0], 32)) : TensorView();
     TensorView const q_norm = weights(parts.q_norm, 33), k_norm = weights(parts.k_norm, 34);
-    TensorView const q = lab.compute(n.query()), k = lab.compute(n.key()), v = lab.compute(n.key());
+    // Of no heads there is no memory.
+    auto const heads = [&](Shape const& shape, uint64_t seed) {
+        if (shape.size() == 0) return TensorView(nullptr, lab.ops.compute_dtype(), shape);
+        return seed == 0 ? lab.compute(shape) : lab.compute(shape, random_bf16(shape.size(), seed));
+    };
+    TensorView const q = heads(n.query(), 0), k = heads(n.key(), 0), v = heads(n.key(), 0);
     lab.ops.qkv_forward({.q_THK = q,
                          .k_TGK = k,
                          .v_TGK = v,
@@ -53,7 +58,8 @@ void qkv_case(Lab& lab, Heads const& n, Parts parts) {
                          .q_norm_K = q_norm,
                          .k_norm_K = k_norm,
                          .eps = kEps});
-    for (auto const& [name, view] : {std::pair("q", q), {"k", k}, {"v", v}, {"qkv", qkv}}) lab.result(name, view);
+    for (auto const& [name, view] : {std::pair("q", q), {"k", k}, {"v", v}, {"qkv", qkv}})
+        if (!view.empty()) lab.result(name, view);
 
     auto const sums = [&](bool on, Shape const& shape, uint64_t seed) {
         return on ? lab.main(shape, random_bf16(shape[0], seed)) : TensorView();
@@ -61,9 +67,9 @@ void qkv_case(Lab& lab, Heads const& n, Parts parts) {
     TensorView const dqkv = lab.compute(n.projection()), dbias = sums(parts.bias, row, 35);
     TensorView const dq_norm = sums(parts.q_norm, head, 36), dk_norm = sums(parts.k_norm, head, 37);
     lab.ops.qkv_backward({.dqkv_TX = dqkv,
-                          .dq_THK = lab.compute(n.query(), random_bf16(n.query().size(), 38)),
-                          .dk_TGK = lab.compute(n.key(), random_bf16(n.key().size(), 39)),
-                          .dv_TGK = lab.compute(n.key(), random_bf16(n.key().size(), 40)),
+                          .dq_THK = heads(n.query(), 38),
+                          .dk_TGK = heads(n.key(), 39),
+                          .dv_TGK = heads(n.key(), 40),
                           .qkv_TX = parts.q_norm || parts.k_norm ? qkv : TensorView(),
                           .cos_TR = cos,
                           .sin_TR = sin,
@@ -95,6 +101,17 @@ TEST_F(GpuQkv, MatchesTheHostForEveryKindOfHead) {
 TEST_F(GpuQkv, NormalisesOnlyTheQueriesOrOnlyTheKeys) {
     for (Parts const parts : {Parts{.q_norm = true}, Parts{.k_norm = true}})
         compare([&](Lab& lab) { qkv_case(lab, {50, 4, 2, 64}, parts); });
+}
+
+/// As where keys and values travel before the queries are projected.
+TEST_F(GpuQkv, TakesQueriesAloneAndKeysAlone) {
+    for (Heads const n : {Heads{70, 8, 0, 128}, Heads{70, 0, 4, 128}, Heads{33, 5, 0, 64}, Heads{33, 0, 3, 96}})
+        for (bool const bias : {false, true}) {
+            bool const queries = n.heads > 0;
+            SCOPED_TRACE(fmt::format("{} + 2 x {} heads of {}, bias {}", n.heads, n.kv_heads, n.size, bias));
+            compare([&](Lab& lab) { qkv_case(lab, n, {.bias = bias}); });
+            compare([&](Lab& lab) { qkv_case(lab, n, {.bias = bias, .q_norm = queries, .k_norm = !queries}); });
+        }
 }
 
 TEST_F(GpuQkv, SaysWhichHeadIsTooWide) {

@@ -126,6 +126,41 @@ TEST(Qkv, ScoresDependOnDistanceOnly) {
     EXPECT_GT(std::abs(score(5, 2) - score(5, 3)), 1e-3);
 }
 
+/// Columns [begin, end) of each row.
+Values columns(Values const& x, int64_t rows, int64_t begin, int64_t end) {
+    int64_t const width = std::ssize(x) / rows;
+    Values result;
+    for (int64_t row = 0; row < rows; ++row)
+        result.insert(result.end(), x.begin() + row * width + begin, x.begin() + row * width + end);
+    return result;
+}
+
+TEST(Qkv, OfQueriesAloneAndOfKeysAloneIsThatOfTheWhole) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 1);
+    Heads const all{.tokens = 5, .heads = 3, .kv_heads = 2, .size = 4};
+    Heads const queries{.tokens = 5, .heads = 3, .kv_heads = 0, .size = 4};
+    Heads const keys{.tokens = 5, .heads = 0, .kv_heads = 2, .size = 4};
+    int64_t const first = 3 * 4, width = all.width(), rows = all.tokens;
+    Values const x = random_normal<double>(rows * width, 7), bias = random_normal<double>(width, 8);
+    Values const q_norm = random_normal<double>(4, 9), k_norm = random_normal<double>(4, 10);
+    Values const dy = random_normal<double>(rows * width, 11);  // dq, dk and dv one after the other
+    auto const run = [&](Heads const& n, int64_t begin, int64_t end) {
+        return qkv<float>(*ops, n, true, true,
+                          {columns(x, rows, begin, end), slice(bias, begin, end - begin), q_norm, k_norm},
+                          slice(dy, rows * begin, rows * (end - begin)));
+    };
+    OpResult const whole = run(all, 0, width), of_queries = run(queries, 0, first), of_keys = run(keys, first, width);
+    EXPECT_EQ(of_queries.y, slice(whole.y, 0, rows * first));
+    EXPECT_EQ(of_keys.y, slice(whole.y, rows * first, rows * (width - first)));
+    EXPECT_EQ(of_queries.gradients[0], columns(whole.gradients[0], rows, 0, first));
+    EXPECT_EQ(of_keys.gradients[0], columns(whole.gradients[0], rows, first, width));
+    EXPECT_EQ(of_queries.gradients[1], slice(whole.gradients[1], 0, first));
+    EXPECT_EQ(of_keys.gradients[1], slice(whole.gradients[1], first, width - first));
+    EXPECT_EQ(of_queries.gradients[2], whole.gradients[2]) << "q_norm";
+    EXPECT_EQ(of_keys.gradients[3], whole.gradients[3]) << "k_norm";
+}
+
 TEST(Qkv, WrongShapesAreNamed) {
     auto const device = make_host_device();
     auto const ops = make_host_ops(*device, 1);

@@ -95,7 +95,7 @@ TEST(ContextAttention, OfOneRankNeitherCopiesNorTalks) {
     for (auto const mode : {ContextMode::ulysses, ContextMode::allgather}) {
         Arena arena(*device);
         ContextAttention const context(
-            *ops, *world, mode, ContextShard(64, 1, 0),
+            *ops, *world, {mode, mode}, ContextShard(64, 1, 0),
             {.heads = p.heads, .kv_heads = p.kv_heads, .head_dim = p.head_dim, .scale = 1, .cu_seqlens = p.cu_seqlens},
             arena);
         AttentionActivations const acts = context.allocate(FullAttention{});
@@ -103,6 +103,7 @@ TEST(ContextAttention, OfOneRankNeitherCopiesNorTalks) {
         EXPECT_EQ(acts.attended.o_THK.data, acts.local.o_THK.data);
         int64_t const kept = arena.peak_bytes();
         for (TensorView x : {acts.local.q_THK, acts.local.k_TGK, acts.local.v_TGK}) ops->fill_zero(x);
+        context.begin(acts, FullAttention{});
         context.forward(acts, FullAttention{});
         EXPECT_EQ(arena.peak_bytes(), kept);
         auto const shared = attend_in_context<float>(p, FullAttention{}, {.ranks = 1, .mode = mode});
@@ -120,7 +121,7 @@ TEST(ContextAttention, KeepsQueriesKeysAndValuesOncePerLayer) {
         for (auto const mode : {ContextMode::ulysses, ContextMode::allgather}) {
             Arena arena(*device);
             ContextAttention const context(
-                *ops, *comm, mode, ContextShard(512, 2, comm->rank()),
+                *ops, *comm, {mode, mode}, ContextShard(512, 2, comm->rank()),
                 {.heads = p.heads, .kv_heads = p.kv_heads, .head_dim = p.head_dim, .cu_seqlens = p.cu_seqlens}, arena);
             context.allocate(FullAttention{});
             int64_t const one = arena.peak_bytes();
@@ -137,10 +138,9 @@ TEST(ContextAttention, TalksAsOftenAndAsMuchAsItSays) {
     auto const ulysses = attend_in_context<float>(p, FullAttention{}, {.ranks = 4, .mode = ContextMode::ulysses});
     auto const gather = attend_in_context<float>(p, FullAttention{}, {.ranks = 4, .mode = ContextMode::allgather});
     CommCounts const exchanged = {{"all_to_all", {2, tokens * (2 * H + 2 * G) * row, tokens * (H + 2 * G) * row, 4}}};
-    int64_t const gather_bytes = tokens * 2 * G * row;
-    CommCounts const gathered = {{"all_gather", {1, gather_bytes, gather_bytes, 4}}};
-    CommCounts const returned = {{"all_gather", {1, gather_bytes, gather_bytes, 4}},
-                                 {"reduce_scatter", {1, 4 * gather_bytes, 4 * gather_bytes, 4}}};
+    int64_t const one = tokens * G * row;  // of keys, or of values
+    CommCounts const gathered = {{"all_gather", {2, 2 * one, one, 4}}};
+    CommCounts const returned = {{"all_gather", {2, 2 * one, one, 4}}, {"reduce_scatter", {2, 8 * one, 4 * one, 4}}};
     for (size_t rank = 0; rank < 4; ++rank) {
         EXPECT_EQ(ulysses.forward[rank], exchanged);
         EXPECT_EQ(ulysses.backward[rank], exchanged);

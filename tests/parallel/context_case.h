@@ -64,7 +64,7 @@ class ContextRank {
         auto const rank = static_cast<size_t>(comm_.rank());
         CommCounts counts;
         auto const comm = make_comm_over_host(std::make_unique<CountingComm>(comm_, counts));
-        ContextAttention const context(*ops_, *comm, layout_.mode, shard_,
+        ContextAttention const context(*ops_, *comm, {layout_.mode, layout_.mode}, shard_,
                                        {.heads = p_.heads,
                                         .kv_heads = p_.kv_heads,
                                         .head_dim = p_.head_dim,
@@ -75,6 +75,7 @@ class ContextRank {
         take(acts.local.q_THK, p_.q);
         take(acts.local.k_TGK, p_.k);
         take(acts.local.v_TGK, p_.v);
+        context.begin(acts, selection_);
         context.forward(acts, selection_);
         std::swap(all.forward[rank], counts);
         give(all.y.o, acts.local.o_THK);
@@ -83,6 +84,7 @@ class ContextRank {
         // Another layer comes in between, which shares what layers share.
         AttentionActivations const next = context.allocate(selection_);
         for (TensorView x : {next.local.q_THK, next.local.k_TGK, next.local.v_TGK}) ops_->fill_zero(x);
+        context.begin(next, selection_);
         context.forward(next, selection_);
         counts.clear();
         std::vector<Real> dq(static_cast<size_t>(acts.local.q_THK.size()), std::nan("")), d_o(dq.size());
@@ -93,7 +95,9 @@ class ContextRank {
                                                 .dk_TGK = {dk.data(), acts.local.k_TGK.shape},
                                                 .dv_TGK = {dv.data(), acts.local.k_TGK.shape},
                                                 .do_THK = do_THK};
+        context.begin(acts, selection_);
         context.backward(grads, acts, selection_);
+        context.end_backward(selection_);
         std::swap(all.backward[rank], counts);
         give(all.y.dq, grads.dq_THK);
         give(all.y.dk, grads.dk_TGK);

@@ -24,24 +24,36 @@ std::string refusal(Call call) {
     return "accepted";
 }
 
-TEST(ContextMode, TakesUlyssesWhereTheHeadsOfARankDivide) {
+TEST(ContextMode, FollowsTheKindOfTheLayer) {
     auto const choose = [](int tp, int cp, int64_t kv_heads) {
-        return resolve_context_mode(ContextMode::automatic, {.cp = cp, .tp = tp}, kv_heads);
+        return resolve_context_modes(ContextMode::automatic, {.cp = cp, .tp = tp}, kv_heads);
     };
-    EXPECT_EQ(choose(1, 1, 3).mode, ContextMode::ulysses);
-    EXPECT_EQ(choose(1, 4, 8).mode, ContextMode::ulysses);
-    EXPECT_EQ(choose(2, 4, 8).mode, ContextMode::ulysses);
-    EXPECT_EQ(choose(4, 4, 8).mode, ContextMode::allgather);
-    EXPECT_EQ(choose(1, 4, 6).mode, ContextMode::allgather);
-    EXPECT_THAT(choose(2, 4, 8).reason, AllOf(HasSubstr("4 key/value heads"), HasSubstr("context = 4")));
-    EXPECT_THAT(choose(4, 4, 8).reason, AllOf(HasSubstr("2 key/value heads"), HasSubstr("do not divide")));
+    constexpr ContextModes kMixed{ContextMode::ulysses, ContextMode::allgather};
+    constexpr ContextModes kGathered{ContextMode::allgather, ContextMode::allgather};
+    EXPECT_EQ(choose(1, 1, 3), kMixed);
+    EXPECT_EQ(choose(1, 4, 8), kMixed);
+    EXPECT_EQ(choose(2, 4, 8), kMixed);
+    EXPECT_EQ(choose(4, 4, 8), kGathered) << "2 heads of a rank";
+    EXPECT_EQ(choose(1, 4, 6), kGathered);
+    EXPECT_EQ(kMixed.of(FullAttention{}), ContextMode::ulysses);
+    EXPECT_EQ(kMixed.of(MobaOptions{}), ContextMode::allgather);
+    EXPECT_EQ(kMixed.of(NearestBlocks{}), ContextMode::allgather);
+}
+
+TEST(ContextMode, IsThatOfItsOnlyKindForAPassOfOneKind) {
+    constexpr ContextModes kMixed{ContextMode::ulysses, ContextMode::allgather};
+    std::vector<Selection> const full(2, FullAttention{}), sparse(2, MobaOptions{}),
+        both = {MobaOptions{}, FullAttention{}};
+    EXPECT_EQ(modes_of_layers(kMixed, full), (ContextModes{ContextMode::ulysses, ContextMode::ulysses}));
+    EXPECT_EQ(modes_of_layers(kMixed, sparse), (ContextModes{ContextMode::allgather, ContextMode::allgather}));
+    EXPECT_EQ(modes_of_layers(kMixed, both), kMixed);
 }
 
 TEST(ContextMode, IsTheOneAskedForWhereItFits) {
     MeshShape const shape{.cp = 4, .tp = 2};
-    EXPECT_EQ(resolve_context_mode(ContextMode::allgather, shape, 8).mode, ContextMode::allgather);
-    EXPECT_EQ(resolve_context_mode(ContextMode::ulysses, shape, 8).mode, ContextMode::ulysses);
-    EXPECT_THAT(refusal([&] { resolve_context_mode(ContextMode::ulysses, shape, 4); }),
+    for (ContextMode const mode : {ContextMode::allgather, ContextMode::ulysses})
+        EXPECT_EQ(resolve_context_modes(mode, shape, 8), (ContextModes{mode, mode}));
+    EXPECT_THAT(refusal([&] { resolve_context_modes(ContextMode::ulysses, shape, 4); }),
                 AllOf(HasSubstr("2 key/value heads"), HasSubstr("parallel.context = 4")));
 }
 

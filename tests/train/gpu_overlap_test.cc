@@ -59,6 +59,14 @@ Delay random_delays(int64_t milliseconds, uint64_t seed) {
             }};
 }
 
+/// Two ranks share each sequence: keys are gathered for block-sparse layers, heads exchanged for the full one.
+RunOptions shared_sequence() {
+    RunOptions options = small(ShardStage::optimizer);
+    options.model.num_key_value_heads = 2;
+    options.parallel.context = 2;
+    return options;
+}
+
 Overlap measure(ShardStage stage, bool in_lane) {
     Delay const delay{.in_lane = in_lane, .queue = spin};
     // With `none` all sums fall into the backward of the last micro-batch, a third of the step: they can hide behind it
@@ -83,6 +91,20 @@ TEST(GpuLanes, DelaysAndShardingChangeNoLoss) {
         for (uint64_t seed = 1; seed <= 3; ++seed)
             EXPECT_EQ(losses(small(stage), random_delays(8, seed), kSteps), prompt)
                 << name_of(stage) << ", seed " << seed;
+    }
+}
+
+TEST(GpuLanes, DelaysOfKeysAndHeadsChangeNoLoss) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+    constexpr int kSteps = 4;
+    for (Recompute const level : {Recompute::none, Recompute::attention, Recompute::block}) {
+        RunOptions options = shared_sequence();
+        options.train.recompute = to_string(std::vector<Recompute>(4, level));
+        auto const prompt = losses(options, {}, kSteps);
+        EXPECT_NE(prompt.back(), prompt.front()) << "no update";
+        for (uint64_t seed = 1; seed <= 3; ++seed)
+            EXPECT_EQ(losses(options, random_delays(8, seed), kSteps), prompt)
+                << options.train.recompute << " " << seed;
     }
 }
 

@@ -52,7 +52,7 @@ TEST(GpuPartsOfPasses, BetweenCollectivesAreReplayedAndChangeNoBit) {
     std::vector<ParallelOptions> layouts;
     for (ShardStage const stage : {ShardStage::none, ShardStage::optimizer, ShardStage::gradients, ShardStage::weights})
         layouts.push_back({.shard = stage});
-    for (ContextMode const mode : {ContextMode::ulysses, ContextMode::allgather})
+    for (ContextMode const mode : {ContextMode::ulysses, ContextMode::allgather, ContextMode::automatic})
         layouts.push_back({.tensor = 2, .context = 2, .context_mode = mode, .shard = ShardStage::weights});
     layouts.push_back({.tensor = 4, .shard = ShardStage::none});
     for (ParallelOptions const& parallel : layouts) {

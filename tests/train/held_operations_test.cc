@@ -58,7 +58,7 @@ TEST(HeldOperations, GiveTheLossesOfPromptOnesInEveryLayoutAndStage) {
     std::vector<ParallelOptions> layouts;
     for (ShardStage const stage : {ShardStage::none, ShardStage::optimizer, ShardStage::gradients, ShardStage::weights})
         layouts.push_back({.shard = stage});
-    for (ContextMode const mode : {ContextMode::ulysses, ContextMode::allgather})
+    for (ContextMode const mode : {ContextMode::ulysses, ContextMode::allgather, ContextMode::automatic})
         layouts.push_back({.tensor = 2, .context = 2, .context_mode = mode, .shard = ShardStage::optimizer});
     for (ParallelOptions const& parallel : layouts) {
         SCOPED_TRACE(fmt::format("tensor {}, context {}, {} sharded", parallel.tensor, parallel.context,

@@ -65,6 +65,7 @@ struct Layout {
 std::vector<Layout> const kLayouts = {
     {2, {"parallel.context=2", "parallel.context_mode=ulysses"}},
     {2, {"parallel.context=2", "parallel.context_mode=allgather"}},
+    {2, {"parallel.context=2", "model.qk_norm=true"}},
     {2, {"parallel.context=2", "parallel.context_mode=allgather", "attention.kind=full"}},
     {2, {"parallel.tensor=2", "model.qk_norm=true", "parallel.shard=weights"}},
     {4, {"parallel.context=2", "parallel.tensor=2", "model.qkv_bias=true"}}};

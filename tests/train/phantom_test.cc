@@ -169,6 +169,7 @@ TEST(PhantomRank, ComputesTakesAndSendsWhatTheRealRankDoes) {
         {4, {"parallel.shard=weights", "model.qk_norm=true"}},
         {4, {"parallel.context=4", "parallel.context_mode=ulysses"}},
         {4, {"parallel.context=4", "parallel.context_mode=allgather", "parallel.shard=weights"}},
+        {4, {"parallel.context=4", "parallel.shard=weights", "train.recompute=block*2, attention"}},
         {4, {"parallel.context=4", "parallel.context_mode=allgather", "attention.kind=full"}},
         {2, {"parallel.tensor=2", "model.qkv_bias=true", "model.tie_word_embeddings=true"}},
         {8, {"parallel.tensor=2", "parallel.context=2", "parallel.shard=gradients"}}};
@@ -269,7 +270,7 @@ Choices choices(RunOptions options, int ranks, int rank, FlatRange queries) {
 TEST(PhantomRank, ChoosesBlocksAsOneRankDoesAtFullLength) {
     constexpr int kRanks = 4;
     constexpr int64_t kTokens = 2048, kOwn = kTokens / kRanks;
-    for (char const* const mode : {"ulysses", "allgather"}) {
+    for (char const* const mode : {"ulysses", "allgather", "auto"}) {
         RunOptions const options =
             hybrid({"parallel.context=4", fmt::format("parallel.context_mode={}", mode), "data.sequence_length=2048",
                     "attention.top_k=6", "train.global_batch_size=1", "train.micro_batch_size=1",

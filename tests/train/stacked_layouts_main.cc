@@ -42,7 +42,8 @@ struct Cell {
 
     int ranks() const { return dp * cp * tp; }
     std::string str() const {
-        char const* const context = cp == 1 ? "-" : mode == ContextMode::allgather ? "allgather" : "ulysses";
+        char const* const modes[] = {"auto", "ulysses", "allgather"};
+        char const* const context = cp == 1 ? "-" : modes[static_cast<int>(mode)];
         char const* const shards[] = {"auto", "none", "optimizer", "gradients", "weights"};
         return fmt::format("{} {} {}  {:9} {:9} {}  {}", dp, cp, tp, context, shards[static_cast<int>(shard)],
                            accumulation,
@@ -73,8 +74,13 @@ std::vector<Cell> cells() {
         }
         ++i;
     }
+    // Block-sparse layers by allgather and full ones by ulysses.
+    for (Cell const& mixed : {Cell{.cp = 2, .shard = ShardStage::weights, .comm = CommChoice::nccl},
+                              {.cp = 4, .shard = ShardStage::none, .accumulation = 4, .comm = CommChoice::mpi},
+                              {.dp = 2, .cp = 2, .tp = 2, .shard = ShardStage::gradients, .comm = CommChoice::nccl}})
+        all.push_back(mixed);
     // As a user trains: cuDNN, products by the fastest algorithm.
-    for (Cell fast : {Cell{.dp = 2}, Cell{.cp = 2, .mode = ContextMode::allgather}}) {
+    for (Cell fast : {Cell{.dp = 2}, Cell{.cp = 2, .mode = ContextMode::allgather}, Cell{.cp = 2}}) {
         fast.deterministic = false;
         all.push_back(fast);
     }
@@ -130,7 +136,8 @@ class RecordingOps final : public ObservedOps {
     void run(Operation const& operation) override {
         ObservedOps::run(operation);
         if (std::holds_alternative<EmbeddingForward>(operation)) ++batch_, layer_ = -1;
-        if (std::holds_alternative<QkvForward>(operation)) ++layer_;
+        // Keys may come apart from queries.
+        if (auto const* const qkv = std::get_if<QkvForward>(&operation); qkv && qkv->k_TGK.shape[1] > 0) ++layer_;
         if (auto const* const select = std::get_if<SelectBlocks>(&operation)) note(*select);
     }
     void repeat(std::span<int64_t const>, std::function<void()> const& body) override { body(); }

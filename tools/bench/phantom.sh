@@ -46,7 +46,8 @@ for row in "${rows[@]}"; do
             cp4_128k_dense) run "$row" $((last * 3)) cp=4 2 llama_8b "${llama_128k[@]}" ;;
             cp4_128k_moba) run "$row" $((last * 3)) cp=4 3 llama_8b "${llama_128k[@]}" attention.kind=moba ;;
             cp4_1m_moba) run "$row" $((last * 3)) cp=4 1 llama_8b data.sequence_length=1048576 \
-                train.global_batch_size=1 train.recompute=auto attention.kind=moba ;;
+                train.global_batch_size=1 train.recompute="block*29, attention*3" train.mlp_chunk=8192 \
+                train.offload=-1 attention.kind=moba ;;
             cp8_1m_qwen_dense) run "$row" $((last * 7)) cp=8 1 qwen3_8b ;;
             cp8_1m_qwen_moba) run "$row" $((last * 7)) cp=8 1 qwen3_8b attention.kind=moba ;;
             *) echo "phantom.sh: no row $row: see its first lines" >&2 && exit 2 ;;

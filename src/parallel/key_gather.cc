@@ -1,0 +1,80 @@
+#include "parallel/key_gather.h"
+
+#include <utility>
+
+namespace perigee {
+
+namespace {
+
+/// visit(range of the pack, row of its first token among the ranks' parts one after the other)
+template <class Visit>
+void each_range(ContextShard const& shard, Visit visit) {
+    int64_t row = 0;
+    for (int rank = 0; rank < shard.ranks(); ++rank)
+        for (TokenRange const range : shard.ranges(rank)) {
+            visit(range, row);
+            row += range.size();
+        }
+}
+
+}  // namespace
+
+KeyGather::KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, Arena& arena)
+    : ops_(&ops), cp_(&cp), shard_(shard) {
+    auto const allocate = [&](char const* name) {
+        return arena.allocate(name, ops.compute_dtype(), all_TGK, Use::communication);
+    };
+    keys_.all = allocate("all k"), values_.all = allocate("all v");
+    if (zigzag()) keys_.by_rank = allocate("all k by rank"), values_.by_rank = allocate("all v by rank");
+}
+
+Queue& KeyGather::lane() {
+    Queue& lane = ops_->device().lane(kContextLane);
+    lane.wait(ops_->device().queue().record());
+    return lane;
+}
+
+void KeyGather::begin(ConstView k_TGK, ConstView v_TGK) {
+    Queue& beside = lane();
+    begin(keys_, beside, k_TGK);
+    begin(values_, beside, v_TGK);
+}
+
+void KeyGather::begin(Tensor& x, Queue& lane, ConstView part) {
+    x.done = cp_->all_gather(lane, zigzag() ? x.by_rank : x.all, part);
+    x.under_way = true;
+}
+
+TensorView KeyGather::arrive(Tensor& x) {
+    if (!std::exchange(x.under_way, false)) return x.all;
+    Queue& queue = ops_->device().queue();
+    {
+        InPhase const waiting(queue, Phase::communication, static_cast<int>(cp_->axis()));
+        queue.wait(std::exchange(x.done, {}));
+    }
+    if (zigzag())
+        each_range(shard_, [&](TokenRange range, int64_t row) {
+            ops_->copy(x.all.rows(range.begin, range.end), x.by_rank.rows(row, row + range.size()));
+        });
+    return x.all;
+}
+
+void KeyGather::begin_sums(Sums const& sums) {
+    if (zigzag())
+        for (auto const& [memory, all] :
+             {std::pair(keys_.by_rank, sums.all_dk_TGK), {values_.by_rank, sums.all_dv_TGK}})
+            each_range(shard_, [&](TokenRange range, int64_t row) {
+                ops_->copy(memory.rows(row, row + range.size()), all.rows(range.begin, range.end));
+            });
+    Queue& beside = lane();
+    cp_->reduce_scatter(beside, sums.dk_TGK, zigzag() ? ConstView(keys_.by_rank) : sums.all_dk_TGK);
+    sums_ = cp_->reduce_scatter(beside, sums.dv_TGK, zigzag() ? ConstView(values_.by_rank) : sums.all_dv_TGK);
+}
+
+void KeyGather::end_sums() {
+    Queue& queue = ops_->device().queue();
+    InPhase const waiting(queue, Phase::communication, static_cast<int>(cp_->axis()));
+    queue.wait(std::exchange(sums_, {}));
+}
+
+}  // namespace perigee

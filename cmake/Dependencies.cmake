@@ -77,7 +77,8 @@ if(PERIGEE_NATIVE)
 endif()
 if(PERIGEE_SANITIZE)
     target_compile_options(perigee_flags INTERFACE
-        $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1>)
+        $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1
+            -g1>)  # lines, which is what reports need
     target_link_options(perigee_flags INTERFACE -fsanitize=address,undefined)
 endif()
 

@@ -3,7 +3,7 @@
 # Warnings are for the main compiler to judge.
 target_compile_options(perigee_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-        -fno-omit-frame-pointer -O1 -Wno-error -Wno-pass-failed>)
+        -fno-omit-frame-pointer -O1 -gline-tables-only -Wno-error -Wno-pass-failed>)
 
 # An object library: nothing refers to the hook that writes seeds.
 add_library(fuzz_support OBJECT tests/fuzz/fuzz.cc tests/support/memory_file_system.cc)

@@ -78,6 +78,9 @@ foreach(folder IN LISTS test_folders)
         add_test(NAME ${folder}/${name} COMMAND bash ${script})
         set_tests_properties(${folder}/${name} PROPERTIES TIMEOUT 600 SKIP_RETURN_CODE 77
             ENVIRONMENT "${job_environment}")
+        if(name MATCHES "^(models|resume|stop|plot|tokenize_resume|launcher|slurm|collectives|bench_links)_test$")
+            set_tests_properties(${folder}/${name} PROPERTIES COST 100)  # the longest begin first, also at the first run
+        endif()
         # Loops of many runs, and what measures seconds and so wants a quiet machine: `ctest -L long` runs them alone,
         # tests/run.sh leaves them out.
         if(name MATCHES "_loop_test$|^failure_test$")

@@ -133,14 +133,14 @@ cp_1m_moba() {
 }
 
 # --- The same on GPUs of their own and on one that is shared.
-width=512 head=64 length=1024
-[ "$device" = cuda ] || width=64 head=8 length=128
+width=512 head=64 layers=4 length=1024 batch=8 silence=4  # seconds that a step may take
+[ "$device" = cuda ] || width=64 head=8 layers=2 length=128 batch=$ranks silence=20
 cat >"$scratch/run.yaml" <<YAML
-model: {vocab_size: 512, hidden_size: $width, intermediate_size: $((2 * width)), num_hidden_layers: 4,
+model: {vocab_size: 512, hidden_size: $width, intermediate_size: $((2 * width)), num_hidden_layers: $layers,
         num_attention_heads: 16, num_key_value_heads: 8, head_dim: $head}
 attention: {kind: moba, block_size: $((length / 16)), top_k: 3, full_layers: {last: 1}}
 data: {mock_data: true, sequence_length: $length}
-train: {steps: 20, global_batch_size: 8, micro_batch_size: 1}
+train: {steps: 20, global_batch_size: $batch, micro_batch_size: 1}
 schedule: {warmup_steps: 5}
 checkpoint: {every: 0, keep_last: 0}
 device: $device
@@ -200,12 +200,12 @@ meets() {  # meets SIGNAL RANK
     local what="SIG$1 to rank $2" folder=$scratch/run_$1 before after_named after_gone sent pid
     if [ $dry = 1 ]; then echo "    $what of $ranks while it trains" && return; fi
     before=$(gpu_memory)
-    start "$ranks" "$folder" perigee train.steps=1000000 parallel.shard=weights watchdog.step_s=4
+    start "$ranks" "$folder" perigee train.steps=1000000 parallel.shard=weights watchdog.step_s=$silence
     eventually 60 steps_done "$folder" 10 || complain "$what: training does not begin"
     pid=$(rank_pid "$folder" "$2")
     kill -"$1" $pid || complain "$what: no such process"
     sent=$(seconds)
-    eventually 30 named || complain "$what: nobody is named"
+    eventually $((30 + silence)) named || complain "$what: nobody is named"
     after_named=$(since "$sent")
     eventually 30 none_left "$folder" || complain "$what: processes are left"
     after_gone=$(since "$sent")
@@ -213,7 +213,7 @@ meets() {  # meets SIGNAL RANK
     finish
     grep '^perigee: ' "$scratch/log"
     sleep 1
-    say '{"what":"%s","limit_s":4,"named":"%s","named_after_s":%s,"gone_after_s":%s,"exit":%d,"gpu_mib_before":%s,"gpu_mib_after":%s}\n' \
+    say '{"what":"%s","limit_s":'$silence',"named":"%s","named_after_s":%s,"gone_after_s":%s,"exit":%d,"gpu_mib_before":%s,"gpu_mib_after":%s}\n' \
         "$what" "$(grep '^perigee: ' "$scratch/log" | quoted)" "$after_named" "$after_gone" "$code" "$before" "$(gpu_memory)"
 }
 failures() {
@@ -232,6 +232,7 @@ limit_of() {
 }
 for section in "${sections[@]}"; do
     limit=$(limit_of "$section")
+    [ "$device" = cuda ] || limit=$((4 * limit))
     [ "$limit" -le $((seconds - SECONDS)) ] || limit=$((seconds - SECONDS))
     if [ "$limit" -lt 5 ]; then
         complain "no time is left for it"

@@ -39,7 +39,10 @@ TensorView ShardedGradients::begin(int unit) {
     if (!sharded()) return held_.rows(range.begin, range.end);
     UnitSlots::Slot& slot = slots_.take(unit);
     slot.users = 1;
-    ops_->device().queue().wait(std::exchange(slot.done, {}));
+    {
+        InPhase const waiting(ops_->device().queue(), Phase::communication, static_cast<int>(Axis::data_context));
+        ops_->device().queue().wait(std::exchange(slot.done, {}));
+    }
     add_sums(slot.view);
     FlatRange const gap = layout_->gap(unit);
     if (gap.size() > 0) ops_->fill_zero(slot.view.rows(gap.begin - range.begin, gap.end - range.begin));

@@ -29,8 +29,12 @@ class OrderedDevice::OrderedQueue final : public Queue {
         auto const* const point = static_cast<OrderedDevice::Point const*>(event.point());
         if (point == nullptr) return;
         void const* const site = __builtin_return_address(0);
-        if (point->of != this && known[point->of] < point->known.at(point->of))
+        if (point->of != this && known[point->of] < point->known.at(point->of)) {
             owner_->sites_.insert({site, name() + " for " + point->of->name()});
+            Phase const phase = owner_->phases().now();
+            if (name() == "compute" && phase != Phase::none && phase != Phase::communication)
+                owner_->uncounted_.insert(point->of->name());
+        }
         if (site == owner_->dropped_) return;
         for (auto const& [queue, of_queue] : point->known) {
             int64_t& mine = known[queue];

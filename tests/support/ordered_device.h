@@ -56,6 +56,8 @@ class OrderedDevice final : public Device {
     std::vector<Race> const& races() const { return races_; }
     /// Where a wait has ordered what was not ordered before.
     std::set<WaitSite> const& sites() const { return sites_; }
+    /// Lanes for which the compute queue has waited in another phase of a step than that of communication.
+    std::set<std::string> const& uncounted() const { return uncounted_; }
     /// When everything queued so far would be done.
     double seconds() const;
 
@@ -75,6 +77,7 @@ class OrderedDevice final : public Device {
     std::vector<std::unique_ptr<OrderedQueue>> queues_;
     std::vector<Race> races_;
     std::set<WaitSite> sites_;
+    std::set<std::string> uncounted_;
     void const* dropped_;
     double seconds_per_byte_;
     double host_seconds_ = 0;

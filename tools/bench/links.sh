@@ -43,7 +43,7 @@ fi
 [ "$ranks" -ge 2 ] || { echo "links.sh: $ranks GPU: it takes two, or --ranks N --cpu" >&2; exit 2; }
 case $out in /*) ;; *) out=$PWD/$out ;; esac
 
-export PERIGEE_SOURCE=$root PERIGEE_BIN=$bin OMP_NUM_THREADS
+export PERIGEE_SOURCE=$root PERIGEE_BIN=$bin
 source "$root/tests/support/mpi.sh"
 source "$root/tests/support/jobs.sh"
 set +e

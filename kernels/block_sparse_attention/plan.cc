@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "kernels/limits.h"
 
 namespace perigee {
 namespace {
@@ -170,7 +171,7 @@ BlockSparseShape as_full_attention(BlockSparseShape shape, int64_t longest_docum
 }
 
 std::string attention_refusal(BlockSparseShape const& s) {
-    if (s.head_dim != 32 && s.head_dim != 64 && s.head_dim != 96 && s.head_dim != 128)
+    if (!kernels::attention_takes_head(s.head_dim))
         return fmt::format("head_dim {} is not 32, 64, 96 or 128", s.head_dim);
     if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads != 0)
         return fmt::format("{} heads are no multiple of {} key/value heads", s.heads, s.kv_heads);

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/common/fragments.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/moba_gate/pool.cuh"
 
 namespace perigee {
 namespace moba_gate {
@@ -14,43 +14,17 @@ namespace {
 using namespace block_sparse;
 using namespace kernels;
 
-constexpr int kPoolLoads = 8;  // that a thread has in flight
-
-/// One block of one key/value head. Each thread sums the 8 columns of every so many rows; rows are then added in a
-/// fixed order.
+/// One block of one key/value head.
 template <int D, int kThreads>
 __global__ void __launch_bounds__(kThreads) pool_kernel(GateArgs const a) {
     start_early();
-    constexpr int kColumns = D / 8, kRows = kThreads / kColumns;
-    __shared__ float sums[kRows][D];
     Block const block = a.blocks[blockIdx.x];
     int64_t const g = blockIdx.y;
     bool const complete = block.end - block.begin == a.block_size;
-    int const thread = threadIdx.x, row = thread / kColumns, column = thread % kColumns * 8;
-    if (row < kRows) {
-        float sum[8] = {};
-        for (int begin = block.begin + row; complete && begin < block.end; begin += kPoolLoads * kRows) {
-            uint4 x[kPoolLoads];
-#pragma unroll
-            for (int i = 0; i < kPoolLoads; ++i) {
-                int const t = begin + i * kRows;
-                x[i] = t < block.end ? *reinterpret_cast<uint4 const*>(a.k + (int64_t{t} * a.kv_heads + g) * D + column)
-                                     : uint4{};
-            }
-#pragma unroll
-            for (int i = 0; i < kPoolLoads; ++i) add_to(sum, x[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[row][column + i] = sum[i];
-    }
-    __syncthreads();
-    if (thread < D / 2) {
-        float mean[2] = {};
-        for (int r = 0; r < kRows; ++r) mean[0] += sums[r][2 * thread], mean[1] += sums[r][2 * thread + 1];
-        float const size = static_cast<float>(a.block_size);
-        auto* const out = reinterpret_cast<uint32_t*>(a.centroids + (int64_t{blockIdx.x} * a.kv_heads + g) * D);
-        out[thread] = pack(mean[0] / size, mean[1] / size);
-    }
+    pool_block<D, kThreads>(
+        complete ? a.block_size : 0, a.block_size,
+        [&](int row) { return a.k + (int64_t{block.begin + row} * a.kv_heads + g) * D; },
+        a.centroids + (int64_t{blockIdx.x} * a.kv_heads + g) * D);
 }
 
 }  // namespace
@@ -99,7 +73,7 @@ void pool_centroids(Stage const& stage) {
         launch({"pool", stage.plan.blocks, args.kv_heads, kThreads, 0, stage.problem.stream, 1, true}, kernel, args);
     };
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        if (args.block_size <= 256)
+        if (pool_threads(args.block_size) == 128)
             pool.operator()<128>(pool_kernel<D, 128>);
         else
             pool.operator()<512>(pool_kernel<D, 512>);

@@ -18,6 +18,10 @@ struct MobaGatePlan {
     int64_t slots() const { return options.top_k - 1; }
 };
 
+/// The kernels that score blocks: those of shape.arch where they take the heads and options. Scores of the two kinds
+/// may differ in the last bit.
+KernelArch gate_arch(BlockSparseShape const& shape, MobaOptions const& options);
+
 /// `shape` has the options' block_size and top_k. Throws Category::internal for a shape that attention_refusal refuses.
 MobaGatePlan plan_moba_gate(BlockSparseShape const& shape, MobaOptions const& options);
 

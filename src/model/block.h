@@ -3,6 +3,7 @@
 // is this cp rank's share of the batch: only the attention knows of the others.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -64,6 +65,14 @@ struct Pass {
     int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * options.head_size(); }
 };
 
+/// A layer's cache, for the newest token of each text.
+struct Decoding {
+    CachePages pages;
+    ConstView lengths_S;  ///< int32: tokens before the newest; -1: no text
+    int64_t first_head = 0;
+    double scale = 0;
+};
+
 /// What the backward of a block reads.
 struct BlockActivations {
     Recompute recompute = Recompute::none;  ///< what this level drops is shared with other blocks
@@ -78,6 +87,7 @@ struct BlockActivations {
     TensorView gate_up_C2F;  ///< the backward leaves its gradient here
     TensorView y_CF;
     std::vector<TensorView> kept = {};  ///< under offload: all of this that the block keeps from forward to backward
+    std::optional<Decoding> decoding = {};  ///< tokens are the newest of S texts, and attend their caches
 };
 /// Activations of all blocks. What a block drops lies in memory that it shares with all others that drop it, and what
 /// it keeps under offload in one of two slots (model/offload.h).

@@ -115,6 +115,30 @@ void project_backward(Pass const& pass, ProjectionBackward const& of, Selection 
     of.input(Part::keys, /*adds=*/true);
 }
 
+/// Of the newest token of each text, over its cache.
+void attend_cache(Pass const& pass, BlockActivations const& acts, Selection const& selection) {
+    Decoding const& decoding = *acts.decoding;
+    AttentionTensors const& x = acts.attention.local;
+    pass.ops.kv_append({.pages = decoding.pages, .k_SGK = x.k_TGK, .v_SGK = x.v_TGK, .lengths_S = decoding.lengths_S});
+    auto const budget = budget_of(selection);
+    Attended attended = FullAttention{};
+    if (budget) {
+        attended = BlockSparse{.budget = *budget, .chosen_THS = acts.attention.chosen_THS};
+        pass.ops.decode_select({.chosen_SHS = acts.attention.chosen_THS,
+                                .q_SHK = x.q_THK,
+                                .pages = decoding.pages,
+                                .lengths_S = decoding.lengths_S,
+                                .selection = selection,
+                                .first_head = decoding.first_head});
+    }
+    pass.ops.decode_attend({.o_SHK = x.o_THK,
+                            .q_SHK = x.q_THK,
+                            .pages = decoding.pages,
+                            .lengths_S = decoding.lengths_S,
+                            .scale = decoding.scale,
+                            .attended = attended});
+}
+
 }  // namespace
 
 void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts,
@@ -127,7 +151,9 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
     } else {
         project(pass, weights, acts, Part::all, x_TD);
     }
-    if (attends)
+    if (acts.decoding)
+        attend_cache(pass, acts, selection);
+    else if (attends)
         pass.attention.forward(acts.attention, selection);
     else
         pass.attention.restore(acts.attention, selection);

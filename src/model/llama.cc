@@ -27,15 +27,6 @@ void check_batch(Batch const& batch, std::span<Selection const> selections, Mode
                   selections.size(), options.num_hidden_layers);
 }
 
-/// Keys and values of a layer go into the cache and are attended together with those before them.
-void attend_past(AttentionActivations& acts, KvCache const& cache, int64_t layer) {
-    int64_t const begin = cache.tokens(), end = begin + acts.local.q_THK[0];
-    acts.local.k_TGK = cache.keys(layer, begin, end);
-    acts.local.v_TGK = cache.values(layer, begin, end);
-    acts.attended.k_TGK = cache.keys(layer, 0, end);
-    acts.attended.v_TGK = cache.values(layer, 0, end);
-}
-
 }  // namespace
 
 LocalBatch Llama::Impl::share(Batch const& batch, std::span<Selection const> selections) const {
@@ -58,7 +49,7 @@ AttentionProblem Llama::Impl::attention_problem(Inputs const& inputs) const {
             .head_dim = options.head_size(),
             .scale = 1 / std::sqrt(static_cast<double>(options.head_size())),
             .cu_seqlens = inputs.cu_seqlens,
-            .past = inputs.past != nullptr ? inputs.past->tokens() : 0};
+            .past = inputs.extends_text() ? inputs.cache->tokens(inputs.text) : 0};
 }
 
 Llama::Impl::Inputs Llama::Impl::upload(LocalBatch const& local, Arena& arena) const {
@@ -125,16 +116,17 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
         BlockActivations acts = state.blocks[kept == nullptr ? 0 : layer];
         if (kept == nullptr) pass.attention.arrange(acts.attention, selections[layer]);
         if (kept == &policy) offload->begin_forward(layer);
-        if (inputs.past != nullptr) attend_past(acts.attention, *inputs.past, static_cast<int64_t>(layer));
+        auto const index = static_cast<int64_t>(layer);
+        open_cache(acts, inputs, index);
         if (layer == 0) {
             Needed const unit(weights, kEmbeddingUnit, block_unit(0));
             ops.embedding_forward(
                 {pass.stream.partial(acts.x_PD), inputs.ids_T, embedding.in(unit.memory()), vocab_begin()});
             pass.stream.add_up(acts.x_PD);
         }
-        auto const index = static_cast<int64_t>(layer);
         Needed const unit(weights, block_unit(index), next_block(index + 1));
         block_forward(pass, block.in(unit.memory()), acts, previous_PD, selections[layer]);
+        close_cache(acts, inputs, index, selections[layer]);
         previous_PD = acts.mid_PD;
         if (kept == &policy) offload->end_forward(layer, acts.kept);
     }

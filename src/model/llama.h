@@ -87,10 +87,18 @@ class Llama {
     TokenScores scores(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, int64_t allowed,
                        Arena& arena);
 
-    /// Logits that follow the text in the cache and `ids` after it, as above. The cache then holds these ids too, so
-    /// that the next call computes no token again. Of a mesh without cp.
+    // With a cache: of a mesh without cp. The block size of all block-sparse layers is the cache's.
+
+    /// Logits that follow text number `text` of the cache and `ids` after it, as above. The text then ends with these
+    /// ids, so that the next call computes no token again. Category::internal where the cache has no room for them.
     std::vector<float> next_logits(WeightUnits& weights, std::span<int32_t const> ids,
-                                   std::span<Selection const> selections, KvCache& cache, Arena& arena);
+                                   std::span<Selection const> selections, KvCache& cache, Arena& arena,
+                                   int64_t text = 0);
+
+    /// The same for one token ids[s] of each text s of the first S, by the operations of decoding: logits
+    /// [S, vocab_size]. With ids[s] = -1 the text stays as it is, and its logits mean nothing.
+    std::vector<float> decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
+                              KvCache& cache, Arena& arena);
 
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
     /// of the cp x tp group. Takes the memory of a training forward that keeps what the attention found.

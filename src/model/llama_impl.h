@@ -78,11 +78,19 @@ struct Llama::Impl {
     struct Inputs {
         LocalBatch const& local;
         std::span<int32_t const> cu_seqlens;  ///< of all that is attended
-        KvCache const* past = nullptr;        ///< of the tokens before these
+        KvCache const* cache = nullptr;       ///< of the tokens before these
+        int64_t text = 0;                     ///< there; what is computed are its next tokens
+        int64_t added = 0;                    ///< those without padding
+        TensorView k_TGK = {},
+                   v_TGK = {};      ///< of the text up to its end, for a layer, where its pages are no neighbours
+        TensorView lengths_S = {};  ///< or the newest of the first S texts: as Decoding says
         TensorView ids_T;
         TensorView positions_T;
         TensorView targets_T;
         TensorView weights_T;
+
+        bool extends_text() const { return cache != nullptr && lengths_S.empty(); }
+        bool decodes() const { return !lengths_S.empty(); }
     };
 
     /// The state of one pass after its forward.
@@ -127,12 +135,21 @@ struct Llama::Impl {
     LocalBatch share(Batch const& batch, std::span<Selection const> selections) const;
     AttentionProblem attention_problem(Inputs const& inputs) const;
     Inputs upload(LocalBatch const& local, Arena& arena) const;
+    std::vector<float> host_floats(ConstView values) const;
     std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                        int64_t token, Arena& arena) const;
     int64_t mlp_rows(int64_t tokens) const;
     Pass begin(Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const;
     Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
                     MemoryPolicy const* kept = nullptr) const;
+    // What a layer does with the cache before and after its forward.
+    void open_cache(BlockActivations& acts, Inputs const& inputs, int64_t layer) const;
+    void close_cache(BlockActivations const& acts, Inputs const& inputs, int64_t layer,
+                     Selection const& selection) const;
+    void decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
+                     TensorView logits_SV, Arena& arena) const;
+    std::vector<int32_t> take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const;
+    std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;
     void normalise(Needed const& of_head, Forward const& state) const;
     void backward(WeightUnits& weights, GradientUnits& grads, Forward const& state, BlockGradients const& temporary,
                   std::span<Selection const> selections) const;

@@ -60,7 +60,9 @@ TokenScores gather_scores(TokenScores const& mine, Batch const& pack, ContextSha
     return all;
 }
 
-std::vector<float> host_floats(Ops& ops, ConstView values) {
+}  // namespace
+
+std::vector<float> Llama::Impl::host_floats(ConstView values) const {
     std::vector<std::byte> raw(static_cast<size_t>(values.bytes()));
     ops.download(raw.data(), values);
     ConstView const host{raw.data(), values.dtype, values.shape};
@@ -71,8 +73,6 @@ std::vector<float> host_floats(Ops& ops, ConstView values) {
                                                : to_float(host.as<bf16>()[i]);
     return floats;
 }
-
-}  // namespace
 
 /// Of every token and block of its document, the heads that chose it: heads and tokens of all ranks added up.
 std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts,
@@ -175,7 +175,7 @@ std::vector<float> Llama::Impl::logits_of_token(WeightUnits& weights, Forward co
         if (tp > 1) mesh.tp().all_gather(ops.device().queue(), logits, part);
     }
     mesh.cp().broadcast(ops.device().queue(), logits, place.cp_rank);
-    return host_floats(ops, logits);
+    return host_floats(logits);
 }
 
 std::vector<float> Llama::next_logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
@@ -187,35 +187,6 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, Batch const& batch, 
     Impl::Inputs const inputs = impl_->upload(local, arena);
     Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
     return impl_->logits_of_token(weights, state, local.shard(), batch.tokens() - 1, arena);
-}
-
-std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t const> ids,
-                                      std::span<Selection const> selections, KvCache& cache, Arena& arena) {
-    Arena::Scope const scope(arena);
-    PERIGEE_CHECK(impl_->mesh.shape().cp == 1, "a cache on a mesh with cp {}", impl_->mesh.shape().cp);
-    int64_t const past = cache.tokens(), added = std::ssize(ids), tp = impl_->mesh.shape().tp;
-    PERIGEE_CHECK(added > 0 && past + added <= cache.capacity(), "{} tokens after {} in a cache for {}", added, past,
-                  cache.capacity());
-    // Padding comes after the text, where no token of it looks, and is overwritten by the next call.
-    auto const rows = static_cast<int32_t>((added + tp - 1) / tp * tp);
-    Batch batch{.ids_T = {ids.begin(), ids.end()},
-                .targets_T = {},
-                .weights_T = {},
-                .positions_T = {},
-                .cu_seqlens = {0, rows}};
-    for (int32_t t = 0; t < rows; ++t) batch.positions_T.push_back(static_cast<int32_t>(past) + t);
-    batch.ids_T.resize(batch.positions_T.size());
-    batch.targets_T.resize(batch.positions_T.size());
-    batch.weights_T.resize(batch.positions_T.size());
-    LocalBatch const local = impl_->share(batch, selections);
-    Impl::Inputs inputs = impl_->upload(local, arena);
-    int32_t const cu_seqlens[] = {0, static_cast<int32_t>(past) + rows};
-    inputs.cu_seqlens = cu_seqlens;
-    inputs.past = &cache;
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
-    auto logits = impl_->logits_of_token(weights, state, local.shard(), added - 1, arena);
-    cache.set_tokens(past + added);
-    return logits;
 }
 
 std::vector<float> Llama::logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
@@ -232,7 +203,7 @@ std::vector<float> Llama::logits(WeightUnits& weights, Batch const& batch, std::
         arena.allocate("logits", state.pass.compute(), {batch.tokens(), impl_->options.vocab_size});
     impl_->ops.matmul(
         {.c = logits, .a = state.normed_PD, .b = impl_->classifier(of_classifier.memory()), .transpose_b = true});
-    return host_floats(impl_->ops, logits);
+    return impl_->host_floats(logits);
 }
 
 }  // namespace perigee

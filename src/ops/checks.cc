@@ -1,26 +1,13 @@
 #include "ops/checks.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "ops/expect.h"
 
 namespace perigee {
 
 namespace {
 
-void expect(char const* what, ConstView view, Shape const& shape) {
-    PERIGEE_CHECK(!view.empty() && view.shape == shape, "{} is {}{}, expected {}", what,
-                  view.empty() ? "missing, " : "", view.shape.str(), shape.str());
-}
-void expect_optional(char const* what, ConstView view, Shape const& shape) {
-    if (!view.empty()) expect(what, view, shape);
-}
-/// Of no heads there may be no memory.
-void expect_heads(char const* what, ConstView view, Shape const& shape) {
-    if (shape[1] > 0 || view.shape != shape) expect(what, view, shape);
-}
-void expect_rank(char const* what, ConstView view, int rank) {
-    PERIGEE_CHECK(view.shape.rank() == rank, "{} is {}, expected {} dimensions", what, view.shape.str(), rank);
-}
 /// Whether `rows` runs of `width` elements, `stride` apart, lie inside a view.
 bool runs_fit(ConstView view, int64_t begin, int64_t stride, int64_t rows, int64_t width) {
     return begin >= 0 && stride >= width && (rows == 0 || begin + (rows - 1) * stride + width <= view.size());
@@ -42,14 +29,6 @@ void check_inputs(Args const& args) {
     check_borders(args.cu_seqlens, k[0]);
 }
 
-void check_budget(BlockBudget const& budget, ConstView chosen_THS, Shape const& q) {
-    PERIGEE_CHECK(budget.block_size > 0 && budget.top_k > 0, "blocks of {} and top_k {}", budget.block_size,
-                  budget.top_k);
-    if (budget.slots() > 0)
-        PERIGEE_CHECK(chosen_THS.shape == Shape({q[0], q[1], budget.slots()}), "choice {} for q {} and top_k {}",
-                      chosen_THS.shape.str(), q.str(), budget.top_k);
-}
-
 template <class Args>
 void check_attention(Args const& args) {
     check_inputs(args);
@@ -58,8 +37,7 @@ void check_attention(Args const& args) {
         args.v_TGK.shape == args.k_TGK.shape && args.o_THK.shape == q && args.lse_TH.shape == Shape({q[0], q[1]}),
         "v {}, o {} or lse {} do not fit q {} and k {}", args.v_TGK.shape.str(), args.o_THK.shape.str(),
         args.lse_TH.shape.str(), q.str(), args.k_TGK.shape.str());
-    PERIGEE_CHECK(args.scale > 0 && std::isfinite(args.scale),
-                  "attention with a scale of {}, which is not positive and finite", args.scale);
+    check_scale(args.scale);
     if (auto const* const sparse = std::get_if<BlockSparse>(&args.attended))
         check_budget(sparse->budget, sparse->chosen_THS, q);
 }

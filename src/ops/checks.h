@@ -31,6 +31,10 @@ void check(EmbeddingBackward const& args);
 void check(AttentionForward const& args);
 void check(AttentionBackward const& args);
 void check(SelectBlocks const& args);
+void check(KvAppend const& args);
+void check(PoolBlocks const& args);
+void check(DecodeSelect const& args);
+void check(DecodeAttend const& args);
 void check(WeightedSum const& args);
 
 }  // namespace perigee

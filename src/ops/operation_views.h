@@ -17,6 +17,9 @@ void each_view(Operation const& operation, Visit&& visit) {
             if (!x.empty()) visit(ConstView(x), true);
         } else if constexpr (std::is_same_v<Member, ConstView>) {
             if (!x.empty()) visit(x, false);
+        } else if constexpr (std::is_same_v<Member, CachePages>) {
+            for (TensorView const& view : {x.k_NPGK, x.v_NPGK, x.means_NGK}) visit(ConstView(view), true);
+            visit(x.table_SM, false);
         } else if constexpr (std::is_same_v<Member, Attended>) {
             if (auto const* const sparse = std::get_if<BlockSparse>(&x)) {
                 if (!sparse->chosen_THS.empty()) visit(sparse->chosen_THS, false);

@@ -15,7 +15,8 @@
 #include <variant>
 
 #include "base/philox.h"
-#include "kernels/block_selection/selection.h"
+#include "ops/attended.h"
+#include "ops/decode_operations.h"
 #include "tensor/tensor.h"
 
 namespace perigee {
@@ -190,17 +191,6 @@ struct QkvBackward {
     double eps = 0;
 };
 
-/// Attention over the local block and selected ones.
-struct BlockSparse {
-    BlockBudget budget;
-    ConstView chosen_THS = {};  ///< from SelectBlocks
-    /// For every block the queries that selected it, int32, routing_size() of them: the forward writes it for the
-    /// backward. Or none.
-    TensorView routing_L = {};
-};
-/// The keys that queries attend.
-using Attended = std::variant<FullAttention, BlockSparse>;
-
 /// Causal softmax attention inside each document; query heads [g H/G, (g+1) H/G) share key/value head g.
 /// `cu_seqlens` (host memory) as in Batch; empty documents are allowed. lse is the natural log-sum-exp of the scaled
 /// scores.
@@ -329,11 +319,11 @@ struct AdamW {
     TensorView rounded = {};  ///< receives the new w in compute_dtype(), where that is another
 };
 
-using Operation =
-    std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Add, Scale,
-                 EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward, RopeTable, QkvForward,
-                 QkvBackward, SelectBlocks, AttentionForward, AttentionBackward, SwigluForward, SwigluBackward,
-                 SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm, WeightedSum, AdamW>;
+using Operation = std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Add,
+                               Scale, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward, RopeTable,
+                               QkvForward, QkvBackward, SelectBlocks, AttentionForward, AttentionBackward, KvAppend,
+                               PoolBlocks, DecodeSelect, DecodeAttend, SwigluForward, SwigluBackward, SoftmaxStats,
+                               SoftmaxRescale, CrossEntropy, SquaredNorm, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

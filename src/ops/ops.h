@@ -61,6 +61,10 @@ class Ops {
     void select_blocks(SelectBlocks const& args) { run(args); }
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }
+    void kv_append(KvAppend const& args) { run(args); }
+    void pool_blocks(PoolBlocks const& args) { run(args); }
+    void decode_select(DecodeSelect const& args) { run(args); }
+    void decode_attend(DecodeAttend const& args) { run(args); }
     void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) { run(SwigluForward{y_TF, gate_up_T2F}); }
     void swiglu_backward(SwigluBackward const& args) { run(args); }
 

@@ -13,8 +13,8 @@ bool has_chat_template(Session& session);
 
 /// Continues generate.prompt or, with a chat template, answers it, by up to generate.max_tokens tokens and hands the
 /// text to `sink` as it comes, in whole characters. Stops at the end of the document or answer, or when
-/// max_position_embeddings are used. Every token is computed from the whole text before it, as in training. Warns where
-/// the checkpoint of `state` was trained with another chat template. Throws Category::config for an empty prompt.
+/// max_position_embeddings are used. Warns where the checkpoint of `state` was trained with another chat template.
+/// Throws Category::config for an empty prompt.
 void generate(Session& session, RunState const& state, std::function<void(std::string const&)> const& sink);
 
 }  // namespace perigee

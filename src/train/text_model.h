@@ -15,15 +15,17 @@ class TextModel {
   public:
     TextModel(Session& session, std::vector<Selection> selections);
 
-    /// Appends the tokens, of which there must be some, and returns the logits that follow. On the CPU no token is
-    /// computed twice: keys and values are kept. On a GPU, and where parallel.context cuts the text, everything is
-    /// computed from the whole text. Collective.
+    /// Appends the tokens, of which there must be some, and returns the logits that follow. No token is computed twice:
+    /// keys and values are kept. Where parallel.context cuts the text, or a GPU does not take the model's heads
+    /// (KvCache::serves), everything is computed from the whole text. Collective.
     std::vector<float> append(std::span<int32_t const> ids);
     std::vector<int32_t> const& text() const { return text_; }
 
   private:
     /// Room in the cache for a text of this many tokens.
     void reserve(int64_t tokens);
+    /// After the last of text_, which are `ids`.
+    std::vector<float> next_logits(std::span<int32_t const> ids);
 
     Session& session_;
     std::vector<Selection> selections_;

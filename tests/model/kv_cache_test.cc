@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <set>
 
 #include "model/llama.h"
 #include "support/ragged_samples.h"
@@ -16,7 +17,8 @@ namespace perigee::testing {
 namespace {
 
 constexpr int64_t kTokens = 600, kBlock = 16;
-constexpr double kRounding = 3e-5;  ///< of products of other heights
+constexpr double kRounding = 3e-5;        ///< of products of other heights
+constexpr double kDecodeRounding = 1e-5;  ///< relative to the largest logit
 
 ModelOptions small_options() {
     ModelOptions options;
@@ -48,9 +50,17 @@ class Job {
           weights_(weights_of(layout_, 0.3)),
           model_(options_, layout_, mesh_, *ops_) {}
 
-    KvCache cache(int64_t capacity = kTokens) { return {*ops_, options_, mesh_.shape(), capacity}; }
-    std::vector<float> next(std::span<int32_t const> ids, std::vector<Selection> const& layers, KvCache& cache) {
-        auto logits = model_.next_logits(flat_, ids, layers, cache, arena_);
+    KvCache cache(int64_t capacity = kTokens) { return cache(CacheRoom{.tokens = capacity, .block_size = kBlock}); }
+    KvCache cache(CacheRoom const& room) { return {*ops_, options_, mesh_.shape(), room}; }
+    /// One token of each text.
+    std::vector<float> decode(std::span<int32_t const> ids, std::vector<Selection> const& layers, KvCache& cache) {
+        auto logits = model_.decode(flat_, ids, layers, cache, arena_);
+        arena_.settle();
+        return logits;
+    }
+    std::vector<float> next(std::span<int32_t const> ids, std::vector<Selection> const& layers, KvCache& cache,
+                            int64_t text = 0) {
+        auto logits = model_.next_logits(flat_, ids, layers, cache, arena_, text);
         arena_.settle();
         return logits;
     }
@@ -87,6 +97,12 @@ double difference(std::vector<float> const& logits, std::vector<float> const& al
     return most;
 }
 
+double largest(std::vector<float> const& logits) {
+    double most = 0;
+    for (float const x : logits) most = std::max(most, std::abs(static_cast<double>(x)));
+    return most;
+}
+
 TEST(KvCache, TokenByTokenGivesTheLogitsOfOneForward) {
     auto const world = make_single_host_comm();
     Job job(*world);
@@ -98,12 +114,17 @@ TEST(KvCache, TokenByTokenGivesTheLogitsOfOneForward) {
           Selection(RandomBlocks{.block_size = kBlock, .top_k = 3})}) {
         auto const layers = layers_of(rule);
         auto const all = job.whole(text, layers);
-        KvCache cache = job.cache();
+        KvCache cache = job.cache(), decoded = job.cache();
+        double most = 0;
         for (int64_t t = 0; t < kTokens; ++t) {
-            auto const logits = job.next(std::span(text).subspan(static_cast<size_t>(t), 1), layers, cache);
-            ASSERT_LT(difference(logits, all, t), kRounding) << "rule " << rule.index() << " token " << t;
+            auto const id = std::span(text).subspan(static_cast<size_t>(t), 1);
+            ASSERT_LT(difference(job.next(id, layers, cache), all, t), kRounding)
+                << "rule " << rule.index() << " token " << t;
+            most = std::max(most, difference(job.decode(id, layers, decoded), all, t));
         }
+        EXPECT_LT(most / largest(all), kDecodeRounding) << "rule " << rule.index();
         EXPECT_EQ(cache.tokens(), kTokens);
+        EXPECT_EQ(decoded.tokens(), kTokens);
     }
     // A gate that sees less gives other logits, so that the comparison means something.
     auto const all = job.whole(text, layers_of(MobaOptions{.block_size = kBlock, .top_k = 3}));
@@ -154,11 +175,106 @@ TEST(KvCache, TensorParallelRanksGiveTheLogitsOfOneRank) {
         KvCache cache = job.cache();
         job.next(std::span(text).first(451), layers, cache);
         for (size_t t = 451; t < text.size(); ++t) {
-            auto const logits = job.next(std::span(text).subspan(t, 1), layers, cache);
+            auto const id = std::span(text).subspan(t, 1);
+            auto const logits = t % 2 == 0 ? job.next(id, layers, cache) : job.decode(id, layers, cache);
             std::lock_guard const lock(mutex);
             ASSERT_LT(difference(logits, all, static_cast<int64_t>(t)), kRounding);
         }
     });
+}
+
+/// Row `text` of logits [texts, V].
+std::vector<float> row_of(std::vector<float> const& logits, size_t text, size_t texts) {
+    size_t const width = logits.size() / texts;
+    return {logits.begin() + static_cast<int64_t>(text * width),
+            logits.begin() + static_cast<int64_t>((text + 1) * width)};
+}
+
+TEST(KvCache, TextsThatGrowTogetherInScatteredPagesGiveTheirOwnLogits) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    auto const text = random_text();
+    std::vector<int32_t> const other(text.rbegin(), text.rend());
+    auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
+    auto const all = job.whole(text, layers), all_of_other = job.whole(other, layers);
+    KvCache cache = job.cache({.tokens = kTokens, .block_size = kBlock, .texts = 3, .page_size = 8});
+    // Pages of the two alternate; the text between them ends meanwhile.
+    for (size_t begin = 0; begin < 120; begin += 24) {
+        job.next(std::span(text).subspan(begin, 24), layers, cache);
+        job.next(std::span(other).subspan(begin, 24), layers, cache, 2);
+        if (begin < 48) job.next(std::span(other).subspan(begin, 24), layers, cache, 1);
+        if (begin == 72) cache.clear(1);
+    }
+    EXPECT_GT(cache.runs(0, 0, 120).size(), 2u);
+    for (size_t t = 120; t < 400; ++t) {
+        std::vector<int32_t> const ids = {text[t], -1, other[t]};
+        auto const logits = job.decode(ids, layers, cache);
+        auto const at = static_cast<int64_t>(t);
+        ASSERT_LT(difference(row_of(logits, 0, 3), all, at), kRounding);
+        ASSERT_LT(difference(row_of(logits, 2, 3), all_of_other, at), kRounding);
+    }
+    // A piece by training's operations in the middle, from pages that are no neighbours.
+    auto const logits = job.next(std::span(text).subspan(400, 100), layers, cache);
+    EXPECT_LT(difference(logits, all, 499), kRounding);
+    EXPECT_EQ(cache.tokens(1), 0);
+}
+
+TEST(KvCache, ALostMeanOrPageShowsInTheLogits) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    auto const text = random_text();
+    auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
+    auto const all = job.whole(text, layers);
+    KvCache cache = job.cache();
+    job.next(std::span(text).first(500), layers, cache);
+    CachePages const pages = cache.pages(1, 0, 1);
+    std::fill_n(pages.means_NGK.as<float>(), pages.means_NGK.size(), 0.0f);
+    double most = 0;
+    for (size_t t = 500; t < 540; ++t)
+        most = std::max(
+            most, difference(job.decode(std::span(text).subspan(t, 1), layers, cache), all, static_cast<int64_t>(t)));
+    EXPECT_GT(most, 1e-3);
+}
+
+TEST(KvCache, PagesComeAndGoWithTextsAndMemoryStays) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    constexpr int64_t kTexts = 8, kPages = 40, kPage = 16;
+    KvCache cache = job.cache({.tokens = 256, .block_size = kBlock, .texts = kTexts, .pages = kPages});
+    int64_t const bytes = cache.bytes();
+    Philox const random(9, Purpose::mock_data);
+    std::vector<int64_t> expected(kTexts);  // pages
+    int64_t refused = 0;
+    for (uint64_t i = 0; i < 10'000; ++i) {
+        auto const text = static_cast<int64_t>(random.below(3 * i, kTexts));
+        int64_t& pages = expected[static_cast<size_t>(text)];
+        if (random.below(3 * i + 1, 4) == 0) {
+            cache.clear(text);
+            pages = 0;
+        } else {
+            int64_t const tokens =
+                std::min<int64_t>(256, cache.tokens(text) + 1 + static_cast<int64_t>(random.below(3 * i + 2, 60)));
+            int64_t const needed = std::max(pages, (tokens + kPage - 1) / kPage);
+            bool const fits = needed - pages <= cache.free_pages();
+            ASSERT_EQ(cache.make_room(text, tokens), fits);
+            refused += !fits;
+            if (fits) {
+                pages = needed;
+                cache.set_tokens(tokens, text);
+            }
+        }
+        int64_t in_use = 0;
+        std::set<int32_t> numbers;
+        for (int64_t t = 0; t < kTexts; ++t) {
+            in_use += expected[static_cast<size_t>(t)];
+            auto const* const table = cache.pages(0, t, t + 1).table_SM.as<int32_t>();
+            numbers.insert(table, table + expected[static_cast<size_t>(t)]);
+        }
+        ASSERT_EQ(cache.free_pages(), kPages - in_use);
+        ASSERT_EQ(std::ssize(numbers), in_use) << "a page of two texts";
+        ASSERT_EQ(cache.bytes(), bytes);
+    }
+    EXPECT_GT(refused, 10);
 }
 
 TEST(KvCache, TakesNoMoreThanItHasRoomFor) {

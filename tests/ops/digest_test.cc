@@ -28,6 +28,8 @@ struct Change {
             x = BlockSparse{.budget = {.block_size = 64, .top_k = 2}};
         else if constexpr (std::is_same_v<T, Selection>)
             x = NearestBlocks{};
+        else if constexpr (std::is_same_v<T, CachePages>)
+            x.table_SM.data += 1;
         else if constexpr (std::is_same_v<T, bool>)
             x = !x;
         else

@@ -102,8 +102,9 @@ Blas::Plan const& Blas::plan(Key const& key, MatMul const& args) {
     check_blas(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
                                                     sizeof kWorkspace),
                "cublasLtMatmulPreferenceSetAttribute");
-    // Training repeats the same round numbers of tokens; others, as generation has them, are not worth a trial.
-    bool const tune = tune_ && key.m % 128 == 0 && key.n % 128 == 0 && key.k % 128 == 0;
+    // Training repeats the same round numbers of tokens, decoding the same few; others are not worth a trial.
+    bool const repeats = key.m % 128 == 0 || key.m <= 64;
+    bool const tune = tune_ && repeats && key.n % 128 == 0 && key.k % 128 == 0;
     std::array<cublasLtMatmulHeuristicResult_t, kCandidates> candidates{};
     int found = 0;
     cublasStatus_t const code = cublasLtMatmulAlgoGetHeuristic(

@@ -5,6 +5,7 @@
 #include "ops/checks.h"
 #include "ops/host/attention.h"
 #include "ops/host/blas.h"
+#include "ops/host/decode.h"
 #include "ops/host/functions.h"
 
 namespace perigee {
@@ -125,6 +126,27 @@ void HostOps<Real>::compute(AttentionForward const& args) {
 template <class Real>
 void HostOps<Real>::compute(AttentionBackward const& args) {
     host::attention_backward<Real>(args);
+}
+
+template <class Real>
+void HostOps<Real>::compute(KvAppend const& args) {
+    check(args);
+    host::kv_append<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::compute(PoolBlocks const& args) {
+    check(args);
+    host::pool_blocks<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::compute(DecodeSelect const& args) {
+    check(args);
+    host::decode_select<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::compute(DecodeAttend const& args) {
+    check(args);
+    host::decode_attend<Real>(args);
 }
 
 template <class Real>

@@ -1,8 +1,6 @@
 #include "ops/host/moba_select.h"
 
-#include <algorithm>
-#include <cmath>
-
+#include "ops/host/best_blocks.h"
 #include "ops/host/tiles.h"
 
 namespace perigee::host {
@@ -19,55 +17,9 @@ std::vector<Real> centroids(SelectBlocks const& args, BlockGrid const& grid) {
         auto const [begin, end] = grid.blocks[block];
         if (end - begin < grid.block_size) continue;
         Real* const mean = means.data() + block * width;
-        for (int64_t t = begin; t < end; ++t)
-            for (int64_t i = 0; i < width; ++i) mean[i] += k[t * width + i];
-        for (int64_t i = 0; i < width; ++i) mean[i] /= static_cast<Real>(grid.block_size);
+        mean_of_rows(mean, width, end - begin, [&](int64_t row) { return k + (begin + row) * width; });
     }
     return means;
-}
-
-/// Chooses for one query at a time. Scans from the latest block to the first with strict comparisons, so that the later
-/// of equal scores wins and NaN never does.
-template <class Real>
-class Chooser {
-  public:
-    Chooser(int64_t slots, bool force_previous) : force_previous_(force_previous), best_(slots) {}
-
-    /// `scores` of the blocks before `current`; writes all slots of `chosen`.
-    void choose(Real const* scores, int64_t current, int32_t* chosen) {
-        int64_t const slots = std::ssize(best_);
-        int64_t const forced = force_previous_ && current > 0 ? 1 : 0;
-        if (forced > 0) chosen[0] = static_cast<int32_t>(current - 1);
-        int64_t found = forced;
-        for (int64_t block = current - forced; block-- > 0 && forced < slots;) {
-            Real const score = scores[block];
-            if (std::isnan(score) || (found == slots && !(score > best_[slots - 1]))) continue;
-            int64_t place = std::min(found, slots - 1);
-            for (; place > forced && best_[place - 1] < score; --place) {
-                best_[place] = best_[place - 1];
-                chosen[place] = chosen[place - 1];
-            }
-            best_[place] = score;
-            chosen[place] = static_cast<int32_t>(block);
-            found = std::min(found + 1, slots);
-        }
-        std::sort(chosen, chosen + found);
-        std::fill(chosen + found, chosen + slots, -1);
-    }
-
-  private:
-    bool force_previous_;
-    std::vector<Real> best_;  ///< scores of the chosen blocks, best first
-};
-
-/// out[r] = the sum of the group's queries of row r.
-template <class Real>
-void sum_group(Real const* q, int64_t rows, int64_t stride, int64_t group, int64_t dim, Real* out) {
-    for (int64_t r = 0; r < rows; ++r) {
-        std::copy_n(q + r * stride, dim, out + r * dim);
-        for (int64_t j = 1; j < group; ++j)
-            for (int64_t i = 0; i < dim; ++i) out[r * dim + i] += q[r * stride + j * dim + i];
-    }
 }
 
 }  // namespace

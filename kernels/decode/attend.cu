@@ -1,0 +1,320 @@
+// Attention of the newest tokens, split over pieces of 128 keys (flash-decode): every piece leaves a normalised partial
+// result and its log-sum-exp for the heads of a group, and a second kernel merges them in the order of the keys.
+#include "kernels/ampere/tile.cuh"
+#include "kernels/common/head_dim.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/vector.cuh"
+#include "kernels/decode/score_rows.cuh"
+
+namespace perigee::decode {
+namespace {
+
+using namespace ampere;
+
+constexpr int kAttendThreads = 128;
+constexpr int kPieceKeys = 128;
+constexpr int kWarpKeys = kPieceKeys / 4;
+constexpr int kHeadRows = 16;                  // heads of a group at a time
+constexpr int kWeightStride = kPieceKeys + 8;  // of a row of weights in shared memory
+
+struct AttendArgs {
+    Cache cache;
+    bf16 const* q;
+    bf16* o;
+    int32_t const* chosen;  ///< [S, H, slots]
+    float* partial;         ///< [S, H, most_pieces, K]
+    float* partial_lse;     ///< [S, H, most_pieces], in base 2
+    int32_t* counts;        ///< [S, G]: pieces
+    int32_t heads, group, slots;
+    int32_t listed;        ///< slots of a group: group * slots
+    int32_t block_pieces;  ///< of a block
+    int32_t most_pieces;   ///< of a sequence and key/value head
+    bool all;
+    float scale_log2;
+};
+
+template <int D>
+struct AttendShared {
+    bf16 k[kPieceKeys * tile_stride<D>()];
+    bf16 v[kPieceKeys * tile_stride<D>()];
+    bf16 weights[kHeadRows * kWeightStride];
+    float most[4][kHeadRows];
+    float sums[4][kHeadRows];
+    int32_t list_size;
+    // Then: what the group's heads chose [listed], and the list of blocks [listed + 1].
+};
+
+/// What the group's heads chose, once each and in ascending order, then the local block.
+__device__ void list_blocks(AttendArgs const& a, int32_t const* from, int32_t current, int32_t* chosen, int32_t* list,
+                            int32_t& size) {
+    int const thread = threadIdx.x;
+    for (int i = thread; i < a.listed; i += kAttendThreads) chosen[i] = from[i];
+    if (thread == 0) size = 1;
+    __syncthreads();
+    auto const first_of_its_block = [&](int i) {
+        for (int j = 0; j < i; ++j)
+            if (chosen[j] == chosen[i]) return false;
+        return chosen[i] >= 0;
+    };
+    for (int i = thread; i < a.listed; i += kAttendThreads) {
+        if (!first_of_its_block(i)) continue;
+        int rank = 0;
+        for (int j = 0; j < a.listed; ++j) rank += chosen[j] < chosen[i] && first_of_its_block(j);
+        list[rank] = chosen[i];
+        atomicAdd(&size, 1);
+    }
+    __syncthreads();
+    if (thread == 0) list[size - 1] = current;
+    __syncthreads();
+}
+
+/// Keys [begin, begin + keys) of `block`.
+struct Piece {
+    int32_t block, keys;
+    bool local;
+    int64_t at;  ///< place of its partial result for the group's first head in [S, H, most_pieces]
+};
+
+/// Whether the head, a row of its group, attends the block. `chosen`: [group, slots].
+__device__ __forceinline__ bool attends(AttendArgs const& a, int32_t const* chosen, int head, Piece const& piece) {
+    if (head >= a.group) return false;
+    if (a.all || piece.local) return true;
+    for (int i = 0; i < a.slots; ++i)
+        if (chosen[head * a.slots + i] == piece.block) return true;
+    return false;
+}
+
+/// Of the lane's rows lane / 4 and 8 below: what weights are relative to, in base 2, and their sums.
+struct RowSums {
+    float base[2], sum[2];
+};
+
+/// The weights [16, 128] of 16 heads, not yet divided by their sums, in bf16 to shared memory. Each warp makes those of
+/// 32 keys. The values are there afterwards.
+template <int D>
+__device__ __forceinline__ RowSums make_weights(AttendShared<D>& shared, uint32_t const (&q)[D / 16][4],
+                                                bool const (&attended)[2], int32_t keys, float scale_log2) {
+    RowSums result;
+    auto& [base, sum] = result;
+    int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4;
+    float s[kWarpKeys / 2] = {};
+    bf16 const* const tile = shared.k + warp * kWarpKeys * tile_stride<D>();
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+        for (int pair = 0; pair < kWarpKeys / 16; ++pair) {
+            uint32_t b[4];
+            load_matrices(b, shared_address(tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() +
+                                            step * 16 + lane / 8 % 2 * 8));
+            mma(s + 8 * pair, q[step], b[0], b[1]);
+            mma(s + 8 * pair + 4, q[step], b[2], b[3]);
+        }
+    float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < kWarpKeys / 2; ++i) {
+        int const half = i % 4 / 2, key = warp * kWarpKeys + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (!attended[half] || key >= keys) s[i] = -INFINITY;
+        most[half] = fmaxf(most[half], s[i]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        most[half] = quad_max(most[half]);
+        if (lane % 4 == 0) shared.most[warp][row + half * 8] = most[half];
+    }
+    __syncthreads();
+    float part[2] = {0, 0};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float of_all = shared.most[0][row + half * 8];
+        for (int w = 1; w < 4; ++w) of_all = fmaxf(of_all, shared.most[w][row + half * 8]);
+        base[half] = finite_base(of_all) * scale_log2;
+    }
+#pragma unroll
+    for (int i = 0; i < kWarpKeys / 2; ++i) {
+        s[i] = exp2_approx(s[i] * scale_log2 - base[i % 4 / 2]);
+        part[i % 4 / 2] += s[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        part[half] = quad_sum(part[half]);
+        if (lane % 4 == 0) shared.sums[warp][row + half * 8] = part[half];
+    }
+#pragma unroll
+    for (int i = 0; i < kWarpKeys / 2; i += 2) {
+        bf16* const to = shared.weights + (row + i % 4 / 2 * 8) * kWeightStride + warp * kWarpKeys + i / 4 * 8;
+        *reinterpret_cast<uint32_t*>(to + lane % 4 * 2) = pack(s[i], s[i + 1]);
+    }
+    wait_for_copy_groups<0>();
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        sum[half] = shared.sums[0][row + half * 8];
+        for (int w = 1; w < 4; ++w) sum[half] += shared.sums[w][row + half * 8];
+    }
+    return result;
+}
+
+/// o [16, 16] of columns [16 pair, 16 pair + 16): weights times values.
+template <int D>
+__device__ __forceinline__ void weigh_values(AttendShared<D> const& shared, int pair, float (&o)[8]) {
+    int const lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 0; step < kPieceKeys / 16; ++step) {
+        uint32_t a[4], b[4];
+        load_matrices(a, shared_address(shared.weights + lane % 16 * kWeightStride + step * 16 + lane / 16 * 8));
+        load_transposed(b, shared.v + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
+        mma(o, a, b[0], b[1]);
+        mma(o + 4, a, b[2], b[3]);
+    }
+}
+
+/// Heads [first, first + 16) of the group, whose queries are q, against the piece in shared memory.
+template <int D>
+__device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D>& shared, int32_t const* chosen,
+                                             uint32_t const (&q)[D / 16][4], int first, Piece const& piece) {
+    int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = first + lane / 4;
+    bool const attended[2] = {attends(a, chosen, head, piece), attends(a, chosen, head + 8, piece)};
+    auto const [base, sum] = make_weights<D>(shared, q, attended, piece.keys, a.scale_log2);
+    float const inverse[2] = {inverse_of_sum(sum[0]), inverse_of_sum(sum[1])};
+    int64_t const at = piece.at;
+    for (int pair = warp; pair < D / 16; pair += kAttendThreads / 32) {
+        float o[8] = {};
+        weigh_values<D>(shared, pair, o);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            int const half = i % 4 / 2, column = pair * 16 + i / 4 * 8 + lane % 4 * 2;
+            if (head + half * 8 >= a.group) continue;
+            float* const to = a.partial + (at + int64_t{head + half * 8} * a.most_pieces) * D + column;
+            *reinterpret_cast<float2*>(to) = make_float2(o[i] * inverse[half], o[i + 1] * inverse[half]);
+        }
+    }
+    if (warp == 0 && lane % 4 == 0)
+        for (int half = 0; half < 2; ++half)
+            if (head + half * 8 < a.group)
+                a.partial_lse[at + int64_t{head + half * 8} * a.most_pieces] =
+                    sum[half] == 0 ? -INFINITY : base[half] + log2f(sum[half]);
+    __syncthreads();  // weights, maxima and sums have been read
+}
+
+/// Pieces of one sequence and key/value head, in turns with the other thread blocks of the grid's row.
+template <int D>
+__global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const a) {
+    start_early();
+    auto& shared = *reinterpret_cast<AttendShared<D>*>(dynamic_shared());
+    auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
+    int32_t* const list = chosen + a.listed;
+    int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s], B = a.cache.block_size;
+    int32_t const current = length < 0 ? 0 : length / B;
+    int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
+    int32_t blocks = current + 1;
+    if (!a.all && length >= 0) {
+        list_blocks(a, a.chosen + head * a.slots, current, chosen, list, shared.list_size);
+        blocks = shared.list_size;
+    }
+    int32_t const local_pieces = length % B / kPieceKeys + 1;
+    int32_t const pieces = length < 0 ? 0 : (blocks - 1) * a.block_pieces + local_pieces;
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.counts[s * a.cache.kv_heads + g] = pieces;
+    Pages const pages(a.cache, s);
+    bf16 const* const q = a.q + head * D;
+    uint32_t x[D / 16][4];
+    load_heads<D>(x, q, 0, a.group);
+    for (int32_t i = blockIdx.x; i < pieces; i += static_cast<int32_t>(gridDim.x)) {
+        int32_t const block = a.all ? i / a.block_pieces : list[i / a.block_pieces];
+        int32_t const begin = block * B + i % a.block_pieces * kPieceKeys;
+        int32_t const end = min(min(begin + kPieceKeys, block * B + B), length + 1);
+        Piece const piece{block, end - begin, block == current, head * a.most_pieces + i};
+        auto const row = [&](int key) { return begin + key < end ? pages.row(begin + key, g) : int64_t{-1}; };
+        load_rows<D, kPieceKeys, kAttendThreads>(shared.k, a.cache.k, row);
+        end_copy_group();
+        load_rows<D, kPieceKeys, kAttendThreads>(shared.v, a.cache.v, row);
+        end_copy_group();
+        wait_for_copy_groups<1>();
+        __syncthreads();
+        for (int first = 0; first < a.group; first += kHeadRows) {
+            if (a.group > kHeadRows) load_heads<D>(x, q, first, a.group);
+            attend_heads<D>(a, shared, chosen, x, first, piece);
+        }
+    }
+}
+
+/// One head of one sequence: partial results in their order. A thread has a column.
+template <int D>
+__global__ void __launch_bounds__(D) merge_kernel(AttendArgs const a) {
+    start_early();
+    __shared__ float weights[D];
+    int32_t const s = blockIdx.y, head = blockIdx.x, thread = threadIdx.x;
+    int32_t const pieces = a.counts[s * a.cache.kv_heads + head / a.group];
+    int64_t const row = int64_t{s} * a.heads + head;
+    float const* const lse = a.partial_lse + row * a.most_pieces;
+    float most = -INFINITY;
+    for (int32_t i = thread; i < pieces; i += D) most = fmaxf(most, lse[i]);
+    most = finite_base(block_max(most));
+    float o = 0, sum = 0;
+    for (int32_t from = 0; from < pieces; from += D) {
+        int32_t const count = min(D, pieces - from);
+        __syncthreads();  // the weights before have been read
+        if (thread < count) weights[thread] = exp2_approx(lse[from + thread] - most);
+        __syncthreads();
+        float const* const partial = a.partial + (row * a.most_pieces + from) * D + thread;
+#pragma unroll 8
+        for (int32_t i = 0; i < count; ++i) {
+            float const weight = weights[i];
+            sum += weight;
+            if (weight != 0) o += weight * partial[int64_t{i} * D];
+        }
+    }
+    a.o[row * D + thread] = narrow<bf16>(o * inverse_of_sum(sum));
+}
+
+int32_t block_pieces(Cache const& cache) { return static_cast<int32_t>(ceil_div(cache.block_size, kPieceKeys)); }
+
+int32_t most_pieces(Attend const& x) {
+    int64_t const group = x.heads / x.cache.kv_heads;
+    int64_t const blocks =
+        x.all ? x.cache.most_blocks() : std::min<int64_t>(x.cache.most_blocks(), 1 + group * x.slots);
+    return static_cast<int32_t>(blocks * block_pieces(x.cache));
+}
+
+/// Thread blocks of a sequence and key/value head: enough to fill a GPU; results do not depend on it.
+int64_t grid_columns(AttendArgs const& args) {
+    constexpr int64_t kEnough = 2048;
+    int64_t const rows = int64_t{args.cache.kv_heads} * args.cache.sequences;
+    return std::min<int64_t>(args.most_pieces, std::max<int64_t>(kEnough / rows, 1));
+}
+
+}  // namespace
+
+size_t attend_floats(Attend const& args) {
+    auto const rows = static_cast<size_t>(args.cache.sequences) * static_cast<size_t>(args.heads);
+    return rows * static_cast<size_t>(most_pieces(args)) * static_cast<size_t>(args.cache.head_dim + 1) + rows;
+}
+
+void attend(Attend const& x) {
+    int32_t const group = x.heads / x.cache.kv_heads, pieces = most_pieces(x), listed = x.all ? 0 : group * x.slots;
+    int64_t const partials = int64_t{x.cache.sequences} * x.heads * pieces;
+    float* const lse = x.scratch + partials * x.cache.head_dim;
+    AttendArgs const args{.cache = x.cache,
+                          .q = x.q,
+                          .o = x.o,
+                          .chosen = x.chosen,
+                          .partial = x.scratch,
+                          .partial_lse = lse,
+                          .counts = reinterpret_cast<int32_t*>(lse + partials),
+                          .heads = x.heads,
+                          .group = group,
+                          .slots = x.all ? 0 : x.slots,
+                          .listed = listed,
+                          .block_pieces = block_pieces(x.cache),
+                          .most_pieces = pieces,
+                          .all = x.all,
+                          .scale_log2 = x.scale * kLog2e};
+    with_head_dim(x.cache.head_dim, [&]<int D>() {
+        size_t const bytes = sizeof(AttendShared<D>) + sizeof(int32_t) * static_cast<size_t>(2 * listed + 1);
+        launch({"decode_attend", grid_columns(args), x.cache.kv_heads, kAttendThreads, bytes, x.stream,
+                x.cache.sequences, true},
+               attend_kernel<D>, args);
+        launch({"decode_merge", x.heads, x.cache.sequences, D, 0, x.stream, 1, true}, merge_kernel<D>, args);
+    });
+}
+
+}  // namespace perigee::decode

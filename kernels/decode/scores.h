@@ -1,0 +1,22 @@
+// What select.cu and its two kernels of scores share.
+#pragma once
+
+#include "kernels/decode/decode.h"
+
+namespace perigee::decode {
+
+constexpr int kScoreThreads = 128;
+constexpr int kScoreBlocks = 64;  ///< candidates of a thread block
+
+struct ScoreArgs {
+    Cache cache;
+    bf16 const* q;
+    float* scores;  ///< [S, H, most_blocks()]; of heads that share a choice, the first has the scores
+    int32_t heads, group;
+    int32_t summed;  ///< heads that share a choice
+};
+
+void score_sm80(ScoreArgs const& args, cudaStream_t stream);
+void score_sm90(ScoreArgs const& args, cudaStream_t stream);
+
+}  // namespace perigee::decode

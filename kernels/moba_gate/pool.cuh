@@ -1,0 +1,48 @@
+// A block's centroid: the mean of its keys of one key/value head. Training pools the blocks of a pack, decoding a block
+// whose last token has come: the same code, hence the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bf16.h"
+#include "kernels/common/fragments.cuh"
+
+namespace perigee::moba_gate {
+
+inline constexpr int kPoolLoads = 8;  // that a thread has in flight
+
+/// Threads of a thread block that pools blocks of this size: sums depend on it.
+constexpr int pool_threads(int64_t block_size) { return block_size <= 256 ? 128 : 512; }
+
+/// Writes the sum of `rows` rows of D values over `size`, rounded, by a thread block of kThreads. key_at(row) points to
+/// a row. Each thread sums the 8 columns of every so many rows; rows are then added in a fixed order.
+template <int D, int kThreads, class KeyAt>
+__device__ __forceinline__ void pool_block(int32_t rows, int32_t size, KeyAt key_at, bf16* mean) {
+    constexpr int kColumns = D / 8, kRows = kThreads / kColumns;
+    __shared__ float sums[kRows][D];
+    int const thread = threadIdx.x, row = thread / kColumns, column = thread % kColumns * 8;
+    if (row < kRows) {
+        float sum[8] = {};
+        for (int begin = row; begin < rows; begin += kPoolLoads * kRows) {
+            uint4 x[kPoolLoads];
+#pragma unroll
+            for (int i = 0; i < kPoolLoads; ++i) {
+                int const t = begin + i * kRows;
+                x[i] = t < rows ? *reinterpret_cast<uint4 const*>(key_at(t) + column) : uint4{};
+            }
+#pragma unroll
+            for (int i = 0; i < kPoolLoads; ++i) kernels::add_to(sum, x[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[row][column + i] = sum[i];
+    }
+    __syncthreads();
+    if (thread < D / 2) {
+        float total[2] = {};
+        for (int r = 0; r < kRows; ++r) total[0] += sums[r][2 * thread], total[1] += sums[r][2 * thread + 1];
+        float const count = static_cast<float>(size);
+        reinterpret_cast<uint32_t*>(mean)[thread] = kernels::pack(total[0] / count, total[1] / count);
+    }
+}
+
+}  // namespace perigee::moba_gate

@@ -1,0 +1,192 @@
+// Passes of Llama over the next tokens of texts in a cache: pieces of a text by training's operations, and one token of
+// each of several texts by those of decoding.
+#include <algorithm>
+#include <bit>
+
+#include "model/llama_impl.h"
+
+namespace perigee {
+
+namespace {
+
+/// These tokens, at these positions; without targets and loss.
+Batch batch_of(std::span<int32_t const> ids, std::vector<int32_t> positions) {
+    Batch batch{.ids_T = {ids.begin(), ids.end()},
+                .targets_T = std::vector<int32_t>(positions.size()),
+                .weights_T = std::vector<float>(positions.size()),
+                .positions_T = std::move(positions),
+                .cu_seqlens = {}};
+    batch.ids_T.resize(batch.positions_T.size());
+    batch.cu_seqlens = {0, static_cast<int32_t>(batch.ids_T.size())};
+    return batch;
+}
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+void Llama::Impl::open_cache(BlockActivations& acts, Inputs const& inputs, int64_t layer) const {
+    if (inputs.decodes()) {
+        AttentionProblem const problem = attention_problem(inputs);
+        acts.decoding = {inputs.cache->pages(layer, 0, inputs.lengths_S.size()), inputs.lengths_S, problem.first_head,
+                         problem.scale};
+    }
+    if (!inputs.extends_text()) return;
+    KvCache const& cache = *inputs.cache;
+    int64_t const past = cache.tokens(inputs.text), end = past + inputs.local.batch().tokens();
+    TensorView k_TGK = inputs.k_TGK, v_TGK = inputs.v_TGK;
+    if (k_TGK.empty()) {
+        KvCache::Run const whole = cache.runs(inputs.text, 0, end).front();
+        k_TGK = cache.keys(layer, whole), v_TGK = cache.values(layer, whole);
+    } else {
+        for (KvCache::Run const& run : cache.runs(inputs.text, 0, past)) {
+            ops.copy(k_TGK.rows(run.begin, run.end), cache.keys(layer, run));
+            ops.copy(v_TGK.rows(run.begin, run.end), cache.values(layer, run));
+        }
+    }
+    acts.attention.attended.k_TGK = k_TGK, acts.attention.attended.v_TGK = v_TGK;
+    acts.attention.local.k_TGK = k_TGK.rows(past, end), acts.attention.local.v_TGK = v_TGK.rows(past, end);
+}
+
+void Llama::Impl::close_cache(BlockActivations const& acts, Inputs const& inputs, int64_t layer,
+                              Selection const& selection) const {
+    if (!inputs.extends_text()) return;
+    KvCache const& cache = *inputs.cache;
+    int64_t const past = cache.tokens(inputs.text), end = past + inputs.local.batch().tokens();
+    if (!inputs.k_TGK.empty())
+        for (KvCache::Run const& run : cache.runs(inputs.text, past, end)) {
+            ops.copy(cache.keys(layer, run), acts.attention.attended.k_TGK.rows(run.begin, run.end));
+            ops.copy(cache.values(layer, run), acts.attention.attended.v_TGK.rows(run.begin, run.end));
+        }
+    int64_t const B = cache.block_size(), first = past / B, complete = (past + inputs.added) / B;
+    if (std::holds_alternative<MobaOptions>(selection) && complete > first)
+        ops.pool_blocks(
+            {.pages = cache.pages(layer, inputs.text, inputs.text + 1), .first = first, .count = complete - first});
+}
+
+std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t const> ids,
+                                      std::span<Selection const> selections, KvCache& cache, Arena& arena,
+                                      int64_t text) {
+    Arena::Scope const scope(arena);
+    MeshShape const& mesh = impl_->mesh.shape();
+    PERIGEE_CHECK(mesh.cp == 1, "a cache on a mesh with cp {}", mesh.cp);
+    int64_t const past = cache.tokens(text), added = std::ssize(ids), end = past + round_up(added, mesh.tp);
+    PERIGEE_CHECK(added > 0 && past + added <= cache.capacity() && cache.make_room(text, past + added),
+                  "{} tokens after {} in a cache for {} with {} free pages of {}", added, past, cache.capacity(),
+                  cache.free_pages(), cache.page_size());
+    // Padding comes after the text, where no token of it looks, and is overwritten by the next call.
+    std::vector<int32_t> positions;
+    for (int64_t t = past; t < end; ++t) positions.push_back(static_cast<int32_t>(t));
+    Batch const batch = batch_of(ids, std::move(positions));
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs inputs = impl_->upload(local, arena);
+    int32_t const cu_seqlens[] = {0, static_cast<int32_t>(end)};
+    inputs.cu_seqlens = cu_seqlens;
+    inputs.cache = &cache, inputs.text = text, inputs.added = added;
+    if (cache.runs(text, 0, end).size() > 1) {
+        Shape const shape{end, impl_->options.kv_heads() / mesh.tp, impl_->options.head_size()};
+        inputs.k_TGK = arena.allocate("keys of the text", impl_->ops.compute_dtype(), shape);
+        inputs.v_TGK = arena.allocate("values of the text", impl_->ops.compute_dtype(), shape);
+    }
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
+    auto logits = impl_->logits_of_token(weights, state, local.shard(), added - 1, arena);
+    cache.set_tokens(past + added, text);
+    return logits;
+}
+
+/// From token ids to logits [rows, V].
+void Llama::Impl::decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
+                              TensorView logits_SV, Arena& arena) const {
+    Arena::Scope const scope(arena);
+    Forward const state = forward(weights, inputs, selections, arena);
+    Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);
+    normalise(of_head, state);
+    ops.matmul({.c = logits_SV,
+                .a = state.pass.stream.gather(state.normed_PD),
+                .b = classifier(of_classifier.memory()),
+                .transpose_b = true});
+}
+
+/// Where each text goes on: -1 for those that do not.
+std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const {
+    std::vector<int32_t> lengths(static_cast<size_t>(rows), -1);
+    for (int64_t text = 0; text < std::ssize(ids); ++text) {
+        if (ids[static_cast<size_t>(text)] < 0) continue;
+        int64_t const past = cache.tokens(text);
+        PERIGEE_CHECK(past < cache.capacity() && cache.make_room(text, past + 1),
+                      "text {} of {} tokens in a cache for {} with {} free pages", text, past, cache.capacity(),
+                      cache.free_pages());
+        lengths[static_cast<size_t>(text)] = static_cast<int32_t>(past);
+    }
+    return lengths;
+}
+
+std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> ids,
+                                 std::span<Selection const> selections, KvCache& cache, Arena& arena) {
+    Arena::Scope const scope(arena);
+    Mesh const& mesh = impl_->mesh;
+    PERIGEE_CHECK(mesh.shape().cp == 1 && !ids.empty() && std::ssize(ids) <= cache.texts(),
+                  "{} texts of a cache for {} on a mesh with cp {}", ids.size(), cache.texts(), mesh.shape().cp);
+    int64_t const tp = mesh.shape().tp, texts = std::ssize(ids), vocab = impl_->options.vocab_size;
+    auto const lengths = impl_->take_places(ids, cache, round_up(texts, tp));
+    int64_t const rows = std::ssize(lengths);
+    // Ids, positions and lengths: one upload.
+    std::vector<int32_t> numbers(static_cast<size_t>(3 * rows));
+    for (int64_t row = 0; row < rows; ++row) {
+        auto const i = static_cast<size_t>(row);
+        numbers[i] = row < texts ? std::max(ids[i], 0) : 0;
+        numbers[i + lengths.size()] = std::max(lengths[i], 0);
+        numbers[i + 2 * lengths.size()] = lengths[i];
+    }
+    TensorView const numbers_R = arena.allocate("tokens", DType::i32, {3 * rows});
+    impl_->ops.upload(numbers_R, numbers.data());
+    Batch const batch = batch_of(std::span(numbers).first(lengths.size()), lengths);
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs const inputs{.local = local,
+                              .cu_seqlens = batch.cu_seqlens,
+                              .cache = &cache,
+                              .lengths_S = numbers_R.rows(2 * rows, 3 * rows),
+                              .ids_T = numbers_R.rows(0, rows),
+                              .positions_T = numbers_R.rows(rows, 2 * rows),
+                              .targets_T = {},
+                              .weights_T = {}};
+    TensorView const part = arena.allocate("logits", impl_->ops.compute_dtype(), {rows, vocab / tp}, Use::logits);
+    auto const step = [&] { impl_->decode_step(weights, inputs, selections, part, arena); };
+    if (tp > 1 || !weights.settled()) {
+        impl_->ops.repeat({}, step);
+    } else {
+        // Everything that the operations depend on, besides the contents of memory.
+        std::vector<int64_t> key = {arena.growths(),
+                                    std::bit_cast<int64_t>(impl_.get()),
+                                    std::bit_cast<int64_t>(&arena),
+                                    std::bit_cast<int64_t>(weights.need(kEmbeddingUnit, -1).data),
+                                    std::bit_cast<int64_t>(numbers_R.data),
+                                    rows,
+                                    std::bit_cast<int64_t>(cache.pages(0, 0, 1).k_NPGK.data),
+                                    cache.pages(0, 0, 1).table_SM[1]};
+        weights.release(kEmbeddingUnit);
+        for (Selection const& selection : selections) key.push_back(static_cast<int64_t>(selection.index()));
+        impl_->ops.repeat(key, step);
+    }
+    for (int64_t text = 0; text < texts; ++text)
+        if (lengths[static_cast<size_t>(text)] >= 0) cache.set_tokens(cache.tokens(text) + 1, text);
+    return impl_->join_logits(part, texts, arena);
+}
+
+/// Of the first texts, from every tp rank's part of the vocabulary: the same on every rank.
+std::vector<float> Llama::Impl::join_logits(TensorView part_SV, int64_t texts, Arena& arena) const {
+    int64_t const tp = mesh.shape().tp, part = part_SV[1];
+    if (tp == 1) return host_floats(part_SV.rows(0, texts));
+    TensorView const all = arena.allocate("all logits", part_SV.dtype, {tp * part_SV[0], part}, Use::logits);
+    mesh.tp().all_gather(ops.device().queue(), all, part_SV);
+    std::vector<float> const by_rank = host_floats(all);
+    std::vector<float> logits;
+    for (int64_t text = 0; text < texts; ++text)
+        for (int64_t rank = 0; rank < tp; ++rank) {
+            auto const from = by_rank.begin() + (rank * part_SV[0] + text) * part;
+            logits.insert(logits.end(), from, from + part);
+        }
+    return logits;
+}
+
+}  // namespace perigee

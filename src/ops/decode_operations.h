@@ -1,0 +1,64 @@
+// The operations of decoding: one new token of each of S sequences, whose keys and values lie in a cache of pages. Part
+// of the list in operations.h, whose conventions hold here. Semantics: docs/numerics.md.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/attended.h"
+
+namespace perigee {
+
+/// Keys and values of one layer in pages of P tokens. Token t of sequence s is row t % P of page table[s, t / P].
+struct CachePages {
+    TensorView k_NPGK;       ///< N pages; after RoPE
+    TensorView v_NPGK;       ///< the same shape
+    TensorView means_NGK;    ///< of complete blocks, as the gate rounds them, at the number of a block's first page
+    ConstView table_SM;      ///< int32: pages of every sequence
+    int64_t block_size = 0;  ///< B, a multiple of P
+    int64_t page_size() const { return k_NPGK.shape[1]; }
+    int64_t most_blocks() const { return table_SM.shape[1] * page_size() / block_size; }
+};
+
+/// Writes a new token of every sequence, and the mean key of each block that it completes, pooled as the gate pools it.
+struct KvAppend {
+    static constexpr char const* kName = "kv_append";
+    CachePages pages;
+    ConstView k_SGK;
+    ConstView v_SGK;
+    ConstView lengths_S;  ///< int32: tokens before the new one; -1: no sequence there, and nothing is written
+};
+
+/// Mean keys of the complete blocks [first, first + count) of the table's one sequence.
+struct PoolBlocks {
+    static constexpr char const* kName = "pool_blocks";
+    CachePages pages;
+    int64_t first = 0;
+    int64_t count = 0;
+};
+
+/// As SelectBlocks, for the newest token of every sequence, at position lengths[s], from the means of the cache. Rows
+/// without a sequence get -1.
+struct DecodeSelect {
+    static constexpr char const* kName = "decode_select";
+    TensorView chosen_SHS;
+    ConstView q_SHK;
+    CachePages pages;
+    ConstView lengths_S;     ///< int32, as in KvAppend
+    Selection selection;     ///< not full attention; its block size is the cache's
+    int64_t first_head = 0;  ///< as in SelectBlocks
+};
+
+/// As AttentionForward, for the newest token of every sequence, which has been appended. Blocks are cut into pieces of
+/// 128 keys whose results are merged in the order of the keys: a sequence's result depends neither on its pages nor on
+/// the other sequences. Rows without a sequence get zeros.
+struct DecodeAttend {
+    static constexpr char const* kName = "decode_attend";
+    TensorView o_SHK;
+    ConstView q_SHK;
+    CachePages pages;
+    ConstView lengths_S;  ///< int32, as in KvAppend
+    double scale = 0;     ///< of the scores: positive, or refused
+    Attended attended = FullAttention{};
+};
+
+}  // namespace perigee

@@ -1,0 +1,196 @@
+// Decoding by the whole model on the GPU: logits of token after token, from the cache, are those of one forward, as
+// CUDA graphs and without, for one text and several.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "comm/host_comm.h"
+#include "model/llama.h"
+#include "support/random.h"
+
+namespace perigee::testing {
+
+namespace {
+
+constexpr int64_t kVocab = 500, kTokens = 700, kBlock = 64;
+
+ModelOptions options_of(int64_t head_dim) {
+    ModelOptions options;
+    options.vocab_size = kVocab;
+    options.hidden_size = 256;
+    options.intermediate_size = 384;
+    options.num_hidden_layers = 3;
+    options.num_attention_heads = 8;
+    options.num_key_value_heads = 2;
+    options.head_dim = head_dim;
+    options.max_position_embeddings = 1024;
+    return options;
+}
+
+std::vector<int32_t> text_of(uint64_t seed) {
+    Philox const random(seed, Purpose::mock_data, 3);
+    std::vector<int32_t> ids;
+    for (uint64_t t = 0; t < kTokens; ++t) ids.push_back(static_cast<int32_t>(random.below(t, kVocab)));
+    return ids;
+}
+
+class GpuJob {
+  public:
+    explicit GpuJob(int64_t head_dim, bool graphs = true, bool deterministic = false)
+        : options_(options_of(head_dim)),
+          ops_(make_cuda_ops(*device_, {.deterministic = deterministic, .graphs = graphs})) {
+        std::vector<float> start = random_normal<float>(layout_.size(), 7, 0.05);
+        for (ParamLayout::Entry const& entry : layout_.entries())
+            if (entry.spec.init == Init::ones)
+                for (int64_t i = 0; i < entry.local.size(); ++i) start[static_cast<size_t>(entry.offset + i)] += 1;
+        std::vector<bf16> rounded;
+        for (float const w : start) rounded.push_back(to_bf16(w));
+        TensorView const weights = state_.allocate("weights", DType::bf16, {layout_.size()});
+        ops_->upload(weights, rounded.data());
+        flat_.emplace(layout_, weights);
+        model_.emplace(options_, layout_, mesh_, *ops_);
+    }
+
+    KvCache cache(int64_t texts = 1) {
+        return {*ops_, options_, mesh_.shape(), {.tokens = 1000, .block_size = kBlock, .texts = texts}};
+    }
+    std::vector<float> next(std::span<int32_t const> ids, KvCache& cache, int64_t text = 0) {
+        auto logits = model_->next_logits(*flat_, ids, layers, cache, arena_, text);
+        arena_.settle();
+        return logits;
+    }
+    std::vector<float> decode(std::span<int32_t const> ids, KvCache& cache) {
+        auto logits = model_->decode(*flat_, ids, layers, cache, arena_);
+        arena_.settle();
+        return logits;
+    }
+    /// Of one forward, [T, V].
+    std::vector<float> whole(std::vector<int32_t> const& ids) {
+        Batch batch{.ids_T = ids,
+                    .targets_T = std::vector<int32_t>(ids.size()),
+                    .weights_T = std::vector<float>(ids.size()),
+                    .positions_T = {},
+                    .cu_seqlens = {0, static_cast<int32_t>(ids.size())}};
+        for (size_t t = 0; t < ids.size(); ++t) batch.positions_T.push_back(static_cast<int32_t>(t));
+        return model_->logits(*flat_, batch, layers, arena_);
+    }
+
+    std::vector<Selection> layers = {MobaOptions{.block_size = kBlock, .top_k = 3},
+                                     MobaOptions{.block_size = kBlock, .top_k = 3}, FullAttention{}};
+
+  private:
+    ModelOptions options_;
+    std::unique_ptr<Device> device_ = make_cuda_device(0);
+    std::unique_ptr<Ops> ops_;
+    std::unique_ptr<HostComm> world_ = make_single_host_comm();
+    Mesh mesh_{ParallelOptions{}, *world_};
+    ParamLayout layout_{llama_params(options_), 1, 0};
+    Arena state_{*device_}, arena_{*device_};
+    std::optional<FlatWeights> flat_;
+    std::optional<Llama> model_;
+};
+
+class GpuDecodeModel : public ::testing::Test {
+  protected:
+    void SetUp() override {
+        if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+    }
+};
+
+/// Relative L2 difference of a row of logits to row `token` of all.
+double difference(std::span<float const> logits, std::vector<float> const& all, size_t token) {
+    std::vector<float> const found(logits.begin(), logits.end());
+    auto const begin = all.begin() + static_cast<int64_t>(token * found.size());
+    return relative_error(found, std::vector<float>(begin, begin + std::ssize(found)));
+}
+
+/// Products of other heights round otherwise in bf16, and may turn a choice near a tie.
+constexpr double kTypical = 0.02, kWorst = 0.25;
+
+/// Median and largest difference.
+std::pair<double, double> spread(std::vector<double> differences) {
+    std::ranges::sort(differences);
+    return {differences[differences.size() / 2], differences.back()};
+}
+
+TEST_F(GpuDecodeModel, GivesTheLogitsOfOneForward) {
+    for (int64_t const dim : {64, 128})
+        for (bool const graphs : {true, false}) {
+            GpuJob job(dim, graphs);
+            auto const text = text_of(1);
+            auto const all = job.whole(text);
+            KvCache cache = job.cache();
+            std::vector<double> differences = {difference(job.next(std::span(text).first(301), cache), all, 300)};
+            for (size_t t = 301; t < text.size(); ++t)
+                differences.push_back(difference(job.decode(std::span(text).subspan(t, 1), cache), all, t));
+            auto const [typical, worst] = spread(differences);
+            EXPECT_LT(typical, kTypical) << dim;
+            EXPECT_LT(worst, kWorst) << dim;
+        }
+}
+
+TEST_F(GpuDecodeModel, GraphsChangeNoBit) {
+    auto const text = text_of(2);
+    std::vector<std::vector<float>> found;
+    for (bool const graphs : {true, false}) {
+        GpuJob job(64, graphs, true);  // products by the same algorithms
+        KvCache cache = job.cache();
+        std::vector<float> logits = job.next(std::span(text).first(150), cache);
+        for (size_t t = 150; t < 400; ++t) {
+            auto const next = job.decode(std::span(text).subspan(t, 1), cache);
+            logits.insert(logits.end(), next.begin(), next.end());
+        }
+        found.push_back(logits);
+    }
+    EXPECT_EQ(found[0], found[1]);
+}
+
+TEST_F(GpuDecodeModel, TextsOfABatchGiveTheLogitsOfOneForward) {
+    GpuJob job(64);
+    std::vector<std::vector<int32_t>> texts;
+    std::vector<std::vector<float>> all;
+    KvCache cache = job.cache(4);
+    for (uint64_t i = 0; i < 3; ++i) {
+        texts.push_back(text_of(10 + i));
+        all.push_back(job.whole(texts.back()));
+        job.next(std::span(texts.back()).first(63 + 40 * i), cache, static_cast<int64_t>(i));
+    }
+    std::vector<double> differences;
+    for (int step = 0; step < 200; ++step) {
+        std::vector<int32_t> ids;
+        for (size_t i = 0; i < 3; ++i)
+            ids.push_back(texts[i][static_cast<size_t>(cache.tokens(static_cast<int64_t>(i)))]);
+        ids.push_back(-1);
+        auto const logits = job.decode(ids, cache);
+        for (size_t i = 0; i < 3; ++i) {
+            auto const row = std::span(logits).subspan(i * kVocab, kVocab);
+            auto const token = static_cast<size_t>(cache.tokens(static_cast<int64_t>(i))) - 1;
+            differences.push_back(difference(row, all[i], token));
+        }
+    }
+    auto const [typical, worst] = spread(differences);
+    EXPECT_LT(typical, kTypical);
+    EXPECT_LT(worst, kWorst);
+    EXPECT_EQ(cache.tokens(3), 0);
+}
+
+TEST_F(GpuDecodeModel, PiecesMayBeCutAnywhere) {
+    GpuJob job(64);
+    auto const text = text_of(4);
+    auto const all = job.whole(text);
+    for (size_t const piece : {size_t{127}, size_t{256}, size_t{699}}) {
+        KvCache cache = job.cache();
+        for (size_t begin = 0; begin < text.size(); begin += piece) {
+            size_t const count = std::min(piece, text.size() - begin);
+            EXPECT_LT(difference(job.next(std::span(text).subspan(begin, count), cache), all, begin + count - 1),
+                      kWorst)
+                << piece;
+        }
+    }
+}
+
+}  // namespace
+
+}  // namespace perigee::testing

@@ -1,0 +1,57 @@
+// Decoding on the GPU, held to the expectations of the CPU: choices in every slot, attention within bf16's rounding.
+#include "ops/decode_expectations.h"
+
+namespace perigee::testing {
+namespace {
+
+constexpr double kRounding = 5e-3;
+
+using GpuDecode = GpuTest;
+
+TEST_F(GpuDecode, SelectsAndAttendsAsTraining) {
+    for (DecodeCase const& c : decode_cases()) expect_training(gpu(), c, kRounding);
+}
+
+TEST_F(GpuDecode, SelectsByEveryRule) {
+    for (Selection const& rule : decode_rules()) expect_training(gpu(), with_rule(rule), kRounding);
+}
+
+TEST_F(GpuDecode, TakesEveryHeadSize) {
+    for (int64_t const dim : {32, 96}) {
+        DecodeCase c = with_rule(MobaOptions{.block_size = 32, .top_k = 3});
+        c.head_dim = dim;
+        expect_training(gpu(), c, kRounding);
+    }
+}
+
+TEST_F(GpuDecode, TakesManyBlocks) {
+    DecodeCase c{.lengths = {16 * 1000 + 3, 16 * 300}};
+    c.selection = MobaOptions{.block_size = 16, .top_k = 12};
+    c.page_size = c.block_size = 16;
+    expect_training(gpu(), c, kRounding);
+}
+
+TEST_F(GpuDecode, AppendedTokensLeaveTheMeansOfPooling) { expect_means_of_appends(gpu()); }
+
+TEST_F(GpuDecode, EnoughSlotsEqualFullAttentionInEveryBit) { expect_covering_equals_full(gpu()); }
+
+TEST_F(GpuDecode, ResultsDependNeitherOnPagesNorOnOtherSequences) { expect_independence(gpu()); }
+
+TEST_F(GpuDecode, DamageShows) { expect_damage_to_show(gpu(), kRounding); }
+
+TEST_F(GpuDecode, RepeatsInEveryBit) {
+    DecodeCase const c{.lengths = {333, 4, 800}};
+    DecodeLab lab(gpu(), c);
+    lab.pool();
+    lab.append();
+    auto const chosen = lab.select();
+    Values const sparse = lab.attend(false), full = lab.attend(true);
+    for (int again = 0; again < 3; ++again) {
+        EXPECT_EQ(lab.select(), chosen);
+        EXPECT_EQ(lab.attend(false), sparse);
+        EXPECT_EQ(lab.attend(true), full);
+    }
+}
+
+}  // namespace
+}  // namespace perigee::testing

@@ -160,6 +160,11 @@ int run_generate(Trained const& trained, Job const& job) {
     RunState const state = session.load_weights(trained.checkpoint);
     int64_t const step = state.step;
     bool const speaks = job.launch.world().rank() == 0;
+    if (!options.generate.input.empty()) {
+        job.watchdog.enter(Section::first_step, step);
+        generate_file(session, state, [&] { job.watchdog.enter(Section::eval, step); });
+        return complete(job);
+    }
     // A model may write anything, and a terminal obeys escape sequences. A pipe gets the text as it is.
     auto const shown = [on_terminal = ::isatty(STDOUT_FILENO) == 1](std::string const& text) {
         return on_terminal ? printable(text) : text;

@@ -17,7 +17,7 @@ struct CommandApp {
     CLI::App app;
     CommandLine job;
     LocalCommand local;  ///< its name is empty where a command of a job was typed
-    std::string prompt, system, suite;
+    std::string prompt, system, suite, input, output;
     int64_t max_tokens = 0;
     bool mock_data = false;
 };

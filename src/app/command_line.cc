@@ -36,6 +36,9 @@ void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
     if (command == Command::generate) {
         sub->add_option("--system", typed.system, "Short for generate.system=TEXT; TEXT is taken as it is");
         sub->add_option("--prompt", typed.prompt, "Short for generate.prompt=TEXT; TEXT is taken as it is");
+        sub->add_option("--input", typed.input, "Short for generate.input=FILE: prompts, one JSON object a line")
+            ->type_name("FILE");
+        sub->add_option("--output", typed.output, "Short for generate.output=FILE: their answers")->type_name("FILE");
         sub->add_option("--max-tokens", typed.max_tokens, "Short for generate.max_tokens=N");
     }
     sub->callback([&typed, sub, command] {
@@ -47,6 +50,8 @@ void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
         if (command != Command::generate) return;
         if (sub->count("--prompt") > 0) overrides.push_back("generate.prompt=" + yaml_text(typed.prompt));
         if (sub->count("--system") > 0) overrides.push_back("generate.system=" + yaml_text(typed.system));
+        if (sub->count("--input") > 0) overrides.push_back("generate.input=" + yaml_text(typed.input));
+        if (sub->count("--output") > 0) overrides.push_back("generate.output=" + yaml_text(typed.output));
         if (sub->count("--max-tokens") > 0)
             overrides.push_back(fmt::format("generate.max_tokens={}", typed.max_tokens));
     });

@@ -19,7 +19,13 @@ void describe(Schema& schema, SamplingOptions& options) {
         .add("temperature", options.temperature, at_least(0),
              "logits are divided by it: below 1 is more predictable, 0 always takes the most likely token")
         .add("top_p", options.top_p, {.low = 0, .high = 1, .strict_low = true},
-             "draw from the fewest most likely tokens whose probabilities reach this sum; 1 draws from all");
+             "draw from the fewest most likely tokens whose probabilities reach this sum; 1 draws from all")
+        .add("input", options.input, "file of prompts, one JSON object a line, in place of prompt; needs output")
+        .add("output", options.output, "file that receives their answers, one JSON object a line in the same order")
+        .add("batch", options.batch, between(1, 4096), "prompts of the file that are answered at a time")
+        .add("cache_gib", options.cache_gib, at_least(0),
+             "GiB for the keys and values of prompts that are answered at a time; 0: as much as they may need")
+        .add("logprobs", options.logprobs, "also write the log-probability of every token of an answer");
 }
 
 int32_t sample_token(std::span<float const> logits, int64_t allowed, SamplingOptions const& options,

@@ -16,6 +16,11 @@ struct SamplingOptions {
     int64_t max_tokens = 200;
     double temperature = 0.8;  ///< 0: always the most likely token
     double top_p = 0.95;
+    std::string input = {};   ///< file of prompts, one JSON object a line; empty: `prompt`
+    std::string output = {};  ///< file of their answers
+    int64_t batch = 8;        ///< prompts of the file that are answered at a time
+    double cache_gib = 0;     ///< of keys and values for them; 0: as much as they may need
+    bool logprobs = false;    ///< also log-probabilities of the answers' tokens
 };
 void describe(Schema& schema, SamplingOptions& options);
 

@@ -40,6 +40,11 @@ bool KvCache::serves(Ops& ops, ModelOptions const& model) {
     return ops.device().is_host() || kernels::attention_takes_head(model.head_size());
 }
 
+int64_t KvCache::page_bytes(Ops& ops, ModelOptions const& model, MeshShape const& mesh, int64_t page_size) {
+    int64_t const row = model.kv_heads() / mesh.tp * model.head_size() * size_of(ops.compute_dtype());
+    return model.num_hidden_layers * (2 * page_size + 1) * row;
+}
+
 KvCache::KvCache(Ops& ops, ModelOptions const& model, MeshShape const& mesh, CacheRoom const& room)
     : ops_(&ops),
       capacity_(room.tokens),
@@ -56,8 +61,7 @@ KvCache::KvCache(Ops& ops, ModelOptions const& model, MeshShape const& mesh, Cac
                   block_size_, page_size_);
     row_pages_ = ceil_div(capacity_ + padding_, block_size_) * (block_size_ / page_size_);
     page_count_ = room.pages > 0 ? room.pages : room.texts * row_pages_;
-    int64_t const row = kv_heads_ * head_dim_ * size_of(ops.compute_dtype());
-    memory_ = Buffer(ops.device(), static_cast<size_t>(layers_ * page_count_ * (2 * page_size_ + 1) * row));
+    memory_ = Buffer(ops.device(), static_cast<size_t>(page_count_ * page_bytes(ops, model, mesh, page_size_)));
     table_.resize(static_cast<size_t>(ceil_div(room.texts, mesh.tp) * mesh.tp * row_pages_));
     device_table_ = Buffer(ops.device(), table_.size() * sizeof(int32_t));
     ops.upload({static_cast<std::byte*>(device_table_.data()), DType::i32, {std::ssize(table_)}}, table_.data());

@@ -31,7 +31,10 @@ class KvCache {
     /// Whether the kernels of `ops` take a model's heads.
     static bool serves(Ops& ops, ModelOptions const& model);
 
-    /// Empty. A page takes 2 P G K elements per layer, and its mean G K; G of this tp rank.
+    /// Bytes of a page, of all layers: per layer 2 P G K elements and a mean of G K, with G of this tp rank.
+    static int64_t page_bytes(Ops& ops, ModelOptions const& model, MeshShape const& mesh, int64_t page_size);
+
+    /// Empty.
     KvCache(Ops& ops, ModelOptions const& model, MeshShape const& mesh, CacheRoom const& room);
 
     // `text` is a number from 0 to texts() - 1.

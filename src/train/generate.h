@@ -17,4 +17,9 @@ bool has_chat_template(Session& session);
 /// Throws Category::config for an empty prompt.
 void generate(Session& session, RunState const& state, std::function<void(std::string const&)> const& sink);
 
+/// Answers the prompts of generate.input, several at a time, and writes generate.output: lines of JSON in the same
+/// order, docs/generation.md. `before_pass` is called before each pass of the model. Throws Category::data, naming file
+/// and line, for a line that is no prompt.
+void generate_file(Session& session, RunState const& state, std::function<void()> const& before_pass);
+
 }  // namespace perigee

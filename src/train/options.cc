@@ -266,6 +266,16 @@ MemoryPolicy memory_policy(RunOptions const& options) {
             .offload = options.train.offload == kOffloadAuto ? 0 : options.train.offload};
 }
 
+namespace {
+
+void check_generate(SamplingOptions const& options, Sentences& out) {
+    if (options.input.empty() != options.output.empty())
+        out.add("generate.input (\"{}\") and generate.output (\"{}\") must be given together", options.input,
+                options.output);
+}
+
+}  // namespace
+
 std::vector<std::string> problems(RunOptions const& options, int world_size) {
     Sentences out;
     out.add_all(problems(options.model));
@@ -279,6 +289,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     if (options.train.epochs == 0) check_schedule(options, out);
     check_data(options, out);
     check_suites(options, out);
+    check_generate(options.generate, out);
     return std::move(out.list);
 }
 

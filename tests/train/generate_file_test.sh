@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# generate with a file of prompts: answers in order, whatever the batch, on one rank and on two; what is no prompt is
+# refused with its line. Real processes.
+set -euo pipefail
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+folder=$scratch/run
+sed -i 's/num_key_value_heads: 1/num_key_value_heads: 2/' "$scratch/run.yaml"
+run 2 "$folder" perigee
+[ "$code" = 0 ] || complain "training"
+cat >"$scratch/in.jsonl" <<'JSON'
+{"prompt": "abc", "seed": 3}
+{"prompt": "de", "id": {"mine": 7}, "max_tokens": 5, "temperature": 0}
+
+{"prompt": "a longer prompt than the others, so that its blocks are several", "top_p": 0.5}
+JSON
+# answer RANKS OUTPUT [key=value...]
+answer() {
+    local n=$1 output=$2
+    shift 2
+    command=generate run "$n" "$folder" perigee generate.input="$scratch/in.jsonl" generate.output="$output" \
+        generate.max_tokens=20 generate.logprobs=true "$@"
+}
+answer 1 "$scratch/out.jsonl"
+[ "$code" = 0 ] || complain "generate: exit $code"
+python3 - "$scratch/out.jsonl" <<'PY' || complain "the answers"
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+assert len(lines) == 3
+assert lines[0]["seed"] == 3 and "id" not in lines[0]
+assert lines[1]["id"] == {"mine": 7} and len(lines[1]["tokens"]) <= 5
+for line in lines:
+    assert line["finish_reason"] in ("stop", "length")
+    assert len(line["logprobs"]) == len(line["tokens"]) and all(p <= 0 for p in line["logprobs"])
+assert lines[2]["prompt_tokens"] > 40
+PY
+tokens() { python3 -c 'import json, sys; print([json.loads(line)["tokens"] for line in open(sys.argv[1])])' "$1"; }
+for arguments in "1 generate.batch=1" "1 generate.batch=2" "2 parallel.tensor=2" "2 generate.batch=3"; do
+    rm -f "$scratch/again.jsonl"
+    answer ${arguments%% *} "$scratch/again.jsonl" ${arguments#* }
+    [ "$code" = 0 ] || complain "generate $arguments: exit $code"
+    [ "$(tokens "$scratch/again.jsonl")" = "$(tokens "$scratch/out.jsonl")" ] || complain "other answers with $arguments"
+done
+
+echo '{"prompt": "x", "temprature": 1}' >>"$scratch/in.jsonl"
+rm "$scratch/out.jsonl"
+answer 1 "$scratch/out.jsonl"
+[ "$code" = 3 ] && grep -qF 'in.jsonl:5: unknown key' "$scratch/log" || complain "an unknown key: exit $code"
+[ ! -e "$scratch/out.jsonl" ] || complain "answers to a file that was refused"
+command=generate run 1 "$folder" perigee generate.input=x
+[ "$code" = 2 ] && grep -qF 'must be given together' "$scratch/log" || complain "input without output: exit $code"

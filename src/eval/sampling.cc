@@ -40,23 +40,34 @@ int32_t sample_token(std::span<float const> logits, int64_t allowed, SamplingOpt
     if (std::isinf(logits[best])) fail(Category::numeric, "all logits of token {} are -inf", index);
     if (options.temperature == 0) return static_cast<int32_t>(best);
 
-    // Equal logits in order of id, so that the choice does not depend on the sorting algorithm.
+    auto const weight = [&](size_t id) {
+        return std::exp((static_cast<double>(logits[id]) - static_cast<double>(logits[best])) / options.temperature);
+    };
+    double sum = 0;
+    for (size_t id = 0; id < logits.size(); ++id) sum += weight(id);
+    // Equal logits in order of id, so that the choice does not depend on the sorting algorithm. Few tokens usually make
+    // up the nucleus: more are sorted only where these do not reach top_p.
     std::vector<int32_t> order(logits.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-        return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
-    });
-    std::vector<double> cumulative(logits.size());
-    double sum = 0;
-    for (size_t i = 0; i < order.size(); ++i) {
-        double const distance = static_cast<double>(logits[static_cast<size_t>(order[i])]) - logits[best];
-        sum += std::exp(distance / options.temperature);
-        cumulative[i] = sum;
+    std::vector<double> cumulative;
+    auto const enough = [&] {
+        return !cumulative.empty() && (cumulative.back() >= options.top_p * sum || cumulative.size() == order.size());
+    };
+    for (size_t count = 256; !enough(); count *= 16) {
+        auto const sorted = order.begin() + static_cast<int64_t>(std::min(count, order.size()));
+        std::partial_sort(order.begin(), sorted, order.end(), [&](int32_t a, int32_t b) {
+            float const x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+            return x > y || (x == y && a < b);
+        });
+        cumulative.clear();
+        double reached = 0;
+        for (auto id = order.begin(); id != sorted; ++id)
+            cumulative.push_back(reached += weight(static_cast<size_t>(*id)));
     }
     // The nucleus ends with the token that reaches top_p. Source: Holtzman et al., "The Curious Case of Neural Text
     // Degeneration", ICLR 2020.
     auto const end = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
-    double const nucleus = end == cumulative.end() ? sum : *end;
+    double const nucleus = end == cumulative.end() ? cumulative.back() : *end;
     double const drawn = random.uniform(static_cast<uint64_t>(index)) * nucleus;
     auto const chosen = std::upper_bound(cumulative.begin(), cumulative.end(), drawn);
     return order[static_cast<size_t>(chosen - cumulative.begin())];

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -58,6 +60,38 @@ TEST(SampleToken, DrawsOnlyFromTheNucleus) {
     EXPECT_EQ(three[0], 0);
     EXPECT_GT(three[2], 0);
     EXPECT_EQ(histogram(logits, {.temperature = 1, .top_p = 1e-9}, 100)[1], 100);
+}
+
+/// By sorting the whole vocabulary.
+int32_t plainly_drawn(std::vector<float> const& logits, SamplingOptions const& options, int64_t place) {
+    std::vector<int32_t> order(logits.size());
+    std::iota(order.begin(), order.end(), 0);
+    auto const logit = [&](int32_t id) { return static_cast<double>(logits[static_cast<size_t>(id)]); };
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
+    std::vector<double> cumulative;
+    double sum = 0;
+    for (int32_t const id : order)
+        cumulative.push_back(sum += std::exp((logit(id) - logit(order[0])) / options.temperature));
+    auto const end = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
+    double const drawn = kRandom.uniform(static_cast<uint64_t>(place)) * *end;
+    return order[static_cast<size_t>(std::upper_bound(cumulative.begin(), cumulative.end(), drawn) -
+                                     cumulative.begin())];
+}
+
+TEST(SampleToken, DrawsWhatSortingTheWholeVocabularyDraws) {
+    Philox const random(11, Purpose::mock_data);
+    for (size_t const size : {10, 256, 257, 5000, 9000}) {
+        std::vector<float> logits(size);  // multiples of 1/8: many are equal
+        for (size_t i = 0; i < size; ++i) logits[i] = static_cast<float>(random.below(i, 60)) / 8;
+        for (double const temperature : {0.3, 1.0, 50.0})
+            for (double const top_p : {0.1, 0.5, 0.95, 0.999999}) {
+                SamplingOptions const options{.temperature = temperature, .top_p = top_p};
+                for (int64_t place = 0; place < 8; ++place)
+                    ASSERT_EQ(sample_token(logits, std::ssize(logits), options, kRandom, place),
+                              plainly_drawn(logits, options, place))
+                        << size << " " << temperature << " " << top_p;
+            }
+    }
 }
 
 TEST(SampleToken, NeverChoosesThePaddingOfTheVocabularyOrImpossibleTokens) {

@@ -14,10 +14,10 @@ std::vector<Real> centroids(SelectBlocks const& args, BlockGrid const& grid) {
     std::vector<Real> means(blocks * width, Real{0});
 #pragma omp parallel for
     for (int64_t block = 0; block < blocks; ++block) {
-        auto const [begin, end] = grid.blocks[block];
-        if (end - begin < grid.block_size) continue;
+        Segment const keys = grid.blocks[block];
+        if (keys.end - keys.begin < grid.block_size) continue;
         Real* const mean = means.data() + block * width;
-        mean_of_rows(mean, width, end - begin, [&](int64_t row) { return k + (begin + row) * width; });
+        mean_of_rows(mean, width, grid.block_size, [&](int64_t row) { return k + (keys.begin + row) * width; });
     }
     return means;
 }

@@ -21,6 +21,23 @@ Batch batch_of(std::span<int32_t const> ids, std::vector<int32_t> positions) {
     return batch;
 }
 
+/// Everything that the operations of a step depend on besides the contents of memory: the addresses of `memory`, the
+/// cache, and the rules of selection.
+std::vector<int64_t> decoding_key(std::initializer_list<void const*> memory, int64_t rows, KvCache const& cache,
+                                  std::span<Selection const> selections) {
+    CachePages const pages = cache.pages(0, 0, rows);
+    std::vector<int64_t> key = {rows, pages.k_NPGK[0], pages.page_size(), pages.block_size, pages.table_SM[1]};
+    for (void const* address : memory) key.push_back(std::bit_cast<int64_t>(address));
+    for (void const* address :
+         {static_cast<void const*>(pages.k_NPGK.data), static_cast<void const*>(pages.table_SM.data)})
+        key.push_back(std::bit_cast<int64_t>(address));
+    for (Selection const& selection : selections) {
+        BlockBudget const budget = budget_of(selection).value_or(BlockBudget{});
+        key.insert(key.end(), {static_cast<int64_t>(selection.index()), budget.block_size, budget.top_k});
+    }
+    return key;
+}
+
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace
@@ -155,17 +172,10 @@ std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> 
     if (tp > 1 || !weights.settled()) {
         impl_->ops.repeat({}, step);
     } else {
-        // Everything that the operations depend on, besides the contents of memory.
-        std::vector<int64_t> key = {arena.growths(),
-                                    std::bit_cast<int64_t>(impl_.get()),
-                                    std::bit_cast<int64_t>(&arena),
-                                    std::bit_cast<int64_t>(weights.need(kEmbeddingUnit, -1).data),
-                                    std::bit_cast<int64_t>(numbers_R.data),
-                                    rows,
-                                    std::bit_cast<int64_t>(cache.pages(0, 0, 1).k_NPGK.data),
-                                    cache.pages(0, 0, 1).table_SM[1]};
+        auto key = decoding_key({impl_.get(), &arena, weights.need(kEmbeddingUnit, -1).data, numbers_R.data}, rows,
+                                cache, selections);
+        key.push_back(arena.growths());
         weights.release(kEmbeddingUnit);
-        for (Selection const& selection : selections) key.push_back(static_cast<int64_t>(selection.index()));
         impl_->ops.repeat(key, step);
     }
     for (int64_t text = 0; text < texts; ++text)

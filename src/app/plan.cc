@@ -44,12 +44,20 @@ std::vector<int64_t> divisors(int64_t n) {
     return all;
 }
 
-/// With the cheapest recomputation that fits, if any does.
+/// With the cheapest recomputation that fits, if any does; under `train.offload: auto` with as many layers offloaded as
+/// that needs, none where it fits without.
 std::optional<Layout> fitted(RunOptions options, int world_size, DeviceRates const& rates) {
     int64_t const bytes = bytes_for_a_step(rates);
+    auto const fits = [&] { return step_cost(options, world_size).memory.sum() <= bytes; };
+    bool const offloads = options.train.offload == kOffloadAuto;
+    if (offloads) options.train.offload = 0;
     options.train.recompute = "block";
-    if (step_cost(options, world_size).memory.sum() > bytes) return std::nullopt;
-    options.train.recompute = perigee::to_string(recompute_that_fits(options, world_size, bytes));
+    if (fits()) {
+        options.train.recompute = perigee::to_string(recompute_that_fits(options, world_size, bytes));
+    } else {
+        if (offloads) options.train.offload = offload_that_fits(options, world_size, bytes);
+        if (!offloads || !fits()) return std::nullopt;
+    }
     StepCost cost = step_cost(options, world_size, &rates);
     return Layout{std::move(options), std::move(cost)};
 }
@@ -154,6 +162,7 @@ std::string layouts_report(std::vector<Layout> const& layouts, int world_size, D
         text += fmt::format("train:\n  global_batch_size: {}\n  micro_batch_size: {}\n  recompute: {}\n",
                             options.train.global_batch_size, options.train.micro_batch_size,
                             yaml_text(options.train.recompute));
+        if (options.train.offload > 0) text += fmt::format("  offload: {}\n", options.train.offload);
     }
     return text;
 }

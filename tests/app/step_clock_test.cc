@@ -299,6 +299,25 @@ TEST(Plan, BestLayoutsFitAreSortedAndRun) {
     EXPECT_THAT(layouts_report({}, 8, rates), HasSubstr("no layout of 8 GPUs fits"));
 }
 
+TEST(Plan, OffloadThatIsLeftToPerigeeCountsAsWhatItComesTo) {
+    DeviceRates rates = h200();
+    rates.memory_gib = 70;
+    RunOptions options = of_file("llama_8b", {"train.global_batch_size=1", "data.sequence_length=1048576",
+                                              "train.mlp_chunk=8192", "attention.kind=moba", "train.offload=0"});
+    auto const fitting = [&] { return best_layouts(options, 8, rates); };
+    EXPECT_TRUE(fitting().empty());
+    options.train.offload = kOffloadAuto;
+    auto const layouts = fitting();
+    ASSERT_FALSE(layouts.empty());
+    for (auto const& [of, cost] : layouts) {
+        EXPECT_GT(of.train.offload, 0);
+        EXPECT_LE(cost.memory.sum(), bytes_for_a_step(rates));
+        EXPECT_GT(cost.memory.host, 0);
+    }
+    EXPECT_THAT(layouts_report(layouts, 8, rates),
+                HasSubstr(fmt::format("  offload: {}\n", layouts[0].options.train.offload)));
+}
+
 TEST(Plan, LayoutsThatKernelsRefuseAreNoneOfTheBest) {
     DeviceRates const rates = h200();
     std::vector<std::string> const batch = {"train.global_batch_size=8", "attention.kind=moba"};

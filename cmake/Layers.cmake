@@ -84,6 +84,6 @@ foreach(part IN ITEMS css js)
 endforeach()
 configure_file(src/commands/report/page_parts.h.in ${CMAKE_BINARY_DIR}/generated/commands/report/page_parts.h @ONLY)
 target_include_directories(perigee_commands PRIVATE ${CMAKE_BINARY_DIR}/generated)
-perigee_layer(app LAYERS base device io ops comm model hf config train commands LIBRARIES CLI11::CLI11
+perigee_layer(app LAYERS base device io ops comm model optim hf config train commands LIBRARIES CLI11::CLI11
     EXCLUDE "/main\\.cc$")
 target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")

@@ -47,7 +47,8 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     line("weights", memory.weights, "");
     line("gradients", memory.gradients, "");
     line("optimizer", memory.optimizer,
-         fmt::format("  {}two moments{}", shared ? "this rank's share of " : "", gpu ? " and fp32 weights" : ""));
+         fmt::format("  {}two moments{}{}", shared ? "this rank's share of " : "",
+                     options.optimizer.offload ? " of two units" : "", gpu ? " and fp32 weights" : ""));
     line("activations", memory.activations, "  one micro-batch, forward and backward");
     line("logits", memory.logits, "  one chunk of tokens");
     line("communication", memory.buckets + memory.messages, "  what is sent from and received into");
@@ -56,8 +57,12 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     if (memory.host == 0) return;
     int const ranks = std::min(mesh.world(), kRanksOfAHost);
     line("host", memory.host,
-         fmt::format("  of activations under train.offload{}; a host of {} rank{} takes {}", gpu ? ", pinned" : "",
-                     ranks, ranks == 1 ? "" : "s", format_bytes(ranks * memory.host)));
+         fmt::format("  of {} under {}{}; a host of {} rank{} takes {}",
+                     !options.optimizer.offload   ? "activations"
+                     : options.train.offload == 0 ? "moments"
+                                                  : "activations and moments",
+                     options.optimizer.offload ? "offload" : "train.offload", gpu ? ", pinned" : "", ranks,
+                     ranks == 1 ? "" : "s", format_bytes(ranks * memory.host)));
 }
 
 void print_traffic(Traffic const& traffic) {

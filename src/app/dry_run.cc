@@ -311,7 +311,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),
                        .messages = arena.peak_bytes(Use::communication),
-                       .host = session.model().offloaded_bytes()},
+                       .host = session.model().offloaded_bytes() + learner.optimizer_host_bytes()},
             .sent = extrapolate(one, two, accumulation - 1),
             .time = time};
 }

@@ -25,7 +25,7 @@ struct StepMemory {
     int64_t activations = 0;
     int64_t logits = 0;
     int64_t messages = 0;  ///< sent from and received into by tensor and context parallelism
-    int64_t host = 0;      ///< beside the device's: pinned memory of the host under train.offload
+    int64_t host = 0;      ///< beside the device's: pinned memory of the host under train.offload and optimizer.offload
     int64_t sum() const { return weights + gradients + optimizer + buckets + scratch + step; }
 };
 

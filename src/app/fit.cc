@@ -157,10 +157,10 @@ void check_fits(RunOptions const& options, int world_size, int local_ranks) {
         HostMemory const host = host_memory(local_ranks);
         if (host.bytes > 0 && needed.host > host.bytes)
             throw OutOfMemory(fmt::format(
-                "train.offload = {} takes {} ({} bytes) of the host for each rank, and {} has {} ({} bytes) for it: "
+                "train.offload = {}{} takes {} ({} bytes) of the host for each rank, and {} has {} ({} bytes) for it: "
                 "offload fewer layers, or let train.recompute drop more of them",
-                options.train.offload, format_bytes(needed.host), needed.host, host.what, format_bytes(host.bytes),
-                host.bytes));
+                options.train.offload, options.optimizer.offload ? " with optimizer.offload" : "",
+                format_bytes(needed.host), needed.host, host.what, format_bytes(host.bytes), host.bytes));
     } else {
         needed.step += needed.host;
     }

@@ -6,6 +6,7 @@
 #include "comm/ring_bytes.h"
 #include "model/offload.h"
 #include "ops/operation_views.h"
+#include "optim/moments.h"
 
 namespace perigee {
 
@@ -192,7 +193,7 @@ class ClockedQueues::Clocked final : public Queue {
         auto const* const point = dynamic_cast<ClockedQueues::Point const*>(event.point());
         if (point == nullptr || point->seconds <= seconds) return;
         if (this == &owner_->compute()) {
-            bool const copies = point->recorded_in->name() == kOffloadLane;
+            bool const copies = point->recorded_in->copies();
             owner_->now_.exposed[copies ? "host" : to_string(point->axis)] += point->seconds - seconds;
             if (!copies) owner_->waited_ += point->seconds - seconds;
         }
@@ -201,11 +202,12 @@ class ClockedQueues::Clocked final : public Queue {
     void copy(void*, void const*, size_t bytes) override {
         if (owner_->rates_ == nullptr) return;
         double const gigabytes = 1e-9 * static_cast<double>(bytes);
-        seconds += name() == kOffloadLane ? gigabytes / owner_->rates_->host.value
-                                          : 2 * gigabytes / owner_->rates_->memory.value;
+        seconds += copies() ? gigabytes / owner_->rates_->host.value : 2 * gigabytes / owner_->rates_->memory.value;
     }
     void call(std::function<void()> const& work) override { work(); }
     void synchronize() override {}
+    /// To and from the host.
+    bool copies() const { return name() == kOffloadLane || name() == kMomentsLane; }
 
     double seconds = 0;
     Axis axis = Axis::all;  ///< of its last collective

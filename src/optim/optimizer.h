@@ -8,6 +8,7 @@
 
 #include "base/schema.h"
 #include "ops/ops.h"
+#include "optim/moments.h"
 #include "parallel/buckets.h"
 #include "parallel/mesh.h"
 #include "parallel/param_spec.h"
@@ -22,6 +23,7 @@ struct OptimizerOptions {
     double weight_decay = 0.1;
     double max_grad_norm = 1.0;  ///< 0 switches clipping off
     bool stochastic_rounding = false;
+    bool offload = false;  ///< moments wait in memory of the host
 };
 void describe(Schema& schema, OptimizerOptions& options);
 
@@ -57,17 +59,22 @@ class AdamWOptimizer {
         double lr = 0;
         int64_t applied = 0;  ///< updates before this one
     };
-    /// Updates what this rank does of a unit. A norm that is not finite is Category::internal, and nothing has changed.
+    /// Updates come soon: moments may begin to come from the host.
+    void begin_update() { moments_.begin(); }
+    /// Updates what this rank does of a unit; units come in ascending order. A norm that is not finite is
+    /// Category::internal, and nothing has changed.
     void update(int unit, std::vector<FlatPart> const& grads, Update const& update);
     /// The weights() were set from elsewhere, after so many updates: hands them to the model, as update() had done.
     void publish(int64_t applied_updates);
 
-    int64_t bytes() const;  ///< of moments, and of weights where it keeps its own
+    int64_t bytes() const;  ///< of the device: moments, and weights where it keeps its own
+    int64_t host_bytes() const { return moments_.host_bytes(); }  ///< beside the device's
 
-    // Of the operations' main_dtype(), one part per range of ownership.updated, for checkpoints.
+    // Of the operations' main_dtype(), one part per range of ownership.updated, for checkpoints. Moments may be read
+    // and written in the order of the compute queue until the next update, or begin_update().
     std::vector<FlatPart> weights() const;
-    std::vector<FlatPart> first_moment() const { return parts(m_.view); }
-    std::vector<FlatPart> second_moment() const { return parts(v_.view); }
+    std::vector<FlatPart> first_moment() const { return moments_.first(); }
+    std::vector<FlatPart> second_moment() const { return moments_.second(); }
 
   private:
     /// The updated ranges one after the other.
@@ -88,7 +95,7 @@ class AdamWOptimizer {
     Ops* ops_;
     std::vector<FlatPart> weights_;
     uint64_t seed_;
-    Packed m_, v_;
+    Moments moments_;
     std::optional<Packed> main_weights_;
 };
 

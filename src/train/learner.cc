@@ -95,6 +95,7 @@ Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std:
             throw OutOfMemory(out_of_memory_report(error.what(), use, options_));
         }
     }
+    optimizer_.begin_update();
     grads_.await();
     enter(Phase::optimizer);
     optimizer_.add_squares(on_device.rows(1, 2), grads_.updated());

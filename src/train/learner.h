@@ -45,6 +45,7 @@ class Learner {
 
     ShardedGradients const& gradients() const { return grads_; }
     int64_t optimizer_bytes() const { return optimizer_.bytes(); }
+    int64_t optimizer_host_bytes() const { return optimizer_.host_bytes(); }
 
   private:
     struct Sums {

@@ -288,6 +288,23 @@ TEST(OffloadAuto, IsTheFewestLayersThatFit) {
     EXPECT_EQ(offload_that_fits(options, 1, 1), 0) << "the host frees nothing by holding it itself";
 }
 
+TEST(OptimizerOffload, TakesTheHostsMemoryForMoments) {
+    RunOptions options = tiny();
+    options.device = DeviceChoice::cuda;
+    options.model.head_dim = 32;
+    options.model.num_hidden_layers = 12;
+    StepMemory const kept = step_cost(options, 1).memory;
+    options.optimizer.offload = true;
+    StepMemory const offloaded = step_cost(options, 1).memory;
+    ParamLayout const layout(llama_params(options.model), 1, 0);
+    EXPECT_EQ(kept.host, 0);
+    EXPECT_EQ(offloaded.host, 8 * layout.size());
+    int64_t largest = 0;
+    for (int unit = 0; unit < layout.units(); ++unit) largest = std::max(largest, layout.unit(unit).size());
+    EXPECT_EQ(offloaded.optimizer, kept.optimizer - 8 * layout.size() + 16 * largest) << "slots of two units";
+    EXPECT_THAT(report(options, 1), HasSubstr("of moments under offload, pinned; a host of 1 rank takes "));
+}
+
 TEST(MemoryPolicy, RefusesChunksThatAreTooManyToPlan) {
     RunOptions options = tiny();
     options.data.mock_data = true;

@@ -106,6 +106,40 @@ TYPED_TEST(OptimizerTest, FollowsPlainAdamWStepByStepWithAndWithoutClipping) {
     }
 }
 
+TYPED_TEST(OptimizerTest, WithMomentsOnTheHostGivesTheSameBits) {
+    using Real = TypeParam;
+    int64_t const size = this->layout.size();
+    ASSERT_GT(this->layout.units(), 2);
+    Ownership const parts{.owned = {}, .updated = {{1, size / 3}, {size / 3 + 2, size / 2}, {size - 7, size}}};
+    for (Ownership const& ownership : {this->all, parts}) {
+        std::vector<Real> w[2] = {this->weights, this->weights};
+        std::vector<AdamWOptimizer> optimizers;
+        for (bool const offload : {false, true}) {
+            std::vector<FlatPart> weights;
+            for (FlatRange const& range : ownership.updated)
+                weights.push_back({range, view(w[offload]).rows(range.begin, range.end)});
+            optimizers.emplace_back(OptimizerOptions{.offload = offload}, this->layout, ownership, weights, *this->ops);
+        }
+        AdamWOptimizer const &kept = optimizers[0], &offloaded = optimizers[1];
+        for (int step = 0; step < 6; ++step) {
+            auto g = random_normal<Real>(size, 200 + static_cast<uint64_t>(step));
+            for (AdamWOptimizer& optimizer : optimizers) {
+                if (step % 2 == 0) optimizer.begin_update();
+                for (int unit = 0; unit < this->layout.units(); ++unit)
+                    optimizer.update(unit, testing::parts_of(ownership.updated, view(g)),
+                                     {.norm = 1.0, .lr = 0.01, .applied = step});
+                if (step == 3) optimizer.begin_update();  // of a step that is skipped
+            }
+            ASSERT_EQ(w[1], w[0]) << "step " << step;
+        }
+        EXPECT_NE(w[0], this->weights);
+        EXPECT_EQ(this->copy_of(offloaded.first_moment()), this->copy_of(kept.first_moment()));
+        EXPECT_EQ(this->copy_of(offloaded.second_moment()), this->copy_of(kept.second_moment()));
+        EXPECT_EQ(offloaded.host_bytes(), kept.bytes());
+        EXPECT_EQ(kept.host_bytes(), 0);
+    }
+}
+
 TYPED_TEST(OptimizerTest, WithoutGradientOnlyDecayedParametersShrink) {
     using Real = TypeParam;
     std::vector<Real> w = this->weights, zero(w.size());

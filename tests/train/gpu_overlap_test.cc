@@ -108,6 +108,19 @@ TEST(GpuLanes, DelaysOfKeysAndHeadsChangeNoLoss) {
     }
 }
 
+TEST(GpuLanes, OffloadedMomentsChangeNoLoss) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+    constexpr int kSteps = 6;
+    for (ShardStage const stage : {ShardStage::none, ShardStage::weights}) {
+        RunOptions options = small(stage);
+        auto const kept = losses(options, {}, kSteps);
+        EXPECT_NE(kept.back(), kept.front()) << "no update";
+        options.optimizer.offload = true;
+        EXPECT_EQ(losses(options, {}, kSteps), kept) << name_of(stage);
+        EXPECT_EQ(losses(options, random_delays(8, 1), kSteps), kept) << name_of(stage);
+    }
+}
+
 TEST(GpuOverlap, DelaysOfCollectivesHideBehindComputationAtLength) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     std::printf("%-22s %11s %12s %12s %12s %8s\n", "parallel.shard", "step", "collectives", "delays", "step then",

@@ -91,7 +91,7 @@ TEST(MemoryPolicies, OfRecomputeGiveTheSameBitsUnderEveryLayout) {
 }
 
 TEST(MemoryPolicies, OfOffloadGiveTheSameBitsUnderEveryLayout) {
-    expect_same_bits({"train.offload=1", "train.offload=2"});
+    expect_same_bits({"train.offload=1", "train.offload=2", "optimizer.offload=true"});
 }
 
 TEST(MemoryPolicies, OfMlpChunkGiveTheSameButForTheOrderOfSums) {

@@ -36,6 +36,8 @@ std::vector<Case> const kCases = {
     {4, {"parallel.tensor=2", "parallel.shard=optimizer"}},
     {4, {"parallel.tensor=2", "parallel.shard=weights", "train.recompute=block"}},
     {1, {"train.offload=3"}},
+    {2, {"optimizer.offload=true", "parallel.shard=weights"}},
+    {1, {"optimizer.offload=true"}},
     {2, {"train.offload=2", "train.recompute=block", "parallel.shard=weights"}},
     {2,
      {"train.offload=3", "train.recompute=attention, mlp, block*2, none", "train.mlp_chunk=48", "parallel.context=2",
@@ -110,7 +112,7 @@ TEST(OrderOfQueues, LeavesNoRaceInAnyStageAndLayout) {
     for (Case const& of : kCases) {
         Found found = train(of);
         EXPECT_FALSE(found.sites.empty()) << of.str();
-        found.uncounted.erase(kOffloadLane);  // copies to and from the host
+        for (char const* const lane : {kOffloadLane, kMomentsLane}) found.uncounted.erase(lane);  // of the host
         EXPECT_THAT(found.uncounted, ::testing::IsEmpty())
             << of.str() << ": what the compute queue waits for is no communication";
         EXPECT_EQ(found.collectives > 0, of.ranks > 1) << of.str();

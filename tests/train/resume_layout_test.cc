@@ -26,7 +26,7 @@ std::vector<Layout> const kLayouts = {
     {1, {"train.micro_batch_size=2"}},
     {2, {"parallel.shard=weights"}},
     {8, {"parallel.zero=false"}},
-    {2, {"parallel.context=2", "parallel.context_mode=ulysses"}},
+    {2, {"parallel.context=2", "parallel.context_mode=ulysses", "optimizer.offload=true"}},
     {4, {"parallel.context=4", "parallel.context_mode=allgather", "parallel.shard=gradients"}},
     {2, {"parallel.tensor=2"}},
     {8, {"parallel.tensor=2", "parallel.context=2", "parallel.shard=weights"}},

@@ -29,6 +29,9 @@ size_t sum_scratch();
 /// *sum += the sum of x[i]^2.
 void squared_norm(double* sum, float const* x, int64_t count, void* scratch, cudaStream_t stream);
 void squared_norm(double* sum, bf16 const* x, int64_t count, void* scratch, cudaStream_t stream);
+/// *hash += the sum of hash_of(i, bits of x[i]), see hash.h.
+void hash_bits(uint64_t* hash, float const* x, int64_t count, cudaStream_t stream);
+void hash_bits(uint64_t* hash, bf16 const* x, int64_t count, cudaStream_t stream);
 /// *sum += the sum of values[i] * weights[i].
 void weighted_sum(double* sum, float const* values, float const* weights, int64_t count, void* scratch,
                   cudaStream_t stream);

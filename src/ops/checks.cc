@@ -207,6 +207,14 @@ void check(SelectBlocks const& args) {
     check_budget(*budget, args.chosen_THS, args.q_THK.shape);
 }
 
+void check(HashBits const& args) {
+    expect("hash", args.hash_accumulated, {1});
+    PERIGEE_CHECK(args.hash_accumulated.dtype == DType::i64, "a hash of type {}",
+                  to_string(args.hash_accumulated.dtype));
+    PERIGEE_CHECK(args.x.dtype == DType::f32 || args.x.dtype == DType::f64 || args.x.dtype == DType::bf16,
+                  "the hash of {}", to_string(args.x.dtype));
+}
+
 void check(WeightedSum const& args) {
     expect("sum", args.sum_accumulated, {1});
     expect("weights", args.weights_T, args.values_T.shape);

@@ -35,6 +35,7 @@ void check(KvAppend const& args);
 void check(PoolBlocks const& args);
 void check(DecodeSelect const& args);
 void check(DecodeAttend const& args);
+void check(HashBits const& args);
 void check(WeightedSum const& args);
 
 }  // namespace perigee

@@ -293,6 +293,13 @@ struct SquaredNorm {
     TensorView sum_accumulated;
     ConstView x;
 };
+/// hash (i64 [1]) += hash_of(i, bits of x[i]) summed over the elements, modulo 2^64 (kernels/flat/hash.h): the same
+/// number on every device and in every order. x is f32, f64 or bf16.
+struct HashBits {
+    static constexpr char const* kName = "hash_bits";
+    TensorView hash_accumulated;
+    ConstView x;
+};
 /// sum += the sum of weight * value, in fp64.
 struct WeightedSum {
     static constexpr char const* kName = "weighted_sum";
@@ -323,7 +330,7 @@ using Operation = std::variant<Upload, Download, Copy, CopyRows, FillZero, FillN
                                Scale, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward, RopeTable,
                                QkvForward, QkvBackward, SelectBlocks, AttentionForward, AttentionBackward, KvAppend,
                                PoolBlocks, DecodeSelect, DecodeAttend, SwigluForward, SwigluBackward, SoftmaxStats,
-                               SoftmaxRescale, CrossEntropy, SquaredNorm, WeightedSum, AdamW>;
+                               SoftmaxRescale, CrossEntropy, SquaredNorm, HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

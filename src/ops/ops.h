@@ -73,6 +73,7 @@ class Ops {
     void cross_entropy(CrossEntropy const& args) { run(args); }
 
     void squared_norm(TensorView sum_accumulated, ConstView x) { run(SquaredNorm{sum_accumulated, x}); }
+    void hash_bits(TensorView hash_accumulated, ConstView x) { run(HashBits{hash_accumulated, x}); }
     void weighted_sum(WeightedSum const& args) { run(args); }
     void adamw(AdamW const& args) { run(args); }
 };

@@ -1,4 +1,6 @@
 // Products, and operations on flat ranges: add, scale, squared norm, AdamW.
+#include <bit>
+#include <cstring>
 #include <thread>
 
 #include "ops/host/blas.h"
@@ -92,6 +94,51 @@ TEST(FlatOps, AddAndScale) {
     ops->add(view, ConstView(y.data(), {size}));
     ops->scale(view, -2.5);
     for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], -2.5 * (start[i] + y[i]));
+}
+
+int64_t hash_of(Ops& ops, ConstView x, int64_t start = 0) {
+    int64_t hash = start;
+    ops.hash_bits(TensorView(&hash, Shape{1}), x);
+    return hash;
+}
+
+TEST(FlatOps, HashIsTheSumOfTheDefinitionForEverySizeOfElement) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 2);
+    for (DType const dtype : {DType::bf16, DType::f32, DType::f64})
+        for (int64_t const count : {0, 1, 7, 100003}) {
+            std::vector<std::byte> bytes(static_cast<size_t>(count * size_of(dtype)));
+            for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i % 251);
+            uint64_t expected = 5;
+            for (int64_t i = 0; i < count; ++i) {
+                uint64_t element = 0;
+                std::memcpy(&element, bytes.data() + i * size_of(dtype), static_cast<size_t>(size_of(dtype)));
+                uint64_t x = (static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15u ^ element;
+                x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+                x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+                expected += x ^ x >> 31;
+            }
+            EXPECT_EQ(static_cast<uint64_t>(hash_of(*ops, TensorView(bytes.data(), dtype, {count}), 5)), expected);
+        }
+}
+
+TEST(FlatOps, HashChangesWithEveryBitAndWithTheOrderOfElements) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 1), two = make_host_ops(*device, 2);
+    std::vector<float> x(70001, 0.0F);
+    x[1] = 1;
+    TensorView const view(x.data(), {std::ssize(x)});
+    int64_t const before = hash_of(*ops, view);
+    EXPECT_EQ(hash_of(*two, view), before);
+    for (size_t const at : {size_t{0}, size_t{40000}, size_t{70000}})
+        for (int bit = 0; bit < 32; ++bit) {
+            float const was = x[at];
+            x[at] = std::bit_cast<float>(std::bit_cast<uint32_t>(was) ^ 1u << bit);
+            EXPECT_NE(hash_of(*ops, view), before) << "bit " << bit << " of element " << at;
+            x[at] = was;
+        }
+    std::swap(x[1], x[2]);
+    EXPECT_NE(hash_of(*ops, view), before);
 }
 
 TEST(FlatOps, SquaredNormIsExactInFp64AndIndependentOfThreads) {

@@ -90,6 +90,31 @@ TEST_F(GpuFlat, NormsAndWeightedSumsAreInDoublePrecision) {
         }
 }
 
+TEST_F(GpuFlat, HashesAreThoseOfTheHost) {
+    auto const host_device = make_host_device();
+    auto const reference = make_host_ops(*host_device, 1);
+    for (int64_t const count : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{1003}, int64_t{5000011}})
+        for (int64_t const skipped : {0, 1, 3}) {
+            SCOPED_TRACE(fmt::format("{} from {}", count, skipped));
+            Shape const all{count + skipped};
+            Lab lab(gpu());
+            for (TensorView const x : {lab.main(all, random_bf16(count + skipped, 69)),
+                                       lab.compute(all, random_bf16(count + skipped, 70))}) {
+                TensorView const part = x.rows(skipped, all[0]);
+                std::vector<std::byte> bytes(static_cast<size_t>(part.bytes()));
+                gpu().download(bytes.data(), part);
+                int64_t expected = 7, start = 7, found = 0;
+                reference->hash_bits(TensorView(&expected, Shape{1}), TensorView(bytes.data(), x.dtype, {count}));
+                Buffer const memory(gpu().device(), sizeof start);
+                TensorView const hash(static_cast<std::byte*>(memory.data()), DType::i64, {1});
+                gpu().upload(hash, &start);
+                gpu().hash_bits(hash, part);
+                gpu().download(&found, hash);
+                EXPECT_EQ(found, expected);
+            }
+        }
+}
+
 TEST_F(GpuFlat, ANormWithOneBadElementIsNotFinite) {
     for (double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
         for (size_t at : {size_t{0}, size_t{50000}, size_t{100002}}) {

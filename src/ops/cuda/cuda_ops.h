@@ -83,6 +83,7 @@ class CudaOps final : public Ops {
     void compute(SoftmaxRescale const& args);
     void compute(CrossEntropy const& args);
     void compute(SquaredNorm const& args);
+    void compute(HashBits const& args);
     void compute(WeightedSum const& args);
     void compute(AdamW const& args);
 

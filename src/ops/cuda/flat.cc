@@ -80,6 +80,15 @@ void CudaOps::compute(SquaredNorm const& args) {
         kernels::squared_norm(sum, x.as<float>(), x.size(), partials, stream());
 }
 
+void CudaOps::compute(HashBits const& args) {
+    check(args);
+    auto* const hash = reinterpret_cast<uint64_t*>(args.hash_accumulated.as<int64_t>());
+    if (args.x.dtype == DType::bf16)
+        kernels::hash_bits(hash, args.x.as<bf16>(), args.x.size(), stream());
+    else
+        kernels::hash_bits(hash, args.x.as<float>(), args.x.size(), stream());
+}
+
 void CudaOps::compute(WeightedSum const& args) {
     check(args);
     auto const [sum_accumulated, values_T, weights_T] = args;

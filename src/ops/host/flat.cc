@@ -1,8 +1,11 @@
 // Operations on flat ranges of parameters and gradients.
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
+#include "kernels/flat/hash.h"
 #include "ops/host/functions.h"
 #include "ops/host/parallel.h"
 
@@ -73,6 +76,35 @@ double squared_norm(ConstView x) {
     double total = 0;
     for (double partial : partials) total += partial;
     return total;
+}
+
+namespace {
+/// Of elements of the size of Bits.
+template <class Bits>
+uint64_t hash_of_all(ConstView x) {
+    std::atomic<uint64_t> total = 0;
+    parallel_ranges(x.size(), kGrain, [&](int64_t begin, int64_t end) {
+        uint64_t sum = 0;
+        for (int64_t i = begin; i < end; ++i) {
+            Bits bits;
+            std::memcpy(&bits, x.data + i * static_cast<int64_t>(sizeof bits), sizeof bits);
+            sum += kernels::hash_of(static_cast<uint64_t>(i), bits);
+        }
+        total += sum;
+    });
+    return total;
+}
+}  // namespace
+
+uint64_t hash_bits(ConstView x) {
+    switch (size_of(x.dtype)) {
+        case 2:
+            return hash_of_all<uint16_t>(x);
+        case 4:
+            return hash_of_all<uint32_t>(x);
+        default:
+            return hash_of_all<uint64_t>(x);
+    }
 }
 
 template <class Real>

@@ -46,6 +46,7 @@ template <class Real>
 void scale(Scale const& args);
 template <class Real>
 double squared_norm(ConstView x);
+uint64_t hash_bits(ConstView x);
 template <class Real>
 double weighted_sum(ConstView values_T, ConstView weights_T);
 template <class Real>

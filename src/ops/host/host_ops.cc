@@ -181,6 +181,11 @@ void HostOps<Real>::compute(SquaredNorm const& args) {
     *args.sum_accumulated.template as<double>() += host::squared_norm<Real>(args.x);
 }
 template <class Real>
+void HostOps<Real>::compute(HashBits const& args) {
+    check(args);
+    *args.hash_accumulated.template as<int64_t>() += static_cast<int64_t>(host::hash_bits(args.x));
+}
+template <class Real>
 void HostOps<Real>::compute(WeightedSum const& args) {
     check(args);
     *args.sum_accumulated.template as<double>() += host::weighted_sum<Real>(args.values_T, args.weights_T);

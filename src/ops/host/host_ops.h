@@ -55,6 +55,7 @@ class HostOps : public Ops {
     void compute(SoftmaxRescale const& args);
     void compute(CrossEntropy const& args);
     void compute(SquaredNorm const& args);
+    void compute(HashBits const& args);
     void compute(WeightedSum const& args);
     void compute(AdamW const& args);
 

@@ -38,7 +38,7 @@ endif()
 
 perigee_layer(base LIBRARIES spdlog::spdlog Threads::Threads)
 target_link_libraries(perigee_base PUBLIC fmt::fmt)
-perigee_layer(device LAYERS base EXCLUDE ${other_backend})
+perigee_layer(device LAYERS base LIBRARIES ${CMAKE_DL_LIBS} EXCLUDE ${other_backend})
 if(PERIGEE_CUDA)
     target_link_libraries(perigee_device PUBLIC CUDA::cudart)
     set(cuda_libraries CUDA::cublasLt $<TARGET_NAME_IF_EXISTS:cudnn>)

@@ -70,6 +70,8 @@ foreach(folder IN LISTS test_folders)
                 target_link_options(${name} PRIVATE
                     "LINKER:--wrap=_ZN7perigee4Comm${member}ERNS_5QueueENS_9BasicViewISt4byteEENS3_IKS4_EE")
             endforeach()
+            target_link_options(${name} PRIVATE
+                "LINKER:--wrap=_ZN7perigee16compare_replicasERNS_7SessionERKSt6vectorINS_10ReplicatedESaIS3_EE")
         endif()
     endforeach()
     file(GLOB scripts CONFIGURE_DEPENDS tests/${folder}/*_test.sh)

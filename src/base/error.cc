@@ -27,6 +27,10 @@ char const* to_string(Category category) noexcept {
             return "communication";
         case Category::memory:
             return "memory";
+        case Category::corruption:
+            return "corruption";
+        case Category::faulty_device:
+            return "faulty device";
     }
     return "unknown";
 }

@@ -18,7 +18,9 @@ enum class Category {
     numeric = 5,
     hang = 6,
     communication = 7,
-    memory = 8
+    memory = 8,
+    corruption = 9,  ///< a device computed or kept something wrong: once, as far as is known
+    faulty_device = 10
 };
 
 /// Exit code of a command that was told to stop (base/stop_request.h); training has saved what there was to save.

@@ -35,6 +35,12 @@ Verdict judge_spike(TrainOptions const& train, GuardOptions const& guard, std::s
 
 }  // namespace
 
+bool is_suspicious(GuardOptions const& guard, double loss, double grad_norm, RunState const& state) {
+    if (!std::isfinite(loss) || !std::isfinite(grad_norm)) return true;
+    RunState::Spikes history = state.spikes;
+    return take_step(history, guard.spike_window, guard.spike_sigma, loss, grad_norm).has_value();
+}
+
 Judgement judge_step(TrainOptions const& train, GuardOptions const& guard, double loss, double grad_norm,
                      RunState& state) {
     int64_t const step = state.step + 1;

@@ -18,6 +18,9 @@ struct Judgement {
     bool new_spike = false;  ///< no other one came within the window of steps before it
 };
 
+/// Whether the step is a spike or not finite. Changes nothing.
+bool is_suspicious(GuardOptions const& guard, double loss, double grad_norm, RunState const& state);
+
 /// Judges the loss and gradient norm of the whole job, which every rank holds alike, so all ranks decide alike.
 /// `state` is that before the step; its counter of skipped steps and what it knows of spikes move on.
 /// Throws Category::numeric for a step that is not finite under train.non_finite `stop`; and where more than

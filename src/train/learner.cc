@@ -42,10 +42,11 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
         fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
              state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
 
-    Sums const sums = loss_and_gradient(batches, selections, r.loss_weight);
-    enter(Phase::communication);
-    r.loss = mesh_.dp_cp().host().sum(sums.loss) / r.loss_weight;
-    r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
+    Work const work{r.step, batches, selections, r.loss_weight};
+    Sums const sums = loss_and_gradient(work);
+    add_up(sums, r);
+    if (options_.guard.compute_again && is_suspicious(options_.guard, r.loss, r.grad_norm, state))
+        add_up(compute_again(work, sums), r);
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
 
     Judgement const judged = judge_step(options_.train, options_.guard, r.loss, r.grad_norm, state);
@@ -61,6 +62,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
             session_.weights().changed(unit);
         }
     }
+    if (options_.guard.hash_every > 0 && r.step % options_.guard.hash_every == 0) check_replicas(work);
     ++state.step;
     state.consumed_samples += options_.train.global_batch_size;
     r.consumed_samples = state.consumed_samples;
@@ -73,17 +75,23 @@ void Learner::enter(Phase phase) {
     device.phases().enter(device.queue(), phase);
 }
 
-Learner::Sums Learner::loss_and_gradient(std::vector<Batch> const& batches, std::vector<Selection> const& selections,
-                                         double loss_weight) {
+void Learner::add_up(Sums const& sums, StepReport& r) {
+    enter(Phase::communication);
+    r.loss = mesh_.dp_cp().host().sum(sums.loss) / r.loss_weight;
+    r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
+}
+
+Learner::Sums Learner::loss_and_gradient(Work const& work) {
+    auto const& batches = work.batches;
     Ops& ops = session_.ops();
     TensorView const on_device(static_cast<std::byte*>(sums_.data()), DType::f64, {2});
     ops.fill_zero(on_device);
-    GradientSink const sink{.grads = grads_, .scale = 1.0 / loss_weight};
+    GradientSink const sink{.grads = grads_, .scale = 1.0 / work.loss_weight};
     for (Batch const& b : batches) {
         grads_.begin_pass(&b == &batches.front(), &b == &batches.back());
         enter(Phase::forward);
         try {
-            session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, selections,
+            session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, work.selections,
                                         session_.arena());
         } catch (std::exception const& e) {
             Error const error = as_error(e);

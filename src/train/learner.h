@@ -52,10 +52,25 @@ class Learner {
         double loss = 0;     ///< weight * nll
         double squares = 0;  ///< of the gradients
     };
+    /// This rank's part of a step, which can be computed again.
+    struct Work {
+        int64_t step;
+        std::vector<Batch> const& batches;
+        std::vector<Selection> const& selections;
+        double loss_weight;  ///< of the global batch
+    };
     void enter(Phase phase);
+    /// Loss and gradient norm of the whole job, from the sums of its ranks.
+    void add_up(Sums const& sums, StepReport& r);
+    /// Computes a suspicious step, whose sums were `first`, again; returns those that count: the second ones where
+    /// they differ, which a warning tells.
+    Sums compute_again(Work const& work, Sums const& first);
+    bool differ(double a, double b, double tolerance) const;
+    /// Compares what ranks hold alike after the step. Throws Category::corruption where a tensor differs, and
+    /// Category::faulty_device where a rank also computes the step with two results.
+    void check_replicas(Work const& work);
     /// Adds up gradients of the micro-batches over the ranks; the only place where a step waits for the device.
-    Sums loss_and_gradient(std::vector<Batch> const& batches, std::vector<Selection> const& selections,
-                           double loss_weight);
+    Sums loss_and_gradient(Work const& work);
     /// The optimizer's weights were set, as they are after so many updates: makes them the model's.
     void publish(int64_t applied_updates);
 

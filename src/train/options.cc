@@ -60,7 +60,16 @@ void describe(Schema& schema, GuardOptions& options) {
              "steps that the median and the deviation are of; the guard begins after half as many")
         .add("max_rollbacks", options.max_rollbacks, between(0, kMostSteps),
              "with spike: rollback, stop at the next spike after so many, none of them guard.spike_window steps after "
-             "the one before");
+             "the one before")
+        .add("compute_again", options.compute_again,
+             "compute a step with a spike, or one that is not finite, a second time: another result is a passing fault "
+             "of a device, and the second one counts")
+        .add("hash_every", options.hash_every, between(0, kMostSteps),
+             "compare what several ranks hold alike (weights, moments, gradients, as parallel.shard leaves them whole) "
+             "by hashes every so many steps; exit code 9 or 10 where one differs. 0: never")
+        .add("slow_factor", options.slow_factor, at_least(0),
+             "name a rank whose own work in a step takes more than this times the median rank's, in the mean since the "
+             "last look, every 100 steps; 0: never");
 }
 
 void describe(Schema& schema, EvalOptions& options) {

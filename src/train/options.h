@@ -46,6 +46,9 @@ struct GuardOptions {
     double spike_sigma = 6;      ///< above the median of the window
     int64_t spike_window = 128;  ///< steps
     int64_t max_rollbacks = 3;   ///< in a series of spikes
+    bool compute_again = true;   ///< a suspicious step, before anything follows from it
+    int64_t hash_every = 0;      ///< steps between comparisons of what ranks hold alike; 0: never
+    double slow_factor = 1.25;   ///< of the median rank's time of a step; 0: nobody is watched
 };
 void describe(Schema& schema, GuardOptions& options);
 

@@ -254,6 +254,7 @@ StepReport Trainer::step() {
     StepReport r = learner_.step(next_batches(), state_);
     device.phases().enter(device.queue(), Phase::none);
     r.phases = device.phases().take();
+    slow_ranks_.take(session_, r.phases);
     r.seconds = seconds_since(start);
     r.tokens_so_far = r.consumed_samples * options_.data.sequence_length;
     r.epochs_so_far = static_cast<double>(r.consumed_samples) / static_cast<double>(train_data_->samples_per_epoch());

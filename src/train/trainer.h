@@ -16,6 +16,7 @@
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/session.h"
+#include "train/slow_ranks.h"
 #include "train/watchdog.h"
 
 namespace perigee {
@@ -106,6 +107,7 @@ class Trainer {
     std::chrono::steady_clock::time_point last_line_;
     std::optional<double> peak_flops_;  ///< of the device
     MemoryInUse memory_;
+    SlowRanks slow_ranks_;
     bool moba_acts_ = true;  ///< no step has attended every causal key yet
     AskedByWatchdog asked_;  ///< last: it asks the mesh
 };

@@ -9,6 +9,8 @@
 // for a signal, 20 seconds at most, which it announces; at a collective also `skip`, which leaves it out, and
 // `allocate`, which asks its device for more memory than there is. PERIGEE_KILL_MARK: a file that it makes right
 // before.
+// PERIGEE_FLIP=TENSOR:COUNT: on rank PERIGEE_KILL_RANK, a bit of the first element of that tensor flips right before
+// the COUNT-th comparison of what ranks hold alike.
 #include <unistd.h>
 
 #include <chrono>
@@ -23,6 +25,7 @@
 #include "base/stop_request.h"
 #include "comm/comm.h"
 #include "support/fault_file_system.h"
+#include "train/replicas.h"
 
 namespace {
 
@@ -104,6 +107,26 @@ Pending reduce_scatter(Comm* comm, Queue& queue, TensorView part, ConstView all)
 Pending reduce_scatter(Comm* comm, Queue& queue, TensorView part, ConstView all) {
     static int count = 0;
     return begins("reduce_scatter", count, queue) ? real_reduce_scatter(comm, queue, part, all) : Pending();
+}
+
+using Compared = std::optional<Difference>;
+Compared real_compare(Session& session, std::vector<Replicated> const& tensors) asm(
+    "__real__ZN7perigee16compare_replicasERNS_7SessionERKSt6vectorINS_10ReplicatedESaIS3_EE");
+Compared compare(Session& session, std::vector<Replicated> const& tensors) asm(
+    "__wrap__ZN7perigee16compare_replicasERNS_7SessionERKSt6vectorINS_10ReplicatedESaIS3_EE");
+Compared compare(Session& session, std::vector<Replicated> const& tensors) {
+    static int count = 0;
+    ++count;
+    for (Replicated const& replicated : tensors) {
+        StoredTensor const& tensor = replicated.tensor;
+        if (!is_victim() || environment("PERIGEE_FLIP", "") != tensor.name + ":" + std::to_string(count)) continue;
+        Device& device = session.ops().device();
+        std::byte first{};
+        device.copy(&first, tensor.values.data, 1);
+        first ^= std::byte{1};
+        device.copy(tensor.values.data, &first, 1);
+    }
+    return real_compare(session, tensors);
 }
 
 }  // namespace perigee

@@ -37,17 +37,21 @@ class SingleComm final : public Comm {
 };
 
 /// Counts a collective as communication of its axis while it is queued: on the CPU, where the caller has it done, and
-/// in the queue of a GPU. One of a GPU's lane goes on beside the phase in which it begins.
+/// in the queue of a GPU. One of a GPU's lane goes on beside the phase in which it begins. A trace shows each.
 class Counted {
   public:
-    Counted(Queue& queue, Comm const& comm) {
+    Counted(Queue& queue, Comm const& comm, Collective collective) {
+        if (comm.size() == 1) return;
         Device& device = queue.device();
-        if (comm.size() > 1 && (device.is_host() || &queue == &device.queue()))
+        if (device.is_host() || &queue == &device.queue())
             in_phase_.emplace(device.queue(), Phase::communication, static_cast<int>(comm.axis()));
+        if (device.trace().running())
+            in_span_.emplace(queue, fmt::format("{} {}", to_string(comm.axis()), to_string(collective)));
     }
 
   private:
     std::optional<InPhase> in_phase_;
+    std::optional<InSpan> in_span_;
 };
 
 }  // namespace
@@ -67,14 +71,14 @@ Pending Comm::begun(Queue& queue, Collective collective, std::span<ConstView con
 
 Pending Comm::all_reduce(Queue& queue, TensorView x, Reduce op) {
     detail::check_addable(x.dtype);
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::all_reduce);
     queue_all_reduce(queue, x, op);
     return begun(queue, Collective::all_reduce, std::array<ConstView, 1>{x});
 }
 
 Pending Comm::all_gather(Queue& queue, TensorView all, ConstView part) {
     detail::check_parts(all, part, size());
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::all_gather);
     queue_all_gather(queue, all, part);
     return begun(queue, Collective::all_gather, std::array<ConstView, 2>{all, part});
 }
@@ -82,14 +86,14 @@ Pending Comm::all_gather(Queue& queue, TensorView all, ConstView part) {
 Pending Comm::reduce_scatter(Queue& queue, TensorView part, ConstView all) {
     detail::check_addable(part.dtype);
     detail::check_parts(all, part, size());
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::reduce_scatter);
     queue_reduce_scatter(queue, part, all);
     return begun(queue, Collective::reduce_scatter, std::array<ConstView, 2>{all, part});
 }
 
 Pending Comm::all_to_all(Queue& queue, TensorView to, ConstView from) {
     detail::check_exchange(to, from, size());
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::all_to_all);
     queue_all_to_all(queue, to, from);
     return begun(queue, Collective::all_to_all, std::array<ConstView, 2>{to, from});
 }
@@ -116,7 +120,7 @@ std::vector<View> parts(View whole, std::span<int64_t const> sizes, int ranks) {
 Pending Comm::all_to_all(Queue& queue, TensorView to, std::span<int64_t const> to_sizes, ConstView from,
                          std::span<int64_t const> from_sizes) {
     PERIGEE_CHECK(to.dtype == from.dtype, "cannot exchange {} for {}", to_string(from.dtype), to_string(to.dtype));
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::all_to_all);
     std::vector<Outgoing> sent;
     std::vector<Incoming> received;
     for (ConstView const& part : parts(from, from_sizes, size())) sent.push_back({part, static_cast<int>(sent.size())});
@@ -128,7 +132,7 @@ Pending Comm::all_to_all(Queue& queue, TensorView to, std::span<int64_t const> t
 
 Pending Comm::exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received) {
     detail::check_messages(sent, received, size());
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::exchange);
     if (grouping_) {
         grouped_sent_.insert(grouped_sent_.end(), sent.begin(), sent.end());
         grouped_received_.insert(grouped_received_.end(), received.begin(), received.end());
@@ -153,14 +157,14 @@ Pending Comm::receive(Queue& queue, TensorView x, int from) {
 
 Pending Comm::broadcast(Queue& queue, TensorView x, int root) {
     detail::check_root(root, size());
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::broadcast);
     queue_broadcast(queue, x, root);
     return begun(queue, Collective::broadcast, std::array<ConstView, 1>{x});
 }
 
 Pending Comm::group(Queue& queue, std::function<void()> const& calls) {
     PERIGEE_CHECK(!grouping_, "a group within a group");
-    Counted const counted(queue, *this);
+    Counted const counted(queue, *this, Collective::group);
     begin_group();
     grouping_ = true;
     calls();

@@ -10,6 +10,7 @@
 
 #include "device/in_flight.h"
 #include "device/phase_clock.h"
+#include "device/trace.h"
 
 namespace perigee {
 
@@ -29,6 +30,10 @@ class Device {
     /// Memory of this device that lanes work on.
     InFlight& in_flight() { return in_flight_; }
     PhaseClock& phases() { return phases_; }
+    Trace& trace() { return trace_; }
+    /// Ranges of the calling thread on the timeline of a profiler that watches the process (NVTX); they nest.
+    virtual void begin_range(char const* /*name*/) noexcept {}
+    virtual void end_range() noexcept {}
     /// What is queued in queue() from now on, and who frees memory afterwards, finds no lane working on these bytes.
     void settle(void const* memory, size_t bytes) noexcept;
 
@@ -54,6 +59,7 @@ class Device {
   private:
     InFlight in_flight_;
     PhaseClock phases_;
+    Trace trace_;
 };
 
 std::unique_ptr<Device> make_host_device();

@@ -8,6 +8,12 @@
 
 namespace perigee {
 
+char const* to_string(Phase phase) noexcept {
+    constexpr std::array<char const*, kPhases> kNames = {"none",     "data",          "forward",
+                                                         "backward", "communication", "optimizer"};
+    return kNames[static_cast<size_t>(phase)];
+}
+
 void PhaseClock::enter(Queue& queue, Phase phase, int part) {
     if (!running_ || (phase == now_ && part == part_)) return;
     Mark const mark{.phase = phase, .begin = queue.stamp(), .part = part};
@@ -17,6 +23,14 @@ void PhaseClock::enter(Queue& queue, Phase phase, int part) {
         marks_.push_back(mark);
     now_ = phase;
     part_ = part;
+    show(queue.device(), phase);
+}
+
+void PhaseClock::show(Device& device, Phase phase) {
+    Phase const before = std::exchange(shown_, phase);
+    if (phase == before) return;
+    if (before != Phase::none) device.end_range();
+    if (phase != Phase::none) device.begin_range(to_string(phase));
 }
 
 void PhaseClock::begin_noting() {
@@ -32,12 +46,13 @@ std::vector<PhaseClock::Mark> PhaseClock::end_noting() {
     return std::exchange(noted_, {});
 }
 
-void PhaseClock::queued_again(std::vector<Mark> const& noted) {
+void PhaseClock::queued_again(Device& device, std::vector<Mark> const& noted) {
     if (!running_ || noted.empty()) return;
     for (Mark const& mark : noted)
         marks_.push_back({.phase = mark.phase, .begin = mark.begin, .inner = true, .part = mark.part});
     now_ = noted.back().phase;
     part_ = noted.back().part;
+    show(device, now_);
 }
 
 /// Of the first `count` marks, in seconds after the first one, which no later mark shares.

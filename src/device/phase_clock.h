@@ -12,10 +12,13 @@
 
 namespace perigee {
 
+class Device;
 class Queue;
 
 enum class Phase { none, data, forward, backward, communication, optimizer };
 inline constexpr size_t kPhases = 6;
+/// "forward"
+char const* to_string(Phase phase) noexcept;
 
 /// Seconds of each phase, by its number.
 using PhaseSeconds = std::array<double, kPhases>;
@@ -46,15 +49,17 @@ class PhaseClock {
     // take(), its inner points are known for the last time alone; those before are divided in the same proportion.
     void begin_noting();
     std::vector<Mark> end_noting();
-    void queued_again(std::vector<Mark> const& noted);
+    void queued_again(Device& device, std::vector<Mark> const& noted);
 
   private:
     std::vector<double> moments(size_t count) const;
+    void show(Device& device, Phase phase);
 
     bool running_ = false;
     bool noting_ = false;
     Phase now_ = Phase::none;
     int part_ = 0;
+    Phase shown_ = Phase::none;  ///< as a range of a profiler
     Phase before_noting_ = Phase::none;
     int part_before_noting_ = 0;
     std::map<int, double> communication_;

@@ -31,13 +31,8 @@ std::string to_json(StepReport const& r) {
     text += fmt::format(R"(,"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g})", r.seconds, tokens_per_second(r),
                         r.flops / r.seconds / r.ranks * 1e-12);
     if (auto const mfu = model_flops_utilisation(r)) text += fmt::format(R"(,"mfu":{:.6g})", *mfu);
-    constexpr std::pair<char const*, Phase> kTimes[] = {{"data", Phase::data},
-                                                        {"forward", Phase::forward},
-                                                        {"backward", Phase::backward},
-                                                        {"communication", Phase::communication},
-                                                        {"optimizer", Phase::optimizer}};
-    for (auto const& [name, phase] : kTimes)
-        text += fmt::format(R"(,"{}_s":{:.6g})", name, r.phases.at(static_cast<size_t>(phase)));
+    for (size_t phase = 1; phase < kPhases; ++phase)  // but `none`
+        text += fmt::format(R"(,"{}_s":{:.6g})", to_string(static_cast<Phase>(phase)), r.phases.at(phase));
     return text + fmt::format(R"(,"memory_bytes":{},"memory_peak_bytes":{}}})", r.memory.used, r.memory.peak);
 }
 

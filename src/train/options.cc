@@ -7,6 +7,14 @@
 
 namespace perigee {
 
+void describe(Schema& schema, ProfileOptions& options) {
+    schema
+        .add("steps", options.steps, between(0, 100),
+             "steps of the job whose operations and collectives each rank writes to OUTPUT_DIR/trace_rank_R.json, for "
+             "chrome://tracing or Perfetto; they run one by one, without CUDA graphs. 0: none")
+        .add("first", options.first, between(0, kMostSteps), "steps of the job before the first traced one");
+}
+
 void describe(Schema& schema, TrainOptions& options) {
     schema
         .add("steps", options.steps, between(1, kMostSteps), "optimizer steps of the whole run, resumed parts included")
@@ -39,7 +47,8 @@ void describe(Schema& schema, TrainOptions& options) {
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")
         .add("max_skipped_in_a_row", options.max_skipped_in_a_row, between(0, kMostSteps),
-             "with non_finite: skip, stop when more steps than this are skipped one after the other");
+             "with non_finite: skip, stop when more steps than this are skipped one after the other")
+        .section("profile", options.profile, "A trace of some steps, for a viewer.");
 }
 
 void describe(Schema& schema, GuardOptions& options) {

@@ -23,6 +23,13 @@ namespace perigee {
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class NonFinite { skip, stop };
 
+/// Steps that are traced, counted from the first one of a job.
+struct ProfileOptions {
+    int64_t steps = 0;
+    int64_t first = 5;  ///< steps before
+};
+void describe(Schema& schema, ProfileOptions& options);
+
 struct TrainOptions {
     int64_t steps = 1000;
     double epochs = 0;               ///< passes over the training data, from which steps follow; 0: steps counts
@@ -35,6 +42,7 @@ struct TrainOptions {
     int64_t moba_scratch_mib = static_cast<int64_t>(CudaOptions{}.moba_scratch >> 20);  ///< on a GPU
     NonFinite non_finite = NonFinite::skip;
     int64_t max_skipped_in_a_row = 3;
+    ProfileOptions profile = {};
 };
 void describe(Schema& schema, TrainOptions& options);
 

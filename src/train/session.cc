@@ -10,6 +10,7 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "hf/weights.h"
+#include "ops/traced_ops.h"
 #include "train/described.h"
 #include "train/run_folder.h"
 #include "train/snapshot.h"
@@ -52,7 +53,9 @@ CudaOptions cuda_options(RunOptions const& options) {
             .moba_scratch = static_cast<size_t>(options.train.moba_scratch_mib) << 20};
 }
 
-Machine make_machine(RunOptions const& options) {
+namespace {
+
+Machine untraced_machine(RunOptions const& options) {
     if (takes_gpu(options.device)) {
         auto device = make_cuda_device(options.gpu);
         auto ops = make_cuda_ops(*device, cuda_options(options));
@@ -61,6 +64,14 @@ Machine make_machine(RunOptions const& options) {
     auto device = make_host_device();
     auto ops = make_host_ops(*device, static_cast<int>(options.threads));
     return {std::move(device), std::move(ops)};
+}
+
+}  // namespace
+
+Machine make_machine(RunOptions const& options) {
+    Machine machine = untraced_machine(options);
+    if (options.train.profile.steps > 0) machine.ops = std::make_unique<TracedOps>(std::move(machine.ops));
+    return machine;
 }
 
 RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files) {

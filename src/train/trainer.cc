@@ -51,6 +51,7 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
              session_.ops().device()),
       watchdog_(watchdog),
       progress_(options_.log.progress && world.rank() == 0),
+      profile_(options_.train.profile, session_.ops().device(), files, options_.output_dir, world.rank()),
       peak_flops_(peak_bf16_flops(session_.ops().device().name())),
       asked_(watchdog, [this] { return mesh_.failure(); }) {
     world.barrier();  // the folder exists, or rank 0 has failed and ends the job
@@ -250,9 +251,12 @@ std::vector<Batch> Trainer::next_batches() {
 StepReport Trainer::step() {
     auto const start = Clock::now();
     Device& device = session_.ops().device();
+    int64_t const nth = state_.step - first_step_;
+    profile_.before_step(nth, state_.step + 1);
     device.phases().enter(device.queue(), Phase::data);
     StepReport r = learner_.step(next_batches(), state_);
     device.phases().enter(device.queue(), Phase::none);
+    profile_.after_step(nth);
     r.phases = device.phases().take();
     slow_ranks_.take(session_, r.phases);
     r.seconds = seconds_since(start);

@@ -13,6 +13,7 @@
 #include "train/learner.h"
 #include "train/log_table.h"
 #include "train/metrics.h"
+#include "train/profile.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/session.h"
@@ -96,6 +97,7 @@ class Trainer {
     Watchdog* watchdog_;
     RunState state_;
     Progress progress_;
+    Profile profile_;
     std::optional<RunState::Best> in_flight_loss_;  ///< held-out loss of the step that is being saved
     int64_t failed_saves_ = 0;
     int64_t saved_step_ = -1;

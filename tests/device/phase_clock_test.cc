@@ -102,9 +102,9 @@ TEST_F(PhaseClockTest, DividesWhatIsQueuedAgainAsItsLastTime) {
     enter(0, Phase::backward);  // a point of what is noted, not of now
     auto const noted = clock_.end_noting();
     ASSERT_EQ(noted.size(), 1U);
-    clock_.queued_again(noted);
+    clock_.queued_again(*device_, noted);
     enter(4, Phase::forward);
-    clock_.queued_again(noted);
+    clock_.queued_again(*device_, noted);
     queue_.points[1]->seconds = 6;  // the second time: 2 seconds forward, 6 backward
     enter(12, Phase::none);
     PhaseSeconds const seconds = clock_.take();
@@ -193,6 +193,47 @@ TEST(HostStamps, TellTheSecondsBetweenThem) {
     EXPECT_GE(second.seconds_since(first), 0);
     EXPECT_LT(second.seconds_since(first), 60);
     EXPECT_EQ(second.seconds_since(Event()), 0);
+}
+
+/// The host, whose ranges can be looked at.
+class Ranged final : public Device {
+  public:
+    Queue& queue() override { return host_->queue(); }
+    Queue& lane(std::string const& name, Priority priority) override { return host_->lane(name, priority); }
+    void* allocate(size_t bytes) override { return host_->allocate(bytes); }
+    void release(void* memory) noexcept override { host_->release(memory); }
+    void copy(void* to, void const* from, size_t bytes) override { host_->copy(to, from, bytes); }
+    void* allocate_host(size_t bytes) override { return host_->allocate_host(bytes); }
+    void release_host(void* memory) noexcept override { host_->release_host(memory); }
+    void synchronize() override {}
+    std::string name() const override { return "ranged"; }
+    bool is_host() const override { return true; }
+    void begin_range(char const* name) noexcept override { open.emplace_back(name); }
+    void end_range() noexcept override { open.pop_back(); }
+    std::vector<std::string> open;
+
+  private:
+    std::unique_ptr<Device> host_ = make_host_device();
+};
+
+TEST(PhaseRanges, OneIsOpenAsLongAsItsPhaseLasts) {
+    Ranged device;
+    ImmediateQueue queue(device, "queue");
+    PhaseClock clock;
+    clock.enter(queue, Phase::forward);
+    EXPECT_TRUE(device.open.empty()) << "not started";
+    clock.start();
+    clock.enter(queue, Phase::forward);
+    EXPECT_EQ(device.open, std::vector<std::string>{"forward"});
+    clock.begin_noting();
+    clock.enter(queue, Phase::backward);
+    auto const noted = clock.end_noting();
+    clock.queued_again(device, noted);
+    EXPECT_EQ(device.open, std::vector<std::string>{"backward"});
+    clock.enter(queue, Phase::optimizer);
+    EXPECT_EQ(device.open, std::vector<std::string>{"optimizer"});
+    clock.enter(queue, Phase::none);
+    EXPECT_TRUE(device.open.empty());
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // GPUs through the CUDA runtime. Linked in place of no_cuda.cc when the build has CUDA.
 #include "device/cuda/cuda_device.h"
 
+#include <nvtx3/nvToolsExt.h>
+
 #include <algorithm>
 
 #include "base/error.h"
@@ -59,6 +61,9 @@ int64_t CudaDevice::total_bytes() const {
 }
 
 void CudaDevice::release(void* memory) noexcept { cudaFree(memory); }
+
+void CudaDevice::begin_range(char const* name) noexcept { nvtxRangePushA(name); }
+void CudaDevice::end_range() noexcept { nvtxRangePop(); }
 
 void CudaDevice::copy(void* to, void const* from, size_t bytes) {
     queue_.copy(to, from, bytes);

@@ -33,6 +33,8 @@ class CudaDevice final : public Device {
     int64_t used_bytes() const override;
     int64_t total_bytes() const override;
     std::string name() const override { return name_; }
+    void begin_range(char const* name) noexcept override;
+    void end_range() noexcept override;
     bool is_host() const override { return false; }
 
     /// Of queue().

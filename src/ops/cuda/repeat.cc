@@ -90,7 +90,7 @@ void CudaOps::repeat_known(Known& known, size_t most, Digest const& name, std::f
     }
     check_cuda(cudaGraphLaunch(entry.graph.get(), stream()), "cudaGraphLaunch");
     ++replays_;
-    device_.phases().queued_again(entry.phases);
+    device_.phases().queued_again(device_, entry.phases);
 }
 
 void CudaOps::repeat(std::span<int64_t const> key, std::function<void()> const& body) {

@@ -1,0 +1,68 @@
+#include "train/profile.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "device/queue.h"
+
+namespace perigee {
+
+Profile::Profile(ProfileOptions const& options, Device& device, FileSystem& files, Path const& folder, int rank)
+    : options_(options),
+      device_(&device),
+      files_(&files),
+      path_(folder / fmt::format("trace_rank_{}.json", rank)),
+      rank_(rank) {}
+
+void Profile::before_step(int64_t nth, int64_t step) {
+    if (!traces(nth)) return;
+    if (nth == options_.first) device_->trace().start(device_->queue());
+    span_ = device_->trace().begin(device_->queue(), fmt::format("step {}", step));
+}
+
+void Profile::after_step(int64_t nth) {
+    if (!traces(nth)) return;
+    device_->trace().end(span_, device_->queue());
+    if (traces(nth + 1)) return;
+    auto const spans = device_->trace().stop(device_->queue());
+    try {
+        files_->replace_text(path_, trace_text(spans, rank_));
+        log::info("{} steps traced: {}", options_.steps, path_.string());
+    } catch (std::exception const& e) {
+        log::warn("no trace: {}", e.what());
+    }
+}
+
+std::string trace_text(std::vector<Trace::Span> const& spans, int rank) {
+    using Json = nlohmann::json;
+    constexpr double kMicroseconds = 1e6;
+    std::vector<std::string> queues;
+    Json events = Json::array({{{"ph", "M"},
+                                {"name", "process_name"},
+                                {"pid", rank},
+                                {"args", {{"name", fmt::format("rank {}", rank)}}}}});
+    for (Trace::Span const& span : spans) {
+        auto const known = std::ranges::find(queues, span.queue);
+        auto const track = known - queues.begin();
+        if (known == queues.end()) {
+            queues.push_back(span.queue);
+            events.push_back({{"ph", "M"},
+                              {"name", "thread_name"},
+                              {"pid", rank},
+                              {"tid", track},
+                              {"args", {{"name", span.queue}}}});
+        }
+        events.push_back({{"ph", "X"},
+                          {"name", span.name},
+                          {"cat", to_string(span.phase)},
+                          {"pid", rank},
+                          {"tid", track},
+                          {"ts", span.begin * kMicroseconds},
+                          {"dur", span.seconds * kMicroseconds}});
+    }
+    return Json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump();
+}
+
+}  // namespace perigee

@@ -41,26 +41,28 @@ struct AttendShared {
     float most[4][kHeadRows];
     float sums[4][kHeadRows];
     int32_t list_size;
-    // Then: what the group's heads chose [listed], and the list of blocks [listed + 1].
+    // Then: what the group's heads chose [listed], the same without repeats [listed], and the list of blocks [listed + 1].
 };
 
 /// What the group's heads chose, once each and in ascending order, then the local block.
 __device__ void list_blocks(AttendArgs const& a, int32_t const* from, int32_t current, int32_t* chosen, int32_t* list,
                             int32_t& size) {
     int const thread = threadIdx.x;
+    int32_t* const once = chosen + a.listed;  // INT32_MAX: no block, or one that an earlier slot has
     for (int i = thread; i < a.listed; i += kAttendThreads) chosen[i] = from[i];
     if (thread == 0) size = 1;
     __syncthreads();
-    auto const first_of_its_block = [&](int i) {
-        for (int j = 0; j < i; ++j)
-            if (chosen[j] == chosen[i]) return false;
-        return chosen[i] >= 0;
-    };
     for (int i = thread; i < a.listed; i += kAttendThreads) {
-        if (!first_of_its_block(i)) continue;
+        bool first = chosen[i] >= 0;
+        for (int j = 0; j < i; ++j) first = first && chosen[j] != chosen[i];
+        once[i] = first ? chosen[i] : INT32_MAX;
+    }
+    __syncthreads();
+    for (int i = thread; i < a.listed; i += kAttendThreads) {
+        if (once[i] == INT32_MAX) continue;
         int rank = 0;
-        for (int j = 0; j < a.listed; ++j) rank += chosen[j] < chosen[i] && first_of_its_block(j);
-        list[rank] = chosen[i];
+        for (int j = 0; j < a.listed; ++j) rank += once[j] < once[i];
+        list[rank] = once[i];
         atomicAdd(&size, 1);
     }
     __syncthreads();
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const
     start_early();
     auto& shared = *reinterpret_cast<AttendShared<D>*>(dynamic_shared());
     auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
-    int32_t* const list = chosen + a.listed;
+    int32_t* const list = chosen + 2 * a.listed;
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s], B = a.cache.block_size;
     int32_t const current = length < 0 ? 0 : length / B;
     int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
@@ -309,7 +311,7 @@ void attend(Attend const& x) {
                           .all = x.all,
                           .scale_log2 = x.scale * kLog2e};
     with_head_dim(x.cache.head_dim, [&]<int D>() {
-        size_t const bytes = sizeof(AttendShared<D>) + sizeof(int32_t) * static_cast<size_t>(2 * listed + 1);
+        size_t const bytes = sizeof(AttendShared<D>) + sizeof(int32_t) * static_cast<size_t>(3 * listed + 1);
         launch({"decode_attend", grid_columns(args), x.cache.kv_heads, kAttendThreads, bytes, x.stream,
                 x.cache.sequences, true},
                attend_kernel<D>, args);

@@ -14,6 +14,8 @@ void check_pages(CachePages const& pages, ConstView lengths_S) {
     expect_rank("table", pages.table_SM, 2);
     PERIGEE_CHECK(k[1] > 0 && pages.block_size > 0 && pages.block_size % k[1] == 0, "blocks of {} in pages of {}",
                   pages.block_size, k[1]);
+    PERIGEE_CHECK(pages.table_SM.shape[1] * k[1] % pages.block_size == 0, "{} pages of {} are no whole blocks of {}",
+                  pages.table_SM.shape[1], k[1], pages.block_size);
     if (!lengths_S.empty()) expect("lengths", lengths_S, {pages.table_SM[0]});
 }
 

@@ -15,14 +15,14 @@ inline std::vector<int32_t> edge_lengths(int64_t block) {
 
 inline std::vector<DecodeCase> decode_cases() {
     std::vector<DecodeCase> cases;
-    for (int64_t const block : {16, 32, 100, 256})
+    for (int64_t const block : {16, 32, 100, 256, 512})
         for (int64_t const page : {block, block / 4}) {
             DecodeCase c{.lengths = edge_lengths(block)};
             c.selection = MobaOptions{.block_size = block, .top_k = 3};
             c.page_size = page, c.block_size = block;
             cases.push_back(c);
         }
-    for (auto const& [heads, kv_heads] : {std::pair<int64_t, int64_t>{2, 2}, {8, 2}, {8, 1}, {40, 1}})
+    for (auto const& [heads, kv_heads] : {std::pair<int64_t, int64_t>{2, 2}, {8, 2}, {8, 1}, {40, 1}, {128, 1}})
         for (int64_t const dim : {64, 128}) {
             DecodeCase c{.lengths = edge_lengths(32)};
             c.selection = MobaOptions{.block_size = 32, .top_k = 4};
@@ -119,7 +119,7 @@ inline void expect_means_of_appends(Ops& ops) {
 }
 
 inline void expect_covering_equals_full(Ops& ops) {
-    for (int64_t const block : {32, 200}) {
+    for (int64_t const block : {32, 200, 512}) {
         DecodeCase c{.lengths = edge_lengths(block)};
         c.selection = MobaOptions{.block_size = block, .top_k = 10};
         c.page_size = c.block_size = block;

@@ -116,6 +116,9 @@ random_kill() {
     else
         victims=(rank mpirun script all)
         moment=$(awk -v r=$RANDOM -v s="$length" -v e="$earliest" 'BEGIN { printf "%.4f", (e + (1 - e) * r / 32768) * s }')
-        kill_after "${victims[RANDOM % 4]}" "$moment" $then || echo "none: the run was over"
+        kill_after "${victims[RANDOM % 4]}" "$moment" $then || {
+            echo "none: the run was over"
+            length=$moment  # the machine has become faster
+        }
     fi
 }

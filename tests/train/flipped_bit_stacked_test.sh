@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Ranks that share a GPU: no layout and stage raises a false alarm of guard.hash_every; a bit that flips in the memory of one
-# rank ends the job at the next comparison with code 9 and the rank's name. Prints the cost of comparisons.
+# rank ends the job at the next comparison with code 9 and the rank's name.
 set -euo pipefail
 source "${PERIGEE_SOURCE:?}/tests/support/stacked_jobs.sh"
 folder=$scratch/run

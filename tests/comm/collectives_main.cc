@@ -33,8 +33,6 @@ struct Job {
 
 constexpr DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64};
 constexpr int64_t kSizes[] = {0, 1, 7, 1003};
-/// NCCL reads one value of bf16 as a word of 4 bytes, which is an error to compute-sanitizer.
-constexpr size_t kWord = 4;
 constexpr int64_t kLarge = 786433;  // 3 MiB of fp32 and an element
 
 using Values = std::vector<double>;
@@ -93,7 +91,7 @@ double decode(DType dtype, std::byte const* at) {
 class Tensor {
   public:
     Tensor(DType dtype, int64_t count)
-        : memory_(*Job::device, std::max(kWord, static_cast<size_t>(count * size_of(dtype)))),
+        : memory_(*Job::device, static_cast<size_t>(count * size_of(dtype))),
           view_(static_cast<std::byte*>(memory_.data()), dtype, Shape{count}) {
         std::vector<std::byte> const poison(static_cast<size_t>(view_.bytes()), std::byte{0xff});
         Job::device->copy(view_.data, poison.data(), poison.size());

@@ -179,7 +179,7 @@ TEST_F(PhaseClockTest, WhatIsQueuedAgainKeepsItsParts) {
     clock_.enter(queue_, Phase::communication, 3);
     auto const noted = clock_.end_noting();
     EXPECT_EQ(clock_.part(), 0);
-    clock_.queued_again(noted);
+    clock_.queued_again(*device_, noted);
     queue_.points[1]->seconds = 1;
     enter(4, Phase::none);
     EXPECT_EQ(of(clock_.take(), Phase::communication), 3);

@@ -35,7 +35,7 @@ again 0 collective:all_gather:63
 # --- Others, from the checkpoint of step 10. Loss by step; the largest difference, relative.
 losses() { sed -nE 's/^\{"step":([0-9]+),"loss":([^,]+),.*/\1 \2/p' "$1/metrics.jsonl"; }
 largest_difference() {
-    join <(losses "$whole" | sort) <(losses "$1" | sort) |
+    join <(losses "$whole" | sort -k 1,1) <(losses "$1" | sort -k 1,1) |
         awk '{ d = ($3 - $2) / $2; if (d < 0) d = -d; if (!(d <= most)) most = d; n++ } END { print n + 0, most + 0 }'
 }
 other() {  # other RANKS NAME [key=value...]

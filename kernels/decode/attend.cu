@@ -41,7 +41,7 @@ struct AttendShared {
     float most[4][kHeadRows];
     float sums[4][kHeadRows];
     int32_t list_size;
-    // Then: what the group's heads chose [listed], the same without repeats [listed], and the list of blocks [listed + 1].
+    // Then: what the group's heads chose [listed], the same without repeats [listed], the list of blocks [listed + 1].
 };
 
 /// What the group's heads chose, once each and in ascending order, then the local block.

@@ -1,4 +1,5 @@
-// What the queues of a device do when: spans of work, for a viewer of traces. Off, and then free of cost, until started.
+// What the queues of a device do when: spans of work, for a viewer of traces. Off, and then free of cost, until
+// started.
 #pragma once
 
 #include <cstddef>

@@ -39,10 +39,8 @@ std::string trace_text(std::vector<Trace::Span> const& spans, int rank) {
     using Json = nlohmann::json;
     constexpr double kMicroseconds = 1e6;
     std::vector<std::string> queues;
-    Json events = Json::array({{{"ph", "M"},
-                                {"name", "process_name"},
-                                {"pid", rank},
-                                {"args", {{"name", fmt::format("rank {}", rank)}}}}});
+    Json events = Json::array(
+        {{{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", fmt::format("rank {}", rank)}}}}});
     for (Trace::Span const& span : spans) {
         auto const known = std::ranges::find(queues, span.queue);
         auto const track = known - queues.begin();

@@ -1,5 +1,4 @@
-// What the queues of a device do when: spans of work, for a viewer of traces. Off, and then free of cost, until
-// started.
+// What the queues of a device do when: spans of work, for a viewer of traces. Free of cost until it is started.
 #pragma once
 
 #include <cstddef>

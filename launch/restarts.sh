@@ -3,9 +3,8 @@
 #   launch/restarts.sh CODE MOST CONFIG [key=value...]
 # It may where a rank or a GPU died (7, and codes above 128), hung (6), or kept something wrong once (9); not where the same
 # would happen again: errors of the config (2), the data (3), a checkpoint (4), numbers (5), memory (8), a faulty device (10).
-# At most MOST times a run, and not where it ended at the same step twice in a row (two more or less count as the same: saves
-# go on beside training). OUTPUT_DIR/restarts.txt keeps count: a
-# line for each end, with its step and code. A finished run starts anew.
+# At most MOST times a run, and not where it ended at the same step twice in a row (ten more or less count as the same: saves
+# go on beside training). OUTPUT_DIR/restarts.txt has a line for each end, with its step and code. A finished run starts anew.
 # Prints a line that says what it found. The exit code is 0 where it may.
 set -uo pipefail
 if [ $# -lt 3 ]; then
@@ -38,7 +37,7 @@ step=${step:-0}
 last=$(tail -n 1 "$folder/restarts.txt" 2>/dev/null | cut -d' ' -f1)
 before=$(grep -c . "$folder/restarts.txt" 2>/dev/null)
 echo "$step $code" >>"$folder/restarts.txt" || exit 1
-if [ -n "$last" ] && [ $((step - last)) -le 2 ] && [ $((last - step)) -le 2 ]; then
+if [ -n "$last" ] && [ $((step - last)) -le 10 ] && [ $((last - step)) -le 10 ]; then
     say "it ended with code $code after step $step, and after step $last the time before: it does not start again"
     exit 1
 fi

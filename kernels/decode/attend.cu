@@ -1,5 +1,6 @@
-// Attention of the newest tokens, split over pieces of 128 keys (flash-decode): every piece leaves a normalised partial
-// result and its log-sum-exp for the heads of a group, and a second kernel merges them in the order of the keys.
+// Attention of the newest tokens (flash-decode). Keys are cut into splits of 128. Each split leaves a normalised
+// partial result and its log-sum-exp for the heads of a group, and a second kernel merges them in the order of the
+// keys.
 #include "kernels/ampere/tile.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
@@ -12,31 +13,31 @@ namespace {
 using namespace ampere;
 
 constexpr int kAttendThreads = 128;
-constexpr int kPieceKeys = 128;
-constexpr int kWarpKeys = kPieceKeys / 4;
+constexpr int kSplitKeys = 128;
+constexpr int kWarpKeys = kSplitKeys / 4;
 constexpr int kHeadRows = 16;                  // heads of a group at a time
-constexpr int kWeightStride = kPieceKeys + 8;  // of a row of weights in shared memory
+constexpr int kWeightStride = kSplitKeys + 8;  // of a row of weights in shared memory
 
 struct AttendArgs {
     Cache cache;
     bf16 const* q;
     bf16* o;
     int32_t const* chosen;  ///< [S, H, slots]
-    float* partial;         ///< [S, H, most_pieces, K]
-    float* partial_lse;     ///< [S, H, most_pieces], in base 2
-    int32_t* counts;        ///< [S, G]: pieces
+    float* partial;         ///< [S, H, most_splits, K]
+    float* partial_lse;     ///< [S, H, most_splits], in base 2
+    int32_t* counts;        ///< [S, G]: splits
     int32_t heads, group, slots;
-    int32_t listed;        ///< slots of a group: group * slots
-    int32_t block_pieces;  ///< of a block
-    int32_t most_pieces;   ///< of a sequence and key/value head
+    int32_t listed;  ///< slots of a group: group * slots
+    int32_t splits_per_block;
+    int32_t most_splits;  ///< of a sequence and key/value head
     bool all;
     float scale_log2;
 };
 
 template <int D>
 struct AttendShared {
-    bf16 k[kPieceKeys * tile_stride<D>()];
-    bf16 v[kPieceKeys * tile_stride<D>()];
+    bf16 k[kSplitKeys * tile_stride<D>()];
+    bf16 v[kSplitKeys * tile_stride<D>()];
     bf16 weights[kHeadRows * kWeightStride];
     float most[4][kHeadRows];
     float sums[4][kHeadRows];
@@ -71,18 +72,18 @@ __device__ void list_blocks(AttendArgs const& a, int32_t const* from, int32_t cu
 }
 
 /// Keys [begin, begin + keys) of `block`.
-struct Piece {
+struct Split {
     int32_t block, keys;
     bool local;
-    int64_t at;  ///< place of its partial result for the group's first head in [S, H, most_pieces]
+    int64_t at;  ///< place of its partial result for the group's first head in [S, H, most_splits]
 };
 
 /// Whether the head, a row of its group, attends the block. `chosen`: [group, slots].
-__device__ __forceinline__ bool attends(AttendArgs const& a, int32_t const* chosen, int head, Piece const& piece) {
+__device__ __forceinline__ bool attends(AttendArgs const& a, int32_t const* chosen, int head, Split const& split) {
     if (head >= a.group) return false;
-    if (a.all || piece.local) return true;
+    if (a.all || split.local) return true;
     for (int i = 0; i < a.slots; ++i)
-        if (chosen[head * a.slots + i] == piece.block) return true;
+        if (chosen[head * a.slots + i] == split.block) return true;
     return false;
 }
 
@@ -161,7 +162,7 @@ template <int D>
 __device__ __forceinline__ void weigh_values(AttendShared<D> const& shared, int pair, float (&o)[8]) {
     int const lane = threadIdx.x % 32;
 #pragma unroll
-    for (int step = 0; step < kPieceKeys / 16; ++step) {
+    for (int step = 0; step < kSplitKeys / 16; ++step) {
         uint32_t a[4], b[4];
         load_matrices(a, shared_address(shared.weights + lane % 16 * kWeightStride + step * 16 + lane / 16 * 8));
         load_transposed(b, shared.v + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
@@ -170,15 +171,15 @@ __device__ __forceinline__ void weigh_values(AttendShared<D> const& shared, int 
     }
 }
 
-/// Heads [first, first + 16) of the group, whose queries are q, against the piece in shared memory.
+/// Heads [first, first + 16) of the group, whose queries are q, against the split in shared memory.
 template <int D>
 __device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D>& shared, int32_t const* chosen,
-                                             uint32_t const (&q)[D / 16][4], int first, Piece const& piece) {
+                                             uint32_t const (&q)[D / 16][4], int first, Split const& split) {
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = first + lane / 4;
-    bool const attended[2] = {attends(a, chosen, head, piece), attends(a, chosen, head + 8, piece)};
-    auto const [base, sum] = make_weights<D>(shared, q, attended, piece.keys, a.scale_log2);
+    bool const attended[2] = {attends(a, chosen, head, split), attends(a, chosen, head + 8, split)};
+    auto const [base, sum] = make_weights<D>(shared, q, attended, split.keys, a.scale_log2);
     float const inverse[2] = {inverse_of_sum(sum[0]), inverse_of_sum(sum[1])};
-    int64_t const at = piece.at;
+    int64_t const at = split.at;
     for (int pair = warp; pair < D / 16; pair += kAttendThreads / 32) {
         float o[8] = {};
         weigh_values<D>(shared, pair, o);
@@ -186,19 +187,19 @@ __device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D
         for (int i = 0; i < 8; i += 2) {
             int const half = i % 4 / 2, column = pair * 16 + i / 4 * 8 + lane % 4 * 2;
             if (head + half * 8 >= a.group) continue;
-            float* const to = a.partial + (at + int64_t{head + half * 8} * a.most_pieces) * D + column;
+            float* const to = a.partial + (at + int64_t{head + half * 8} * a.most_splits) * D + column;
             *reinterpret_cast<float2*>(to) = make_float2(o[i] * inverse[half], o[i + 1] * inverse[half]);
         }
     }
     if (warp == 0 && lane % 4 == 0)
         for (int half = 0; half < 2; ++half)
             if (head + half * 8 < a.group)
-                a.partial_lse[at + int64_t{head + half * 8} * a.most_pieces] =
+                a.partial_lse[at + int64_t{head + half * 8} * a.most_splits] =
                     sum[half] == 0 ? -INFINITY : base[half] + log2f(sum[half]);
     __syncthreads();  // weights, maxima and sums have been read
 }
 
-/// Pieces of one sequence and key/value head, in turns with the other thread blocks of the grid's row.
+/// Splits of one sequence and key/value head, in turns with the other thread blocks of the grid's row.
 template <int D>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const a) {
     start_early();
@@ -213,28 +214,28 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const
         list_blocks(a, a.chosen + head * a.slots, current, chosen, list, shared.list_size);
         blocks = shared.list_size;
     }
-    int32_t const local_pieces = length % B / kPieceKeys + 1;
-    int32_t const pieces = length < 0 ? 0 : (blocks - 1) * a.block_pieces + local_pieces;
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.counts[s * a.cache.kv_heads + g] = pieces;
+    int32_t const local_splits = length % B / kSplitKeys + 1;
+    int32_t const splits = length < 0 ? 0 : (blocks - 1) * a.splits_per_block + local_splits;
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.counts[s * a.cache.kv_heads + g] = splits;
     Pages const pages(a.cache, s);
     bf16 const* const q = a.q + head * D;
     uint32_t x[D / 16][4];
     load_heads<D>(x, q, 0, a.group);
-    for (int32_t i = blockIdx.x; i < pieces; i += static_cast<int32_t>(gridDim.x)) {
-        int32_t const block = a.all ? i / a.block_pieces : list[i / a.block_pieces];
-        int32_t const begin = block * B + i % a.block_pieces * kPieceKeys;
-        int32_t const end = min(min(begin + kPieceKeys, block * B + B), length + 1);
-        Piece const piece{block, end - begin, block == current, head * a.most_pieces + i};
+    for (int32_t i = blockIdx.x; i < splits; i += static_cast<int32_t>(gridDim.x)) {
+        int32_t const block = a.all ? i / a.splits_per_block : list[i / a.splits_per_block];
+        int32_t const begin = block * B + i % a.splits_per_block * kSplitKeys;
+        int32_t const end = min(min(begin + kSplitKeys, block * B + B), length + 1);
+        Split const split{block, end - begin, block == current, head * a.most_splits + i};
         auto const row = [&](int key) { return begin + key < end ? pages.row(begin + key, g) : int64_t{-1}; };
-        load_rows<D, kPieceKeys, kAttendThreads>(shared.k, a.cache.k, row);
+        load_rows<D, kSplitKeys, kAttendThreads>(shared.k, a.cache.k, row);
         end_copy_group();
-        load_rows<D, kPieceKeys, kAttendThreads>(shared.v, a.cache.v, row);
+        load_rows<D, kSplitKeys, kAttendThreads>(shared.v, a.cache.v, row);
         end_copy_group();
         wait_for_copy_groups<1>();
         __syncthreads();
         for (int first = 0; first < a.group; first += kHeadRows) {
             if (a.group > kHeadRows) load_heads<D>(x, q, first, a.group);
-            attend_heads<D>(a, shared, chosen, x, first, piece);
+            attend_heads<D>(a, shared, chosen, x, first, split);
         }
     }
 }
@@ -245,19 +246,19 @@ __global__ void __launch_bounds__(D) merge_kernel(AttendArgs const a) {
     start_early();
     __shared__ float weights[D];
     int32_t const s = blockIdx.y, head = blockIdx.x, thread = threadIdx.x;
-    int32_t const pieces = a.counts[s * a.cache.kv_heads + head / a.group];
+    int32_t const splits = a.counts[s * a.cache.kv_heads + head / a.group];
     int64_t const row = int64_t{s} * a.heads + head;
-    float const* const lse = a.partial_lse + row * a.most_pieces;
+    float const* const lse = a.partial_lse + row * a.most_splits;
     float most = -INFINITY;
-    for (int32_t i = thread; i < pieces; i += D) most = fmaxf(most, lse[i]);
+    for (int32_t i = thread; i < splits; i += D) most = fmaxf(most, lse[i]);
     most = finite_base(block_max(most));
     float o = 0, sum = 0;
-    for (int32_t from = 0; from < pieces; from += D) {
-        int32_t const count = min(D, pieces - from);
+    for (int32_t from = 0; from < splits; from += D) {
+        int32_t const count = min(D, splits - from);
         __syncthreads();  // the weights before have been read
         if (thread < count) weights[thread] = exp2_approx(lse[from + thread] - most);
         __syncthreads();
-        float const* const partial = a.partial + (row * a.most_pieces + from) * D + thread;
+        float const* const partial = a.partial + (row * a.most_splits + from) * D + thread;
 #pragma unroll 8
         for (int32_t i = 0; i < count; ++i) {
             float const weight = weights[i];
@@ -268,32 +269,32 @@ __global__ void __launch_bounds__(D) merge_kernel(AttendArgs const a) {
     a.o[row * D + thread] = narrow<bf16>(o * inverse_of_sum(sum));
 }
 
-int32_t block_pieces(Cache const& cache) { return static_cast<int32_t>(ceil_div(cache.block_size, kPieceKeys)); }
+int32_t splits_per_block(Cache const& cache) { return static_cast<int32_t>(ceil_div(cache.block_size, kSplitKeys)); }
 
-int32_t most_pieces(Attend const& x) {
+int32_t most_splits(Attend const& x) {
     int64_t const group = x.heads / x.cache.kv_heads;
     int64_t const blocks =
         x.all ? x.cache.most_blocks() : std::min<int64_t>(x.cache.most_blocks(), 1 + group * x.slots);
-    return static_cast<int32_t>(blocks * block_pieces(x.cache));
+    return static_cast<int32_t>(blocks * splits_per_block(x.cache));
 }
 
 /// Thread blocks of a sequence and key/value head: enough to fill a GPU; results do not depend on it.
 int64_t grid_columns(AttendArgs const& args) {
     constexpr int64_t kEnough = 2048;
     int64_t const rows = int64_t{args.cache.kv_heads} * args.cache.sequences;
-    return std::min<int64_t>(args.most_pieces, std::max<int64_t>(kEnough / rows, 1));
+    return std::min<int64_t>(args.most_splits, std::max<int64_t>(kEnough / rows, 1));
 }
 
 }  // namespace
 
 size_t attend_floats(Attend const& args) {
     auto const rows = static_cast<size_t>(args.cache.sequences) * static_cast<size_t>(args.heads);
-    return rows * static_cast<size_t>(most_pieces(args)) * static_cast<size_t>(args.cache.head_dim + 1) + rows;
+    return rows * static_cast<size_t>(most_splits(args)) * static_cast<size_t>(args.cache.head_dim + 1) + rows;
 }
 
 void attend(Attend const& x) {
-    int32_t const group = x.heads / x.cache.kv_heads, pieces = most_pieces(x), listed = x.all ? 0 : group * x.slots;
-    int64_t const partials = int64_t{x.cache.sequences} * x.heads * pieces;
+    int32_t const group = x.heads / x.cache.kv_heads, splits = most_splits(x), listed = x.all ? 0 : group * x.slots;
+    int64_t const partials = int64_t{x.cache.sequences} * x.heads * splits;
     float* const lse = x.scratch + partials * x.cache.head_dim;
     AttendArgs const args{.cache = x.cache,
                           .q = x.q,
@@ -306,8 +307,8 @@ void attend(Attend const& x) {
                           .group = group,
                           .slots = x.all ? 0 : x.slots,
                           .listed = listed,
-                          .block_pieces = block_pieces(x.cache),
-                          .most_pieces = pieces,
+                          .splits_per_block = splits_per_block(x.cache),
+                          .most_splits = splits,
                           .all = x.all,
                           .scale_log2 = x.scale * kLog2e};
     with_head_dim(x.cache.head_dim, [&]<int D>() {

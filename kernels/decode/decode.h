@@ -61,7 +61,7 @@ struct Attend {
     cudaStream_t stream = nullptr;
 };
 void attend(Attend const& args);
-/// Partial results, [S, H, pieces, K + 1], and a count for each sequence and key/value head.
+/// Partial results, [S, H, splits, K + 1], and a count for each sequence and key/value head.
 size_t attend_floats(Attend const& args);
 
 }  // namespace perigee::decode

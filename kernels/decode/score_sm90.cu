@@ -25,12 +25,12 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
     int32_t const current = length < 0 ? 0 : length / a.cache.block_size;
     if (from >= current) return;
     Pages const pages(a.cache, s);
-    constexpr int kPieces = D / 8;
-    for (int i = threadIdx.x; i < kScoreBlocks * kPieces; i += kScoreThreads) {
-        int const row = i / kPieces, piece = i % kPieces;
+    constexpr int kVectors = D / 8;
+    for (int i = threadIdx.x; i < kScoreBlocks * kVectors; i += kScoreThreads) {
+        int const row = i / kVectors, vector = i % kVectors;
         bool const there = from + row < current;
         bf16 const* const mean = a.cache.means + (there ? pages.mean_row(from + row, g) : 0) * D;
-        hopper::copy_vector(means + hopper::swizzled_offset<kScoreBlocks>(row, piece), mean + piece * 8, there);
+        hopper::copy_vector(means + hopper::swizzled_offset<kScoreBlocks>(row, vector), mean + vector * 8, there);
     }
     finish_copies();
     hopper::fence_shared_for_async();

@@ -1,4 +1,4 @@
-// Passes of Llama over the next tokens of texts in a cache: pieces of a text by training's operations, and one token of
+// Passes of Llama over the next tokens of texts in a cache: chunks of a text by training's operations, and one token of
 // each of several texts by those of decoding.
 #include <algorithm>
 #include <bit>

@@ -48,7 +48,7 @@ struct DecodeSelect {
     int64_t first_head = 0;  ///< as in SelectBlocks
 };
 
-/// As AttentionForward, for the newest token of every sequence, which has been appended. Blocks are cut into pieces of
+/// As AttentionForward, for the newest token of every sequence, which has been appended. Blocks are cut into splits of
 /// 128 keys whose results are merged in the order of the keys: a sequence's result depends neither on its pages nor on
 /// the other sequences. Rows without a sequence get zeros.
 struct DecodeAttend {

@@ -4,13 +4,11 @@
 #include <cmath>
 #include <optional>
 
-#include "model/kv_cache.h"
+#include "train/text_model.h"
 
 namespace perigee {
 
 namespace {
-
-constexpr int64_t kChunk = 8192;  ///< tokens of a prompt in a pass
 
 double log_probability(std::span<float const> logits, int64_t allowed, int32_t id) {
     logits = logits.first(static_cast<size_t>(allowed));
@@ -86,21 +84,8 @@ class Batching {
                 return;
             }
             running_[text] = Running{.request = next_++, .next = 0};
-            take(text, prefill(number, request.ids));
+            take(text, read_prompt(session_, selections_, cache_, number, request.ids, before_pass_));
         }
-    }
-
-    std::vector<float> prefill(int64_t text, std::span<int32_t const> ids) {
-        std::vector<float> logits;
-        while (!ids.empty()) {
-            auto const chunk = ids.first(std::min<size_t>(kChunk, ids.size()));
-            before_pass_();
-            logits =
-                session_.model().next_logits(session_.weights(), chunk, selections_, cache_, session_.arena(), text);
-            session_.arena().settle();
-            ids = ids.subspan(chunk.size());
-        }
-        return logits;
     }
 
     /// One token of every text.

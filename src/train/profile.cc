@@ -9,32 +9,9 @@
 
 namespace perigee {
 
-Profile::Profile(ProfileOptions const& options, Device& device, FileSystem& files, Path const& folder, int rank)
-    : options_(options),
-      device_(&device),
-      files_(&files),
-      path_(folder / fmt::format("trace_rank_{}.json", rank)),
-      rank_(rank) {}
+namespace {
 
-void Profile::before_step(int64_t nth, int64_t step) {
-    if (!traces(nth)) return;
-    if (nth == options_.first) device_->trace().start(device_->queue());
-    span_ = device_->trace().begin(device_->queue(), fmt::format("step {}", step));
-}
-
-void Profile::after_step(int64_t nth) {
-    if (!traces(nth)) return;
-    device_->trace().end(span_, device_->queue());
-    if (traces(nth + 1)) return;
-    auto const spans = device_->trace().stop(device_->queue());
-    try {
-        files_->replace_text(path_, trace_text(spans, rank_));
-        log::info("{} steps traced: {}", options_.steps, path_.string());
-    } catch (std::exception const& e) {
-        log::warn("no trace: {}", e.what());
-    }
-}
-
+/// The whole file. A track for each queue, and `rank` as the process; an event's category is its phase.
 std::string trace_text(std::vector<Trace::Span> const& spans, int rank) {
     using Json = nlohmann::json;
     constexpr double kMicroseconds = 1e6;
@@ -61,6 +38,34 @@ std::string trace_text(std::vector<Trace::Span> const& spans, int rank) {
                           {"dur", span.seconds * kMicroseconds}});
     }
     return Json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump();
+}
+
+}  // namespace
+
+Profile::Profile(ProfileOptions const& options, Device& device, FileSystem& files, Path const& folder, int rank)
+    : options_(options),
+      device_(&device),
+      files_(&files),
+      path_(folder / fmt::format("trace_rank_{}.json", rank)),
+      rank_(rank) {}
+
+void Profile::before_step(int64_t nth, int64_t step) {
+    if (!traces(nth)) return;
+    if (nth == options_.first) device_->trace().start(device_->queue());
+    span_ = device_->trace().begin(device_->queue(), fmt::format("step {}", step));
+}
+
+void Profile::after_step(int64_t nth) {
+    if (!traces(nth)) return;
+    device_->trace().end(span_, device_->queue());
+    if (traces(nth + 1)) return;
+    auto const spans = device_->trace().stop(device_->queue());
+    try {
+        files_->replace_text(path_, trace_text(spans, rank_));
+        log::info("{} steps traced: {}", options_.steps, path_.string());
+    } catch (std::exception const& e) {
+        log::warn("no trace: {}", e.what());
+    }
 }
 
 }  // namespace perigee

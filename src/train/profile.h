@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "device/device.h"
 #include "io/file_system.h"
@@ -32,8 +30,5 @@ class Profile {
     int rank_;
     size_t span_ = 0;  ///< of the step that goes on
 };
-
-/// The whole file. A track for each queue, and `rank` as the process; an event's category is its phase.
-std::string trace_text(std::vector<Trace::Span> const& spans, int rank);
 
 }  // namespace perigee

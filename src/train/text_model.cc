@@ -6,6 +6,20 @@
 
 namespace perigee {
 
+std::vector<float> read_prompt(Session& session, std::vector<Selection> const& selections, KvCache& cache, int64_t text,
+                               std::span<int32_t const> ids, std::function<void()> const& before_pass) {
+    constexpr size_t kChunk = 8192;  // tokens in a pass
+    std::vector<float> logits;
+    for (size_t begin = 0; begin < ids.size(); begin += kChunk) {
+        before_pass();
+        logits =
+            session.model().next_logits(session.weights(), ids.subspan(begin, std::min(kChunk, ids.size() - begin)),
+                                        selections, cache, session.arena(), text);
+        session.arena().settle();
+    }
+    return logits;
+}
+
 TextModel::TextModel(Session& session, std::vector<Selection> selections)
     : session_(session), selections_(std::move(selections)) {
     constexpr int64_t kFirstTokens = 128;
@@ -29,19 +43,14 @@ std::vector<float> TextModel::next_logits(std::span<int32_t const> ids) {
     if (!cache_)
         return model.next_logits(session_.weights(), unfinished_document(text_), selections_, session_.arena());
     if (ids.size() == 1) return model.decode(session_.weights(), ids, selections_, *cache_, session_.arena());
-    return model.next_logits(session_.weights(), ids, selections_, *cache_, session_.arena());
+    return read_prompt(session_, selections_, *cache_, 0, ids);
 }
 
 std::vector<float> TextModel::append(std::span<int32_t const> ids) {
-    constexpr size_t kChunk = 8192;  // of a prompt, at a time
-    std::vector<float> logits;
-    for (size_t begin = 0; begin < ids.size(); begin += kChunk) {
-        auto const chunk = ids.subspan(begin, std::min(kChunk, ids.size() - begin));
-        text_.insert(text_.end(), chunk.begin(), chunk.end());
-        reserve(std::ssize(text_));
-        logits = next_logits(chunk);
-        session_.arena().settle();  // the text grows, and with it what the arena must hold
-    }
+    text_.insert(text_.end(), ids.begin(), ids.end());
+    reserve(std::ssize(text_));
+    auto logits = next_logits(ids);
+    session_.arena().settle();  // the text grows, and with it what the arena must hold
     return logits;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -10,6 +11,12 @@
 #include "train/session.h"
 
 namespace perigee {
+
+/// Appends these tokens to a text of the cache, a few thousand in a pass, and returns the logits that follow the last.
+/// `before_pass` is called before each pass. Collective.
+std::vector<float> read_prompt(
+    Session& session, std::vector<Selection> const& selections, KvCache& cache, int64_t text,
+    std::span<int32_t const> ids, std::function<void()> const& before_pass = [] {});
 
 class TextModel {
   public:

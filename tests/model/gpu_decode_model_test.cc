@@ -107,7 +107,7 @@ double difference(std::span<float const> logits, std::vector<float> const& all, 
 }
 
 /// Products of other heights round otherwise in bf16, and may turn a choice near a tie.
-constexpr double kTypical = 0.02, kWorst = 0.25;
+constexpr double kTypical = 0.02, kNearTies = 0.25;
 
 /// Median and 99th percentile: near ties may select other blocks.
 std::pair<double, double> spread(std::vector<double> differences) {
@@ -125,9 +125,9 @@ TEST_F(GpuDecodeModel, GivesTheLogitsOfOneForward) {
             std::vector<double> differences = {difference(job.next(std::span(text).first(301), cache), all, 300)};
             for (size_t t = 301; t < text.size(); ++t)
                 differences.push_back(difference(job.decode(std::span(text).subspan(t, 1), cache), all, t));
-            auto const [typical, worst] = spread(differences);
+            auto const [typical, near_ties] = spread(differences);
             EXPECT_LT(typical, kTypical) << dim;
-            EXPECT_LT(worst, kWorst) << dim;
+            EXPECT_LT(near_ties, kNearTies) << dim;
         }
 }
 
@@ -170,9 +170,9 @@ TEST_F(GpuDecodeModel, TextsOfABatchGiveTheLogitsOfOneForward) {
             differences.push_back(difference(row, all[i], token));
         }
     }
-    auto const [typical, worst] = spread(differences);
+    auto const [typical, near_ties] = spread(differences);
     EXPECT_LT(typical, kTypical);
-    EXPECT_LT(worst, kWorst);
+    EXPECT_LT(near_ties, kNearTies);
     EXPECT_EQ(cache.tokens(3), 0);
 }
 
@@ -185,7 +185,7 @@ TEST_F(GpuDecodeModel, PiecesMayBeCutAnywhere) {
         for (size_t begin = 0; begin < text.size(); begin += piece) {
             size_t const count = std::min(piece, text.size() - begin);
             EXPECT_LT(difference(job.next(std::span(text).subspan(begin, count), cache), all, begin + count - 1),
-                      kWorst)
+                      kNearTies)
                 << piece;
         }
     }

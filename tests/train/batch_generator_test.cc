@@ -7,43 +7,22 @@
 #include <cmath>
 #include <mutex>
 
-#include "config/config.h"
-#include "support/ragged_samples.h"
 #include "support/thread_comm.h"
+#include "train/sharp_session.h"
 #include "train/text_model.h"
 
 namespace perigee::testing {
 
 namespace {
 
-constexpr int64_t kAllowed = 90;
+constexpr int64_t kAllowed = SharpSession::kAllowed;
 
-RunOptions small_model(ParallelOptions const& parallel = {}) {
-    RunOptions options = parse_config(R"(
-model: {vocab_size: 96, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
-        num_key_value_heads: 4, max_position_embeddings: 256}
-attention: {kind: moba, block_size: 8, top_k: 2, full_layers: {last: 1}}
-data: {mock_data: true, sequence_length: 100}
-train: {global_batch_size: 4, micro_batch_size: 2}
-device: cpu
-threads: 1
-)",
-                                      "batch", {});
-    options.parallel = parallel;
-    return options;
-}
+struct Job : SharpSession {
+    using SharpSession::SharpSession;
 
-struct Job {
-    explicit Job(HostComm& world, ParallelOptions const& parallel = {})
-        : files(make_file_system()), session(small_model(parallel), world, *files) {
-        std::vector<float> const weights = weights_of(session.layout(), 0.4);
-        session.ops().upload(session.weights().flat(), weights.data());
-    }
     std::vector<GenerationAnswer> answers(BatchLimits const& limits, std::span<GenerationRequest const> requests) {
         return generate_batch(session, session.selections(0), limits, requests, [this] { ++passes; });
     }
-    std::unique_ptr<FileSystem> files;
-    Session session;
     int64_t passes = 0;
 };
 

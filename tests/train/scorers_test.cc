@@ -7,41 +7,21 @@
 #include <cmath>
 #include <mutex>
 
-#include "config/config.h"
 #include "data/packing.h"
-#include "support/ragged_samples.h"
 #include "support/random.h"
 #include "support/thread_comm.h"
+#include "train/sharp_session.h"
 #include "train/text_model.h"
 
 namespace perigee::testing {
 
 namespace {
 
-constexpr int64_t kAllowed = 90;
+constexpr int64_t kAllowed = SharpSession::kAllowed;
 
-RunOptions small_model(ParallelOptions const& parallel = {}) {
-    RunOptions options = parse_config(R"(
-model: {vocab_size: 96, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
-        num_key_value_heads: 4, max_position_embeddings: 256}
-attention: {kind: moba, block_size: 8, top_k: 2, full_layers: {last: 1}}
-data: {mock_data: true, sequence_length: 100}
-train: {global_batch_size: 4, micro_batch_size: 2}
-device: cpu
-threads: 1
-)",
-                                      "scorers", {});
-    options.parallel = parallel;
-    return options;
-}
+struct Job : SharpSession {
+    using SharpSession::SharpSession;
 
-/// A session with random weights so large that no two tokens are nearly as likely, and its options for scoring.
-struct Job {
-    Job(ParallelOptions const& parallel, HostComm& world)
-        : files(make_file_system()), session(small_model(parallel), world, *files) {
-        std::vector<float> const weights = weights_of(session.layout(), 0.4);
-        session.ops().upload(session.weights().flat(), weights.data());
-    }
     ScoredModel model() { return {session, session.selections(0), kAllowed}; }
 
     std::vector<float> logits(std::vector<int32_t> const& text) {
@@ -52,9 +32,6 @@ struct Job {
         auto const all = logits(text);
         return static_cast<int32_t>(std::max_element(all.begin(), all.begin() + kAllowed) - all.begin());
     }
-
-    std::unique_ptr<FileSystem> files;
-    Session session;
 };
 
 /// Prompts of many lengths, answered by what the model itself writes; in two of three one token is another one.
@@ -83,7 +60,7 @@ std::vector<Item> mixed_items(Job& job) {
 
 TEST(Scorers, ForcedDecodingPassesWhatGenerationWrites) {
     auto const world = make_single_host_comm();
-    Job job({}, *world);
+    Job job(*world);
     auto const items = mixed_items(job);
     auto const forced = ForcedDecoding(job.model()).score(items);
     auto const generated = GreedyDecoding(job.model()).score(items);
@@ -100,7 +77,7 @@ TEST(Scorers, ForcedDecodingPassesWhatGenerationWrites) {
 
 TEST(Scorers, ForcedNllIsThatOfTokenAfterToken) {
     auto const world = make_single_host_comm();
-    Job job({}, *world);
+    Job job(*world);
     auto const items = mixed_items(job);
     auto const forced = ForcedDecoding(job.model()).score(items);
     for (size_t i = 0; i < items.size(); ++i) {
@@ -122,7 +99,7 @@ TEST(Scorers, ForcedNllIsThatOfTokenAfterToken) {
 
 TEST(TextModel, KeepsKeysAndValuesHoweverLongTheTextGrows) {
     auto const alone = make_single_host_comm();
-    Job job({}, *alone);
+    Job job(*alone);
     TextModel text(job.session, job.session.selections(0));
     Philox const random(5, Purpose::mock_data, 1);
     std::vector<float> last;
@@ -136,7 +113,7 @@ TEST(TextModel, KeepsKeysAndValuesHoweverLongTheTextGrows) {
 
 TEST(Scorers, TokensBeyondTheTokenizerAreNeverDecoded) {
     auto const world = make_single_host_comm();
-    Job job({}, *world);
+    Job job(*world);
     Item item{.task = "t", .length = 5, .prompt = {1, 2, 3, 4, 5}, .answer = {job.best({1, 2, 3, 4, 5})}};
     // The classifier's row of a token of the padding becomes twice that of the best one.
     auto const& head = job.session.layout().entry("lm_head.weight");
@@ -154,7 +131,7 @@ TEST(Scorers, EveryLayoutGivesTheScoresOfOneRank) {
     std::vector<ItemScore> want;
     {
         auto const world = make_single_host_comm();
-        Job job({}, *world);
+        Job job(*world);
         items = mixed_items(job);
         want = ForcedDecoding(job.model()).score(items);
     }
@@ -167,7 +144,7 @@ TEST(Scorers, EveryLayoutGivesTheScoresOfOneRank) {
         int const ranks = static_cast<int>(parallel.tensor * parallel.context * parallel.data);
         std::mutex mutex;
         run_ranks(ranks, [&](HostComm& world) {
-            Job job(parallel, world);
+            Job job(world, parallel);
             auto const forced = ForcedDecoding(job.model()).score(items);
             auto const generated = GreedyDecoding(job.model()).score(items);
             std::lock_guard const lock(mutex);

@@ -48,6 +48,7 @@ void Staging::upload(void* to, void const* from, size_t bytes) {
     if (capturing != cudaStreamCaptureStatusNone) fail(Category::internal, "an upload within a CUDA graph");
     Slot& slot = slot_for(bytes);
     std::memcpy(slot.memory.data(), from, bytes);
+    // Moments may lie in pinned memory of the host (optimizer.offload).
     check_cuda(cudaMemcpyAsync(to, slot.memory.data(), bytes, cudaMemcpyDefault, device_.stream()), "cudaMemcpyAsync");
     check_cuda(cudaEventRecord(slot.read, device_.stream()), "cudaEventRecord");
     slot.in_use = true;

@@ -9,7 +9,7 @@
 namespace perigee::host {
 namespace {
 
-constexpr int64_t kPieceKeys = 128;  ///< as decode_attend's description says
+constexpr int64_t kSplitKeys = 128;  ///< as decode_attend's description says
 
 /// The pages of one sequence.
 template <class Real>
@@ -82,11 +82,11 @@ void select_by_gate(DecodeSelect const& args, MobaOptions const& gate, int64_t s
     }
 }
 
-/// Attention of one query head: results of pieces of keys, and their merge.
+/// Attention of one query head: results of splits of the keys, and their merge.
 template <class Real>
 class Attention {
   public:
-    explicit Attention(int64_t head_dim) : dim_(head_dim), tile_(head_dim), k_(kPieceKeys * dim_), v_(k_.size()) {}
+    explicit Attention(int64_t head_dim) : dim_(head_dim), tile_(head_dim), k_(kSplitKeys * dim_), v_(k_.size()) {}
 
     void start() { o_.clear(), lse_.clear(); }
 
@@ -112,9 +112,9 @@ class Attention {
         for (Real const lse : lse_) top = std::max(top, lse);
         if (top == kNone) return;
         for (Real const lse : lse_) sum += std::exp(lse - top);
-        for (size_t piece = 0; piece < lse_.size(); ++piece) {
-            Real const weight = std::exp(lse_[piece] - top) / sum;
-            for (int64_t i = 0; i < dim_; ++i) o[i] += weight * o_[piece * dim_ + i];
+        for (size_t split = 0; split < lse_.size(); ++split) {
+            Real const weight = std::exp(lse_[split] - top) / sum;
+            for (int64_t i = 0; i < dim_; ++i) o[i] += weight * o_[split * dim_ + i];
         }
     }
 
@@ -122,7 +122,7 @@ class Attention {
     int64_t dim_;
     ForwardTile<Real> tile_;
     std::vector<Real> k_, v_;
-    std::vector<Real> o_, lse_;  ///< of the pieces so far
+    std::vector<Real> o_, lse_;  ///< of the splits so far
 };
 
 /// Every choice is of complete blocks before the local one.
@@ -147,8 +147,8 @@ void attend(DecodeAttend const& args, int64_t s, int64_t h, std::span<int32_t co
     Real const* const q = args.q_SHK.as<Real>() + (s * H + h) * K;
     auto const add_block = [&](int64_t block) {
         int64_t const block_end = std::min(block * B + B, end);
-        for (int64_t begin = block * B; begin < block_end; begin += kPieceKeys)
-            attention.absorb(sequence, h / R * K, begin, std::min(begin + kPieceKeys, block_end), q,
+        for (int64_t begin = block * B; begin < block_end; begin += kSplitKeys)
+            attention.absorb(sequence, h / R * K, begin, std::min(begin + kSplitKeys, block_end), q,
                              static_cast<Real>(args.scale));
     };
     attention.start();

@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <map>
 #include <numeric>
 #include <string_view>
+#include <thread>
 
 #include "comm/groups.h"
 #include "comm/launch.h"
@@ -331,6 +333,24 @@ TEST_P(CollectivesTest, LanesKeepTheOrderThatEventsSay) {
         want *= all().size();
     }
     EXPECT_EQ(x.values(), Values(kCount, want));
+}
+
+TEST_P(CollectivesTest, AnotherThreadMayAskForFailuresAllTheTime) {
+    constexpr int64_t kCount = 257;
+    constexpr int kCalls = 500;
+    GroupMaker& groups = *Job::by_backend.at(GetParam()).groups;
+    std::atomic<int> asked = 0, failed = 0;
+    Tensor const x(DType::f64, Values(kCount, 1)), all_x(DType::f64, Values(kCount * all().size(), 0));
+    {
+        std::jthread const watchdog([&](std::stop_token const& stop) {
+            for (; !stop.stop_requested(); ++asked) failed += groups.failure().empty() ? 0 : 1;
+        });
+        while (asked == 0) std::this_thread::yield();
+        for (int i = 0; i < kCalls; ++i) all().all_gather(queue(), all_x.view(), x.view());
+        queue().synchronize();
+    }
+    EXPECT_EQ(failed, 0);
+    EXPECT_EQ(all_x.values(), Values(kCount * all().size(), 1));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, CollectivesTest, ::testing::Values("mpi", "nccl"),

@@ -53,7 +53,8 @@ awk -v a="$first" -v b="$last" 'BEGIN { printf "tokens/s: %.0f, then %.0f (%+.2f
 if [ "$stacked_device" != cpu ]; then
     tail -n "+$((2 * tenth))" "$scratch/steps" | value memory_bytes | sort -un >"$scratch/device"
     echo "bytes of the device from step $((2 * tenth)) on: $(tr '\n' ' ' <"$scratch/device")"
-    [ "$(wc -l <"$scratch/device")" = 1 ] || complain "bytes of the device change"
+    [ "$(wc -l <"$scratch/device")" = 1 ] || complain "bytes of the device change: $(sed -E 's/.*"step":([0-9]+),.*"memory_bytes":([0-9]+).*/\1 \2/' \
+        "$scratch/steps" | awk '$2 != last { printf "%s from step %s, ", $2, $1; last = $2 }')"
 fi
 # Pages come and go by the allocator's ways: the middle of each tenth counts, within 1%.
 host() { awk -v a="$1" -v b="$2" '$1 > a && $1 <= b && $2 != "" { print $2 }' "$scratch/host" | median; }

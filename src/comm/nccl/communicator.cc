@@ -78,6 +78,7 @@ Communicator::~Communicator() {
 }
 
 void Communicator::call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) {
+    std::scoped_lock const lock(calling_);
     settle(body(comm_), what);
 }
 
@@ -87,8 +88,9 @@ void Communicator::call_in_group(char const* what, std::function<ncclResult_t(nc
 }
 
 std::string Communicator::failure() const {
+    std::unique_lock const lock(calling_, std::try_to_lock);
     ncclComm_t const comm = comm_;
-    if (comm == nullptr) return {};
+    if (!lock || comm == nullptr) return {};
     ncclResult_t const state = state_of(comm);
     if (state == ncclSuccess || state == ncclInProgress) return {};
     return fmt::format("the {} ranks: {}", to_string(axis_), words(state, comm));

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <string>
 
 #include "comm/host_board.h"
@@ -28,7 +29,7 @@ class Communicator {
     void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body);
     /// The same between ncclGroupStart and ncclGroupEnd, which a call() is to bring.
     void call_in_group(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) const;
-    /// What has gone wrong since; empty where nothing has.
+    /// What has gone wrong since; empty where nothing has, and while a call is being made, which says so itself.
     std::string failure() const;
     void abort() noexcept;
 
@@ -36,6 +37,9 @@ class Communicator {
     void settle(ncclResult_t code, char const* what) const;
     [[noreturn]] void fail_with(ncclResult_t code, char const* what) const;
 
+    /// Held through a call and the waiting after it. Whoever asks NCCL how a communicator is ends its last call too,
+    /// and two threads must not do that at once.
+    mutable std::mutex calling_;
     std::atomic<ncclComm_t> comm_ = nullptr;
     Axis axis_;
 };

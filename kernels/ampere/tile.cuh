@@ -1,5 +1,5 @@
-// Tiles of bf16 rows in shared memory and the products a warp makes of them (mma.sync). A row takes 16 bytes more than
-// its numbers, which spreads the 16-byte vectors that ldmatrix reads together over all banks for every multiple of 32.
+// Tiles of bf16 rows in shared memory and the products a warp makes of them (mma.sync). The 16-byte vectors of a row
+// are swizzled, so that those of eight rows which ldmatrix reads together lie in different banks.
 // Fragment layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
 #pragma once
 
@@ -38,13 +38,15 @@ __device__ __forceinline__ void mma(float* c, uint32_t const (&a)[4], uint32_t b
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// Where a tile of rows of D values has the vector of 8 that begins at `column`: D is a multiple of 32.
 template <int D>
-__host__ __device__ constexpr int tile_stride() {
-    return D + 8;
+__host__ __device__ constexpr int tile_at(int row, int column) {
+    static_assert(D % 32 == 0);
+    return row * D + (column ^ (D % 64 == 0 ? row % 8 : row / 2 % 4) * 8);
 }
 template <int D>
 __host__ __device__ constexpr size_t tile_bytes(int rows) {
-    return sizeof(bf16) * static_cast<size_t>(rows) * tile_stride<D>();
+    return sizeof(bf16) * static_cast<size_t>(rows) * D;
 }
 
 /// Starts copying kRows rows of x [rows, D]; `at(i)` says which is the i-th, -1 for zeros. All kThreads threads call.
@@ -57,7 +59,7 @@ __device__ __forceinline__ void load_rows(bf16* to, bf16 const* x, At at) {
         int const vector = i * kThreads + static_cast<int>(threadIdx.x);
         int const row = vector / kVectors, column = vector % kVectors * 8;
         auto const from = at(row);
-        copy_16(to + row * tile_stride<D>() + column, x + int64_t{from >= 0 ? from : 0} * D + column, from >= 0);
+        copy_16(to + tile_at<D>(row, column), x + int64_t{from >= 0 ? from : 0} * D + column, from >= 0);
     }
 }
 
@@ -65,7 +67,7 @@ __device__ __forceinline__ void load_rows(bf16* to, bf16 const* x, At at) {
 template <int D>
 __device__ __forceinline__ void load_left(uint32_t (&a)[4], bf16 const* tile, int row, int step) {
     int const lane = threadIdx.x % 32;
-    load_matrices(a, shared_address(tile + (row + lane % 16) * tile_stride<D>() + step * 16 + lane / 16 * 8));
+    load_matrices(a, shared_address(tile + tile_at<D>(row + lane % 16, step * 16 + lane / 16 * 8)));
 }
 
 /// s [16, 64] += a [16, 16] * (columns [16 step, ...) of the 64 rows of the tile, transposed).
@@ -75,8 +77,8 @@ __device__ __forceinline__ void multiply_rows(float (&s)[32], uint32_t const (&a
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
         uint32_t b[4];
-        load_matrices(b, shared_address(tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 +
-                                        lane / 8 % 2 * 8));
+        load_matrices(
+            b, shared_address(tile + tile_at<D>(pair * 16 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8)));
         mma(s + 8 * pair, a, b[0], b[1]);
         mma(s + 8 * pair + 4, a, b[2], b[3]);
     }
@@ -90,8 +92,8 @@ __device__ __forceinline__ void multiply_rows(float (&s)[kStrips][32], uint32_t 
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
         uint32_t b[4];
-        load_matrices(b, shared_address(tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() + step * 16 +
-                                        lane / 8 % 2 * 8));
+        load_matrices(
+            b, shared_address(tile + tile_at<D>(pair * 16 + lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8)));
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) {
             mma(s[m] + 8 * pair, a[m], b[0], b[1]);
@@ -108,7 +110,7 @@ __device__ __forceinline__ void accumulate(float (&o)[kStrips][D / 2], uint32_t 
 #pragma unroll
     for (int pair = 0; pair < D / 16; ++pair) {
         uint32_t b[4];
-        load_transposed(b, tile + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
+        load_transposed(b, tile + tile_at<D>(step * 16 + lane % 16, pair * 16 + lane / 16 * 8));
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) {
             mma(o[m] + 8 * pair, a[m], b[0], b[1]);

@@ -12,10 +12,10 @@ constexpr int kRing = 3;   // of rows that are used, loaded, and looked up
 
 template <int D>
 struct KeyShared {
-    bf16 k[kTileKeys * tile_stride<D>()];
-    bf16 v[kTileKeys * tile_stride<D>()];
-    bf16 q[2][kRows * tile_stride<D>()];
-    bf16 d_o[2][kRows * tile_stride<D>()];
+    bf16 k[kTileKeys * D];
+    bf16 v[kTileKeys * D];
+    bf16 q[2][kRows * D];
+    bf16 d_o[2][kRows * D];
     float base[2][kRows];
     float delta[2][kRows];
     int32_t at[kRing][kRows];     ///< query * H + head, or -1
@@ -24,10 +24,10 @@ struct KeyShared {
 
 template <int D>
 struct QueryShared {
-    bf16 q[kRows * tile_stride<D>()];
-    bf16 d_o[kRows * tile_stride<D>()];
-    bf16 k[2][kTileKeys * tile_stride<D>()];
-    bf16 v[2][kTileKeys * tile_stride<D>()];
+    bf16 q[kRows * D];
+    bf16 d_o[kRows * D];
+    bf16 k[2][kTileKeys * D];
+    bf16 v[2][kTileKeys * D];
     Row rows[kRows];
 };
 
@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2) dq_kernel(AttentionArgs const a) 
 template <bool kLocal>
 void launch_dq(Stage const& stage, AttentionArgs const& args, int64_t tiles) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        static_assert(sizeof(QueryShared<D>) <= kLeastShared);
         launch({kLocal ? "dq_local_sm80" : "dq_selected_sm80", tiles * args.pass_heads, 1, kThreads,
                 sizeof(QueryShared<D>), stage.problem.stream},
                dq_kernel<D, kLocal>, args);
@@ -207,6 +208,7 @@ void dkv_sm80(Stage const& stage, BlockSparseGradients const& gradients) {
     AttentionArgs args = attention_args(stage, {}, gradients);
     args.tiles_per_block = tiles_per_block(stage.plan, 1, kTileKeys);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        static_assert(sizeof(KeyShared<D>) <= kLeastShared);
         launch({"dkv_sm80", stage.plan.blocks * args.tiles_per_block, args.kv_heads, kThreads, sizeof(KeyShared<D>),
                 stage.problem.stream},
                dkv_kernel<D>, args);

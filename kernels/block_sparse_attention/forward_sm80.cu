@@ -13,9 +13,9 @@ constexpr int kRows = 4 * 16 * kStrips;  // of a tile
 
 template <int D>
 struct ForwardShared {
-    bf16 q[kRows * tile_stride<D>()];
-    bf16 k[2][kTileKeys * tile_stride<D>()];
-    bf16 v[2][kTileKeys * tile_stride<D>()];
+    bf16 q[kRows * D];
+    bf16 k[2][kTileKeys * D];
+    bf16 v[2][kTileKeys * D];
     Row rows[kRows];
 };
 
@@ -105,6 +105,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
 template <bool kLocal>
 void launch_forward(Stage const& stage, AttentionArgs const& args, int64_t tiles) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        static_assert(sizeof(ForwardShared<D>) <= kLeastShared);
         launch({kLocal ? "attend_local" : "attend_selected", tiles * args.pass_heads, 1, kThreads,
                 sizeof(ForwardShared<D>), stage.problem.stream},
                forward_kernel<D, kLocal>, args);

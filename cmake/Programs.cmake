@@ -10,6 +10,11 @@ endforeach()
 # The program that users run, placed in build/<preset>/bin.
 add_executable(perigee src/app/main.cc)
 target_link_libraries(perigee PRIVATE perigee_flags perigee_checked perigee_app)
+set(commit_header ${CMAKE_BINARY_DIR}/generated/app/commit.h)
+add_custom_target(commit BYPRODUCTS ${commit_header}
+    COMMAND ${CMAKE_COMMAND} -DSOURCE=${CMAKE_SOURCE_DIR} -DHEADER=${commit_header} -P ${CMAKE_SOURCE_DIR}/cmake/Commit.cmake)
+add_dependencies(perigee commit)
+target_include_directories(perigee PRIVATE ${CMAKE_BINARY_DIR}/generated)
 
 # Programs of developers: one small main each.
 file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cc)

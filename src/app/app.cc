@@ -10,6 +10,7 @@
 
 #include "app/check.h"
 #include "app/command_line.h"
+#include "app/dry_run.h"
 #include "app/fit.h"
 #include "app/plan.h"
 #include "base/held_signals.h"
@@ -54,6 +55,7 @@ struct Job {
     Launch& launch;
     Watchdog& watchdog;
     FileSystem& files;
+    std::string const& commit;
 };
 
 /// What the config says.
@@ -109,7 +111,10 @@ int run_train(RunOptions const& as_configured, Job const& job) {
     if (!problem.empty() && world.rank() == 0)
         log::warn("this model cannot be exported to a Hugging Face folder: {}", problem);
     try {
-        Trainer trainer(options, world, job.files, to_yaml(as_configured), &job.watchdog);
+        Launched launched{.program = "perigee " PERIGEE_VERSION};
+        if (!job.commit.empty()) launched.program += fmt::format(" ({})", job.commit);
+        if (world.rank() == 0) launched.memory_planned_bytes = step_cost(options, world.size()).memory.sum();
+        Trainer trainer(options, world, job.files, to_yaml(as_configured), &job.watchdog, launched);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
     } catch (std::exception const& e) {
         Error const error = as_error(e);
@@ -242,10 +247,11 @@ class Watched {
     HostComm& world_;
 };
 
-int run_job(Parsed const& parsed, Config const& config, Launch& launch, Watchdog& watchdog, FileSystem& files) {
+int run_job(Parsed const& parsed, Job const& job) {
+    Launch& launch = job.launch;
     log::set_rank(launch.world().rank());
     if (launch.world().rank() == 0) take_launchers_terminal();
-    Watched watched(watchdog, launch);
+    Watched watched(job.watchdog, launch);
     if (stop_requested()) launch.leave(kExitPreempted, "told to stop: nothing to save yet");
     if (auto const* notice = std::get_if<CommandLineNotice>(&parsed)) {
         if (notice->exit_code != 0) launch.abort(notice->exit_code, notice->text);
@@ -253,7 +259,7 @@ int run_job(Parsed const& parsed, Config const& config, Launch& launch, Watchdog
         return 0;
     }
     try {
-        int const code = dispatch({std::get<CommandLine>(parsed), config, launch, watchdog, files});
+        int const code = dispatch(job);
         watched.wait_for_all();
         return code;
     } catch (std::exception const& e) {
@@ -263,18 +269,21 @@ int run_job(Parsed const& parsed, Config const& config, Launch& launch, Watchdog
     }
 }
 
-int join_and_run(Parsed const& parsed, FileSystem& files) {
+int join_and_run(Parsed const& parsed, FileSystem& files, std::string const& commit) {
     Watchdog watchdog(
         {}, files,
         [](Watchdog::Ending const& ending) {
             Launch::end_before_joining(ending.exit_code, ending.message, ending.patience);
         },
         ranks_promised() > 0);
+    CommandLine const none;
+    auto const* typed = std::get_if<CommandLine>(&parsed);
+    CommandLine const& command = typed != nullptr ? *typed : none;
     Config config;
-    if (auto const* command = std::get_if<CommandLine>(&parsed)) config = read_config(*command);
+    if (typed != nullptr) config = read_config(command);
     if (!config.problem) watchdog.limit_by(config.options.watchdog);
     Launch launch(nullptr, nullptr);
-    return run_job(parsed, config, launch, watchdog, files);
+    return run_job(parsed, {command, config, launch, watchdog, files, commit});
 }
 
 /// A command that is no job. The watchdog's thread ends it when it is told to stop; signals are left to the other
@@ -305,13 +314,13 @@ int show(CommandLineNotice const& notice) {
 
 }  // namespace
 
-int run_app(int argc, char** argv, FileSystem& files) {
+int run_app(int argc, char** argv, FileSystem& files, std::string const& commit) {
     try {
         Parsed const parsed = parse_command_line(argc, argv);
         if (auto const* command = std::get_if<LocalCommand>(&parsed)) return run_alone(*command, files);
         auto const* notice = std::get_if<CommandLineNotice>(&parsed);
         if (notice != nullptr && ranks_promised() == 0) return show(*notice);
-        return join_and_run(parsed, files);
+        return join_and_run(parsed, files, commit);
     } catch (std::exception const& e) {  // joining the job failed: there is no job yet to end
         Error const error = as_error(e);
         fmt::print(stderr, "perigee: {} error: {}\n", to_string(error.category()), printable(error.what()));

@@ -1,8 +1,9 @@
 #include "app/app.h"
+#include "app/commit.h"
 #include "base/stop_request.h"
 
 int main(int argc, char** argv) {
     perigee::catch_stop_signals();  // first: nothing before this line can be stopped in order
     auto files = perigee::make_file_system();
-    return perigee::run_app(argc, argv, *files);
+    return perigee::run_app(argc, argv, *files, PERIGEE_COMMIT);
 }

@@ -70,4 +70,27 @@ BlockChoices::Share BlockChoices::attended(int64_t layer, int64_t from, std::spa
     return share;
 }
 
+std::vector<std::vector<double>> BlockChoices::map(int64_t layer, int64_t most) const {
+    PERIGEE_CHECK(!is_full(layer) && blocks_ > 0, "layer {} has no choices", layer);
+    int64_t const per_cell = blocks_per_cell(most);
+    auto const cells = static_cast<size_t>((blocks_ + per_cell - 1) / per_cell);
+    std::vector<std::vector<double>> attended(cells, std::vector<double>(cells)), possible = attended;
+    for (size_t i = 1; i < cu_seqlens_.size(); ++i) {
+        for (int64_t token = cu_seqlens_[i - 1]; token < cu_seqlens_[i]; ++token) {
+            int32_t const* const heads_N = heads_LTN_[static_cast<size_t>(layer)].data() + token * blocks_;
+            int64_t const own = (token - cu_seqlens_[i - 1]) / block_size_;
+            auto const row = static_cast<size_t>(own / per_cell);
+            for (int64_t block = 0; block <= own; ++block) {
+                auto const column = static_cast<size_t>(block / per_cell);
+                attended[row][column] += static_cast<double>(block == own ? heads_ : heads_N[block]);
+                possible[row][column] += static_cast<double>(heads_);
+            }
+        }
+    }
+    for (size_t row = 0; row < cells; ++row)
+        for (size_t column = 0; column <= row; ++column)
+            if (possible[row][column] > 0) attended[row][column] /= possible[row][column];
+    return attended;
+}
+
 }  // namespace perigee

@@ -38,6 +38,12 @@ class BlockChoices {
     };
     Share attended(int64_t layer, int64_t from, std::span<int64_t const> places) const;
 
+    /// Of a sparse layer, shares[row][column]: of the pairs of a query and a head of the row, and the blocks of the
+    /// column that the query may attend, those that it does. Row i is the queries of blocks_per_cell(most) blocks from
+    /// i blocks_per_cell(most) on, in all documents; columns are the same blocks as keys. There are `most` at most.
+    std::vector<std::vector<double>> map(int64_t layer, int64_t most) const;
+    int64_t blocks_per_cell(int64_t most) const { return (blocks_ + most - 1) / most; }
+
   private:
     struct Document {
         int64_t begin, end;

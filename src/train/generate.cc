@@ -45,9 +45,14 @@ bool has_chat_template(Session& session) {
 }
 
 void generate(Session& session, RunState const& state, std::function<void(std::string const&)> const& sink) {
+    generate(session, state, session.options().generate.prompt, sink);
+}
+
+void generate(Session& session, RunState const& state, std::string const& prompt,
+              std::function<void(std::string const&)> const& sink) {
     RunOptions const& options = session.options();
     PromptEncoder const encoder(session, state);
-    std::vector<int32_t> ids = encoder.encode(options.generate.system, options.generate.prompt);
+    std::vector<int32_t> ids = encoder.encode(options.generate.system, prompt);
     StreamDecoder stream(encoder.tokenizer());
     Ending ending(encoder.stop(), [&](int32_t id) { sink(stream.push(id)); });
     int64_t const most = options.model.max_position_embeddings;
@@ -55,8 +60,8 @@ void generate(Session& session, RunState const& state, std::function<void(std::s
     Philox const random(static_cast<uint64_t>(options.seed), Purpose::generate);
     for (int64_t i = 0; i < options.generate.max_tokens; ++i) {
         if (std::ssize(model.text()) + std::ssize(ids) >= most) break;
-        int32_t const next =
-            sample_token(model.append(ids), encoder.tokenizer().vocab_size(), options.generate, random, i);
+        int32_t next = sample_token(model.append(ids), encoder.tokenizer().vocab_size(), options.generate, random, i);
+        session.mesh().world().broadcast(TensorView(&next, {1}), 0);  // ranks that leave early leave others waiting
         if (ending.push(next)) return sink(stream.finish());
         ids = {next};
     }

@@ -16,6 +16,9 @@ bool has_chat_template(Session& session);
 /// max_position_embeddings are used. Warns where the checkpoint of `state` was trained with another chat template.
 /// Throws Category::config for an empty prompt.
 void generate(Session& session, RunState const& state, std::function<void(std::string const&)> const& sink);
+/// The same for another prompt. Every rank takes the tokens that rank 0 samples. Collective.
+void generate(Session& session, RunState const& state, std::string const& prompt,
+              std::function<void(std::string const&)> const& sink);
 
 /// Answers the prompts of generate.input, several at a time, and writes generate.output: lines of JSON in the same
 /// order, docs/generation.md. `before_pass` is called before each pass of the model. Throws Category::data, naming file

@@ -90,6 +90,12 @@ void describe(Schema& schema, EvalOptions& options) {
         .add("reach", options.reach,
              "also report, per layer, the share of tokens that receive gradient, on as many of the next training "
              "samples, and for mock data of task far_recall the share of needed blocks that MoBA chose")
+        .add("blocks", options.blocks,
+             "also write to OUTPUT_DIR/blocks.jsonl, per MoBA layer, which blocks the heads choose in the first "
+             "held-out sample: the report draws it")
+        .add("prompt", options.prompt,
+             "continue or answer this text at every evaluation, as the keys of generate say, and add the result to "
+             "OUTPUT_DIR/samples.jsonl; empty: none")
         .section("suites", options.suites,
                  "Long-context suites, for `perigee eval --suite`; docs/evaluation.md describes them.");
 }

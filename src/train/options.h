@@ -64,6 +64,8 @@ struct EvalOptions {
     int64_t every = 0;         ///< steps between evaluations; 0: never during training
     int64_t samples = 64;      ///< validation samples, or all where there are fewer
     bool reach = false;        ///< also measure_reach() in train/evaluate.h
+    bool blocks = false;       ///< also which blocks heads choose: blocks.jsonl
+    std::string prompt = {};   ///< continued into samples.jsonl; empty: none
     SuiteOptions suites = {};  ///< run_suites() in train/suites.h
 };
 void describe(Schema& schema, EvalOptions& options);

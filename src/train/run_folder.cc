@@ -20,11 +20,11 @@ Path checkpoint_root(Path const& output_dir) { return output_dir / "checkpoints"
 
 namespace {
 
-constexpr char kMetrics[] = "metrics.jsonl";
+constexpr char kMetrics[] = "metrics.jsonl", kSamples[] = "samples.jsonl", kBlocks[] = "blocks.jsonl";
 constexpr char kConfig[] = "config.yaml";
 constexpr std::string_view kRunComment = "# run ";
 
-/// A whole line of the metrics.
+/// A whole line of a file of lines with steps.
 struct MetricLine {
     std::string_view text;
     int64_t number = 0;  ///< from 1
@@ -32,10 +32,9 @@ struct MetricLine {
     bool last = false;
 };
 
-/// Calls `use` with each whole line of the metrics until it returns false. A kill may have torn the last one.
+/// Calls `use` with each whole line until it returns false. A kill may have torn the last one.
 template <class Use>
-void for_each_line(FileSystem& files, Path const& output_dir, Use&& use) {
-    Path const path = output_dir / kMetrics;
+void for_each_line(FileSystem& files, Path const& path, Use&& use) {
     if (!files.exists(path) || files.file_size(path) == 0) return;
     auto const mapped = files.map(path);
     std::string_view const text(reinterpret_cast<char const*>(mapped->bytes().data()), mapped->bytes().size());
@@ -56,7 +55,7 @@ struct Metric {
 
 /// Nothing for a last line that is torn. Perigee writes no other than objects with a step, but anybody may edit the
 /// file: throws Category::data.
-std::optional<Metric> read_metric(MetricLine const& line, Path const& output_dir) {
+std::optional<Metric> read_metric(MetricLine const& line, Path const& path) {
     auto object = nlohmann::json::parse(line.text, nullptr, /*allow_exceptions=*/false);
     if (!object.is_object() && line.last) return std::nullopt;
     if (object.is_object()) {
@@ -67,7 +66,20 @@ std::optional<Metric> read_metric(MetricLine const& line, Path const& output_dir
     fail(Category::data,
          "{}:{}: a JSON object whose `step` is a whole number is expected, found {}: correct that line, "
          "or remove it",
-         (output_dir / kMetrics).string(), line.number, printable_name(line.text.substr(0, 200)));
+         path.string(), line.number, printable_name(line.text.substr(0, 200)));
+}
+
+/// Cuts the file off before the first line that `is_done_again`.
+template <class Again>
+void cut(FileSystem& files, Path const& path, Again&& is_done_again) {
+    int64_t keep = 0;
+    for_each_line(files, path, [&](MetricLine const& line) {
+        auto const metric = read_metric(line, path);
+        if (!metric || is_done_again(*metric)) return false;
+        keep = line.end;
+        return true;
+    });
+    if (files.exists(path)) files.append(path)->truncate(keep);
 }
 
 }  // namespace
@@ -107,6 +119,8 @@ void RunFolder::write_config(std::string const& yaml, std::string const& run_id)
     files_->replace_text(path_ / kConfig, fmt::format("{}{}\n{}", kRunComment, run_id, yaml));
 }
 
+void RunFolder::write_record(std::string const& json) { files_->replace_text(path_ / "run.json", json + "\n"); }
+
 std::string new_run_id() {
     std::random_device random;
     return fmt::format("{:08x}{:08x}", random(), random());
@@ -118,23 +132,20 @@ void RunFolder::mirror_log() {
 }
 
 void RunFolder::rewind_metrics(int64_t step) {
-    metrics_.reset();
-    int64_t keep = 0;
-    for_each_line(*files_, path_, [&](MetricLine const& line) {
-        auto const metric = read_metric(line, path_);
-        if (!metric || metric->step > step) return false;
-        if (metric->step == step && metric->object.contains("eval_loss")) return false;
-        keep = line.end;
-        return true;
+    metrics_.reset(), samples_.reset(), blocks_.reset();
+    cut(*files_, path_ / kMetrics, [step](Metric const& metric) {
+        return metric.step > step || (metric.step == step && metric.object.contains("eval_loss"));
     });
-    if (files_->exists(path_ / kMetrics)) files_->append(path_ / kMetrics)->truncate(keep);
+    for (char const* const of_evaluations : {kSamples, kBlocks})
+        cut(*files_, path_ / of_evaluations, [step](Metric const& metric) { return metric.step >= step; });
 }
 
 std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir) {
     std::optional<EvalReport> best;
-    for_each_line(files, output_dir, [&](MetricLine const& line) {
+    Path const path = output_dir / kMetrics;
+    for_each_line(files, path, [&](MetricLine const& line) {
         if (line.text.find("\"eval_loss\"") == line.text.npos) return true;
-        auto const metric = read_metric(line, output_dir);
+        auto const metric = read_metric(line, path);
         if (!metric) return false;
         auto const loss = metric->object.find("eval_loss");
         if (loss == metric->object.end() || !loss->is_number()) return true;
@@ -168,18 +179,26 @@ void RunFolder::write_events(int64_t step) {
     events_ = std::make_unique<EventFile>(*files_, path_ / "tensorboard", step);
 }
 
-void RunFolder::append_metrics(std::string const& json_object) {
-    if (!metrics_) metrics_ = std::make_unique<LineFile>(*files_, path_ / kMetrics);
-    metrics_->append(json_object);
-    if (events_) events_->append(json_object);
+void RunFolder::append(std::unique_ptr<LineFile>& file, char const* name, std::string const& json_object) {
+    if (!file) file = std::make_unique<LineFile>(*files_, path_ / name);
+    file->append(json_object);
     tell_news();
 }
 
+void RunFolder::append_metrics(std::string const& json_object) {
+    if (events_) events_->append(json_object);
+    append(metrics_, kMetrics, json_object);
+}
+
+void RunFolder::append_sample(std::string const& json_object) { append(samples_, kSamples, json_object); }
+
+void RunFolder::append_blocks(std::string const& json_object) { append(blocks_, kBlocks, json_object); }
+
 int64_t RunFolder::finish_metrics() {
-    if (!metrics_) return 0;
-    metrics_->flush();
+    for (LineFile* const file : {metrics_.get(), samples_.get(), blocks_.get()})
+        if (file != nullptr) file->flush();
     tell_news();
-    return metrics_->missing();
+    return metrics_ ? metrics_->missing() : 0;
 }
 
 void RunFolder::tell_news() {
@@ -187,7 +206,7 @@ void RunFolder::tell_news() {
         if (file == nullptr) return;
         if (std::string const news = file->news(); !news.empty()) log::warn("{}", news);
     };
-    tell(metrics_.get());
+    for (auto const& file : {metrics_.get(), samples_.get(), blocks_.get()}) tell(file);
     tell(log_.get());
     tell(events_.get());
 }

@@ -1,4 +1,5 @@
-// The folder of a run: config.yaml, metrics.jsonl, log.txt, tensorboard/, checkpoints/, held by one job at a time.
+// The folder of a run: config.yaml, run.json, metrics.jsonl, samples.jsonl, blocks.jsonl, log.txt, tensorboard/,
+// checkpoints/, held by one job at a time.
 #pragma once
 
 #include <memory>
@@ -27,24 +28,33 @@ class RunFolder {
     std::string run_id() const;
     /// Writes config.yaml, whose first line is a comment with the run's id.
     void write_config(std::string const& yaml, std::string const& run_id);
+    /// Writes run.json, what the job is: train/run_record.h.
+    void write_record(std::string const& json);
     /// Copies every log line into log.txt from now on.
     void mirror_log();
-    /// Drops what a run resumed at `step` will do again: all later steps, and the evaluation of this one.
+    /// Drops what a run resumed at `step` will do again, of metrics, samples and blocks: all later steps, and the
+    /// evaluation of this one.
     void rewind_metrics(int64_t step);
     /// Metrics go to TensorBoard's event files in `tensorboard` as well, from this step on.
     void write_events(int64_t step);
     /// Appends one JSON object as a line. A failing disk does not stop the run: lines wait in memory, as LineFile says.
     void append_metrics(std::string const& json_object);
-    /// Tries to write the lines that wait; returns how many are not in the file.
+    /// The same to samples.jsonl and blocks.jsonl, lines with a step.
+    void append_sample(std::string const& json_object);
+    void append_blocks(std::string const& json_object);
+    /// Tries to write the lines that wait; returns how many are not in the metrics.
     int64_t finish_metrics();
 
   private:
+    void append(std::unique_ptr<LineFile>& file, char const* name, std::string const& json_object);
     void tell_news();
 
     FileSystem* files_;
     Path path_;
     std::unique_ptr<FileLock> lock_;
     std::unique_ptr<LineFile> metrics_;
+    std::unique_ptr<LineFile> samples_;
+    std::unique_ptr<LineFile> blocks_;
     std::unique_ptr<LineFile> log_;
     std::unique_ptr<EventFile> events_;
 };

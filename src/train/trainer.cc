@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
 #include "base/log.h"
@@ -12,7 +11,6 @@
 #include "data/fingerprint.h"
 #include "device/peak_flops.h"
 #include "train/described.h"
-#include "train/evaluate.h"
 
 namespace perigee {
 
@@ -39,7 +37,7 @@ std::string layout_text(Mesh const& mesh, Ops& ops) {
 }  // namespace
 
 Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, std::string const& resolved_yaml,
-                 Watchdog* watchdog)
+                 Watchdog* watchdog, Launched const& launched)
     : session_(options, world, files),
       options_(session_.options()),
       mesh_(session_.mesh()),
@@ -63,6 +61,7 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
     session_.ops().device().phases().start();
     start();
     if (folder_) folder_->write_config(resolved_yaml, state_.run_id);
+    record(launched);
 }
 
 Trainer::~Trainer() { log::around_lines({}, {}); }
@@ -159,20 +158,6 @@ void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
         log::info("the checkpoint is of another run, {}; this one is {}", then, state_.run_id);
 }
 
-void Trainer::say_attention() const {
-    AttentionOptions const& attention = options_.attention;
-    auto const step = next_moba_step(attention, state_.step);
-    if (!folder_ || !step || *step >= options_.train.steps) return;
-    Batch const batch = make_batch(*train_data_, state_.consumed_samples, options_.train.micro_batch_size);
-    ForwardFlops const flops = forward_flops(options_.model, session_.selections(*step), batch.cu_seqlens);
-    if (flops.causal_pairs > 0)
-        log::info("MoBA: blocks of {}, top {}: {:.1f}% of the causal keys are attended in the first micro-batch{}",
-                  attention.moba.block_size, attention.moba.top_k, 100 * flops.sparse_pairs / flops.causal_pairs,
-                  *step > state_.step ? fmt::format("'s documents from step {} on", *step + 1) : "");
-    else
-        log::warn("{}", *full_attention_warning(attention, 0, 0));
-}
-
 Outcome Trainer::run() {
     for (;;) {
         // A step is saved before it is evaluated, so a run that resumes there evaluates first.
@@ -207,11 +192,6 @@ Outcome Trainer::run() {
              "lost: make room there before the next run",
              state_.step, missing, options_.output_dir);
     return Outcome::finished;
-}
-
-bool Trainer::evaluation_due() const {
-    int64_t const every = options_.eval.every;
-    return every > 0 && state_.step > 0 && (state_.step % every == 0 || state_.step >= options_.train.steps);
 }
 
 bool Trainer::told_to_stop() {
@@ -265,64 +245,6 @@ StepReport Trainer::step() {
     r.peak_flops = peak_flops_;
     r.memory = memory_ = memory_in_use(device, memory_);
     return r;
-}
-
-void Trainer::report(StepReport const& r) {
-    // The first step lays out memory and is no guide to the time left.
-    bool const warm = r.step > first_step_ + 1;
-    seconds_per_step_ = warm && seconds_per_step_ > 0 ? 0.9 * seconds_per_step_ + 0.1 * r.seconds : r.seconds;
-    double const eta = seconds_per_step_ * static_cast<double>(options_.train.steps - r.step);
-    if (!folder_) return;
-    log_step(r, eta);
-    if (auto const warning = full_attention_warning(options_.attention, r.attended_share.value_or(0), 1);
-        warning && std::exchange(moba_acts_, false))
-        log::warn("step {}: {}", r.step, *warning);
-    folder_->append_metrics(to_json(r));
-    progress_.update(r.step, options_.train.steps, eta,
-                     fmt::format("step {}/{} loss {:.4f}", r.step, options_.train.steps, r.loss));
-}
-
-void Trainer::log_step(StepReport const& r, double seconds_left) {
-    since_line_.tokens += r.tokens;
-    since_line_.flops += r.flops;
-    since_line_.seconds += r.seconds;
-    LogOptions const& when = options_.log;
-    bool const due = when.every > 0 ? r.step % when.every == 0 : seconds_since(last_line_) >= when.seconds;
-    if (!due && r.step != first_step_ + 1 && r.step != options_.train.steps && !r.skipped) return;
-    StepReport mean = std::exchange(since_line_, {});
-    mean.ranks = r.ranks;
-    mean.peak_flops = r.peak_flops;
-    last_line_ = Clock::now();
-    for (auto const& line : table_.lines({.step = r.step,
-                            .loss = r.loss,
-                            .grad_norm = r.grad_norm,
-                            .lr = r.lr,
-                            .tokens_per_s = tokens_per_second(mean),
-                            .mfu = model_flops_utilisation(mean),
-                            .memory_bytes = r.memory.used,
-                            .memory_peak_bytes = r.memory.peak,
-                            .seconds_left = seconds_left,
-                            .skipped = r.skipped}))
-        log::write_styled(line.plain, line.styled);
-}
-
-void Trainer::run_evaluation() {
-    enter(Section::eval);
-    auto const selections = session_.selections(state_.step);
-    EvalReport r = evaluate(session_, *validation_data_, state_.step, selections);
-    if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
-    session_.arena().settle();
-    log::info("step {}: eval loss {:.4f}, perplexity {:.4f}, accuracy {:.4f}", r.step, r.loss, std::exp(r.loss),
-              r.accuracy);
-    if (folder_) folder_->append_metrics(to_json(r));
-    if (!std::isfinite(r.loss)) return;
-    RunState::Best const now{r.step, r.loss};
-    if (saved_step_ == r.step) consider_best(now);
-    if (saver_.in_flight() && saver_.step() == r.step) in_flight_loss_ = now;
-}
-
-void Trainer::consider_best(RunState::Best const& now) {
-    if (!state_.best || now.loss < state_.best->loss) state_.best = now;
 }
 
 void Trainer::save(bool last) {

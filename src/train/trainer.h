@@ -16,6 +16,7 @@
 #include "train/profile.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
+#include "train/run_record.h"
 #include "train/session.h"
 #include "train/slow_ranks.h"
 #include "train/watchdog.h"
@@ -26,10 +27,10 @@ enum class Outcome { finished, preempted };
 
 class Trainer {
   public:
-    /// Opens data and run folder, resumes from a checkpoint or initialises the weights. `resolved_yaml` is saved with
-    /// the run. `watchdog`, which may be null, is told what goes on. Collective, like everything here.
+    /// Opens data and run folder, resumes from a checkpoint or initialises the weights. `resolved_yaml` and `launched`
+    /// are saved with the run. `watchdog`, which may be null, is told what goes on. Collective, like everything here.
     Trainer(RunOptions const& options, HostComm& world, FileSystem& files, std::string const& resolved_yaml,
-            Watchdog* watchdog = nullptr);
+            Watchdog* watchdog = nullptr, Launched const& launched = {});
     ~Trainer();
     Trainer(Trainer const&) = delete;
     Trainer& operator=(Trainer const&) = delete;
@@ -52,6 +53,8 @@ class Trainer {
   private:
     void enter(Section section);
     void start();
+    /// Says what the job runs on, and leaves run.json.
+    void record(Launched const& launched);
     /// Goes on from a checkpoint; `run_id` is that of the folder's run, empty for a new one.
     void resume(Checkpoint const& found, std::string const& run_id);
     void note_chat_template();
@@ -79,6 +82,8 @@ class Trainer {
     void say_attention() const;
     bool evaluation_due() const;  ///< of the state after the last step
     void run_evaluation();
+    /// A text that the model writes now, for samples.jsonl.
+    void write_sample();
     void consider_best(RunState::Best const& now);
 
     Session session_;

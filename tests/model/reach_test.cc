@@ -125,6 +125,28 @@ TEST(Reach, CountsTheHeadsThatAttendNeededBlocks) {
     EXPECT_THROW(share(0, 13, {14}), Error) << "in the future";
 }
 
+TEST(Reach, MapHasTheSharesOfEachPairOfBlocks) {
+    std::vector<int32_t> const borders{0, 3, 15};  // blocks of the second document: 3-6, 7-10, 11-14
+    BlockChoices choices(borders, 4, 5);
+    std::vector<int32_t> heads_TN(15 * 3);
+    for (size_t t = 11; t < 15; ++t) heads_TN[t * 3 + 1] = 3;
+    heads_TN[14 * 3 + 0] = 2;
+    heads_TN[8 * 3 + 0] = 5;
+    choices.add_sparse_layer(heads_TN);
+    auto const map = choices.map(0, 3);
+    ASSERT_EQ(map.size(), 3u);
+    EXPECT_THAT(map[0], ElementsAre(1, 0, 0));
+    EXPECT_THAT(map[1], ElementsAre(5.0 / 20, 1, 0));
+    EXPECT_THAT(map[2], ElementsAre(2.0 / 20, 12.0 / 20, 1));
+    EXPECT_EQ(choices.blocks_per_cell(3), 1);
+    ASSERT_EQ(choices.blocks_per_cell(2), 2);
+    auto const coarse = choices.map(0, 2);
+    ASSERT_EQ(coarse.size(), 2u);
+    // 3 tokens of one document and 8 of the other have their own block, 4 of which have one past block too.
+    EXPECT_THAT(coarse[0], ElementsAre(60.0 / 75, 0));
+    EXPECT_THAT(coarse[1], ElementsAre(14.0 / 40, 1));
+}
+
 TEST(Reach, TheModelTellsWhatItsHeadsChose) {
     ModelOptions const options = tiny_options();
     TinyModel<double> model(options, {.block_size = 4, .top_k = 3}, 33);

@@ -55,6 +55,24 @@ TEST_F(RunFolderTest, rewinding_drops_later_steps_the_last_evaluation_and_a_torn
     EXPECT_EQ(text("metrics.jsonl"), "");
 }
 
+TEST_F(RunFolderTest, rewinding_drops_what_evaluations_of_the_step_and_later_ones_left) {
+    {
+        RunFolder folder(*files_, path_);
+        for (int step : {2, 4, 6}) {
+            folder.append_sample(fmt::format(R"({{"step":{},"text":"eval_loss"}})", step));
+            folder.append_blocks(fmt::format(R"({{"step":{}}})", step));
+        }
+    }
+    RunFolder folder(*files_, path_);
+    folder.rewind_metrics(5);
+    EXPECT_THAT(text("samples.jsonl"), HasSubstr("\"step\":4"));
+    EXPECT_EQ(text("blocks.jsonl"), "{\"step\":2}\n{\"step\":4}\n");
+    folder.rewind_metrics(4);
+    EXPECT_EQ(text("samples.jsonl"), "{\"step\":2,\"text\":\"eval_loss\"}\n");
+    folder.append_blocks(R"({"step":4,"again":1})");
+    EXPECT_EQ(text("blocks.jsonl"), "{\"step\":2}\n{\"step\":4,\"again\":1}\n");
+}
+
 TEST_F(RunFolderTest, a_line_that_nobody_could_have_written_is_named_and_no_fault_of_the_program) {
     std::string const whole = "{\"step\":1}\n";
     for (char const* line :

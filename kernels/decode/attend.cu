@@ -36,8 +36,8 @@ struct AttendArgs {
 
 template <int D>
 struct AttendShared {
-    bf16 k[kSplitKeys * D];
-    bf16 v[kSplitKeys * D];
+    bf16 k[kSplitKeys * tile_stride<D>()];
+    bf16 v[kSplitKeys * tile_stride<D>()];
     bf16 weights[kHeadRows * kWeightStride];
     float most[4][kHeadRows];
     float sums[4][kHeadRows];
@@ -101,13 +101,14 @@ __device__ __forceinline__ RowSums make_weights(AttendShared<D>& shared, uint32_
     auto& [base, sum] = result;
     int const lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4;
     float s[kWarpKeys / 2] = {};
+    bf16 const* const tile = shared.k + warp * kWarpKeys * tile_stride<D>();
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
 #pragma unroll
         for (int pair = 0; pair < kWarpKeys / 16; ++pair) {
             uint32_t b[4];
-            int const key = warp * kWarpKeys + pair * 16 + lane / 16 * 8 + lane % 8;
-            load_matrices(b, shared_address(shared.k + tile_at<D>(key, step * 16 + lane / 8 % 2 * 8)));
+            load_matrices(b, shared_address(tile + (pair * 16 + lane / 16 * 8 + lane % 8) * tile_stride<D>() +
+                                            step * 16 + lane / 8 % 2 * 8));
             mma(s + 8 * pair, q[step], b[0], b[1]);
             mma(s + 8 * pair + 4, q[step], b[2], b[3]);
         }
@@ -164,7 +165,7 @@ __device__ __forceinline__ void weigh_values(AttendShared<D> const& shared, int 
     for (int step = 0; step < kSplitKeys / 16; ++step) {
         uint32_t a[4], b[4];
         load_matrices(a, shared_address(shared.weights + lane % 16 * kWeightStride + step * 16 + lane / 16 * 8));
-        load_transposed(b, shared.v + tile_at<D>(step * 16 + lane % 16, pair * 16 + lane / 16 * 8));
+        load_transposed(b, shared.v + (step * 16 + lane % 16) * tile_stride<D>() + pair * 16 + lane / 16 * 8);
         mma(o, a, b[0], b[1]);
         mma(o + 4, a, b[2], b[3]);
     }

@@ -23,7 +23,7 @@ struct Slot {
 
 template <int D>
 struct GateShared {
-    bf16 means[2][kGateBlocks * D];
+    bf16 means[2][kGateBlocks * tile_stride<D>()];
     float scores[kGateRows][kScoreStride];
 };
 

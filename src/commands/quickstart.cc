@@ -104,14 +104,17 @@ class Quickstart {
         print_printable(
             "{0}/config.yaml     the resolved configuration\n"
             "{0}/metrics.jsonl   every step\n"
+            "{0}/samples.jsonl   what the model wrote at each evaluation\n"
             "{0}/loss.svg        the loss curve\n"
-            "{0}/report.html     all curves, where time and memory go\n"
             "{0}/checkpoints/    the latest checkpoints; the same command resumes from them\n"
             "\n"
             "Three things to try next:\n"
             "  {2} generate {1} --prompt \"To undo a commit, \"\n"
             "  {2} train {1} train.steps=600\n"
-            "  {2} check {1} model.hidden_size=1024 data.sequence_length=8192 --world-size 8\n",
+            "  {2} check {1} model.hidden_size=1024 data.sequence_length=8192 --world-size 8\n"
+            "\n"
+            "All curves, where time and memory go, samples, which blocks heads choose:\n"
+            "{0}/report.html\n",
             options_.output_dir, config_, program_.typed);
     }
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "commands/command.h"
+#include "commands/report/run_json.h"
 #include "commands/study/results.h"
 #include "commands/study/runner.h"
 #include "curves/chart.h"
@@ -39,6 +40,12 @@ void write_results(Study const& study, FileSystem& files) {
     if (auto const found = curves(study, rows, files); !found.empty())
         files.replace_text(study.output_dir / "figure.svg", plot::draw_svg(plot::make_chart(study.figure, found)));
     fmt::print("{}", table);
+    std::vector<std::string> folders;
+    for (Row const& row : rows) folders.push_back(study.folder(*row.run).string());
+    if (folders.empty()) return;
+    Path const page = study.output_dir / "report.html";
+    files.replace_text(page, report::page(report::read_runs(files, folders, /*live=*/false).json));
+    fmt::print("{}\n", page.string());
 }
 
 int run(Path const& file, RunnerOptions options, FileSystem& files) {

@@ -58,6 +58,8 @@ check "a full layer has no gate" grep -qE '^1,3,[^,]+,[^,]+,[^,]+,$' "$csv"
 check "a MoBA layer has one" grep -qE '^0,3,[^,]+,[^,]+,[^,]+,[0-9.e-]+$' "$csv"
 check "two cases with two seeds each" [ "$(grep -cE '^\| [01] \| 2 \|' "$scratch/whole/table.md")" = 2 ]
 check "the table is printed" prints '^\| last \| seeds \| loss \|'
+check "a page of all runs" [ "$(grep -o '"name":"last=[01],seed=[34]"' "$scratch/whole/report.html" | sort -u | wc -l)" = 4 ]
+check "whose place is said last" [ "$(tail -1 "$scratch/printed")" = "$scratch/whole/report.html" ]
 check "a curve per case" [ "$(grep -c 'full_layers\|last [01] eval_loss\|last [01] ' "$scratch/whole/figure.svg")" -ge 2 ]
 check "runs go on from the one before" grep -q "resumed at step 6" "$(run whole last=1,seed=4.out)"
 

@@ -40,6 +40,7 @@ check() {  # check SUITE MIRROR [debootstrap's argument...]
     : >"$scratch/log"
     inside "$suite-user" perigee quickstart || complain "$suite: quickstart ends with $?"
     grep -q '^MoBA, last layer full' "$scratch/log" || complain "$suite: no held-out loss"
+    [ "$(tail -n 1 "$scratch/log")" = runs/quickstart/report.html ] || complain "$suite: its last words: $(tail -n 1 "$scratch/log")"
     [ -s "$scratch/$suite-user/runs/quickstart/report.html" ] || complain "$suite: no report"
     awk -v losses="$(grep -o '"loss":[0-9.]*' "$scratch/$suite-user/runs/quickstart/metrics.jsonl" | cut -d: -f2 | tr '\n' ' ')" \
         'BEGIN { n = split(losses, loss, " "); exit !(n == 320 && loss[n] < loss[1] / 2) }' || complain "$suite: it did not learn"

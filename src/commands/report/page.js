@@ -163,7 +163,7 @@ function summary(runs) {
         ['tokens/s, mean', run => number(mean(run, 'tokens_per_s'), 4)], ['MFU, mean', run => { const m = mean(run, 'mfu'); return m === null ? '-' : number(100 * m, 3) + '%'; }],
         ['hardware', run => facts(run).hardware || '-'], ['layout', run => facts(run).layout || '-'], ['parameters', run => number(facts(run).parameters)],
         ['memory planned', run => gib(facts(run).memory_planned_bytes)], ['memory used, peak', run => gib(last(run, 'memory_peak_bytes') ?? undefined)],
-        ['data', run => facts(run).data || '-'], ['started', run => facts(run).started || '-'], ['program', run => facts(run).program || '-']];
+        ['GPU kernels', run => facts(run).kernels || '-'], ['data', run => facts(run).data || '-'], ['started', run => facts(run).started || '-'], ['program', run => facts(run).program || '-']];
     return table(['', ...runs.map(run => run.name)], rows.filter(([, get]) => runs.some(run => get(run) !== '-')).map(([name, get]) => [name, ...runs.map(get)]));
 }
 
@@ -211,13 +211,14 @@ function blockMaps(runs) {
     const found = [];
     for (const run of runs) {
         if (!run.blocks) continue;
+        const each = run.blocks.blocks_per_cell || 1, blocks = i => each > 1 ? `blocks ${each * i} to ${each * (i + 1) - 1}` : `block ${i}`;
         for (const layer of run.blocks.layers) {
             const size = layer.map.length, canvas = element('canvas', { width: size, height: size });
             const paint = canvas.getContext('2d');
             layer.map.forEach((row, q) => row.forEach((share, k) => { paint.fillStyle = `rgba(37,99,235,${share})`; paint.fillRect(k, q, 1, 1); }));
             canvas.addEventListener('pointermove', event => {
                 const box = canvas.getBoundingClientRect(), q = Math.min(size - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * size))), k = Math.min(size - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * size)));
-                said.textContent = k <= q ? `queries of block ${q}, keys of block ${k}: ${number(100 * layer.map[q][k], 3)}% of heads` : '';
+                said.textContent = k <= q ? `queries of ${blocks(q)}, keys of ${blocks(k)}: ${number(100 * layer.map[q][k], 3)}% of heads` : '';
             });
             const said = element('div', { class: 'soft' });
             found.push(element('div', {}, element('div', { class: 'soft' }, `${run.name}, layer ${layer.layer}, step ${run.blocks.step}`), canvas, said));

@@ -226,16 +226,17 @@ void run(Options const& o, FileSystem& files) {
     fmt::print("start to end of first step {:.2f} s; activations {}, memory in use {}; loss {:.4f}\n", first,
                format_bytes(session.arena().peak_bytes()), format_bytes(used), report.loss);
     if (!o.json) return;
-    fmt::print("{}\n", nlohmann::json{{"tokens_per_s", tokens / seconds},
-                                      {"seconds", seconds},
-                                      {"tflops", report.flops / seconds * 1e-12},
-                                      {"light_seconds", light.products + light.attention},
-                                      {"host_seconds", host},
-                                      {"first_step_seconds", first},
-                                      {"activation_bytes", session.arena().peak_bytes()},
-                                      {"device_bytes", used},
-                                      {"loss", report.loss}}
-                           .dump());
+    nlohmann::json found = {{"tokens_per_s", tokens / seconds},
+                            {"seconds", seconds},
+                            {"tflops", report.flops / seconds * 1e-12},
+                            {"light_seconds", light.products + light.attention},
+                            {"host_seconds", host},
+                            {"first_step_seconds", first},
+                            {"activation_bytes", session.arena().peak_bytes()},
+                            {"device_bytes", used},
+                            {"loss", report.loss}};
+    if (auto const peak = peak_bf16_flops(device.name())) found["mfu"] = report.flops / seconds / *peak;
+    fmt::print("{}\n", found.dump());
 }
 
 }  // namespace

@@ -19,10 +19,13 @@ make_root() {  # make_root NAME FROM
 check() {  # check SUITE MIRROR [debootstrap's argument...]
     local suite=$1 mirror=$2 package=PERIGEE_DEB_$1
     curl -sfo /dev/null -m 20 "$mirror/dists/$suite/Release" || { echo "$suite: $mirror cannot be reached"; return; }
-    # `_apt` may not own files in every sandbox; the archives are only read.
-    debootstrap --variant=minbase "${@:3}" "$suite" "$scratch/$suite" "$mirror" >"$scratch/log" 2>&1 ||
+    # Debian 12's debootstrap does not know noble by name; all of Ubuntu's suites since gutsy are made alike.
+    local script=/usr/share/debootstrap/scripts/$suite
+    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/gutsy
+    debootstrap --variant=minbase "${@:3}" "$suite" "$scratch/$suite" "$mirror" "$script" >"$scratch/log" 2>&1 ||
         { complain "$suite: debootstrap"; return; }
     cp /etc/resolv.conf "$scratch/$suite/etc/"
+    # `_apt` may not own files in every sandbox; the archives are only read.
     echo 'APT::Sandbox::User "root";' >"$scratch/$suite/etc/apt/apt.conf.d/99root"
     if [ -z "${!package:-}" ]; then
         make_root "$suite-build" "$suite"

@@ -90,6 +90,23 @@ TEST_F(RunRecordTest, evaluations_leave_texts_and_choices_of_blocks_where_keys_a
     }
 }
 
+TEST_F(RunRecordTest, every_layout_leaves_the_same_choices) {
+    auto const left = [&](std::string const& parallel, int ranks) {
+        testing::TemporaryFolder const folder;
+        RunOptions options = tiny(parallel);
+        options.output_dir = folder.path().string();
+        options.eval.prompt = "Once";
+        options.eval.blocks = true;
+        options.train.steps = 2;
+        testing::run_ranks(ranks, [&](HostComm& world) { Trainer(options, world, *files_, "").run(); });
+        EXPECT_THAT(files_->read_text(folder.path() / "samples.jsonl", 1 << 20), HasSubstr("Once")) << parallel;
+        return json::parse(files_->read_text(folder.path() / "blocks.jsonl", 1 << 20))["layers"];
+    };
+    json const alone = left("", 1);
+    for (std::string const parallel : {"parallel: {shard: weights}", "parallel: {context: 2}"})
+        EXPECT_EQ(left(parallel, 2), alone) << parallel;
+}
+
 TEST_F(RunRecordTest, asking_for_them_changes_no_step) {
     auto const losses = [&](std::string const& prompt, bool blocks) {
         RunOptions options = tiny("");

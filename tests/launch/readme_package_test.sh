@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every command of the README, as it stands there and in its order, in a fresh clone. What the commands take as given (texts,
-# conversations, a Hugging Face folder) is made here; the study's runs are shortened. `tests/run.sh`, which would run this
+# conversations, a Hugging Face folder) is made here; runs are shortened. `tests/run.sh`, which would run this
 # test, is left out.
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 git -C "$PERIGEE_SOURCE" rev-parse --is-inside-work-tree >"$scratch/log" 2>&1 || { echo "no repository to clone"; exit 77; }
@@ -12,6 +12,7 @@ mapfile -t commands < <(awk '/^```/{ code = !code; next } code && !/^runs\// && 
 mkdir texts
 cp docs/*.md texts/
 sed -i 's/steps: 550/steps: 60/; s/steps: 300/steps: 52/' configs/studies/sparse_sft.yaml
+sed -i 's/steps: 320/steps: 40/; s/warmup_steps: 30/warmup_steps: 4/; s/every: 80/every: 20/' configs/quickstart.yaml
 for i in $(seq 60); do
     echo "{\"messages\": [{\"role\": \"user\", \"content\": \"Say $i\"}, {\"role\": \"assistant\", \"content\": \"$i, then.\"}]}"
 done >chats.jsonl

@@ -111,7 +111,7 @@ class Quickstart {
             "Three things to try next:\n"
             "  {2} generate {1} --prompt \"To undo a commit, \"\n"
             "  {2} train {1} train.steps=600\n"
-            "  {2} check {1} model.hidden_size=1024 data.sequence_length=8192 --world-size 8\n"
+            "  {2} check {1} model.hidden_size=1024 data.sequence_length=8192 --world-size 2\n"
             "\n"
             "All curves, where time and memory go, samples, which blocks heads choose:\n"
             "{0}/report.html\n",

@@ -25,7 +25,7 @@ grep -q 'dp 2 cp 1 tp 1' "$scratch/log" || complain "two ranks"
 grep -q '^runs/quickstart/loss.svg ' "$scratch/log" && [ -s runs/quickstart/loss.svg ] || complain "the curve"
 [ "$(tail -n 1 "$scratch/log")" = runs/quickstart/report.html ] && [ -s runs/quickstart/report.html ] || complain "the report"
 next=$(sed -n 's/^  //p' "$scratch/log" | grep ' check ')
-says 0 '^# layout' "the check it suggests" bash -c "$next"
+says 0 '^# layout' "the check it suggests" env PATH="$scratch/usr/bin:$PATH" bash -c "$next"
 says 0 'Where everything is' "quickstart again" "$scratch/usr/bin/perigee" quickstart "${small[@]}"
 grep -q '^== Text' "$scratch/log" && complain "tokens are made again"
 [ "$(grep -c '"loss"' runs/quickstart/metrics.jsonl)" = 3 ] || complain "trains again"

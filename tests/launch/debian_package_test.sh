@@ -4,7 +4,7 @@
 # PERIGEE_DEB_bookworm=FILE, PERIGEE_DEB_noble=FILE: takes this package instead of building one
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null || { echo "needs root and debootstrap"; exit 77; }
-trap 'umount "$scratch"/*/proc 2>/dev/null; rm -rf --one-file-system "$scratch"' EXIT
+trap 'umount "$scratch"/*/proc 2>/dev/null || true; rm -rf --one-file-system "$scratch"' EXIT
 : >"$scratch/log"
 
 inside() {  # inside ROOT COMMAND...

@@ -33,7 +33,7 @@ RunOptions with_stage_decided(RunOptions options, HostComm& world, int local_ran
 /// by one, block-sparse ones first, as their attention costs least.
 std::vector<Recompute> recompute_that_fits(RunOptions const& options, int world_size, int64_t bytes);
 
-/// What `train.offload: -1` means: the fewest layers with which a step takes at most `bytes` on each rank, or as many
+/// What `train.offload: auto` means: the fewest layers with which a step takes at most `bytes` on each rank, or as many
 /// as there are to offload; 0 where `bytes` is 0, unknown, or the device is the host itself.
 int64_t offload_that_fits(RunOptions const& options, int world_size, int64_t bytes);
 

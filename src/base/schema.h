@@ -66,6 +66,9 @@ struct Field {
     bool defines_model = false;
     /// Another name of a key: read, and never written.
     bool alias = false;
+    /// Of an integer: the word that stands for a value outside the range; empty: none.
+    std::string word = {};
+    int64_t word_value = 0;
 };
 
 class Schema {
@@ -136,11 +139,18 @@ class Schema {
         return *this;
     }
 
+    /// The integer added last may also be this word, which stands for a value outside its range.
+    Schema& word(std::string word, int64_t value) {
+        fields_.back().word = std::move(word);
+        fields_.back().word_value = value;
+        return *this;
+    }
+
     std::vector<Field> const& fields() const { return fields_; }
 
   private:
     Schema& push(std::string& key, std::string& help, Range range, Field::Target target) {
-        fields_.push_back({std::move(key), std::move(help), range, std::move(target), false, false});
+        fields_.push_back({std::move(key), std::move(help), range, std::move(target)});
         return *this;
     }
     std::vector<Field> fields_;

@@ -121,8 +121,13 @@ class Reader {
     }
 
     void read(Field const& field, int64_t* target, std::string const& path, YamlNode const& node) {
+        if (!field.word.empty() && node.kind == YamlNode::Kind::scalar && node.text == field.word) {
+            *target = field.word_value;
+            return;
+        }
+        std::string const wanted = field.word.empty() ? "an integer" : fmt::format("an integer or {}", field.word);
         if (!is_plain(node) || classify(node.text) != ScalarKind::integer)
-            return wrong_type(path, node, "an integer", hint(ScalarKind::integer, node));
+            return wrong_type(path, node, wanted, hint(ScalarKind::integer, node));
         auto const value = to_integer(node.text);
         if (!value) {
             findings_.add(node.place, fmt::format("{}: {:.40} does not fit in 64 bits", path, node.text));

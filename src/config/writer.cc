@@ -8,6 +8,13 @@ namespace {
 
 constexpr int kIndent = 2;
 
+/// That an integer stands for.
+std::optional<std::string> word_of(Field const& field) {
+    auto const* const integer = std::get_if<int64_t*>(&field.target);
+    if (integer == nullptr || field.word.empty() || **integer != field.word_value) return std::nullopt;
+    return field.word;
+}
+
 class Writer {
   public:
     void fields(Schema const& schema, int indent) {
@@ -15,7 +22,10 @@ class Writer {
             if (field.alias) continue;
             start_line(indent);
             out_ += field.key + ":";
-            std::visit([&](auto const& target) { value(target, indent); }, field.target);
+            if (auto const word = word_of(field))
+                scalar(*word);
+            else
+                std::visit([&](auto const& target) { value(target, indent); }, field.target);
         }
     }
     std::string take() { return std::move(out_); }
@@ -61,7 +71,9 @@ struct Row {
 
 Row row(Field const&, bool const* target) { return {"boolean", *target ? "true" : "false", "true, false"}; }
 Row row(Field const& field, int64_t const* target) {
-    return {"integer", fmt::format("{}", *target), to_string(field.range)};
+    Row cells{"integer", fmt::format("{}", *target), to_string(field.range)};
+    if (field.word.empty()) return cells;
+    return {"integer or word", word_of(field).value_or(cells.value), fmt::format("{}, {}", cells.allowed, field.word)};
 }
 Row row(Field const& field, double const* target) { return {"number", write_number(*target), to_string(field.range)}; }
 Row row(Field const&, std::string const* target) { return {"text", write_text(*target), ""}; }
@@ -130,6 +142,8 @@ void add_keys(Schema const& schema, std::string const& path, std::vector<ConfigK
             keys.push_back({name, choice->names});
         } else if (std::holds_alternative<bool*>(field.target)) {
             keys.push_back({name, {"true", "false"}});
+        } else if (!field.word.empty()) {
+            keys.push_back({name, {field.word}});
         } else {
             keys.push_back({name, {}});
         }

@@ -16,8 +16,8 @@ class Pace {
     virtual void end(Queue& queue, double seconds) = 0;
 };
 
-/// For queues of this device, which outlives it. On the CPU the caller sleeps; a GPU's queue waits in a kernel of one
-/// thread.
+/// For queues of this device, which outlives it. On the CPU the caller sleeps; a GPU's queue waits without
+/// taking a multiprocessor.
 std::unique_ptr<Pace> make_pace(Device& device);
 
 namespace detail {

@@ -64,6 +64,9 @@ class Phantom {
     void clear() { sent_.clear(); }
     /// Memory of the device that a real rank does not take.
     int64_t own_bytes() const { return own_bytes_; }
+    /// Seconds of the compute queue, since the last call, that making up took and no link hid: a real rank does not
+    /// spend them. Waits for the device.
+    double take_own_seconds();
 
   private:
     class Group;
@@ -81,6 +84,7 @@ class Phantom {
     Sent sent_;
     std::map<std::tuple<int64_t, int64_t, int>, std::pair<Buffer, TensorView>> orders_;
     int64_t own_bytes_ = 0;
+    std::vector<std::pair<Event, Event>> made_up_;  ///< from, to
 };
 
 /// Sets what `weights` holds of other ranks' shares, by `fill` (unit, its values); gathers of a phantom leave it there.

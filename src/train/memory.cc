@@ -42,7 +42,7 @@ std::vector<std::string> remedies(RunOptions const& options) {
             "train.micro_batch_size={}: the same global batch in more, smaller passes, about as fast", micro / 2));
     for (std::string& remedy : more_recomputation(options)) found.push_back(std::move(remedy));
     if (takes_gpu(options.device) && options.train.offload == 0 && options.model.num_hidden_layers > 2)
-        found.push_back("train.offload=-1: activations of layers wait in memory of the host");
+        found.push_back("train.offload=auto: activations of layers wait in memory of the host");
     found.push_back("more ranks: parallel.context cuts the tokens of a sample, parallel.tensor also the weights");
     found.push_back(fmt::format("data.sequence_length={}: shorter samples", options.data.sequence_length / 2));
     found.resize(std::min<size_t>(found.size(), 3));

@@ -32,9 +32,10 @@ void describe(Schema& schema, TrainOptions& options) {
              "tokens of a rank that the MLP computes at once, forward and backward, so that what lies between its "
              "products takes the memory of so many; they are computed again in the backward, whatever recompute says. "
              "0: all. The gradients of its weights are sums over chunks, in fp32")
-        .add("offload", options.offload, between(kOffloadAuto, kMostLayers),
+        .add("offload", options.offload, between(0, kMostLayers),
              "layers, from the first on, whose kept activations wait in pinned memory of the host for their backward; "
-             "the same bits. 0: none; -1: as few as make a step fit")
+             "the same bits. auto: as few as make a step fit")
+        .word("auto", kOffloadAuto)
         .add("cuda_graphs", options.cuda_graphs,
              "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as CUDA graphs; "
              "the same bits, less work for the host")

@@ -37,7 +37,7 @@ struct TrainOptions {
     int64_t micro_batch_size = 1;    ///< samples per rank and forward pass
     std::string recompute = "none";  ///< levels by layer: parse_recompute()
     int64_t mlp_chunk = 0;           ///< tokens; 0: all at once
-    int64_t offload = 0;             ///< layers; kOffloadAuto: as many as a step needs to fit
+    int64_t offload = 0;             ///< layers; kOffloadAuto: as few as make a step fit
     bool cuda_graphs = true;         ///< on a GPU: repeated micro-batches are replayed
     int64_t moba_scratch_mib = static_cast<int64_t>(CudaOptions{}.moba_scratch >> 20);  ///< on a GPU
     NonFinite non_finite = NonFinite::skip;

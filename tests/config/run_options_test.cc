@@ -53,6 +53,21 @@ TEST(RunOptionsYaml, OfEveryShippedConfigurationIsValidAndFreeOfProblems) {
     EXPECT_GE(files, 2);
 }
 
+TEST(RunOptionsYaml, TakeAWordOrANumberOfOffloadedLayers) {
+    RunOptions const automatic = with("train: {offload: auto}");
+    EXPECT_EQ(automatic.train.offload, kOffloadAuto);
+    EXPECT_THAT(to_yaml(automatic), HasSubstr("\n  offload: auto\n"));
+    EXPECT_EQ(with("train: {offload: \"auto\"}").train.offload, kOffloadAuto);
+    EXPECT_EQ(with("train: {offload: 7}").train.offload, 7);
+    EXPECT_THAT(refusal("train: {offload: -1}"), HasSubstr("train.offload must be between 0 and 4096, found -1"));
+    EXPECT_THAT(refusal("train: {offload: all}"), HasSubstr("expected an integer or auto, found the text \"all\""));
+    EXPECT_THAT(refusal("train: {mlp_chunk: auto}"), HasSubstr("expected an integer, found the text \"auto\""));
+    auto const keys = config_keys();
+    auto const offload = std::ranges::find(keys, "train.offload", &ConfigKey::name);
+    ASSERT_NE(offload, keys.end());
+    EXPECT_THAT(offload->values, ElementsAre("auto"));
+}
+
 TEST(RunOptionsYaml, HasMobasKeysBesideTheOthersOfAttention) {
     auto const options = with(
         "attention:\n"

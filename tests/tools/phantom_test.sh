@@ -29,6 +29,6 @@ bench --of dp=4 --as-rank 4 && complain "rank 4 of 4"
 grep -q "rank 4 of a job of 4 ranks" "$scratch/log" || complain "rank 4 of 4: $(cat "$scratch/log")"
 bench --of ep=4 && complain "an axis that does not exist"
 grep -q "ep=4 is not dp=N, cp=N or tp=N" "$scratch/log" || complain "an axis that does not exist: $(cat "$scratch/log")"
-bench --json train.offload=-1 || complain "train.offload=-1: $(cat "$scratch/log")"
-grep -q '"offload":0' "$scratch/log" || complain "train.offload=-1 is not decided"
+bench --json train.offload=auto || complain "train.offload=auto: $(cat "$scratch/log")"
+grep -q '"offload":0' "$scratch/log" || complain "train.offload=auto is not decided"
 verdict

@@ -59,7 +59,7 @@ struct Trace {
     std::vector<std::string> operations;
     int64_t live_bytes = 0, arena_bytes = 0, arena_capacity = 0, workspace_bytes = 0;
     std::map<std::string, Sent> messages;  ///< by axis and collective, of tensors
-    double loss = 0, grad_norm = 0, loss_weight = 0;
+    double loss = 0, grad_norm = 0, loss_weight = 0, own_seconds = 0;
     int64_t tokens = 0;
 };
 
@@ -131,6 +131,8 @@ Trace phantom_rank(RunOptions const& options, int ranks, int rank) {
     initialise_phantom(session, learner, 1);
     Trace trace = two_steps({device, ops, session, learner}, options, [&] { phantom.clear(); });
     trace.live_bytes -= phantom.own_bytes();
+    trace.own_seconds = phantom.take_own_seconds();
+    EXPECT_EQ(phantom.take_own_seconds(), 0) << "they are taken once";
     for (auto const& [kind, sent] : phantom.sent())
         trace.messages[fmt::format("{} {}", to_string(kind.first), to_string(kind.second))] = {sent.calls, sent.bytes};
     return trace;
@@ -181,7 +183,12 @@ TEST(PhantomRank, ComputesTakesAndSendsWhatTheRealRankDoes) {
         run_ranks(ranks, [&](HostComm& world) { real[static_cast<size_t>(world.rank())] = real_rank(options, world); });
         for (int rank = 0; rank < ranks; ++rank) {
             SCOPED_TRACE(fmt::format("rank {}", rank));
-            expect_same(phantom_rank(options, ranks, rank), real[static_cast<size_t>(rank)]);
+            Trace const phantom = phantom_rank(options, ranks, rank);
+            expect_same(phantom, real[static_cast<size_t>(rank)]);
+            // What links take hides it where they are waited for at once; weights and gradients are not made up.
+            bool const gathers_keys =
+                options.parallel.context > 1 && options.parallel.context_mode != ContextMode::ulysses;
+            EXPECT_EQ(phantom.own_seconds > 0, gathers_keys);
         }
         StepMemory const predicted = step_cost(options, ranks).memory;
         // So small an arena takes its memory in larger pieces.

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -16,7 +17,7 @@
 #include "comm/launch.h"
 #include "commands/bench/random_batch.h"
 #include "config/config.h"
-#include "ops/observed_ops.h"
+#include "operation_table.h"
 #include "train/phantom_rank.h"
 #include "train/progress.h"
 #include "train/seat.h"
@@ -33,7 +34,7 @@ struct Options {
     int rank = 0;
     int64_t steps = 5, warmup = 2;
     double gigabytes_per_second = 340, microseconds = 20;
-    bool traffic = false, json = false;
+    bool traffic = false, operations = false, rehearse = false, json = false;
 };
 
 Options parse(CLI::App& app, int argc, char** argv) {
@@ -47,7 +48,9 @@ Options parse(CLI::App& app, int argc, char** argv) {
     app.add_flag("--traffic", o.traffic, "collectives also move bytes in memory");
     app.add_option("--steps", o.steps, "timed steps")->check(CLI::PositiveNumber);
     app.add_option("--warmup", o.warmup, "steps before")->check(CLI::NonNegativeNumber);
+    app.add_flag("--rehearse", o.rehearse, "before: a step that takes the memory, and computes next to nothing");
     app.add_option("--row", o.row, "name of the row, for --json");
+    app.add_flag("--operations", o.operations, "one more step, whose operations are timed and listed");
     app.add_flag("--json", o.json, "end with one JSON object");
     app.parse(argc, argv);
     return o;
@@ -74,10 +77,21 @@ int set_layout(std::string const& layout, ParallelOptions& parallel) {
 struct Measured {
     StepReport report;
     double seconds = 0;                     ///< of a step, the mean: gathers of updated weights run on into the next
+    double made_up = 0;                     ///< seconds beside them, for what other ranks would have computed
     int64_t bytes = 0;                      ///< of the device in use, the largest seen after a step
     std::map<std::string, double> exposed;  ///< seconds of a step in which the compute queue waited, by axis
     PhaseSeconds phases = {};               ///< of a step
+    nlohmann::json operations = {};         ///< of one more step, where they are asked for
 };
+
+/// The rates of `perigee check` for a GPU of this name, or of one like it.
+std::optional<DeviceRates> rates_of(RunOptions const& options, std::string const& device, FileSystem& files) {
+    if (!takes_gpu(options.device)) return std::nullopt;
+    for (char const* const name : {"H100", "A100"})
+        if (device.find(name) != std::string::npos)
+            return device_rates(name == std::string("H100") ? "h100" : "a100", files);
+    return device_rates("h200", files);
+}
 
 std::map<std::string, double> by_axis(std::map<int, double> const& communication, double steps, HostComm& world) {
     std::map<std::string, double> seconds;
@@ -89,8 +103,21 @@ std::map<std::string, double> by_axis(std::map<int, double> const& communication
     return seconds;
 }
 
-/// `together`: the ranks of the job that are there.
-Measured time_steps(Options const& o, Session& session, Learner& learner, HostComm& together) {
+/// What is known of a run before it is measured.
+struct Run {
+    RunOptions options = {};
+    int world = 1;  ///< ranks of the job
+    std::string layout = {};
+    std::string device = {};
+    int64_t bytes_before = 0;
+    bool played = true;
+    std::optional<DeviceRates> rates = {};  ///< of a GPU
+};
+
+/// `together`: the ranks of the job that are there. take_own_seconds(): what the steps since the last call spent that a
+/// real rank would not.
+Measured time_steps(Options const& o, Session& session, LabelledOps& ops, Learner& learner, HostComm& together,
+                    std::function<double()> const& take_own_seconds) {
     Mesh const& mesh = session.mesh();
     RunOptions const& options = session.options();
     Device& device = session.ops().device();
@@ -106,66 +133,65 @@ Measured time_steps(Options const& o, Session& session, Learner& learner, HostCo
         m.report = learner.step(batches, state);
         m.bytes = std::max(m.bytes, device.used_bytes());
     };
+    ops.rehearse(o.rehearse);
+    if (o.rehearse) step();
+    ops.rehearse(false);
     for (int64_t i = 0; i < o.warmup; ++i) step();
     device.synchronize();
-    device.phases().take(), device.phases().take_communication();
+    device.phases().take(), device.phases().take_communication(), take_own_seconds();
     together.barrier();
     auto const start = Clock::now();
     for (int64_t i = 0; i < o.steps; ++i) step();
     device.synchronize();
     int64_t const nanoseconds = std::chrono::nanoseconds(Clock::now() - start).count();
     auto const steps = static_cast<double>(o.steps);
-    m.seconds = 1e-9 * static_cast<double>(together.max(nanoseconds)) / steps;
+    m.made_up = take_own_seconds() / steps;
+    m.seconds = 1e-9 * static_cast<double>(together.max(nanoseconds)) / steps - m.made_up;
     m.bytes = together.max(m.bytes);
     m.phases = device.phases().take();
     for (double& seconds : m.phases) seconds /= steps;
     m.exposed = by_axis(device.phases().take_communication(), steps, together);
+    if (o.operations) {
+        device.trace().start(device.queue());
+        step();
+        m.operations = operation_table(device.trace().stop(device.queue()), ops.reckoned());
+    }
     return m;
 }
 
-Measured as_phantom(Options const& o, RunOptions const& options, int world, Machine machine, FileSystem& files) {
-    PhantomOptions played = phantom_options(options, world, o.rank);
+Measured as_phantom(Options const& o, Run const& run, Machine machine, FileSystem& files) {
+    RunOptions const& options = run.options;
+    PhantomOptions played = phantom_options(options, run.world, o.rank);
     played.bytes_per_second = 1e9 * o.gigabytes_per_second;
     played.latency = 1e-6 * o.microseconds;
     played.traffic = o.traffic;
-    Phantom phantom(played, *machine.ops);
+    LabelledOps making_up(*machine.ops, "made up: ", nullptr);
+    Phantom phantom(played, making_up);
     auto const alone = make_single_host_comm();
-    Session session(options, Mesh(options.parallel, phantom.world(), phantom.groups()),
-                    {nullptr, std::make_unique<ObservedOps>(*machine.ops)}, files);
+    auto owned = std::make_unique<LabelledOps>(*machine.ops, "", run.rates ? &*run.rates : nullptr);
+    LabelledOps& ops = *owned;
+    Session session(options, Mesh(options.parallel, phantom.world(), phantom.groups()), {nullptr, std::move(owned)},
+                    files);
     Learner learner(session);
     initialise_phantom(session, learner, 1);
-    return time_steps(o, session, learner, *alone);
+    return time_steps(o, session, ops, learner, *alone, [&] { return phantom.take_own_seconds(); });
 }
 
-Measured as_rank(Options const& o, RunOptions const& options, HostComm& world, Machine machine, FileSystem& files) {
-    Session session(options, std::move(machine), world, files);
+Measured as_rank(Options const& o, Run const& run, HostComm& world, Machine machine, FileSystem& files) {
+    std::unique_ptr<Ops> const inner = std::move(machine.ops);
+    auto owned = std::make_unique<LabelledOps>(*inner, "", run.rates ? &*run.rates : nullptr);
+    LabelledOps& ops = *owned;
+    machine.ops = std::move(owned);
+    Session session(run.options, std::move(machine), world, files);
     Learner learner(session);
     learner.initialise(1);
-    return time_steps(o, session, learner, world);
+    return time_steps(o, session, ops, learner, world, [] { return 0.0; });
 }
-
-/// What is known of a run before it is measured.
-struct Run {
-    RunOptions options = {};
-    int world = 1;  ///< ranks of the job
-    std::string layout = {};
-    std::string device = {};
-    int64_t bytes_before = 0;
-    bool played = true;
-};
 
 nlohmann::json milliseconds(std::map<std::string, double> const& seconds) {
     nlohmann::json all = nlohmann::json::object();
     for (auto const& [name, value] : seconds) all[name] = 1e3 * value;
     return all;
-}
-
-/// The rates of `perigee check` for a GPU of this name, or of one like it.
-DeviceRates rates_of(std::string const& device, FileSystem& files) {
-    for (char const* const name : {"H100", "A100"})
-        if (device.find(name) != std::string::npos)
-            return device_rates(name == std::string("H100") ? "h100" : "a100", files);
-    return device_rates("h200", files);
 }
 
 nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predicted, Measured const& m) {
@@ -186,6 +212,7 @@ nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predict
                        {"overrides", o.overrides},
                        {"tokens_per_s_per_gpu", static_cast<double>(m.report.tokens) / m.seconds / run.world},
                        {"seconds", m.seconds},
+                       {"made_up_ms", 1e3 * m.made_up},
                        {"steps", o.steps},
                        {"bytes", m.bytes},
                        {"bytes_before", run.bytes_before},
@@ -224,6 +251,7 @@ void print(Options const& o, Run const& run, StepCost const& predicted, Measured
     };
     axes("exposed        ", m.exposed);
     axes("check says     ", predicted.time.exposed);
+    print_operations(m.operations);
     if (o.json) fmt::print("{}\n", to_json(o, run, predicted, m).dump());
 }
 
@@ -272,12 +300,11 @@ void measure(Options const& o, Launch& launch) {
     Machine machine = make_machine(run.options);
     run.device = machine.device->name();
     run.bytes_before = machine.device->used_bytes();
-    Measured const m = job ? as_rank(o, run.options, launch.world(), std::move(machine), *files)
-                           : as_phantom(o, run.options, run.world, std::move(machine), *files);
+    run.rates = rates_of(run.options, run.device, *files);
+    Measured const m = job ? as_rank(o, run, launch.world(), std::move(machine), *files)
+                           : as_phantom(o, run, std::move(machine), *files);
     if (launch.world().rank() > 0) return;
-    std::optional<DeviceRates> rates;
-    if (takes_gpu(run.options.device)) rates = rates_of(run.device, *files);
-    print(o, run, step_cost(run.options, run.world, rates ? &*rates : nullptr), m);
+    print(o, run, step_cost(run.options, run.world, run.rates ? &*run.rates : nullptr), m);
 }
 
 }  // namespace

@@ -129,7 +129,7 @@ cp_128k_moba() { steps cp_128k_moba 3 1 $(whole_context 131072) attention.kind=m
 cp_1m_moba() {
     local length=$((ranks * 262144))
     [ $length -le 1048576 ] || length=1048576
-    steps cp_1m_moba 1 0 $(whole_context $length) attention.kind=moba train.offload=-1 train.mlp_chunk=8192
+    steps cp_1m_moba 1 0 $(whole_context $length) attention.kind=moba train.offload=auto train.mlp_chunk=8192
 }
 
 # --- The same on GPUs of their own and on one that is shared.

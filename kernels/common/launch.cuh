@@ -27,14 +27,6 @@ __device__ __forceinline__ void start_early() {
     wait_for_previous();
 }
 
-/// Of a kernel that works on few rows, as in decoding: the thread blocks that wait take no room that others miss.
-constexpr int64_t kFewRows = 64;
-__device__ __forceinline__ void start_early(bool few_rows) {
-    if (few_rows) let_next_begin();
-    wait_for_previous();
-    let_next_begin();
-}
-
 template <class Args>
 void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
     if (how.x == 0 || how.y == 0 || how.z == 0) return;

@@ -6,7 +6,7 @@
 
 #include "kernels/common/ahead.cuh"
 #include "kernels/common/follow.cuh"
-#include "kernels/common/launch.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/qkv/qkv.h"
 
 namespace perigee::kernels {

@@ -15,7 +15,8 @@ __global__ void __launch_bounds__(kThreadsWithoutSums) forward(QkvForward const 
     bool const normed = kNorm && norm != nullptr;
     auto row = walk_joined(a.qkv, place);
     Fetched<N, V> heads(place, block_memory(), {row.at, row.step}, {}, a.cos, a.sin);
-    start_early(a.shape.tokens <= kFewRows);
+    wait_for_previous();
+    let_next_begin();
     heads.begin();
     Weights<N, V> bias = {}, weights = {};
     if (kBias) bias.load(a.bias + place.column(), place);

@@ -3,7 +3,8 @@
 
 #include "kernels/common/ahead.cuh"
 #include "kernels/common/column_sum.h"
-#include "kernels/common/launch.cuh"
+#include "kernels/common/follow.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/common/reduce.cuh"
 #include "kernels/rmsnorm/rmsnorm.h"
 
@@ -94,7 +95,8 @@ class Rows {
 
 template <int N, int V, int kStages>
 __global__ void __launch_bounds__(kMaxThreads) forward(RmsNormForward const a) {
-    start_early(a.tokens <= kFewRows);
+    wait_for_previous();
+    let_next_begin();
     Rows<N, V, 2, kStages> rows({a.x, a.residual}, a.tokens, a.width, static_cast<int>(blockDim.x));
     Run<bf16, N> weights[V];
     rows.runs([&](int v, int i) { weights[v] = load_run<N>(a.w + i); });

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/common/launch.cuh"
+#include "kernels/common/launch.h"
 #include "kernels/common/vector.cuh"
 #include "kernels/swiglu/swiglu.h"
 
@@ -22,7 +22,6 @@ __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + __expf(-x));
 
 template <int N>
 __global__ void __launch_bounds__(kThreads) forward(SwigluForward const a, unsigned pieces) {
-    start_early(a.tokens <= kFewRows);
     Place const place(pieces, N);
     if (place.i >= a.width) return;
     bf16 const* const gate_row = a.gate_up + place.t * 2 * a.width + place.i;
@@ -68,7 +67,10 @@ void swiglu_forward(SwigluForward const& args, cudaStream_t stream) {
     if (args.tokens == 0 || args.width == 0) return;
     bool const eights = in_runs_of_eight(args.width, {args.y, args.gate_up});
     Grid const g = grid(args.tokens, args.width, eights ? 8 : 1);
-    follow(eights ? forward<8> : forward<1>, dim3(g.blocks), dim3(g.threads), 0, stream, args, g.pieces);
+    if (eights)
+        forward<8><<<g.blocks, g.threads, 0, stream>>>(args, g.pieces);
+    else
+        forward<1><<<g.blocks, g.threads, 0, stream>>>(args, g.pieces);
     check_launch("swiglu_forward");
 }
 

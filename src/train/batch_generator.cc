@@ -63,7 +63,9 @@ class Batching {
             fail(Category::config, "many prompts at once: the GPU has no kernels for heads of {}", model.head_size());
         CacheRoom room{.tokens = 1, .block_size = block_size_of(selections_), .texts = std::ssize(running_)};
         for (GenerationRequest const& request : requests_) room.tokens = std::max(room.tokens, longest(request));
-        if (limits_.cache_bytes > 0) room.pages = KvCache::pages_within(limits_.cache_bytes, ops, model, mesh, room);
+        if (limits_.cache_bytes > 0)
+            room.pages = std::max<int64_t>(
+                1, limits_.cache_bytes / KvCache::page_bytes(ops, model, mesh, page_size_of(room.block_size)));
         return {ops, model, mesh, room};
     }
 

@@ -131,27 +131,6 @@ TEST_F(GpuDecodeModel, GivesTheLogitsOfOneForward) {
         }
 }
 
-TEST_F(GpuDecodeModel, TheComparisonSeesAWrongTokenAndWrongBlocks) {
-    auto const text = text_of(1);
-    auto const typical = [&](GpuJob& job, std::vector<float> const& all, KvCache& cache) {
-        std::vector<double> differences;
-        for (size_t t = 301; t < text.size(); ++t)
-            differences.push_back(difference(job.decode(std::span(text).subspan(t, 1), cache), all, t));
-        return spread(differences).first;
-    };
-    GpuJob job(64);
-    auto const all = job.whole(text);
-    auto other = text;
-    other[300] = (other[300] + 1) % kVocab;
-    KvCache wrong_token = job.cache(), wrong_blocks = job.cache();
-    job.next(std::span(other).first(301), wrong_token);
-    job.next(std::span(text).first(301), wrong_blocks);
-    EXPECT_GT(typical(job, all, wrong_token), kTypical);
-    for (Selection& layer : job.layers)
-        if (budget_of(layer)) layer = NearestBlocks{.block_size = kBlock, .top_k = 3};
-    EXPECT_GT(typical(job, all, wrong_blocks), kTypical);
-}
-
 TEST_F(GpuDecodeModel, GraphsChangeNoBit) {
     auto const text = text_of(2);
     std::vector<std::vector<float>> found;

@@ -91,46 +91,6 @@ inline void expect_training(Ops& ops, DecodeCase const& c, double tolerance) {
     EXPECT_LT(attention_error(c, chosen, lab.attend(true), true), tolerance);
 }
 
-/// Every sequence's newest key and value are in their row, and no other row has changed.
-inline void expect_append_to_write(Ops& ops) {
-    for (int64_t const block : {32, 100}) {
-        DecodeCase c{.lengths = edge_lengths(block)};
-        c.selection = MobaOptions{.block_size = block, .top_k = 3};
-        c.page_size = block / 4, c.block_size = block;
-        DecodeLab lab(ops, c);
-        Values k = lab.keys(), v = lab.values();
-        int64_t const width = c.kv_heads * c.head_dim;
-        for (size_t s = 0; s < c.lengths.size(); ++s) {
-            if (c.lengths[s] < 0) continue;
-            SequenceValues const x = values_of(c, s);
-            std::copy_n(x.k_TGK.end() - width, width, k.begin() + lab.newest_row(s) * width);
-            std::copy_n(x.v_TGK.end() - width, width, v.begin() + lab.newest_row(s) * width);
-        }
-        EXPECT_NE(lab.keys(), k);
-        EXPECT_NE(lab.values(), v);
-        lab.append();
-        EXPECT_EQ(lab.keys(), k);
-        EXPECT_EQ(lab.values(), v);
-    }
-}
-
-/// A rank that has some of the heads chooses as the whole model does.
-inline void expect_first_head_to_count(Ops& ops) {
-    DecodeCase c = with_rule(RandomBlocks{.block_size = 32, .top_k = 3});
-    auto const chosen = [&] {
-        DecodeLab lab(ops, c);
-        auto const all = lab.select();
-        for (size_t s = 0; s < c.lengths.size(); ++s)
-            if (c.lengths[s] >= 0) {
-                EXPECT_EQ(row(all, s, c.lengths.size()), lab.training_select(s)) << c.lengths[s];
-            }
-        return all;
-    };
-    auto const first = chosen();
-    c.first_head = 3;
-    EXPECT_NE(chosen(), first);
-}
-
 /// Token by token, no pooling: the means are those of pooling, in every bit.
 inline void expect_means_of_appends(Ops& ops) {
     DecodeCase const whole{.lengths = {96}, .page_size = 16};

@@ -25,10 +25,6 @@ TEST_F(Decode, SelectsByEveryRule) {
     for (Selection const& rule : decode_rules()) expect_training(*f32_, with_rule(rule), 1e-5);
 }
 
-TEST_F(Decode, AppendWritesTheNewestRowsAndNoOthers) { expect_append_to_write(*f32_); }
-
-TEST_F(Decode, TheFirstHeadsNumberCounts) { expect_first_head_to_count(*f32_); }
-
 TEST_F(Decode, AppendedTokensLeaveTheMeansOfPooling) { expect_means_of_appends(*f32_); }
 
 TEST_F(Decode, EnoughSlotsEqualFullAttentionInEveryBit) { expect_covering_equals_full(*f32_); }

@@ -31,10 +31,6 @@ TEST_F(GpuDecode, TakesManyBlocks) {
     expect_training(gpu(), c, kRounding);
 }
 
-TEST_F(GpuDecode, AppendWritesTheNewestRowsAndNoOthers) { expect_append_to_write(gpu()); }
-
-TEST_F(GpuDecode, TheFirstHeadsNumberCounts) { expect_first_head_to_count(gpu()); }
-
 TEST_F(GpuDecode, AppendedTokensLeaveTheMeansOfPooling) { expect_means_of_appends(gpu()); }
 
 TEST_F(GpuDecode, EnoughSlotsEqualFullAttentionInEveryBit) { expect_covering_equals_full(gpu()); }

@@ -62,9 +62,8 @@ void CudaOps::compute(DecodeSelect const& args) {
                                  .top_k = gate->top_k,
                                  .arch = kernel_arch()},
                                 *gate);
-        size_t const floats = decode::select_floats(select.cache.sequences, select.heads, select.cache.most_blocks());
+        size_t const floats = decode::select_floats(select.cache, select.heads);
         select.scores = static_cast<float*>(scratch(floats * sizeof(float)));
-        select.arrived = arrivals(static_cast<size_t>(select.cache.sequences * select.cache.kv_heads));
     }
     decode::select(select, args.selection);
 }
@@ -82,9 +81,7 @@ void CudaOps::compute(DecodeAttend const& args) {
                           .all = sparse == nullptr,
                           .scale = static_cast<float>(args.scale),
                           .stream = stream()};
-    size_t const floats =
-        decode::attend_floats(attend.cache.sequences, attend.heads, attend.cache.head_dim, decode::most_splits(attend));
-    attend.scratch = static_cast<float*>(scratch(floats * sizeof(float)));
+    attend.scratch = static_cast<float*>(scratch(decode::attend_floats(attend) * sizeof(float)));
     decode::attend(attend);
 }
 

@@ -4,9 +4,13 @@ include(GoogleTest)
 
 file(GLOB support_sources CONFIGURE_DEPENDS tests/support/*.cc)
 list(FILTER support_sources EXCLUDE REGEX "_main\\.cc$")
+add_library(unoptimised INTERFACE)  # under sanitizers tests compile twice as fast so, and what they test is optimised
+if(PERIGEE_SANITIZE)
+    target_compile_options(unoptimised INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+endif()
 add_library(test_support STATIC ${support_sources})
 target_include_directories(test_support PUBLIC ${CMAKE_SOURCE_DIR}/tests)
-target_link_libraries(test_support PUBLIC perigee_app perigee_flags perigee_quick GTest::gtest GTest::gmock
+target_link_libraries(test_support PUBLIC perigee_app perigee_flags perigee_quick unoptimised GTest::gtest GTest::gmock
     nlohmann_json::nlohmann_json hdf5::hdf5 yaml-cpp::yaml-cpp)
 # All test programs share one precompiled header, so this library is compiled with the options of a program.
 set_target_properties(test_support PROPERTIES POSITION_INDEPENDENT_CODE OFF)

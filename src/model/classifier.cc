@@ -174,49 +174,60 @@ struct Best {
 double as_double(bf16 x) { return to_float(x); }
 double as_double(double x) { return x; }
 
-template <class Real>
-Best best_of(std::span<Real const> logits, int64_t first_id) {
-    Best best;
-    for (size_t i = 0; i < logits.size(); ++i) {
-        double const logit = as_double(logits[i]);
-        if (std::isnan(logit)) return {std::numeric_limits<double>::quiet_NaN(), -1};
-        if (best.id < 0 || logit > best.logit) best = {logit, static_cast<int32_t>(first_id + static_cast<int64_t>(i))};
-    }
-    return best;
+constexpr Best kNotANumber{std::numeric_limits<double>::quiet_NaN(), -1};
+
+/// Likelier, or as likely and of lower id; what is no candidate comes last.
+bool goes_before(Best const& a, Best const& b) {
+    if (a.id < 0 || b.id < 0) return a.id >= 0;
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
 
-/// Of this rank's part of the vocabulary.
+/// The first `best.size()` of these, in order; places without one stay empty.
 template <class Real>
-std::vector<Best> local_best(Ops& ops, ConstView logits_NV, int64_t first_id, int64_t allowed) {
-    auto const vocab = static_cast<size_t>(logits_NV[1]);
+void find_best(std::span<Real const> logits, int64_t first_id, std::span<Best> best) {
+    for (size_t i = 0; i < logits.size(); ++i) {
+        Best candidate{as_double(logits[i]), static_cast<int32_t>(first_id + static_cast<int64_t>(i))};
+        if (std::isnan(candidate.logit)) {
+            std::ranges::fill(best, kNotANumber);
+            return;
+        }
+        if (!goes_before(candidate, best.back())) continue;
+        for (Best& place : best)
+            if (goes_before(candidate, place)) std::swap(candidate, place);
+    }
+}
+
+/// Of this rank's part of the vocabulary, `count` per row.
+template <class Real>
+std::vector<Best> local_best(Ops& ops, ConstView logits_NV, int64_t first_id, int64_t allowed, size_t count) {
+    auto const vocab = static_cast<size_t>(logits_NV[1]), rows = static_cast<size_t>(logits_NV[0]);
     auto const taking_part = static_cast<size_t>(std::clamp<int64_t>(allowed - first_id, 0, logits_NV[1]));
-    std::vector<Best> best(static_cast<size_t>(logits_NV[0]));
+    std::vector<Best> best(rows * count);
     if (taking_part == 0) return best;
     std::vector<Real> const logits = on_host<Real>(ops, logits_NV);
-    for (size_t row = 0; row < best.size(); ++row)
-        best[row] = best_of(std::span(logits).subspan(row * vocab, taking_part), first_id);
+    for (size_t row = 0; row < rows; ++row)
+        find_best(std::span(logits).subspan(row * vocab, taking_part), first_id,
+                  std::span(best).subspan(row * count, count));
     return best;
 }
 
-/// Of the whole vocabulary: ranks hold rising parts of it, so the first rank with the highest logit has the lowest id.
-std::vector<int32_t> joined_best(std::vector<Best> const& mine, HostComm& tp) {
-    auto const count = std::ssize(mine), all = count * tp.size();
-    std::vector<double> logits(static_cast<size_t>(count)), all_logits(static_cast<size_t>(all));
-    std::vector<int32_t> ids(static_cast<size_t>(count)), all_ids(static_cast<size_t>(all));
+/// Of the whole vocabulary, `count` per row, from each rank's.
+std::vector<Best> joined_best(std::vector<Best> const& mine, size_t count, HostComm& tp) {
+    auto const size = std::ssize(mine), all = size * tp.size();
+    std::vector<double> logits(static_cast<size_t>(size)), all_logits(static_cast<size_t>(all));
+    std::vector<int32_t> ids(static_cast<size_t>(size)), all_ids(static_cast<size_t>(all));
     for (size_t i = 0; i < mine.size(); ++i) logits[i] = mine[i].logit, ids[i] = mine[i].id;
-    tp.all_gather(TensorView(all_logits.data(), {all}), TensorView(logits.data(), {count}));
-    tp.all_gather(TensorView(all_ids.data(), {all}), TensorView(ids.data(), {count}));
-    std::vector<int32_t> joined;
-    for (size_t row = 0; row < mine.size(); ++row) {
-        Best best;
-        for (size_t i = row; i < all_ids.size(); i += mine.size()) {
-            if (std::isnan(all_logits[i])) {
-                best.id = -1;
-                break;
-            }
-            if (all_ids[i] >= 0 && (best.id < 0 || all_logits[i] > best.logit)) best = {all_logits[i], all_ids[i]};
-        }
-        joined.push_back(best.id);
+    tp.all_gather(TensorView(all_logits.data(), {all}), TensorView(logits.data(), {size}));
+    tp.all_gather(TensorView(all_ids.data(), {all}), TensorView(ids.data(), {size}));
+    std::vector<Best> joined;
+    for (size_t row = 0; row < mine.size(); row += count) {
+        std::vector<Best> candidates;
+        for (size_t begin = row; begin < all_ids.size(); begin += mine.size())
+            for (size_t i = begin; i < begin + count; ++i) candidates.push_back({all_logits[i], all_ids[i]});
+        bool const broken = std::ranges::any_of(candidates, [](Best const& b) { return std::isnan(b.logit); });
+        if (broken) std::ranges::fill(candidates, kNotANumber);
+        std::ranges::stable_sort(candidates, goes_before);
+        joined.insert(joined.end(), candidates.begin(), candidates.begin() + static_cast<int64_t>(count));
     }
     return joined;
 }
@@ -226,10 +237,30 @@ void append_host(Ops& ops, ConstView x_T, std::vector<double>& to) {
     for (Real const x : on_host<Real>(ops, x_T)) to.push_back(static_cast<double>(x));
 }
 
-std::vector<int32_t> best_ids(Ops& ops, Comm& tp, ConstView logits_NV, int64_t first_id, int64_t allowed) {
+std::vector<Best> best_ids(Ops& ops, Comm& tp, ConstView logits_NV, int64_t first_id, int64_t allowed, size_t count) {
     DType const dtype = logits_NV.dtype;
-    auto const of = [&](auto real) { return local_best<decltype(real)>(ops, logits_NV, first_id, allowed); };
-    return joined_best(dtype == DType::bf16 ? of(bf16{}) : dtype == DType::f64 ? of(double{}) : of(float{}), tp.host());
+    auto const of = [&](auto real) { return local_best<decltype(real)>(ops, logits_NV, first_id, allowed, count); };
+    return joined_best(dtype == DType::bf16  ? of(bf16{})
+                       : dtype == DType::f64 ? of(double{})
+                                             : of(float{}),
+                       count, tp.host());
+}
+
+/// Adds the likeliest ids of a chunk's rows to `scores`, which has their nll.
+void add_best(Ops& ops, Comm& tp, Chunk const& chunk, ScoredRows const& in, TokenScores& scores) {
+    auto const top = static_cast<size_t>(in.top), count = std::max<size_t>(top, 1);
+    auto const best = best_ids(ops, tp, chunk.logits_TV, tp.rank() * chunk.logits_TV[1], in.allowed, count);
+    std::vector<double> targets;
+    chunk.nll_T.dtype == DType::f64 ? append_host<double>(ops, chunk.target_T(), targets)
+                                    : append_host<float>(ops, chunk.target_T(), targets);
+    size_t const first = scores.nll.size() - targets.size();
+    for (size_t row = 0; row < targets.size(); ++row) {
+        scores.best.push_back(best[row * count].id);
+        for (size_t i = row * count; i < row * count + top; ++i) {
+            scores.top_ids.push_back(best[i].id);
+            scores.top_logprobs.push_back(best[i].logit - targets[row] - scores.nll[first + row]);
+        }
+    }
 }
 
 }  // namespace
@@ -260,9 +291,7 @@ TokenScores classifier_scores(Ops& ops, Comm& tp, Arena& arena, ScoredRows const
             append_host<double>(ops, chunk.nll_T, scores.nll);
         else
             append_host<float>(ops, chunk.nll_T, scores.nll);
-        if (in.allowed > 0)
-            std::ranges::copy(best_ids(ops, tp, chunk.logits_TV, vocab_begin, in.allowed),
-                              std::back_inserter(scores.best));
+        if (in.allowed > 0) add_best(ops, tp, chunk, in, scores);
     }
     return scores;
 }

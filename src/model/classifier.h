@@ -42,6 +42,9 @@ struct TokenScores {
     std::vector<double> nll = {};  ///< of the target, in nats
     std::vector<int32_t> best =
         {};  ///< what greedy decoding takes: the likeliest id, the lowest of equally likely ones
+    // Of each token the likeliest ids, in this order, and the logarithms of their probabilities: [tokens, top].
+    std::vector<int32_t> top_ids = {};
+    std::vector<double> top_logprobs = {};
 };
 
 /// Which tokens are to be scored, and what they are to predict.
@@ -52,6 +55,7 @@ struct ScoredRows {
     std::span<int32_t const> targets;  ///< one per row
     /// Only ids below it compete for `best`, which costs a transfer of the logits; 0: `best` stays empty.
     int64_t allowed = 0;
+    int64_t top = 0;  ///< so many of the likeliest ids of each row, at most `allowed`
 };
 
 /// Logits of the chosen rows only, in chunks. The same on every rank of `tp`. Waits for the device. `best` is -1 where

@@ -83,9 +83,10 @@ class Llama {
                                    Arena& arena);
 
     /// Scores of the places whose loss weight is not 0, each for its target; the same on every rank of the cp x tp
-    /// group. `allowed`: ids below it compete for `best`, or 0 where that is not wanted. A batch of any length.
+    /// group. `allowed`: ids below it compete for `best` and the `top` likeliest ids, or 0 where neither is wanted. A
+    /// batch of any length.
     TokenScores scores(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, int64_t allowed,
-                       Arena& arena);
+                       Arena& arena, int64_t top = 0);
 
     // With a cache: of a mesh without cp. The block size of all block-sparse layers is the cache's.
 

@@ -37,27 +37,33 @@ Place find_token(ContextShard const& shard, int64_t token) {
     fail(Category::internal, "token {} of {}", token, shard.pack_tokens());
 }
 
+/// Of each place `width` values, moved to the places that `numbers` name, among `count`; zero elsewhere; added up.
+template <class T>
+std::vector<T> gather_values(std::vector<T> const& mine, std::vector<size_t> const& numbers, size_t count,
+                             HostComm& cp) {
+    int64_t const width = cp.max(numbers.empty() ? 0 : std::ssize(mine) / std::ssize(numbers));
+    if (width == 0) return {};
+    auto const size = static_cast<size_t>(width);
+    std::vector<T> all(count * size);
+    for (size_t i = 0; i < mine.size(); ++i) all[numbers[i / size] * size + i % size] = mine[i];
+    cp.all_reduce(TensorView(all.data(), {std::ssize(all)}));
+    return all;
+}
+
 /// From the scores of each rank's tokens to those of the pack, in the order of its places with loss.
 TokenScores gather_scores(TokenScores const& mine, Batch const& pack, ContextShard const& shard, HostComm& cp) {
     if (cp.size() == 1) return mine;
     std::vector<size_t> number(pack.weights_T.size());  // of a place, among those with loss
     size_t count = 0;
     for (size_t t = 0; t < number.size(); ++t) number[t] = pack.weights_T[t] != 0 ? count++ : 0;
-    TokenScores all{.nll = std::vector<double>(count)};
-    bool const with_best = cp.any(!mine.best.empty());
-    if (with_best) all.best.resize(count);
-    size_t next = 0;
-    for (auto const [begin, end] : shard.ranges()) {
-        for (auto t = static_cast<size_t>(begin); t < static_cast<size_t>(end); ++t) {
-            if (pack.weights_T[t] == 0) continue;
-            all.nll[number[t]] = mine.nll[next];
-            if (with_best) all.best[number[t]] = mine.best[next];
-            ++next;
-        }
-    }
-    cp.all_reduce(TensorView(all.nll.data(), {std::ssize(all.nll)}));
-    if (with_best) cp.all_reduce(TensorView(all.best.data(), {std::ssize(all.best)}));
-    return all;
+    std::vector<size_t> numbers;  // of this rank's
+    for (auto const [begin, end] : shard.ranges())
+        for (auto t = static_cast<size_t>(begin); t < static_cast<size_t>(end); ++t)
+            if (pack.weights_T[t] != 0) numbers.push_back(number[t]);
+    return {.nll = gather_values(mine.nll, numbers, count, cp),
+            .best = gather_values(mine.best, numbers, count, cp),
+            .top_ids = gather_values(mine.top_ids, numbers, count, cp),
+            .top_logprobs = gather_values(mine.top_logprobs, numbers, count, cp)};
 }
 
 }  // namespace
@@ -111,7 +117,7 @@ LossSums Llama::loss(WeightUnits& weights, Batch const& batch, std::span<Selecti
 }
 
 TokenScores Llama::scores(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
-                          int64_t allowed, Arena& arena) {
+                          int64_t allowed, Arena& arena, int64_t top) {
     Arena::Scope const scope(arena);
     Mesh const& mesh = impl_->mesh;
     Batch const pack = padded(batch, mesh.shape().tp * mesh.shape().cp);
@@ -133,7 +139,8 @@ TokenScores Llama::scores(WeightUnits& weights, Batch const& batch, std::span<Se
                                                 .w_VD = impl_->classifier(of_classifier.memory()),
                                                 .rows = rows,
                                                 .targets = targets,
-                                                .allowed = allowed});
+                                                .allowed = allowed,
+                                                .top = top});
     return gather_scores(mine, pack, local.shard(), mesh.cp().host());
 }
 

@@ -1,8 +1,6 @@
 #include "train/batch_generator.h"
 
 #include <algorithm>
-#include <cmath>
-#include <optional>
 
 #include "train/text_model.h"
 
@@ -10,147 +8,179 @@ namespace perigee {
 
 namespace {
 
-double log_probability(std::span<float const> logits, int64_t allowed, int32_t id) {
-    logits = logits.first(static_cast<size_t>(allowed));
-    double const most = *std::ranges::max_element(logits);
-    double sum = 0;
-    for (float const x : logits) sum += std::exp(static_cast<double>(x) - most);
-    return static_cast<double>(logits[static_cast<size_t>(id)]) - most - std::log(sum);
+bool ends_with(std::vector<int32_t> const& ids, std::vector<int32_t> const& stop) {
+    return !stop.empty() && ids.size() >= stop.size() &&
+           std::equal(stop.begin(), stop.end(), ids.end() - std::ssize(stop));
 }
-
-class Batching {
-  public:
-    Batching(Session& session, std::vector<Selection> const& selections, BatchLimits const& limits,
-             std::span<GenerationRequest const> requests, std::function<void()> const& before_pass)
-        : session_(session),
-          selections_(selections),
-          limits_(limits),
-          requests_(requests),
-          before_pass_(before_pass),
-          answers_(requests.size()),
-          running_(static_cast<size_t>(std::min(limits.texts, std::ssize(requests)))),
-          cache_(make_cache()) {}
-
-    std::vector<GenerationAnswer> run() {
-        do {
-            admit();
-            if (any_running()) step();
-        } while (any_running() || next_ < requests_.size());
-        return std::move(answers_);
-    }
-
-  private:
-    struct Running {
-        size_t request;
-        int32_t next;  ///< the latest token, not yet in the cache
-    };
-
-    bool any_running() const {
-        return std::ranges::any_of(running_, [](auto const& text) { return text.has_value(); });
-    }
-
-    /// Tokens of prompt and answer at most.
-    int64_t longest(GenerationRequest const& request) const {
-        return std::min(std::ssize(request.ids) + request.sampling.max_tokens, limits_.text_tokens);
-    }
-
-    KvCache make_cache() const {
-        ModelOptions const& model = session_.options().model;
-        MeshShape const& mesh = session_.mesh().shape();
-        Ops& ops = session_.ops();
-        if (mesh.cp > 1) fail(Category::config, "many prompts at once need parallel.context = 1, not {}", mesh.cp);
-        if (!KvCache::serves(ops, model))
-            fail(Category::config, "many prompts at once: the GPU has no kernels for heads of {}", model.head_size());
-        CacheRoom room{.tokens = 1, .block_size = block_size_of(selections_), .texts = std::ssize(running_)};
-        for (GenerationRequest const& request : requests_) room.tokens = std::max(room.tokens, longest(request));
-        if (limits_.cache_bytes > 0)
-            room.pages = std::max<int64_t>(
-                1, limits_.cache_bytes / KvCache::page_bytes(ops, model, mesh, page_size_of(room.block_size)));
-        return {ops, model, mesh, room};
-    }
-
-    /// Prompts begin while there are texts and pages for them to their end. Those without room for an answer get none.
-    void admit() {
-        for (size_t text = 0; text < running_.size() && next_ < requests_.size(); ++text) {
-            if (running_[text]) continue;
-            while (next_ < requests_.size() && std::ssize(requests_[next_].ids) >= limits_.text_tokens) ++next_;
-            if (next_ == requests_.size()) return;
-            GenerationRequest const& request = requests_[next_];
-            auto const number = static_cast<int64_t>(text);
-            if (!cache_.make_room(number, longest(request))) {
-                if (!any_running())
-                    fail(Category::config, "generate.cache_gib: no room for prompt {} of {} tokens and its answer",
-                         next_, request.ids.size());
-                return;
-            }
-            running_[text] = Running{.request = next_++, .next = 0};
-            take(text, read_prompt(session_, selections_, cache_, number, request.ids, before_pass_));
-        }
-    }
-
-    /// One token of every text.
-    void step() {
-        size_t texts = 1;  // few numbers of texts are few graphs
-        for (size_t text = 0; text < running_.size(); ++text)
-            while (running_[text] && texts <= text) texts *= 2;
-        texts = std::min(texts, running_.size());
-        std::vector<int32_t> ids(texts, -1);
-        for (size_t text = 0; text < texts; ++text)
-            if (running_[text]) ids[text] = running_[text]->next;
-        before_pass_();
-        auto const logits = session_.model().decode(session_.weights(), ids, selections_, cache_, session_.arena());
-        session_.arena().settle();
-        size_t const vocabulary = logits.size() / texts;
-        for (size_t text = 0; text < texts; ++text)
-            if (running_[text]) take(text, std::span(logits).subspan(text * vocabulary, vocabulary));
-    }
-
-    /// The text's next token from its logits; it may be the last.
-    void take(size_t text, std::span<float const> logits) {
-        Running& running = *running_[text];
-        GenerationRequest const& request = requests_[running.request];
-        GenerationAnswer& answer = answers_[running.request];
-        Philox const random(static_cast<uint64_t>(request.seed), Purpose::generate);
-        running.next = sample_token(logits, limits_.vocabulary, request.sampling, random, std::ssize(answer.ids));
-        answer.ids.push_back(running.next);
-        answer.logprobs.push_back(log_probability(logits, limits_.vocabulary, running.next));
-        if (ends(answer)) {
-            answer.ids.resize(answer.ids.size() - limits_.stop.size());
-            answer.logprobs.resize(answer.ids.size());
-            answer.finish = Finish::stop;
-        } else if (std::ssize(request.ids) + std::ssize(answer.ids) < longest(request)) {
-            return;
-        }
-        cache_.clear(static_cast<int64_t>(text));
-        running_[text].reset();
-    }
-
-    bool ends(GenerationAnswer const& answer) const {
-        auto const& stop = limits_.stop;
-        return !stop.empty() && answer.ids.size() >= stop.size() &&
-               std::equal(stop.begin(), stop.end(), answer.ids.end() - std::ssize(stop));
-    }
-
-    Session& session_;
-    std::vector<Selection> const& selections_;
-    BatchLimits const& limits_;
-    std::span<GenerationRequest const> requests_;
-    std::function<void()> const& before_pass_;
-    std::vector<GenerationAnswer> answers_;
-    std::vector<std::optional<Running>> running_;  ///< by their number in the cache
-    KvCache cache_;
-    size_t next_ = 0;  ///< request that has not begun
-};
 
 }  // namespace
 
 char const* to_string(Finish finish) { return finish == Finish::stop ? "stop" : "length"; }
 
+BatchGenerator::Running::Running(GenerationRequest asked, int64_t vocabulary)
+    : request(std::move(asked)), sampler(request.sampling, request.seed, vocabulary) {
+    sampler.see(request.ids);
+}
+
+BatchGenerator::BatchGenerator(Session& session, std::vector<Selection> selections, BatchLimits const& limits)
+    : session_(session),
+      selections_(std::move(selections)),
+      limits_(limits),
+      running_(static_cast<size_t>(limits.texts)),
+      cache_(make_cache()),
+      pages_(cache_.free_pages()) {}
+
+KvCache BatchGenerator::make_cache() const {
+    ModelOptions const& model = session_.options().model;
+    MeshShape const& mesh = session_.mesh().shape();
+    Ops& ops = session_.ops();
+    if (mesh.cp > 1) fail(Category::config, "many prompts at once need parallel.context = 1, not {}", mesh.cp);
+    if (!KvCache::serves(ops, model))
+        fail(Category::config, "many prompts at once: the GPU has no kernels for heads of {}", model.head_size());
+    CacheRoom room{.tokens = limits_.text_tokens, .block_size = block_size_of(selections_), .texts = limits_.texts};
+    if (limits_.cache_bytes > 0)
+        room.pages = std::max<int64_t>(
+            1, limits_.cache_bytes / KvCache::page_bytes(ops, model, mesh, page_size_of(room.block_size)));
+    return {ops, model, mesh, room};
+}
+
+int64_t BatchGenerator::most_tokens() const {
+    int64_t const padding = session_.mesh().shape().tp - 1;
+    return std::min(limits_.text_tokens, pages_ * cache_.page_size() - padding);
+}
+
+int64_t BatchGenerator::longest(GenerationRequest const& request) const {
+    return std::min(std::ssize(request.ids) + request.sampling.max_tokens, limits_.text_tokens);
+}
+
+int64_t BatchGenerator::running() const {
+    return std::ranges::count_if(running_, [](auto const& text) { return text.has_value(); });
+}
+
+std::optional<int64_t> BatchGenerator::begin(GenerationRequest request) {
+    PERIGEE_CHECK(!request.ids.empty() && std::ssize(request.ids) < limits_.text_tokens, "a prompt of {} tokens, with {}",
+                  request.ids.size(), limits_.text_tokens);
+    auto const free = std::ranges::find_if(running_, [](auto const& text) { return !text; });
+    auto const text = static_cast<int64_t>(free - running_.begin());
+    if (free == running_.end() || !cache_.make_room(text, longest(request))) return std::nullopt;
+    free->emplace(std::move(request), limits_.vocabulary);
+    return text;
+}
+
+void BatchGenerator::drop(int64_t text) {
+    cache_.clear(text);
+    running_[static_cast<size_t>(text)].reset();
+}
+
+std::vector<GeneratedToken> BatchGenerator::step(std::function<void()> const& before_pass) {
+    std::vector<bool> ready;
+    for (auto const& text : running_) ready.push_back(text && !text->reads());
+    std::vector<GeneratedToken> tokens;
+    read_prompts(before_pass, tokens);
+    if (std::ranges::count(ready, true) > 0) {
+        before_pass();
+        decode(ready, tokens);
+    }
+    return tokens;
+}
+
+void BatchGenerator::read_prompts(std::function<void()> const& before_pass, std::vector<GeneratedToken>& tokens) {
+    int64_t left = limits_.chunk_tokens;
+    for (size_t text = 0; text < running_.size() && left > 0; ++text) {
+        if (!running_[text] || !running_[text]->reads()) continue;
+        Running& running = *running_[text];
+        auto const number = static_cast<int64_t>(text);
+        int64_t const count = std::min(left, std::ssize(running.request.ids) - running.read);
+        auto const chunk =
+            std::span(running.request.ids).subspan(static_cast<size_t>(running.read), static_cast<size_t>(count));
+        auto const logits = read_prompt(session_, selections_, cache_, number, chunk, before_pass);
+        running.read += count, left -= count;
+        if (!running.reads()) tokens.push_back(take(number, logits));
+    }
+}
+
+/// One token of every text that is ready.
+void BatchGenerator::decode(std::vector<bool> const& ready, std::vector<GeneratedToken>& tokens) {
+    size_t texts = 1;  // few numbers of texts are few graphs
+    for (size_t text = 0; text < running_.size(); ++text)
+        while (ready[text] && texts <= text) texts *= 2;
+    texts = std::min(texts, running_.size());
+    std::vector<int32_t> ids(texts, -1);
+    for (size_t text = 0; text < texts; ++text)
+        if (ready[text]) ids[text] = running_[text]->ids.back();
+    auto const logits = session_.model().decode(session_.weights(), ids, selections_, cache_, session_.arena());
+    session_.arena().settle();
+    size_t const vocabulary = logits.size() / texts;
+    for (size_t text = 0; text < texts; ++text)
+        if (ready[text])
+            tokens.push_back(
+                take(static_cast<int64_t>(text), std::span(logits).subspan(text * vocabulary, vocabulary)));
+}
+
+/// The text's next token from its logits; it may be the last.
+GeneratedToken BatchGenerator::take(int64_t text, std::span<float const> logits) {
+    Running& running = *running_[static_cast<size_t>(text)];
+    GenerationRequest const& request = running.request;
+    GeneratedToken token{.text = text, .id = running.sampler.draw(logits)};
+    running.ids.push_back(token.id);
+    if (request.logprobs) token.logprob = log_probability(logits, limits_.vocabulary, token.id);
+    if (request.logprobs && request.top > 0) token.top = likeliest(logits, limits_.vocabulary, request.top);
+    if (ends_with(running.ids, request.stop))
+        token.finish = Finish::stop;
+    else if (std::ssize(request.ids) + std::ssize(running.ids) >= longest(request))
+        token.finish = Finish::length;
+    if (token.finish) drop(text);
+    return token;
+}
+
+namespace {
+
+/// That these requests need, and no more.
+BatchLimits fitted(BatchLimits limits, std::span<GenerationRequest const> requests) {
+    int64_t longest = 1;
+    for (GenerationRequest const& request : requests)
+        longest = std::max(longest, std::ssize(request.ids) + request.sampling.max_tokens);
+    limits.text_tokens = std::min(limits.text_tokens, longest);
+    limits.texts = std::min(limits.texts, std::ssize(requests));
+    return limits;
+}
+
+void add(GeneratedToken const& token, GenerationRequest const& request, GenerationAnswer& answer) {
+    answer.ids.push_back(token.id);
+    if (request.logprobs) answer.logprobs.push_back(token.logprob);
+    if (!token.finish) return;
+    answer.finish = *token.finish;
+    if (answer.finish == Finish::stop) answer.ids.resize(answer.ids.size() - request.stop.size());
+    if (request.logprobs) answer.logprobs.resize(answer.ids.size());
+}
+
+}  // namespace
+
 std::vector<GenerationAnswer> generate_batch(Session& session, std::vector<Selection> const& selections,
                                              BatchLimits const& limits, std::span<GenerationRequest const> requests,
                                              std::function<void()> const& before_pass) {
-    if (requests.empty()) return {};
-    return Batching(session, selections, limits, requests, before_pass).run();
+    std::vector<GenerationAnswer> answers(requests.size());
+    if (requests.empty()) return answers;
+    BatchGenerator generator(session, selections, fitted(limits, requests));
+    std::vector<size_t> request_of(static_cast<size_t>(limits.texts));  // a text
+    size_t next = 0;
+    auto const has_answer = [&](size_t i) { return std::ssize(requests[i].ids) < limits.text_tokens; };
+    while (next < requests.size() || !generator.idle()) {
+        for (; next < requests.size(); ++next) {
+            if (!has_answer(next)) continue;
+            auto const text = generator.begin(requests[next]);
+            if (!text) break;
+            request_of[static_cast<size_t>(*text)] = next;
+        }
+        if (generator.idle() && next < requests.size())
+            fail(Category::config, "generate.cache_gib: no room for prompt {} of {} tokens and its answer", next,
+                 requests[next].ids.size());
+        for (GeneratedToken const& token : generator.step(before_pass)) {
+            size_t const request = request_of[static_cast<size_t>(token.text)];
+            add(token, requests[request], answers[request]);
+        }
+    }
+    return answers;
 }
 
 }  // namespace perigee

@@ -64,12 +64,19 @@ Prompt parse_line(std::string const& line, std::string const& where, RunOptions 
             prompt.request.seed = whole_number(value, 0, where, "seed");
         else if (key == "temperature")
             sampling.temperature = number(value, 0, 1e6, where, "temperature");
+        else if (key == "top_k")
+            sampling.top_k = whole_number(value, 0, where, "top_k");
         else if (key == "top_p")
             sampling.top_p = number(value, 1e-9, 1, where, "top_p");
+        else if (key == "min_p")
+            sampling.min_p = number(value, 0, 1, where, "min_p");
+        else if (key == "repetition_penalty")
+            sampling.repetition_penalty = number(value, 1e-6, 1e6, where, "repetition_penalty");
         else
             fail(Category::data,
-                 "{}: unknown key \"{}\"; known are prompt, system, id, max_tokens, seed, temperature, top_p", where,
-                 json_excerpt(key));
+                 "{}: unknown key \"{}\"; known are prompt, system, id, max_tokens, seed, temperature, top_k, top_p, "
+                 "min_p, repetition_penalty",
+                 where, json_excerpt(key));
     }
     return prompt;
 }
@@ -108,14 +115,15 @@ void generate_file(Session& session, RunState const& state, std::function<void()
     std::vector<GenerationRequest> requests;
     for (Prompt& prompt : prompts) {
         prompt.request.ids = encoder.encode(prompt.system, prompt.text);
+        prompt.request.stop = encoder.stop();
+        prompt.request.logprobs = options.generate.logprobs;
         requests.push_back(prompt.request);
     }
     constexpr double kGiB = 1 << 30;
     BatchLimits const limits{.texts = options.generate.batch,
                              .cache_bytes = static_cast<int64_t>(options.generate.cache_gib * kGiB),
                              .text_tokens = options.model.max_position_embeddings,
-                             .vocabulary = encoder.tokenizer().vocab_size(),
-                             .stop = encoder.stop()};
+                             .vocabulary = encoder.tokenizer().vocab_size()};
     auto const answers = generate_batch(session, session.selections(state.step), limits, requests, before_pass);
     if (session.mesh().world().rank() != 0) return;
     std::string text;

@@ -6,6 +6,9 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -62,36 +65,165 @@ TEST(SampleToken, DrawsOnlyFromTheNucleus) {
     EXPECT_EQ(histogram(logits, {.temperature = 1, .top_p = 1e-9}, 100)[1], 100);
 }
 
-/// By sorting the whole vocabulary.
-int32_t plainly_drawn(std::vector<float> const& logits, SamplingOptions const& options, int64_t place) {
-    std::vector<int32_t> order(logits.size());
-    std::iota(order.begin(), order.end(), 0);
-    auto const logit = [&](int32_t id) { return static_cast<double>(logits[static_cast<size_t>(id)]); };
-    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
-    std::vector<double> cumulative;
-    double sum = 0;
-    for (int32_t const id : order)
-        cumulative.push_back(sum += std::exp((logit(id) - logit(order[0])) / options.temperature));
-    auto const end = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
-    double const drawn = kRandom.uniform(static_cast<uint64_t>(place)) * *end;
-    return order[static_cast<size_t>(std::upper_bound(cumulative.begin(), cumulative.end(), drawn) -
-                                     cumulative.begin())];
+/// What may be drawn and how likely it is: the processors of Hugging Face's generate(), one after the other, each over
+/// the whole vocabulary.
+std::vector<double> distribution(std::vector<float> const& logits, SamplingOptions const& options,
+                                 std::vector<int32_t> const& seen) {
+    std::vector<double> scores(logits.begin(), logits.end());
+    for (int32_t const id : seen) {  // each once
+        double& x = scores[static_cast<size_t>(id)];
+        x = x < 0 ? x * options.repetition_penalty : x / options.repetition_penalty;
+    }
+    for (double& x : scores) x /= options.temperature;
+    auto const softmax = [](std::vector<double> x) {
+        double const most = *std::ranges::max_element(x);
+        double sum = 0;
+        for (double& v : x) sum += v = std::exp(v - most);
+        for (double& v : x) v /= sum;
+        return x;
+    };
+    double const none = -std::numeric_limits<double>::infinity();
+    if (options.top_k > 0) {
+        std::vector<double> sorted = scores;
+        std::ranges::sort(sorted, std::greater());
+        double const least = sorted[std::min(static_cast<size_t>(options.top_k), sorted.size()) - 1];
+        for (double& x : scores)
+            if (x < least) x = none;
+    }
+    if (options.top_p < 1) {
+        std::vector<size_t> order(scores.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::stable_sort(order, {}, [&](size_t id) { return scores[id]; });
+        auto const p = softmax(scores);
+        double sum = 0;
+        std::vector<size_t> removed;
+        for (size_t i = 0; i + 1 < order.size(); ++i)
+            if ((sum += p[order[i]]) <= 1 - options.top_p) removed.push_back(order[i]);
+        for (size_t const id : removed) scores[id] = none;
+    }
+    auto p = softmax(scores);
+    double const best = *std::ranges::max_element(p);
+    for (size_t id = 0; id < p.size(); ++id)
+        if (p[id] < options.min_p * best) scores[id] = none;
+    return softmax(scores);
 }
 
-TEST(SampleToken, DrawsWhatSortingTheWholeVocabularyDraws) {
-    Philox const random(11, Purpose::mock_data);
-    for (size_t const size : {10, 256, 257, 5000, 9000}) {
-        std::vector<float> logits(size);  // multiples of 1/8: many are equal
-        for (size_t i = 0; i < size; ++i) logits[i] = static_cast<float>(random.below(i, 60)) / 8;
-        for (double const temperature : {0.3, 1.0, 50.0})
-            for (double const top_p : {0.1, 0.5, 0.95, 0.999999}) {
-                SamplingOptions const options{.temperature = temperature, .top_p = top_p};
-                for (int64_t place = 0; place < 8; ++place)
-                    ASSERT_EQ(sample_token(logits, std::ssize(logits), options, kRandom, place),
-                              plainly_drawn(logits, options, place))
-                        << size << " " << temperature << " " << top_p;
-            }
+/// By the inverse of the distribution function, likelier tokens first; nothing where `place` draws so close to a step
+/// that rounding decides.
+std::optional<int32_t> plainly_drawn(std::vector<double> const& p, int64_t place) {
+    std::vector<int32_t> order(p.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::sort(order, std::greater(), [&](int32_t id) { return std::pair(p[static_cast<size_t>(id)], id); });
+    double const drawn = kRandom.uniform(static_cast<uint64_t>(place));
+    double sum = 0;
+    for (int32_t const id : order) {
+        sum += p[static_cast<size_t>(id)];
+        if (std::abs(sum - drawn) < 1e-6) return std::nullopt;
+        if (sum > drawn) return id;
     }
+    return std::nullopt;
+}
+
+TEST(SampleToken, DrawsWhatHuggingFacesProcessorsDraw) {
+    Philox const random(11, Purpose::mock_data);
+    int64_t compared = 0;
+    std::set<int32_t> chosen;
+    for (size_t const size : {3, 10, 257, 3000}) {
+        std::vector<float> logits(size);  // multiples of 1/8 and of both signs: many are equal
+        for (size_t i = 0; i < size; ++i) logits[i] = static_cast<float>(random.below(i, 120)) / 8 - 7;
+        for (uint64_t i = 0; i < 400; ++i) {
+            auto const pick = [&](uint64_t which, std::vector<double> const& values) {
+                return values[random.below(1000 + 8 * i + which, values.size())];
+            };
+            SamplingOptions const options{
+                .temperature = pick(0, {0.3, 1.0, 1.7, 50.0}),
+                .top_k = static_cast<int64_t>(pick(1, {0, 0, 1, 2, 9, 40, 256, 5000})),
+                .top_p = pick(2, {0.1, 0.5, 0.95, 0.999999, 1.0, 1.0}),
+                .min_p = pick(3, {0, 0, 0.01, 0.3, 1}),
+                .repetition_penalty = pick(4, {1, 1, 0.7, 1.3, 5}),
+            };
+            std::vector<int32_t> seen;
+            for (int32_t id = static_cast<int32_t>(i % 3); id < static_cast<int32_t>(size); id += 3) seen.push_back(id);
+            auto const p = distribution(logits, options, seen);
+            for (int64_t place = 0; place < 4; ++place) {
+                auto const want = plainly_drawn(p, place);
+                if (!want) continue;
+                int32_t const found = sample_token(logits, std::ssize(logits), options, kRandom, place, seen);
+                chosen.insert(found);
+                ASSERT_EQ(found, *want) << size << " T " << options.temperature << " k " << options.top_k << " p "
+                                        << options.top_p << " min_p " << options.min_p << " penalty "
+                                        << options.repetition_penalty << " place " << place;
+                ++compared;
+            }
+        }
+    }
+    EXPECT_GT(compared, 6000);
+    EXPECT_GT(chosen.size(), 150u);
+}
+
+TEST(SampleToken, TiesOfTopKStayAndLowerIdsLeaveTheNucleusFirst) {
+    std::vector<float> const logits = {2.0f, 1.0f, 1.0f, 1.0f, 0.0f};
+    auto const top = histogram(logits, {.temperature = 1, .top_k = 2, .top_p = 1}, 3000);
+    EXPECT_TRUE(top[1] > 0 && top[2] > 0 && top[3] > 0 && top[4] == 0);
+    std::vector<float> const equal(4, 1.0f);
+    auto const half = histogram(equal, {.temperature = 1, .top_p = 0.4}, 1000);
+    EXPECT_TRUE(half[0] == 0 && half[1] == 0 && half[2] > 0 && half[3] > 0);
+}
+
+TEST(SampleToken, MinPIsRelativeToTheMostLikelyAfterTemperature) {
+    std::vector<float> const logits = {std::log(0.6f), std::log(0.3f), std::log(0.1f)};
+    EXPECT_EQ(histogram(logits, {.temperature = 1, .top_p = 1, .min_p = 0.2}, 2000)[2], 0);
+    EXPECT_GT(histogram(logits, {.temperature = 2, .top_p = 1, .min_p = 0.2}, 2000)[2], 0);
+    EXPECT_EQ(histogram(logits, {.temperature = 1, .top_p = 1, .min_p = 1}, 100)[0], 100);
+}
+
+TEST(Sampler, PenalisesEachTokenOnceWhateverItsCount) {
+    std::vector<float> const logits = {3.0f, 2.9f, -1.0f, -1.1f};
+    SamplingOptions const options{.temperature = 0, .repetition_penalty = 1.1};
+    Sampler sampler(options, 1, 4);
+    std::vector<int32_t> const prompt = {3, 3, 3, 3};
+    sampler.see(prompt);
+    EXPECT_EQ(sampler.draw(logits), 0);
+    EXPECT_EQ(sampler.draw(logits), 1);  // 3.0 / 1.1 < 2.9
+    EXPECT_EQ(sampler.draw(logits), 0);  // 2.9 / 1.1 < 3.0 / 1.1
+    std::vector<float> const negative = {-1.0f, -1.05f, -3.0f, -3.0f};
+    Sampler other(options, 1, 4);
+    EXPECT_EQ(other.draw(negative), 0);
+    EXPECT_EQ(other.draw(negative), 1);  // -1 * 1.1 < -1.05
+}
+
+TEST(Sampler, ATextIsAFunctionOfItsSeed) {
+    std::vector<float> const logits(50, 0.5f);
+    auto const text = [&](int64_t seed) {
+        Sampler sampler({.temperature = 1, .top_p = 0.9}, seed, 50);
+        std::vector<int32_t> ids;
+        for (int i = 0; i < 20; ++i) ids.push_back(sampler.draw(logits));
+        return ids;
+    };
+    EXPECT_EQ(text(3), text(3));
+    EXPECT_NE(text(3), text(4));
+}
+
+TEST(LogProbabilities, AreThoseOfTheSoftmax) {
+    Philox const random(12, Purpose::mock_data);
+    std::vector<float> logits(5000);
+    for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(10 * random.normal(i));
+    logits[7] = -kInfinity;
+    logits[4999] = 1000;  // padding
+    double sum = 0;
+    for (size_t i = 0; i < 4990; ++i) sum += std::exp(static_cast<double>(logits[i]));
+    auto const of = [&](int32_t id) { return static_cast<double>(logits[static_cast<size_t>(id)]) - std::log(sum); };
+    for (int32_t const id : {0, 8, 4989}) EXPECT_NEAR(log_probability(logits, 4990, id), of(id), 1e-6);
+    EXPECT_EQ(log_probability(logits, 4990, 7), -static_cast<double>(kInfinity));
+    logits[100] = logits[50] = 60;
+    sum = 0;
+    for (size_t i = 0; i < 4990; ++i) sum += std::exp(static_cast<double>(logits[i]));
+    auto const top = likeliest(logits, 4990, 3);
+    ASSERT_EQ(top.size(), 3u);
+    EXPECT_EQ(top[0].id, 50);
+    EXPECT_EQ(top[1].id, 100);
+    for (TokenLogprob const& token : top) EXPECT_NEAR(token.logprob, of(token.id), 1e-6);
+    EXPECT_EQ(likeliest(logits, 2, 5).size(), 2u);
 }
 
 TEST(SampleToken, NeverChoosesThePaddingOfTheVocabularyOrImpossibleTokens) {

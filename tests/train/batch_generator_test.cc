@@ -27,7 +27,7 @@ struct Job : SharpSession {
 };
 
 BatchLimits limits_of(int64_t texts) {
-    return {.texts = texts, .text_tokens = 256, .vocabulary = kAllowed, .stop = {5}};
+    return {.texts = texts, .text_tokens = 256, .vocabulary = kAllowed, .chunk_tokens = 40};
 }
 
 /// Prompts and answers of many lengths, drawn at a temperature and greedily.
@@ -38,7 +38,9 @@ std::vector<GenerationRequest> requests() {
     for (int64_t i = 0; i < 13; ++i) {
         GenerationRequest request{.ids = {},
                                   .sampling = {.max_tokens = 1 + 7 * (i % 5), .temperature = i % 2 == 0 ? 0.9 : 0},
-                                  .seed = 100 + i};
+                                  .seed = 100 + i,
+                                  .stop = {5},
+                                  .logprobs = true};
         for (uint64_t t = 1 + random.below(next++, 70); t > 0; --t)
             request.ids.push_back(static_cast<int32_t>(random.below(next++, kAllowed)));
         requests.push_back(request);
@@ -123,7 +125,7 @@ TEST(BatchGenerator, EndsWhereTheContextEnds) {
     auto const world = make_single_host_comm();
     Job job(*world);
     BatchLimits limits = limits_of(4);
-    limits.text_tokens = 40, limits.stop = {};
+    limits.text_tokens = 40;
     std::vector<GenerationRequest> asked;
     for (size_t const length : {size_t{30}, size_t{39}, size_t{40}, size_t{70}})
         asked.push_back({.ids = std::vector<int32_t>(length, 7), .sampling = {.max_tokens = 25, .temperature = 0}});

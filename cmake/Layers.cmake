@@ -71,6 +71,8 @@ perigee_layer(hf LAYERS base device tensor kernels io ops comm parallel model ch
 perigee_layer(eval LAYERS base device tensor ops comm parallel)
 perigee_layer(train LAYERS base device tensor io ops comm parallel model optim data checkpoint eval hf
     LIBRARIES nlohmann_json::nlohmann_json)
+perigee_layer(serve LAYERS base device tensor io ops comm parallel model data eval train
+    LIBRARIES nlohmann_json::nlohmann_json httplib)
 perigee_layer(config LAYERS base io hf train LIBRARIES yaml-cpp::yaml-cpp)
 perigee_layer(curves LAYERS base io LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(commands LAYERS base device tensor io ops comm model data checkpoint hf train config curves
@@ -84,6 +86,6 @@ foreach(part IN ITEMS css js)
 endforeach()
 configure_file(src/commands/report/page_parts.h.in ${CMAKE_BINARY_DIR}/generated/commands/report/page_parts.h @ONLY)
 target_include_directories(perigee_commands PRIVATE ${CMAKE_BINARY_DIR}/generated)
-perigee_layer(app LAYERS base device io ops comm model optim hf config train commands LIBRARIES CLI11::CLI11
+perigee_layer(app LAYERS base device io ops comm model optim hf config train serve commands LIBRARIES CLI11::CLI11
     EXCLUDE "/main\\.cc$")
 target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")

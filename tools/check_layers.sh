@@ -29,7 +29,7 @@ homes='
 ^(pcre2|oniguruma)              ^src/data/
 ^(sentencepiece|utf8proc)       ^src/data/
 ^nlohmann/json\.hpp            \.cc$
-^httplib\.h                   ^src/commands/
+^httplib\.h                   ^src/(commands|serve)/
 '
 find src kernels -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | sort |
     xargs grep -HnE '^[[:space:]]*#[[:space:]]*include[[:space:]]' |

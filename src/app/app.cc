@@ -8,6 +8,7 @@
 #include <thread>
 #include <variant>
 
+#include "app/chat.h"
 #include "app/check.h"
 #include "app/command_line.h"
 #include "app/dry_run.h"
@@ -22,6 +23,7 @@
 #include "config/config.h"
 #include "config/follow.h"
 #include "hf/config.h"
+#include "serve/serve.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/seat.h"
@@ -170,6 +172,13 @@ int run_generate(Trained const& trained, Job const& job) {
         generate_file(session, state, [&] { job.watchdog.enter(Section::eval, step); });
         return complete(job);
     }
+    if (options.generate.chat) {
+        if (job.launch.world().size() > 1)
+            fail(Category::config, "a conversation is for one process, not for {} ranks", job.launch.world().size());
+        job.watchdog.enter(Section::first_step, step);
+        run_chat(session, state, [&] { job.watchdog.enter(Section::eval, step); });
+        return complete(job);
+    }
     // A model may write anything, and a terminal obeys escape sequences. A pipe gets the text as it is.
     auto const shown = [on_terminal = ::isatty(STDOUT_FILENO) == 1](std::string const& text) {
         return on_terminal ? printable(text) : text;
@@ -184,6 +193,24 @@ int run_generate(Trained const& trained, Job const& job) {
     });
     if (speaks) fmt::print("\n");
     return complete(job);
+}
+
+/// A server that is told to stop has done what it is for.
+int run_serve(Trained const& trained, Job const& job) {
+    Session session(trained.options, job.launch.world(), job.files);
+    AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
+    RunState const state = session.load_weights(trained.checkpoint);
+    if (!job.watchdog.hold_stop()) return kExitPreempted;
+    job.watchdog.enter(Section::first_step, state.step);
+    serve_model(session, state,
+                {.alive = [&] { job.watchdog.enter(Section::eval, state.step); },
+                 .must_stop = [] { return stop_requested(); },
+                 .listens =
+                     [&](std::string const& address) {
+                         fmt::print("{}/v1   Ctrl-C ends it\n", address);
+                         std::fflush(stdout);
+                     }});
+    return 0;
 }
 
 int run_check(Job const& job) {
@@ -216,6 +243,8 @@ int dispatch(Job const& job) {
             return run_eval(load_trained(job), job);
         case Command::generate:
             return run_generate(load_trained(job), job);
+        case Command::serve:
+            return run_serve(load_trained(job), job);
         case Command::check:
             break;
     }

@@ -17,9 +17,9 @@ struct CommandApp {
     CLI::App app;
     CommandLine job;
     LocalCommand local;  ///< its name is empty where a command of a job was typed
-    std::string prompt, system, suite, input, output;
-    int64_t max_tokens = 0;
-    bool mock_data = false;
+    std::string prompt, system, suite, input, output, host;
+    int64_t max_tokens = 0, port = 0;
+    bool mock_data = false, chat = false;
 };
 
 }  // namespace perigee

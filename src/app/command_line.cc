@@ -40,6 +40,12 @@ void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
             ->type_name("FILE");
         sub->add_option("--output", typed.output, "Short for generate.output=FILE: their answers")->type_name("FILE");
         sub->add_option("--max-tokens", typed.max_tokens, "Short for generate.max_tokens=N");
+        sub->add_flag("--chat", typed.chat, "Short for generate.chat=true: a conversation on the terminal");
+    }
+    if (command == Command::serve) {
+        sub->add_option("--host", typed.host, "Short for serve.host=ADDRESS: 0.0.0.0 for every network")
+            ->type_name("ADDRESS");
+        sub->add_option("--port", typed.port, "Short for serve.port=N; 0: any that is free");
     }
     sub->callback([&typed, sub, command] {
         typed.job.command = command;
@@ -47,7 +53,12 @@ void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
         if (typed.mock_data) overrides.push_back("data.mock_data=true");
         if (command == Command::eval && sub->count("--suite") > 0)
             overrides.push_back("eval.suites.run=" + yaml_text(typed.suite));
+        if (command == Command::serve && sub->count("--host") > 0)
+            overrides.push_back("serve.host=" + yaml_text(typed.host));
+        if (command == Command::serve && sub->count("--port") > 0)
+            overrides.push_back(fmt::format("serve.port={}", typed.port));
         if (command != Command::generate) return;
+        if (typed.chat) overrides.push_back("generate.chat=true");
         if (sub->count("--prompt") > 0) overrides.push_back("generate.prompt=" + yaml_text(typed.prompt));
         if (sub->count("--system") > 0) overrides.push_back("generate.system=" + yaml_text(typed.system));
         if (sub->count("--input") > 0) overrides.push_back("generate.input=" + yaml_text(typed.input));

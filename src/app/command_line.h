@@ -1,4 +1,4 @@
-// What the user typed: `perigee COMMAND ...`, for a job `perigee train|eval|generate|check CONFIG [key=value...]`.
+// What the user typed: `perigee COMMAND ...`, for a job `perigee train|eval|generate|serve|check CONFIG [key=value...]`.
 // Knows nothing of what options mean.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace perigee {
 
 /// What the ranks of a job do.
-enum class Command { train, eval, generate, check };
+enum class Command { train, eval, generate, serve, check };
 
 struct CommandLine {
     Command command = Command::train;

@@ -104,9 +104,7 @@ struct Candidate {
     float logit = 0;
     int32_t id = 0;
     /// Before another one: likelier, or as likely and of higher id.
-    bool operator<(Candidate const& other) const {
-        return logit != other.logit ? logit > other.logit : id > other.id;
-    }
+    bool operator<(Candidate const& other) const { return logit != other.logit ? logit > other.logit : id > other.id; }
 };
 
 /// All with logits from `least` on.
@@ -140,7 +138,8 @@ Candidates likely_enough(std::span<float const> logits, Weight const& weight, Sa
     constexpr double kStep = 4;  // of exponents
     for (double reach = kStep;; reach += kStep) {
         bool const all = -reach <= static_cast<double>(kLeastExponent);
-        Candidates found{candidates_of(logits, weight.best - static_cast<float>(reach * options.temperature)), everything};
+        Candidates found{candidates_of(logits, weight.best - static_cast<float>(reach * options.temperature)),
+                         everything};
         if (cut) {
             if (!all && std::ssize(found.tokens) < options.top_k) continue;
             keep_top(found.tokens, options.top_k);
@@ -150,7 +149,8 @@ Candidates likely_enough(std::span<float const> logits, Weight const& weight, Sa
         if (cut) found.total = sum;
         bool const nucleus = options.top_p < 1;
         found.complete = all || cut || (!nucleus && std::exp(-reach) < options.min_p);
-        if (!found.complete && sum <= (nucleus ? options.top_p : uniform) * found.total) continue;
+        bool const enough = sum > (nucleus ? options.top_p : uniform) * found.total;
+        if (!found.complete && (!enough || (!nucleus && options.min_p > 0))) continue;
         std::ranges::sort(found.tokens, std::less());
         return found;
     }

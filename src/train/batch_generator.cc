@@ -38,9 +38,11 @@ KvCache BatchGenerator::make_cache() const {
     if (!KvCache::serves(ops, model))
         fail(Category::config, "many prompts at once: the GPU has no kernels for heads of {}", model.head_size());
     CacheRoom room{.tokens = limits_.text_tokens, .block_size = block_size_of(selections_), .texts = limits_.texts};
+    int64_t const page = page_size_of(room.block_size);
+    int64_t const longest = (limits_.text_tokens + mesh.tp - 1 + page - 1) / page;
     if (limits_.cache_bytes > 0)
-        room.pages = std::max<int64_t>(
-            1, limits_.cache_bytes / KvCache::page_bytes(ops, model, mesh, page_size_of(room.block_size)));
+        room.pages = std::clamp<int64_t>(limits_.cache_bytes / KvCache::page_bytes(ops, model, mesh, page), 1,
+                                         limits_.texts * longest);
     return {ops, model, mesh, room};
 }
 
@@ -58,8 +60,8 @@ int64_t BatchGenerator::running() const {
 }
 
 std::optional<int64_t> BatchGenerator::begin(GenerationRequest request) {
-    PERIGEE_CHECK(!request.ids.empty() && std::ssize(request.ids) < limits_.text_tokens, "a prompt of {} tokens, with {}",
-                  request.ids.size(), limits_.text_tokens);
+    PERIGEE_CHECK(!request.ids.empty() && std::ssize(request.ids) < limits_.text_tokens,
+                  "a prompt of {} tokens, with {}", request.ids.size(), limits_.text_tokens);
     auto const free = std::ranges::find_if(running_, [](auto const& text) { return !text; });
     auto const text = static_cast<int64_t>(free - running_.begin());
     if (free == running_.end() || !cache_.make_room(text, longest(request))) return std::nullopt;

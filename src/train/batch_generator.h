@@ -14,9 +14,9 @@
 namespace perigee {
 
 struct GenerationRequest {
-    std::vector<int32_t> ids;       ///< of the prompt, at least one
-    SamplingOptions sampling;       ///< max_tokens, temperature, top_k, top_p, min_p, repetition_penalty
-    int64_t seed = 0;               ///< of the draws: the text is a function of it and the prompt, not of other requests
+    std::vector<int32_t> ids;  ///< of the prompt, at least one
+    SamplingOptions sampling;  ///< max_tokens, temperature, top_k, top_p, min_p, repetition_penalty
+    int64_t seed = 0;          ///< of the draws: the text is a function of it and the prompt, not of other requests
     std::vector<int32_t> stop = {};  ///< ids that end the answer, one after the other
     bool logprobs = false;
     int64_t top = 0;  ///< with logprobs: also of so many of the likeliest tokens
@@ -76,7 +76,7 @@ class BatchGenerator {
         Running(GenerationRequest asked, int64_t vocabulary);
         GenerationRequest request;
         Sampler sampler;
-        int64_t read = 0;              ///< tokens of the prompt
+        int64_t read = 0;               ///< tokens of the prompt
         std::vector<int32_t> ids = {};  ///< of the answer; the last one is not in the cache yet
         bool reads() const { return read < std::ssize(request.ids); }
     };

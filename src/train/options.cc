@@ -101,6 +101,20 @@ void describe(Schema& schema, EvalOptions& options) {
                  "Long-context suites, for `perigee eval --suite`; docs/evaluation.md describes them.");
 }
 
+void describe(Schema& schema, ServeOptions& options) {
+    schema
+        .add("host", options.host,
+             "address to listen at; whoever reaches it may use the model, so the default is this machine alone, and "
+             "0.0.0.0 is every network that it is in")
+        .add("port", options.port, between(0, 65535), "port to listen at; 0: any that is free")
+        .add("queue", options.queue, between(1, 1 << 16),
+             "texts that may wait while generate.batch of them are answered; a request with more gets status 503")
+        .add("body_mib", options.body_mib, between(1, 1024), "MiB that the body of a request may have; else status 413")
+        .add("request_s", options.request_s, between(0.001, 1e6),
+             "seconds that a request may take: an answer ends with what there is, and one that has not begun gets "
+             "status 503");
+}
+
 void describe(Schema& schema, LogOptions& options) {
     schema
         .add("every", options.every, between(0, kMostSteps),
@@ -131,7 +145,8 @@ void describe(Schema& schema, RunOptions& options) {
         .section("schedule", options.schedule, "The learning rate over the run.")
         .section("checkpoint", options.checkpoint, "Saving and resuming.")
         .section("eval", options.eval, "Evaluation on held-out data while training.")
-        .section("generate", options.generate, "Text generation, for `perigee generate`.")
+        .section("generate", options.generate, "Text generation, for `perigee generate` and `perigee serve`.")
+        .section("serve", options.serve, "The server of `perigee serve`; docs/generation.md lists its requests.")
         .section("log", options.log, "What the run shows while it goes.")
         .section("watchdog", options.watchdog, "Time limits for parts of a run, so that a hanging rank ends the job.")
         .section("parallel", options.parallel, "How the ranks share the work.");
@@ -297,6 +312,8 @@ void check_generate(SamplingOptions const& options, Sentences& out) {
     if (options.input.empty() != options.output.empty())
         out.add("generate.input (\"{}\") and generate.output (\"{}\") must be given together", options.input,
                 options.output);
+    if (options.chat && !options.input.empty())
+        out.add("generate.chat and generate.input (\"{}\"): one of them at a time", options.input);
 }
 
 }  // namespace

@@ -70,6 +70,16 @@ struct EvalOptions {
 };
 void describe(Schema& schema, EvalOptions& options);
 
+/// `perigee serve`.
+struct ServeOptions {
+    std::string host = "127.0.0.1";
+    int64_t port = 8643;   ///< 0: any that is free
+    int64_t queue = 256;   ///< texts that wait
+    int64_t body_mib = 8;  ///< of a request
+    double request_s = 600;
+};
+void describe(Schema& schema, ServeOptions& options);
+
 struct LogOptions {
     int64_t every = 0;     ///< steps between lines; 0: by time
     double seconds = 10;   ///< between lines
@@ -96,6 +106,7 @@ struct RunOptions {
     CheckpointOptions checkpoint;
     EvalOptions eval;
     SamplingOptions generate;
+    ServeOptions serve;
     LogOptions log;
     WatchdogOptions watchdog;
     ParallelOptions parallel;

@@ -43,9 +43,14 @@ std::vector<int32_t> PromptEncoder::encode(std::string const& system, std::strin
         messages.push_back({kAsks, prompt});
         return chat_->prompt(conversation_line(messages));
     }
-    std::vector<int32_t> ids = tokenizer_->prefix();
-    std::ranges::copy(tokenizer_->encode_with_special(prompt), std::back_inserter(ids));
+    std::vector<int32_t> ids = encode(prompt);
     if (ids.empty()) fail(Category::config, "generate.prompt is empty: at least one token is needed to go on from");
+    return ids;
+}
+
+std::vector<int32_t> PromptEncoder::encode(std::string const& text) const {
+    std::vector<int32_t> ids = tokenizer_->prefix();
+    std::ranges::copy(tokenizer_->encode_with_special(text), std::back_inserter(ids));
     return ids;
 }
 

@@ -19,8 +19,13 @@ class PromptEncoder {
     Tokenizer const& tokenizer() const { return *tokenizer_; }
     /// Ids that end a document or answer, one after the other.
     std::vector<int32_t> const& stop() const { return stop_; }
+    bool chats() const { return chat_ != nullptr; }
     /// What the model goes on from. `system` needs a template. Throws Category::config for no tokens.
     std::vector<int32_t> encode(std::string const& system, std::string const& prompt) const;
+    /// Text that is continued, whether there is a template or not; maybe no token.
+    std::vector<int32_t> encode(std::string const& text) const;
+    /// A conversation that is answered: needs a template. Throws Category::data where that cannot write it.
+    std::vector<int32_t> encode(ConversationLine const& line) const { return chat_->prompt(line); }
 
   private:
     std::unique_ptr<Tokenizer> tokenizer_;

@@ -46,6 +46,12 @@ std::vector<float> TextModel::next_logits(std::span<int32_t const> ids) {
     return read_prompt(session_, selections_, *cache_, 0, ids);
 }
 
+void TextModel::keep(int64_t tokens) {
+    PERIGEE_CHECK(0 <= tokens && tokens <= std::ssize(text_), "{} tokens of {}", tokens, text_.size());
+    text_.resize(static_cast<size_t>(tokens));
+    if (cache_) cache_->set_tokens(tokens);
+}
+
 std::vector<float> TextModel::append(std::span<int32_t const> ids) {
     text_.insert(text_.end(), ids.begin(), ids.end());
     reserve(std::ssize(text_));

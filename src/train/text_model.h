@@ -27,6 +27,8 @@ class TextModel {
     /// (KvCache::serves), everything is computed from the whole text. Collective.
     std::vector<float> append(std::span<int32_t const> ids);
     std::vector<int32_t> const& text() const { return text_; }
+    /// The text ends after so many of its tokens.
+    void keep(int64_t tokens);
 
   private:
     /// Room in the cache for a text of this many tokens.

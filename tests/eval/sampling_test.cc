@@ -66,14 +66,16 @@ TEST(SampleToken, DrawsOnlyFromTheNucleus) {
 }
 
 /// What may be drawn and how likely it is: the processors of Hugging Face's generate(), one after the other, each over
-/// the whole vocabulary.
-std::vector<double> distribution(std::vector<float> const& logits, SamplingOptions const& options,
-                                 std::vector<int32_t> const& seen) {
-    std::vector<double> scores(logits.begin(), logits.end());
+/// the whole vocabulary. Nothing where rounding decides where the nucleus ends.
+std::optional<std::vector<double>> distribution(std::vector<float> const& logits, SamplingOptions const& options,
+                                                std::vector<int32_t> const& seen) {
+    std::vector<float> penalised = logits;
+    auto const penalty = static_cast<float>(options.repetition_penalty);
     for (int32_t const id : seen) {  // each once
-        double& x = scores[static_cast<size_t>(id)];
-        x = x < 0 ? x * options.repetition_penalty : x / options.repetition_penalty;
+        float& x = penalised[static_cast<size_t>(id)];
+        x = x < 0 ? x * penalty : x / penalty;
     }
+    std::vector<double> scores(penalised.begin(), penalised.end());
     for (double& x : scores) x /= options.temperature;
     auto const softmax = [](std::vector<double> x) {
         double const most = *std::ranges::max_element(x);
@@ -97,8 +99,11 @@ std::vector<double> distribution(std::vector<float> const& logits, SamplingOptio
         auto const p = softmax(scores);
         double sum = 0;
         std::vector<size_t> removed;
-        for (size_t i = 0; i + 1 < order.size(); ++i)
-            if ((sum += p[order[i]]) <= 1 - options.top_p) removed.push_back(order[i]);
+        for (size_t i = 0; i + 1 < order.size(); ++i) {
+            sum += p[order[i]];
+            if (std::abs(sum - (1 - options.top_p)) < 1e-7) return std::nullopt;
+            if (sum <= 1 - options.top_p) removed.push_back(order[i]);
+        }
         for (size_t const id : removed) scores[id] = none;
     }
     auto p = softmax(scores);
@@ -145,8 +150,9 @@ TEST(SampleToken, DrawsWhatHuggingFacesProcessorsDraw) {
             std::vector<int32_t> seen;
             for (int32_t id = static_cast<int32_t>(i % 3); id < static_cast<int32_t>(size); id += 3) seen.push_back(id);
             auto const p = distribution(logits, options, seen);
+            if (!p) continue;
             for (int64_t place = 0; place < 4; ++place) {
-                auto const want = plainly_drawn(p, place);
+                auto const want = plainly_drawn(*p, place);
                 if (!want) continue;
                 int32_t const found = sample_token(logits, std::ssize(logits), options, kRandom, place, seen);
                 chosen.insert(found);

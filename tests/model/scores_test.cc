@@ -43,6 +43,31 @@ TEST(TokenScores, AreThoseOfTheFormulas) {
     }
 }
 
+TEST(TokenScores, NameTheLikeliestIds) {
+    ModelOptions const options = tiny_options();
+    TinyModel<double> model(options, tiny_moba(), 57);
+    Batch const batch = random_batch({13, 30}, options.vocab_size, 58);
+    auto const logits = NaiveLlama(options, model.layout, model.weights).logits(batch);
+    constexpr size_t kTop = 4;
+    TokenScores const found = model.scores(batch, all(AttentionKind::full), options.vocab_size, kTop);
+    size_t place = 0;
+    for (size_t t = 0; t < logits.size(); ++t) {
+        if (batch.weights_T[t] == 0) continue;
+        std::vector<int32_t> order(logits[t].size());
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::stable_sort(order, std::greater(), [&](int32_t id) { return logits[t][static_cast<size_t>(id)]; });
+        for (size_t i = 0; i < kTop; ++i) {
+            EXPECT_EQ(found.top_ids.at(place * kTop + i), order[i]);
+            EXPECT_NEAR(found.top_logprobs.at(place * kTop + i), -NaiveLlama::nll(logits[t], order[i]), 1e-10);
+            if (order[i] != batch.targets_T[t]) continue;
+            EXPECT_EQ(found.top_logprobs.at(place * kTop + i), -found.nll.at(place));
+        }
+        EXPECT_EQ(found.best.at(place), found.top_ids.at(place * kTop));
+        ++place;
+    }
+    EXPECT_EQ(found.top_ids.size(), place * kTop);
+}
+
 TEST(TokenScores, AddUpToTheLoss) {
     ModelOptions const options = tiny_options();
     TinyModel<float> model(options, tiny_moba(), 53);
@@ -135,6 +160,7 @@ struct Job {
                                          MobaOptions{.block_size = 4, .top_k = 3}, FullAttention{}};
     Batch batch = random_batch({37, 5, 29, 2}, 48, 61);
     int64_t allowed = 41;
+    int64_t top = 0;
     bool equal_logits = false;
 
     Job() {
@@ -159,7 +185,7 @@ struct Job {
         Llama model(options, layout, mesh, *ops);
         Arena arena(*device);
         FlatWeights flat(layout, {weights.data(), {layout.size()}});
-        return model.scores(flat, batch, selections, allowed, arena);
+        return model.scores(flat, batch, selections, allowed, arena, top);
     }
 };
 
@@ -181,6 +207,10 @@ void expect_same_under_every_layout(Job const& job) {
             ASSERT_EQ(found.nll.size(), want.nll.size());
             for (size_t i = 0; i < want.nll.size(); ++i) EXPECT_NEAR(found.nll[i], want.nll[i], 1e-5);
             EXPECT_EQ(found.best, want.best) << "cp " << l.cp << " tp " << l.tp;
+            EXPECT_EQ(found.top_ids, want.top_ids) << "cp " << l.cp << " tp " << l.tp;
+            ASSERT_EQ(found.top_logprobs.size(), want.top_logprobs.size());
+            for (size_t i = 0; i < want.top_logprobs.size(); ++i)
+                EXPECT_NEAR(found.top_logprobs[i], want.top_logprobs[i], 1e-5);
         });
     }
 }
@@ -190,6 +220,8 @@ TEST(TokenScores, EveryLayoutGivesThoseOfOneRank) {
     expect_same_under_every_layout(job);
     job.batch = random_batch({64}, 48, 62);  // as zigzag
     job.selections.assign(3, FullAttention{});
+    expect_same_under_every_layout(job);
+    job.top = 3;
     expect_same_under_every_layout(job);
     job.allowed = 0;
     expect_same_under_every_layout(job);

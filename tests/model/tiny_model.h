@@ -88,8 +88,8 @@ class TinyModel {
         arena.settle();
         return value;
     }
-    TokenScores scores(Batch const& batch, std::vector<AttentionKind> const& kinds, int64_t allowed) {
-        return model_.scores(flat_, batch, selections(kinds), allowed, arena);
+    TokenScores scores(Batch const& batch, std::vector<AttentionKind> const& kinds, int64_t allowed, int64_t top = 0) {
+        return model_.scores(flat_, batch, selections(kinds), allowed, arena, top);
     }
     BlockChoices choices(Batch const& batch, std::vector<AttentionKind> const& kinds) {
         return model_.choices(flat_, batch, selections(kinds), arena);

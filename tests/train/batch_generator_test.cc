@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <mutex>
+#include <numeric>
 
 #include "support/thread_comm.h"
 #include "train/sharp_session.h"
@@ -135,6 +136,100 @@ TEST(BatchGenerator, EndsWhereTheContextEnds) {
     EXPECT_TRUE(answers[2].ids.empty() && answers[3].ids.empty());
     EXPECT_EQ(answers[3].finish, Finish::length);
     EXPECT_TRUE(job.answers(limits, {}).empty());
+}
+
+TEST(BatchGenerator, LongPromptsAreReadInChunksBetweenStepsOfTheOthers) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    BatchLimits limits = limits_of(2);
+    limits.chunk_tokens = 16;
+    BatchGenerator generator(job.session, job.session.selections(0), limits);
+    GenerationRequest quick{.ids = {1, 2, 3}, .sampling = {.max_tokens = 9, .temperature = 0}}, slow = quick;
+    slow.ids.assign(100, 4);
+    ASSERT_EQ(generator.begin(quick), 0);
+    ASSERT_EQ(generator.begin(slow), 1);
+    EXPECT_EQ(generator.begin(quick), std::nullopt);
+    int64_t quick_tokens = 0, quick_before_slow = -1;
+    while (!generator.idle())
+        for (GeneratedToken const& token : generator.step([] {})) {
+            quick_tokens += token.text == 0;
+            if (token.text == 1 && quick_before_slow < 0) quick_before_slow = quick_tokens;
+        }
+    EXPECT_EQ(quick_tokens, 9);
+    EXPECT_GE(quick_before_slow, 6);
+}
+
+TEST(BatchGenerator, PagesComeAndGoWithTenThousandRequests) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    constexpr int64_t kTexts = 6, kPages = 20, kPage = 8;
+    BatchLimits limits = limits_of(kTexts);
+    limits.text_tokens = 60;
+    limits.cache_bytes =
+        kPages * KvCache::page_bytes(job.session.ops(), job.session.options().model, job.session.mesh().shape(), kPage);
+    BatchGenerator generator(job.session, job.session.selections(0), limits);
+    int64_t const bytes = generator.cache().bytes();
+    ASSERT_EQ(generator.cache().free_pages(), kPages);
+    ASSERT_EQ(generator.most_tokens(), 60);
+    Philox const random(21, Purpose::mock_data);
+    uint64_t next = 0;
+    auto const below = [&](uint64_t n) { return static_cast<int64_t>(random.below(next++, n)); };
+    std::vector<int64_t> pages(kTexts);  // expected, of the texts that run
+    int64_t arrived = 0, refused = 0, dropped = 0, ended = 0;
+    auto const expect_pages = [&] {
+        ASSERT_EQ(generator.cache().free_pages(), kPages - std::accumulate(pages.begin(), pages.end(), int64_t{0}));
+        ASSERT_EQ(generator.cache().bytes(), bytes);
+        ASSERT_EQ(generator.running(), kTexts - std::ranges::count(pages, 0));
+    };
+    while (arrived < 10'000) {
+        GenerationRequest request{.ids = std::vector<int32_t>(static_cast<size_t>(1 + below(30)), 7),
+                                  .sampling = {.max_tokens = 1 + below(4), .temperature = 0},
+                                  .stop = {5}};
+        int64_t const needed = (generator.longest(request) + kPage - 1) / kPage;
+        bool const fits = std::ranges::count(pages, 0) > 0 && needed <= generator.cache().free_pages();
+        auto const text = generator.begin(request);
+        ASSERT_EQ(text.has_value(), fits);
+        if (text) {
+            ASSERT_EQ(pages[static_cast<size_t>(*text)], 0);
+            pages[static_cast<size_t>(*text)] = needed;
+            ++arrived;
+        } else {
+            ++refused;
+        }
+        expect_pages();
+        if (below(3) == 0) {  // a client leaves
+            auto const leaves = static_cast<size_t>(below(kTexts));
+            if (pages[leaves] > 0) {
+                generator.drop(static_cast<int64_t>(leaves));
+                pages[leaves] = 0;
+                ++dropped;
+            }
+            expect_pages();
+        }
+        if (text && below(4) != 0) continue;
+        for (GeneratedToken const& token : generator.step([] {})) {
+            ASSERT_GT(pages[static_cast<size_t>(token.text)], 0);
+            if (token.finish) pages[static_cast<size_t>(token.text)] = 0, ++ended;
+        }
+        expect_pages();
+    }
+    EXPECT_GT(refused, 1000);
+    EXPECT_GT(dropped, 1000);
+    EXPECT_GT(ended, 1000);
+}
+
+TEST(BatchGenerator, LogprobsNameTheLikeliestToo) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    BatchGenerator generator(job.session, job.session.selections(0), limits_of(1));
+    generator.begin({.ids = {1, 2}, .sampling = {.max_tokens = 6, .temperature = 0}, .logprobs = true, .top = 3});
+    while (!generator.idle())
+        for (GeneratedToken const& token : generator.step([] {})) {
+            ASSERT_EQ(token.top.size(), 3u);
+            EXPECT_EQ(token.top[0].id, token.id);
+            EXPECT_EQ(token.top[0].logprob, token.logprob);
+            EXPECT_GT(token.top[0].logprob, token.top[2].logprob);
+        }
 }
 
 TEST(BatchGenerator, TensorParallelRanksAnswerAlike) {

@@ -1,0 +1,80 @@
+#include "serve/choice.h"
+
+#include <algorithm>
+
+namespace perigee::serve {
+
+namespace {
+
+int64_t characters_of(std::string_view text) {
+    return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
+}  // namespace
+
+std::string StopTexts::push(std::string const& text) {
+    held_ += text;
+    size_t cut = std::string::npos, keep = 0;
+    for (std::string const& stop : stops_) {
+        cut = std::min(cut, held_.find(stop));
+        for (size_t size = std::min(held_.size(), stop.size() - 1); size > keep; --size)
+            if (held_.ends_with(std::string_view(stop).substr(0, size))) keep = size;
+    }
+    found_ = cut != std::string::npos;
+    std::string shown = held_.substr(0, found_ ? cut : held_.size() - keep);
+    held_.erase(0, found_ ? std::string::npos : shown.size());
+    return shown;
+}
+
+Choice::Choice(ServedRequest const& request, ServedPrompt const& prompt, Tokenizer const& tokenizer)
+    : request_(request),
+      prompt_(prompt),
+      tokenizer_(tokenizer),
+      shown_(tokenizer),
+      counted_(tokenizer),
+      stops_(request.stop),
+      ending_(request.end, [this](int32_t id) { release(shown_.push(id)); }),
+      text_(request.echo ? prompt.text : "") {
+    if (!request.scores_prompt() && request.echo) characters_ = characters_of(text_);
+    if (request.max_tokens == 0 && !request.scores_prompt()) finish_ = Finish::length;
+}
+
+void Choice::report(int32_t id, std::optional<double> logprob, std::vector<TokenLogprob> const& top) {
+    ReportedToken token{.text = tokenizer_.piece(id), .logprob = logprob, .offset = characters_};
+    auto const wanted = static_cast<size_t>(*request_.logprobs);
+    for (size_t i = 0; i < std::min(wanted, top.size()); ++i)
+        token.top.emplace_back(tokenizer_.piece(top[i].id), top[i].logprob);
+    reported_.push_back(std::move(token));
+    characters_ += characters_of(counted_.push(id));
+}
+
+void Choice::release(std::string const& text) {
+    if (!stops_.found()) text_ += stops_.push(text);
+}
+
+void Choice::add(PromptScores const& scores) {
+    report(prompt_.ids[0], std::nullopt, {});
+    for (size_t t = 1; t < prompt_.ids.size(); ++t) report(prompt_.ids[t], scores.logprobs[t - 1], scores.top[t - 1]);
+    if (request_.max_tokens == 0) end(Finish::length);
+}
+
+void Choice::add(GeneratedToken const& token) {
+    if (finish_) return;
+    ++tokens_;
+    if (request_.logprobs) report(token.id, token.logprob, token.top);
+    bool const ended = ending_.push(token.id);
+    if (stops_.found() || ended)
+        end(Finish::stop);
+    else if (token.finish)
+        end(*token.finish);
+}
+
+void Choice::end(Finish finish) {
+    if (finish_) return;
+    if (finish == Finish::length) ending_.release_all();
+    release(shown_.finish());
+    if (!stops_.found()) text_ += stops_.finish();
+    finish_ = stops_.found() ? Finish::stop : finish;
+}
+
+}  // namespace perigee::serve

@@ -1,0 +1,271 @@
+#include "serve/http_server.h"
+
+#include <httplib.h>
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "base/held_signals.h"
+#include "serve/answer.h"
+
+namespace perigee::serve {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kIoSeconds = 10;                     // without a byte from or to a client
+constexpr std::chrono::seconds kBodyPatience{30};  // for a whole body
+constexpr std::chrono::milliseconds kLook{20};     // between looks at whether the client is still there
+constexpr char kJson[] = "application/json";
+
+/// Threads, and a queue of connections that makes the listener wait when it is full.
+class Workers : public httplib::TaskQueue {
+  public:
+    using Enqueued = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));  // void or bool, by version
+
+    explicit Workers(size_t threads) : most_(threads) {
+        for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    }
+    Enqueued enqueue(std::function<void()> task) override {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return tasks_.size() < most_ || stops_; });
+        tasks_.push_back(std::move(task));
+        changed_.notify_all();
+        return Enqueued(true);
+    }
+    void shutdown() override {
+        {
+            std::scoped_lock const lock(mutex_);
+            stops_ = true;
+            changed_.notify_all();
+        }
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+  private:
+    void work() {
+        for (;;) {
+            std::unique_lock lock(mutex_);
+            changed_.wait(lock, [this] { return !tasks_.empty() || stops_; });
+            if (tasks_.empty()) return;
+            auto const task = std::move(tasks_.front());
+            tasks_.pop_front();
+            changed_.notify_all();
+            lock.unlock();
+            task();
+        }
+    }
+
+    size_t const most_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<std::function<void()>> tasks_;
+    bool stops_ = false;
+    std::vector<std::thread> threads_;
+};
+
+void answer_error(httplib::Response& response, Refusal const& refusal) {
+    response.status = refusal.status;
+    response.set_content(error_json(refusal), kJson);
+    if (refusal.status == 503) response.set_header("Retry-After", "1");
+}
+
+/// The host that a Host header names, without its port.
+std::string host_of(std::string const& header) {
+    if (header.starts_with("[")) return header.substr(0, header.find(']') + 1);
+    return header.substr(0, header.find(':'));
+}
+bool is_loopback(std::string const& host) {
+    return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
+/// A request whose answer is being written, and the tasks behind it, which end with it.
+struct Open {
+    Open(ServedRequest request, Served const& served, std::string const& id, std::atomic<int64_t>& count)
+        : answer(std::move(request), served.tokenizer, id, std::time(nullptr)),
+          exchange(std::make_shared<Exchange>(answer.tasks(served.loop.most_tokens()))),
+          deadline(Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1e3 * served.options.request_s))),
+          open(count) {
+        ++open;
+    }
+    ~Open() {
+        exchange->abandon();
+        --open;
+    }
+    Open(Open const&) = delete;
+    Open& operator=(Open const&) = delete;
+
+    Answer answer;
+    std::shared_ptr<Exchange> const exchange;
+    Clock::time_point const deadline;
+    std::atomic<int64_t>& open;
+};
+
+/// Writes what has come; false where the client has gone.
+bool write_some(Open& open, httplib::DataSink& sink) {
+    if (!sink.is_writable()) return false;
+    std::string text;
+    for (Event const& event : open.exchange->take(kLook)) {
+        text += open.answer.add(event);
+        if (open.answer.complete(event.task)) open.exchange->abandon(event.task);
+    }
+    if (Clock::now() >= open.deadline) text += open.answer.end_now();
+    bool const complete = open.answer.complete();
+    if (complete) text += open.answer.finish();
+    if (!text.empty() && !sink.write(text.data(), text.size())) return false;
+    if (complete) sink.done();
+    return true;
+}
+
+}  // namespace
+
+struct HttpServer::Impl {
+    explicit Impl(Served const& served) : served(served) {
+        server.new_task_queue = [texts = served.texts + served.options.queue] {
+            constexpr int64_t kMore = 16, kMost = 256;  // for those that only look
+            return new Workers(static_cast<size_t>(std::min(texts + kMore, kMost)));
+        };
+        server.set_payload_max_length(static_cast<size_t>(served.options.body_mib) << 20);
+        server.set_read_timeout(kIoSeconds);
+        server.set_write_timeout(kIoSeconds);
+        server.set_keep_alive_max_count(1000);
+        server.set_tcp_nodelay(true);
+        server.set_pre_routing_handler([this](httplib::Request const& request, httplib::Response& response) {
+            return check_host(request, response);
+        });
+        server.set_error_handler([](httplib::Request const& request, httplib::Response& response) {
+            if (!response.body.empty()) return;
+            char const* const what = response.status == 404   ? "there is nothing at this path"
+                                     : response.status == 413 ? "the body is too large"
+                                                              : "this is no request that the server understands";
+            answer_error(response, {.status = response.status,
+                                    .message = fmt::format("{} {}: {}", request.method, request.path, what)});
+        });
+        server.set_exception_handler([](httplib::Request const&, httplib::Response& response, std::exception_ptr) {
+            answer_error(response, {.status = 500, .message = "the server failed at this request"});
+        });
+        declare_routes();
+    }
+
+    void declare_routes() {
+        server.Get("/health", [this](httplib::Request const&, httplib::Response& response) {
+            Json const state = {{"status", "ok"},
+                                {"running", served.loop.running()},
+                                {"waiting", served.queue.size()},
+                                {"free_pages", served.loop.free_pages()},
+                                {"open_requests", open.load()}};
+            response.set_content(state.dump(), kJson);
+        });
+        server.Get("/v1/models", [this](httplib::Request const&, httplib::Response& response) {
+            Json const model = {{"id", served.name},
+                                {"object", "model"},
+                                {"created", started},
+                                {"owned_by", "perigee"},
+                                {"max_model_len", served.loop.most_tokens()}};
+            Json const list = {{"object", "list"}, {"data", Json::array({model})}};
+            response.set_content(list.dump(-1, ' ', false, Json::error_handler_t::replace), kJson);
+        });
+        for (auto const& [path, endpoint] :
+             {std::pair{"/v1/completions", Endpoint::completions}, {"/v1/chat/completions", Endpoint::chat}})
+            server.Post(path, [this, endpoint = endpoint](httplib::Request const& request, httplib::Response& response,
+                                                          httplib::ContentReader const& reader) {
+                try {
+                    handle(endpoint, body_of(request, response, reader), response);
+                } catch (Refusal const& refusal) {
+                    answer_error(response, refusal);
+                }
+            });
+    }
+
+    /// A page of the web must not reach a server on the loopback by a name that it made to point there.
+    httplib::Server::HandlerResponse check_host(httplib::Request const& request, httplib::Response& response) const {
+        std::string const host = host_of(request.get_header_value("Host"));
+        if (!is_loopback(served.options.host) || host.empty() || is_loopback(host))
+            return httplib::Server::HandlerResponse::Unhandled;
+        answer_error(response, {.status = 403, .message = "this server answers to localhost"});
+        return httplib::Server::HandlerResponse::Handled;
+    }
+
+    /// Throws Refusal for a body that is too large, too slow, or no JSON.
+    std::string body_of(httplib::Request const& request, httplib::Response& response,
+                        httplib::ContentReader const& reader) const {
+        if (!request.get_header_value("Content-Type").starts_with(kJson))
+            throw Refusal{.status = 415, .message = "Content-Type must be application/json"};
+        auto const most = static_cast<size_t>(served.options.body_mib) << 20;
+        auto const deadline = Clock::now() + kBodyPatience;
+        std::string body;
+        bool too_large = false, too_slow = false;
+        bool const whole = reader([&](char const* data, size_t size) {
+            too_large = too_large || size > most - body.size();
+            too_slow = Clock::now() > deadline;
+            if (too_large || too_slow) return false;
+            body.append(data, size);
+            return true;
+        });
+        if (too_large || response.status == 413)
+            throw Refusal{.status = 413, .message = fmt::format("the body has more than {} bytes", most)};
+        if (too_slow) throw Refusal{.status = 408, .message = "the body takes too long"};
+        if (!whole) throw Refusal{.message = "the body is not whole"};
+        return body;
+    }
+
+    void handle(Endpoint endpoint, std::string const& body, httplib::Response& response) {
+        ServedRequest request = served.reader.read(endpoint, body);
+        if (request.model.empty()) request.model = served.name;
+        char const* const type = request.stream ? "text/event-stream" : kJson;
+        auto const opened =
+            std::make_shared<Open>(std::move(request), served, fmt::format("{}-{}", started, ++requests), open);
+        if (opened->answer.complete()) {  // no token is wanted
+            std::string const events = opened->answer.end_now();
+            response.set_content(events + opened->answer.finish(), type);
+            return;
+        }
+        if (!served.queue.submit(opened->exchange))
+            throw Refusal{.status = 503, .message = "too many texts wait; try again"};
+        if (!opened->exchange->wait_for_start(opened->deadline))
+            throw Refusal{.status = 503, .message = "others took all the time that this request has; try again"};
+        response.set_chunked_content_provider(
+            type, [opened](size_t, httplib::DataSink& sink) { return write_some(*opened, sink); },
+            [opened](bool) { opened->exchange->abandon(); });
+    }
+
+    Served const served;
+    int64_t const started = std::time(nullptr);
+    std::atomic<int64_t> requests = 0, open = 0;
+    httplib::Server server;
+    std::thread listener;
+    int port = -1;
+};
+
+HttpServer::HttpServer(Served const& served) : impl_(std::make_unique<Impl>(served)) {
+    ServeOptions const& options = served.options;
+    int const wanted = static_cast<int>(options.port);
+    impl_->port = wanted == 0                                        ? impl_->server.bind_to_any_port(options.host)
+                  : impl_->server.bind_to_port(options.host, wanted) ? wanted
+                                                                     : -1;
+    if (impl_->port < 0)
+        fail(Category::config, "serve.host {} and serve.port {} cannot be had: the port may be taken", options.host,
+             options.port);
+    HeldSignals const held;  // requests to stop are for the thread of the model
+    impl_->listener = std::thread([this] { impl_->server.listen_after_bind(); });
+}
+
+HttpServer::~HttpServer() {
+    constexpr std::chrono::seconds kPatience{3};
+    auto const deadline = Clock::now() + kPatience;
+    while ((impl_->open > 0 || !impl_->server.is_running()) && Clock::now() < deadline)
+        std::this_thread::sleep_for(kLook);
+    impl_->server.stop();
+    impl_->listener.join();
+}
+
+std::string HttpServer::address() const {
+    std::string const& host = impl_->served.options.host;
+    bool const v6 = host.find(':') != std::string::npos;
+    return fmt::format("http://{}:{}", v6 ? "[" + host + "]" : host, impl_->port);
+}
+
+}  // namespace perigee::serve

@@ -1,0 +1,72 @@
+#include "serve/queue.h"
+
+namespace perigee::serve {
+
+void Exchange::start() {
+    std::scoped_lock const lock(mutex_);
+    started_ = true;
+    changed_.notify_all();
+}
+
+void Exchange::post(Event event) {
+    std::scoped_lock const lock(mutex_);
+    started_ = true;
+    events_.push_back(std::move(event));
+    changed_.notify_all();
+}
+
+bool Exchange::wait_for_start(std::chrono::steady_clock::time_point deadline) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, deadline, [this] { return started_; });
+}
+
+std::deque<Event> Exchange::take(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, patience, [this] { return !events_.empty(); });
+    return std::exchange(events_, {});
+}
+
+bool WaitingTexts::submit(std::shared_ptr<Exchange> const& exchange) {
+    std::scoped_lock const lock(mutex_);
+    if (closed_ || std::ssize(entries_) + std::ssize(exchange->tasks()) > most_) return false;
+    for (size_t task = 0; task < exchange->tasks().size(); ++task) entries_.push_back({exchange, task});
+    changed_.notify_all();
+    return true;
+}
+
+void WaitingTexts::close(std::string const& why) {
+    std::scoped_lock const lock(mutex_);
+    closed_ = true;
+    for (Entry const& entry : entries_) entry.exchange->post({entry.task, Failed{why}});
+    entries_.clear();
+}
+
+int64_t WaitingTexts::size() {
+    std::scoped_lock const lock(mutex_);
+    return std::ssize(entries_);
+}
+
+std::optional<WaitingTexts::Entry> WaitingTexts::front(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    auto const skip = [this] {
+        while (!entries_.empty() && entries_.front().abandoned()) entries_.pop_front();
+        return !entries_.empty();
+    };
+    changed_.wait_for(lock, patience, skip);
+    return entries_.empty() ? std::nullopt : std::optional(entries_.front());
+}
+
+void WaitingTexts::pop() {
+    std::scoped_lock const lock(mutex_);
+    if (!entries_.empty()) entries_.pop_front();
+}
+
+void WaitingTexts::put_back(Entry entry) {
+    std::scoped_lock const lock(mutex_);
+    if (closed_)
+        entry.exchange->post({entry.task, Failed{"the server stops"}});
+    else
+        entries_.push_front(std::move(entry));
+}
+
+}  // namespace perigee::serve

@@ -1,0 +1,154 @@
+# Every endpoint of a server, against what `generate --input` wrote.
+import json, math, os, signal, sys
+from client import Server, near
+
+folder, ranks = sys.argv[1], int(sys.argv[2])
+scratch = os.environ["scratch"]
+options = [] if ranks == 1 else ["parallel.tensor=2"]
+server = Server(folder, "generate.batch=4", "serve.body_mib=1", "serve.queue=8", *options, ranks=ranks)
+
+
+def lines(name):
+    return [json.loads(line) for line in open(scratch + "/" + name)]
+
+
+asked, want, want_chat = lines("in.jsonl"), lines("out.jsonl"), lines("chat.jsonl")
+assert server.get("/health")["status"] == "ok"
+model = server.get("/v1/models")["data"][0]
+assert model["id"] == "run" and model["max_model_len"] > 100
+
+# Greedy answers: text, list of texts, tokens, lists of tokens.
+for line, answer in zip(asked, want):
+    for prompt in (line["prompt"], list(line["prompt"].encode())):
+        found = server.complete(prompt, max_tokens=line["max_tokens"], temperature=0, logprobs=2)
+        assert found["text"].encode() == answer["text"].encode(), (found["text"], answer["text"])
+        assert found["finish_reason"] == answer["finish_reason"]
+        for a, b in zip(found["logprobs"]["token_logprobs"], answer["logprobs"]):
+            near(a, b, 1e-5)
+        tops = found["logprobs"]["top_logprobs"]
+        assert all(len(top) == 2 for top in tops)
+        assert all(p == max(top.values()) for p, top in zip(found["logprobs"]["token_logprobs"], tops))
+prompts = [line["prompt"] for line in asked]
+together = server.post("/v1/completions", prompt=prompts, max_tokens=5, temperature=0)
+assert [c["index"] for c in together["choices"]] == [0, 1, 2]
+assert together["model"] == "run" and together["object"] == "text_completion"
+tokens = [list(p.encode()) for p in prompts]
+again = server.post("/v1/completions", prompt=tokens, max_tokens=5, temperature=0)
+assert [c["text"] for c in together["choices"]] == [c["text"] for c in again["choices"]]
+assert together["choices"][2]["text"] == want[2]["text"]
+usage = together["usage"]
+assert usage["prompt_tokens"] == sum(map(len, tokens)) and usage["completion_tokens"] <= 15
+assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+# A text is a function of its seed, whoever else is in the batch; choices have seeds of their own.
+drawn = dict(max_tokens=20, temperature=1.3, top_p=0.9, top_k=60, min_p=0.001, repetition_penalty=1.1)
+alone = server.complete("seeded", seed=7, **drawn)["text"]
+several = server.post("/v1/completions", prompt=["one", "seeded", "three"], seed=7, **drawn)["choices"]
+assert several[1]["text"] == alone
+choices = [c["text"] for c in server.post("/v1/completions", prompt="seeded", seed=6, n=3, **drawn)["choices"]]
+assert choices[1] == alone and len(set(choices)) == 3
+assert server.complete("seeded", **drawn)["text"] != server.complete("seeded", **drawn)["text"]
+assert server.complete("seeded", seed=7, max_tokens=20, temperature=1, top_k=1)["text"] == \
+    server.complete("seeded", max_tokens=20, temperature=0)["text"]
+
+# Echo with log-probabilities: forced decoding. Scoring, scoring and going on, and decoding agree.
+long = asked[1]["prompt"]
+scored = server.complete(long, max_tokens=0, echo=True, logprobs=1)
+assert scored["text"] == long and scored["finish_reason"] == "length"
+probs = scored["logprobs"]
+assert probs["tokens"] == list(long) and probs["text_offset"] == list(range(len(long)))
+assert probs["token_logprobs"][0] is None and probs["top_logprobs"][0] is None
+one = server.complete(long, max_tokens=1, echo=True, logprobs=1, temperature=0)
+assert one["logprobs"]["token_logprobs"][:-1] == probs["token_logprobs"]
+assert len(one["logprobs"]["tokens"]) == len(long) + 1 and one["text"][:len(long)] == long
+more = server.complete(long, max_tokens=4, echo=True, logprobs=1, temperature=0)["logprobs"]["token_logprobs"]
+for a, b in zip(more[1:len(long)], probs["token_logprobs"][1:]):
+    near(a, b, 1e-6)
+near(more[len(long)], one["logprobs"]["token_logprobs"][-1], 1e-3)  # among ids of the tokenizer, or all
+for cut in (5, 17, 40):  # what decoding says of the next token
+    step = server.complete(long[:cut], max_tokens=1, temperature=0, logprobs=5)["logprobs"]["top_logprobs"][0]
+    if long[cut] in step:
+        near(step[long[cut]], probs["token_logprobs"][cut], 1e-4)
+    near(max(step.values()), max(probs["top_logprobs"][cut].values()), 1e-4)
+packed = server.post("/v1/completions", prompt=[long, "abc", long[:30]], max_tokens=1, temperature=0, echo=True,
+                     logprobs=1)["choices"]
+for a, b in zip(packed[0]["logprobs"]["token_logprobs"][1:-1], probs["token_logprobs"][1:]):
+    near(a, b, 1e-5)
+for a, b in zip(packed[2]["logprobs"]["token_logprobs"][1:-1], probs["token_logprobs"][1:30]):
+    near(a, b, 1e-5)
+assert server.complete("abc", max_tokens=0) ["text"] == "" and server.complete("abc", max_tokens=0, echo=True)["text"] == "abc"
+
+# Stop texts.
+full = server.complete(long, max_tokens=30, temperature=0)["text"]
+if len(full) > 6:
+    stop = full[3:5]
+    cut = full[:full.index(stop)]
+    found = server.complete(long, max_tokens=30, temperature=0, stop=[stop, "never there"])
+    assert found["text"] == cut and found["finish_reason"] == "stop", (found, full)
+    events = server.events("/v1/completions", prompt=long, max_tokens=30, temperature=0, stop=stop)
+    assert "".join(e["choices"][0]["text"] for e in events) == cut
+
+# Streams.
+events = server.events("/v1/completions", prompt=prompts, max_tokens=9, temperature=0, logprobs=1, echo=True,
+                       stream_options={"include_usage": True})
+whole = server.post("/v1/completions", prompt=prompts, max_tokens=9, temperature=0, logprobs=1, echo=True)["choices"]
+assert events[-1]["usage"]["total_tokens"] > 0 and events[-1]["choices"] == []
+for index, choice in enumerate(whole):
+    mine = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
+    assert "".join(c["text"] for c in mine) == choice["text"]
+    assert sum((c["logprobs"]["tokens"] for c in mine), []) == choice["logprobs"]["tokens"]
+    assert [c["finish_reason"] for c in mine if c["finish_reason"]] == [choice["finish_reason"]]
+
+# Chat.
+for line, answer in zip(asked, want_chat):
+    body = dict(messages=[{"role": "user", "content": line["prompt"]}], max_tokens=line["max_tokens"], temperature=0)
+    found = server.post("/v1/chat/completions", logprobs=True, top_logprobs=2, **body)
+    assert found["object"] == "chat.completion"
+    choice = found["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": answer["text"]}
+    assert choice["finish_reason"] == answer["finish_reason"]
+    for token, p in zip(choice["logprobs"]["content"], answer["logprobs"]):
+        near(token["logprob"], p, 1e-5)
+        assert len(token["top_logprobs"]) == 2
+    events = server.events("/v1/chat/completions", **body)
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == answer["text"]
+    assert events[-1]["choices"][0]["finish_reason"] == answer["finish_reason"]
+    assert all(e["object"] == "chat.completion.chunk" for e in events)
+
+# What is wrong is refused, in OpenAI's shape.
+for body in (dict(), dict(prompt=3), dict(prompt=[]), dict(prompt=""), dict(prompt=["a", 3]), dict(prompt=[257]),
+             dict(prompt=[-1]), dict(prompt=[1.5]), dict(prompt="a", max_tokens=-1), dict(prompt="a", n=0),
+             dict(prompt="a", temperature=-1), dict(prompt="a", temperature="hot"), dict(prompt="a", top_p=0),
+             dict(prompt="a", min_p=2), dict(prompt="a", repetition_penalty=0), dict(prompt="a", seed=2**70),
+             dict(prompt="a", logprobs=21), dict(prompt="a", stop=[3]), dict(prompt="a", stop=["x"] * 17),
+             dict(prompt="a", stream=1), dict(prompt="a", presence_penalty=1), dict(prompt="a", temprature=1),
+             dict(prompt=["a"] * 9), dict(prompt="a", n=9)):
+    assert server.refused("/v1/completions", 400, **body)
+assert "temprature" in server.refused("/v1/completions", 400, prompt="a", temprature=1)
+too_long = server.refused("/v1/completions", 400, prompt="a" * (model["max_model_len"] + 1))
+assert str(model["max_model_len"]) in too_long
+server.complete("a", presence_penalty=0, user="me", logit_bias=None, max_tokens=2)
+for messages in (None, [], "hello", [{"role": "user"}], [{"role": "nobody", "content": "x"}]):
+    server.refused("/v1/chat/completions", 400, messages=messages)
+for body, want_status in ((b"{", 400), (b"[1]", 400), (b'{"prompt": "a", "prompt": "b"}', 400),
+                          (b"[" * 100000, 400), (b'{"prompt": "\xff"}', 400), (b"x" * 1100000, 413)):
+    status, text = server.request("POST", "/v1/completions", body, raw=True)
+    assert status == want_status and "error" in json.loads(text), (status, text)
+assert server.request("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"}, raw=True)[0] == 415
+assert server.request("GET", "/v1/nothing")[0] == 404
+assert "error" in json.loads(server.request("GET", "/v1/nothing")[1])
+assert server.request("GET", "/health", headers={"Host": "evil.example:80"})[0] == 403
+server.idle()
+
+# A running answer has time to end when the server is told to stop.
+connection = server.connect()
+connection.request("POST", "/v1/completions", json.dumps(dict(prompt=long, max_tokens=60, temperature=0, stream=True)),
+                   {"Content-Type": "application/json"})
+response = connection.getresponse()
+first = response.readline()
+server.process.send_signal(signal.SIGTERM)
+rest = response.read()
+assert rest.endswith(b"data: [DONE]\n\n"), rest[-300:]
+assert server.process.wait(60) == 0
+print("endpoints:", ranks, "ranks")

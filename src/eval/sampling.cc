@@ -234,12 +234,12 @@ int32_t Sampler::draw(std::span<float const> logits) {
     return id;
 }
 
-double log_probability(std::span<float const> logits, int64_t allowed, int32_t id) {
-    logits = first(logits, allowed);
+double log_probability(std::span<float const> logits, int32_t id) {
     return static_cast<double>(logits[static_cast<size_t>(id)]) - log_sum(logits);
 }
 
 std::vector<TokenLogprob> likeliest(std::span<float const> logits, int64_t allowed, int64_t count) {
+    double const norm = log_sum(logits);
     logits = first(logits, allowed);
     std::vector<Candidate> top(static_cast<size_t>(std::min(count, std::ssize(logits))), {kImpossible, -1});
     for (int32_t id = 0; id < std::ssize(logits); ++id) {
@@ -248,7 +248,6 @@ std::vector<TokenLogprob> likeliest(std::span<float const> logits, int64_t allow
         for (Candidate& place : top)
             if (candidate.logit > place.logit || place.id < 0) std::swap(candidate, place);
     }
-    double const norm = log_sum(logits);
     std::vector<TokenLogprob> result;
     for (Candidate const& c : top) result.push_back({c.id, static_cast<double>(c.logit) - norm});
     return result;

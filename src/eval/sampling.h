@@ -60,9 +60,10 @@ struct TokenLogprob {
     int32_t id = 0;
     double logprob = 0;  ///< natural
 };
-/// Of one token among the first `allowed`, at temperature 1.
-double log_probability(std::span<float const> logits, int64_t allowed, int32_t id);
-/// The `count` likeliest of them, the likeliest first, the lower id first where two are as likely.
+/// Of one token among all, at temperature 1.
+double log_probability(std::span<float const> logits, int32_t id);
+/// The same of the `count` likeliest among the first `allowed`, the likeliest first, the lower id first where two are
+/// as likely.
 std::vector<TokenLogprob> likeliest(std::span<float const> logits, int64_t allowed, int64_t count);
 
 }  // namespace perigee

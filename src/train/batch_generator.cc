@@ -125,7 +125,7 @@ GeneratedToken BatchGenerator::take(int64_t text, std::span<float const> logits)
     GenerationRequest const& request = running.request;
     GeneratedToken token{.text = text, .id = running.sampler.draw(logits)};
     running.ids.push_back(token.id);
-    if (request.logprobs) token.logprob = log_probability(logits, limits_.vocabulary, token.id);
+    if (request.logprobs) token.logprob = log_probability(logits, token.id);
     if (request.logprobs && request.top > 0) token.top = likeliest(logits, limits_.vocabulary, request.top);
     if (ends_with(running.ids, request.stop))
         token.finish = Finish::stop;

@@ -26,8 +26,9 @@ enum class Finish { stop, length };
 char const* to_string(Finish finish);
 
 struct GenerationAnswer {
-    std::vector<int32_t> ids;      ///< without those that end it
-    std::vector<double> logprobs;  ///< on request: natural, of each id among all allowed ones, before temperature
+    std::vector<int32_t> ids;  ///< without those that end it
+    std::vector<double>
+        logprobs;  ///< on request: natural, of each id among all of the model's, before penalty and temperature
     Finish finish = Finish::length;
 };
 

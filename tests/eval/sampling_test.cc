@@ -212,18 +212,16 @@ TEST(Sampler, ATextIsAFunctionOfItsSeed) {
 
 TEST(LogProbabilities, AreThoseOfTheSoftmax) {
     Philox const random(12, Purpose::mock_data);
-    std::vector<float> logits(5000);
+    std::vector<float> logits(5001);
     for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(10 * random.normal(i));
     logits[7] = -kInfinity;
-    logits[4999] = 1000;  // padding
-    double sum = 0;
-    for (size_t i = 0; i < 4990; ++i) sum += std::exp(static_cast<double>(logits[i]));
-    auto const of = [&](int32_t id) { return static_cast<double>(logits[static_cast<size_t>(id)]) - std::log(sum); };
-    for (int32_t const id : {0, 8, 4989}) EXPECT_NEAR(log_probability(logits, 4990, id), of(id), 1e-6);
-    EXPECT_EQ(log_probability(logits, 4990, 7), -static_cast<double>(kInfinity));
     logits[100] = logits[50] = 60;
-    sum = 0;
-    for (size_t i = 0; i < 4990; ++i) sum += std::exp(static_cast<double>(logits[i]));
+    logits[4999] = 61;  // not allowed, and part of the sum
+    double sum = 0;
+    for (float const x : logits) sum += std::exp(static_cast<double>(x));
+    auto const of = [&](int32_t id) { return static_cast<double>(logits[static_cast<size_t>(id)]) - std::log(sum); };
+    for (int32_t const id : {0, 8, 4989}) EXPECT_NEAR(log_probability(logits, id), of(id), 1e-6);
+    EXPECT_EQ(log_probability(logits, 7), -static_cast<double>(kInfinity));
     auto const top = likeliest(logits, 4990, 3);
     ASSERT_EQ(top.size(), 3u);
     EXPECT_EQ(top[0].id, 50);

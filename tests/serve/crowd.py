@@ -120,11 +120,6 @@ KINDS = [good] * 5 + [streamed] * 3 + [scored] * 2 + [chat, leaves, leaves, leav
 TOTAL, THREADS = 1000, 24
 
 
-def resident():
-    with open(f"/proc/{server.process.pid}/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-
 def work(number):
     r = random.Random(number)
     for _ in range(number, TOTAL, THREADS):
@@ -152,15 +147,25 @@ for body, text in zip(BODIES, ALONE):
     assert server.complete(**body)["text"] == text
 
 # A client that leaves frees its text at once, whatever was asked of it.
+ENDLESS = dict(prompt="a", max_tokens=100000, temperature=0)
+begin = time.time()
+tokens = server.post("/v1/completions", **ENDLESS)["usage"]["completion_tokens"]
+whole = time.time() - begin
+assert tokens > 1000, tokens
 for stream in (True, False):
-    before = resident()
-    connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(http(json.dumps(dict(prompt="a", max_tokens=100000, stream=stream, temperature=2)).encode()))
+    connections = []
+    for _ in range(4):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(http(json.dumps(dict(ENDLESS, stream=stream)).encode()))
+        connections.append(connection)
     end = time.time() + 20
     while server.get("/health")["running"] == 0:
         assert time.time() < end
-    connection.close()
+    for connection in connections:
+        connection.close()
     left = time.time()
-    server.idle(5)
-    print("free again after", round(time.time() - left, 3), "s")
+    assert server.idle(5)["free_pages"] == pages
+    took = time.time() - left
+    print(f"an answer takes {whole:.2f} s, four of them end {took:.2f} s after their clients leave")
+    assert took < whole / 2
 server.stop()

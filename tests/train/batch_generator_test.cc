@@ -63,7 +63,7 @@ GenerationAnswer answer_alone(Job& job, GenerationRequest const& request, int32_
             break;
         }
         double sum = 0;
-        for (int64_t v = 0; v < kAllowed; ++v) sum += std::exp(static_cast<double>(logits[static_cast<size_t>(v)]));
+        for (float const x : logits) sum += std::exp(static_cast<double>(x));
         answer.ids.push_back(id);
         answer.logprobs.push_back(static_cast<double>(logits[static_cast<size_t>(id)]) - std::log(sum));
         added = {id};

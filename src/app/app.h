@@ -1,4 +1,4 @@
-// The command line: `perigee train|eval|generate|check CONFIG [key=value...]`.
+// The command line: `perigee train|eval|generate|serve|check CONFIG [key=value...]`.
 #pragma once
 
 #include <string>

@@ -97,7 +97,7 @@ void BatchGenerator::read_prompts(std::function<void()> const& before_pass, std:
             std::span(running.request.ids).subspan(static_cast<size_t>(running.read), static_cast<size_t>(count));
         auto const logits = read_prompt(session_, selections_, cache_, number, chunk, before_pass);
         running.read += count, left -= count;
-        if (!running.reads()) tokens.push_back(take(number, logits));
+        if (!running.reads()) tokens.push_back(take(number, agreed({running.sampler.draw(logits)})[0], logits));
     }
 }
 
@@ -113,19 +113,27 @@ void BatchGenerator::decode(std::vector<bool> const& ready, std::vector<Generate
     auto const logits = session_.model().decode(session_.weights(), ids, selections_, cache_, session_.arena());
     session_.arena().settle();
     size_t const vocabulary = logits.size() / texts;
+    auto const of = [&](size_t text) { return std::span(logits).subspan(text * vocabulary, vocabulary); };
     for (size_t text = 0; text < texts; ++text)
-        if (ready[text])
-            tokens.push_back(
-                take(static_cast<int64_t>(text), std::span(logits).subspan(text * vocabulary, vocabulary)));
+        if (ready[text]) ids[text] = running_[text]->sampler.draw(of(text));
+    ids = agreed(std::move(ids));
+    for (size_t text = 0; text < texts; ++text)
+        if (ready[text]) tokens.push_back(take(static_cast<int64_t>(text), ids[text], of(text)));
 }
 
-/// The text's next token from its logits; it may be the last.
-GeneratedToken BatchGenerator::take(int64_t text, std::span<float const> logits) {
+/// What rank 0 drew: ranks that take other tokens would end texts at other steps.
+std::vector<int32_t> BatchGenerator::agreed(std::vector<int32_t> drawn) const {
+    session_.mesh().world().broadcast(TensorView(drawn.data(), {std::ssize(drawn)}), 0);
+    return drawn;
+}
+
+/// The text goes on with this token, which may be the last.
+GeneratedToken BatchGenerator::take(int64_t text, int32_t id, std::span<float const> logits) {
     Running& running = *running_[static_cast<size_t>(text)];
     GenerationRequest const& request = running.request;
-    GeneratedToken token{.text = text, .id = running.sampler.draw(logits)};
-    running.ids.push_back(token.id);
-    if (request.logprobs) token.logprob = log_probability(logits, token.id);
+    GeneratedToken token{.text = text, .id = id};
+    running.ids.push_back(id);
+    if (request.logprobs) token.logprob = log_probability(logits, id);
     if (request.logprobs && request.top > 0) token.top = likeliest(logits, limits_.vocabulary, request.top);
     if (ends_with(running.ids, request.stop))
         token.finish = Finish::stop;

@@ -85,7 +85,8 @@ class BatchGenerator {
     KvCache make_cache() const;
     void read_prompts(std::function<void()> const& before_pass, std::vector<GeneratedToken>& tokens);
     void decode(std::vector<bool> const& ready, std::vector<GeneratedToken>& tokens);
-    GeneratedToken take(int64_t text, std::span<float const> logits);
+    std::vector<int32_t> agreed(std::vector<int32_t> drawn) const;
+    GeneratedToken take(int64_t text, int32_t id, std::span<float const> logits);
 
     Session& session_;
     std::vector<Selection> const selections_;

@@ -72,6 +72,18 @@ TEST(CommandLine, CheckTakesTheRanksToPlanFor) {
     EXPECT_EQ(notice({"train", "a.yaml", "--world-size", "2"}).exit_code, 2);
 }
 
+TEST(CommandLine, ServerAndChatAreShortForKeys) {
+    auto const server = accepted({"serve", "a.yaml", "--port", "0", "--host", "0.0.0.0"});
+    EXPECT_EQ(server.command, Command::serve);
+    RunOptions const options = parse_config("", "a.yaml", server.overrides);
+    EXPECT_EQ(options.serve.port, 0);
+    EXPECT_EQ(options.serve.host, "0.0.0.0");
+    EXPECT_EQ(parse_config("", "a.yaml", {}).serve.host, "127.0.0.1");
+    auto const chat = accepted({"generate", "a.yaml", "--chat"});
+    EXPECT_TRUE(parse_config("", "a.yaml", chat.overrides).generate.chat);
+    EXPECT_EQ(notice({"serve"}).exit_code, 2);
+}
+
 TEST(CommandLine, HelpAndVersionAreNoMistakes) {
     EXPECT_EQ(notice({"--version"}).exit_code, 0);
     EXPECT_THAT(notice({"--version"}).text, ::testing::MatchesRegex("perigee [0-9]+\\.[0-9]+\\.[0-9]+\n"));

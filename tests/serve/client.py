@@ -1,5 +1,5 @@
 # What the tests of `perigee serve` share: a server of a small trained model, and a client.
-import http.client, json, math, os, re, signal, subprocess, sys, time
+import atexit, http.client, json, os, re, signal, subprocess, time
 
 
 class Server:
@@ -10,6 +10,7 @@ class Server:
             program = [os.environ["PERIGEE_SOURCE"] + "/launch/mpirun.sh", str(ranks), *program]
         self.log = open(os.environ["scratch"] + "/log", "a")
         self.process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        atexit.register(self.process.terminate)
         line = self.process.stdout.readline()
         found = re.match(r"http://127\.0\.0\.1:(\d+)/v1 ", line)
         assert found, line

@@ -78,7 +78,7 @@ for a, b in zip(packed[2]["logprobs"]["token_logprobs"][1:-1], probs["token_logp
     near(a, b, 1e-5)
 text = open(scratch + "/texts/a.txt").read()
 document = server.complete([*text.encode(), 256], max_tokens=0, echo=True, logprobs=0)["logprobs"]["token_logprobs"]
-near(-sum(document[1:]) / len(text), json.load(open(scratch + "/eval.json"))["loss"], 1e-5)
+near(-sum(document[1:]) / len(text), json.load(open(scratch + "/eval.json"))["eval_loss"], 1e-5)
 assert server.complete("abc", max_tokens=0)["text"] == "" and server.complete("abc", max_tokens=0, echo=True)["text"] == "abc"
 
 # Stop texts.

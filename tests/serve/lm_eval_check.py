@@ -1,6 +1,6 @@
 """lm_eval_check.py make: a tokenizer in $scratch/Base, tasks and data for lm-eval.
 lm_eval_check.py compare RUN: lm-eval's numbers through `perigee serve` against those of `perigee eval` and `generate`."""
-import glob, json, os, pathlib, re, subprocess, sys
+import glob, json, os, pathlib, re, shutil, subprocess, sys
 import tokenizers, transformers
 from client import Server, near
 
@@ -71,9 +71,11 @@ def evaluated(run, tokenizer, context, choice):
                "chat.roles.1.role=assistant", f"data.sequence_length={len(whole) - 1}"]
     perigee("tokenize", SCRATCH + "/pair.jsonl", "--chat", SCRATCH + "/run.yaml",
             *[word for option in options for word in ("--set", option)], "-o", SCRATCH + "/pair")
+    for part in glob.glob(SCRATCH + "/pair.*"):
+        shutil.copy(part, part.replace("/pair.", "/other."))  # what is trained on must be another data set
     said = perigee("eval", SCRATCH + "/run.yaml", "output_dir=" + run, "data.mock_data=false", *options,
-                   f"data.train.0.path={SCRATCH}/pair", f"data.validation.0.path={SCRATCH}/pair")
-    return answer * json.loads(re.search(r"^\{.*\}$", said, re.M)[0])["loss"]
+                   f"data.train.0.path={SCRATCH}/other", f"data.validation.0.path={SCRATCH}/pair")
+    return answer * json.loads(re.search(r"^\{.*\}$", said, re.M)[0])["eval_loss"]
 
 
 def compare(run):

@@ -1,5 +1,5 @@
-// What the user typed: `perigee COMMAND ...`, for a job `perigee train|eval|generate|serve|check CONFIG [key=value...]`.
-// Knows nothing of what options mean.
+// What the user typed: `perigee COMMAND ...`, for a job `perigee train|eval|generate|serve|check CONFIG
+// [key=value...]`. Knows nothing of what options mean.
 #pragma once
 
 #include <string>

@@ -75,12 +75,12 @@ TEST(CommandLine, CheckTakesTheRanksToPlanFor) {
 TEST(CommandLine, ServerAndChatAreShortForKeys) {
     auto const server = accepted({"serve", "a.yaml", "--port", "0", "--host", "0.0.0.0"});
     EXPECT_EQ(server.command, Command::serve);
-    RunOptions const options = parse_config("", "a.yaml", server.overrides);
+    RunOptions const options = parse_config("seed: 2\n", "a.yaml", server.overrides);
     EXPECT_EQ(options.serve.port, 0);
     EXPECT_EQ(options.serve.host, "0.0.0.0");
-    EXPECT_EQ(parse_config("", "a.yaml", {}).serve.host, "127.0.0.1");
+    EXPECT_EQ(parse_config("seed: 2\n", "a.yaml", {}).serve.host, "127.0.0.1");
     auto const chat = accepted({"generate", "a.yaml", "--chat"});
-    EXPECT_TRUE(parse_config("", "a.yaml", chat.overrides).generate.chat);
+    EXPECT_TRUE(parse_config("seed: 2\n", "a.yaml", chat.overrides).generate.chat);
     EXPECT_EQ(notice({"serve"}).exit_code, 2);
 }
 

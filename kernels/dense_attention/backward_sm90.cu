@@ -213,24 +213,45 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
 #endif
 }
 
+/// What the backward has in scratch memory: of the heads of a pass.
+struct Layout {
+    int64_t kv_tiles, pass_kv_heads, stats_at, turns_at, sums_at, bytes;
+
+    explicit Layout(DenseAttentionProblem const& p) {
+        auto const aligned = [](int64_t bytes) { return round_up(bytes, 256); };
+        kv_tiles = p.tokens / kKvTile + p.documents;
+        int64_t const head_rows = kv_tiles * kKvTile * (p.heads / p.kv_heads);
+        int64_t const head_bytes = head_rows * p.head_dim * int64_t{sizeof(float)};
+        pass_kv_heads = std::clamp<int64_t>(p.sums_bytes / head_bytes, 1, p.kv_heads);
+        int64_t const rows = head_rows * pass_kv_heads;
+        stats_at = aligned(static_cast<int64_t>(schedule_bytes(p.documents)));
+        turns_at = stats_at + aligned(2 * rows * int64_t{sizeof(float)});
+        sums_at = turns_at + aligned(rows / 64 * int64_t{sizeof(int32_t)});
+        bytes = sums_at + head_bytes * pass_kv_heads;
+    }
+};
+
 }  // namespace
 }  // namespace perigee::dense
 
 namespace perigee {
 
+size_t dense_attention_backward_scratch(DenseAttentionProblem const& p) {
+    return static_cast<size_t>(dense::Layout(p).bytes);
+}
+
 void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGradients const& g) {
     using namespace dense;
-    DenseAttentionShape const& shape = p.shape;
-    DenseBackwardPlan const plan(shape);
+    Layout const layout(p);
     auto* const scratch = static_cast<unsigned char*>(p.scratch);
-    with_sm90_head_dim(shape.head_dim, [&]<int D>() {
+    with_sm90_head_dim(p.head_dim, [&]<int D>() {
         using T = BackwardTiling<D>;
         static_assert(sizeof(BackwardShared<D>) <= 227 << 10, "more than a thread block can have");
-        auto const group = static_cast<int32_t>(shape.heads / shape.kv_heads);
-        auto const rows = [&](bf16 const* x) { return hopper::rows_map(x, shape.tokens, shape.heads, D, T::kRows); };
-        auto const keys = [&](bf16 const* x) { return hopper::rows_map(x, shape.tokens, shape.kv_heads, D, kKvTile); };
-        for (int64_t first = 0; first < shape.kv_heads; first += plan.pass_kv_heads) {
-            int64_t const heads = std::min(plan.pass_kv_heads, shape.kv_heads - first);
+        auto const group = static_cast<int32_t>(p.heads / p.kv_heads);
+        auto const rows = [&](bf16 const* x) { return hopper::rows_map(x, p.tokens, p.heads, D, T::kRows); };
+        auto const keys = [&](bf16 const* x) { return hopper::rows_map(x, p.tokens, p.kv_heads, D, kKvTile); };
+        for (int64_t first = 0; first < p.kv_heads; first += layout.pass_kv_heads) {
+            int64_t const heads = std::min(layout.pass_kv_heads, p.kv_heads - first);
             Tiling const tiling{kKvTile, static_cast<int32_t>(heads), 1, 8 * D * group};
             BackwardArgs const args{
                 .schedule = schedule_tiles(p, scratch, tiling),
@@ -238,9 +259,9 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
                 .do_map = rows(g.d_o),
                 .k_map = keys(p.k),
                 .v_map = keys(p.v),
-                .stats = reinterpret_cast<float*>(scratch + plan.stats),
-                .turns = shape.deterministic ? reinterpret_cast<int32_t*>(scratch + plan.turns) : nullptr,
-                .sums = reinterpret_cast<float4*>(scratch + plan.sums),
+                .stats = reinterpret_cast<float*>(scratch + layout.stats_at),
+                .turns = p.deterministic ? reinterpret_cast<int32_t*>(scratch + layout.turns_at) : nullptr,
+                .sums = reinterpret_cast<float4*>(scratch + layout.sums_at),
                 .o = g.o,
                 .d_o = g.d_o,
                 .lse = g.lse,
@@ -248,16 +269,16 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
                 .dk = g.dk,
                 .dv = g.dv,
                 .scale = static_cast<float>(p.scale),
-                .heads = static_cast<int32_t>(shape.heads),
-                .kv_heads = static_cast<int32_t>(shape.kv_heads),
+                .heads = static_cast<int32_t>(p.heads),
+                .kv_heads = static_cast<int32_t>(p.kv_heads),
                 .group = group,
                 .first_kv_head = static_cast<int32_t>(first),
                 .pass_kv_heads = static_cast<int32_t>(heads),
-                .row_tiles = static_cast<int32_t>(plan.kv_tiles * T::kTilesOfKv)};
+                .row_tiles = static_cast<int32_t>(layout.kv_tiles * T::kTilesOfKv)};
             preprocess_backward<D>(args, p.stream);
-            launch({"dense_attention_backward", std::min(multiprocessors(), plan.kv_tiles * heads), 1,
+            launch({"dense_attention_backward", std::min(multiprocessors(), layout.kv_tiles * heads), 1,
                     kProducers + kConsumers, sizeof(BackwardShared<D>), p.stream, 1, true},
-                   shape.deterministic ? backward_kernel<D, true> : backward_kernel<D, false>, args);
+                   p.deterministic ? backward_kernel<D, true> : backward_kernel<D, false>, args);
             convert_query_gradient<D>(args, p.stream);
         }
     });

@@ -40,18 +40,18 @@ bool has_dense_attention(int64_t head_dim) {
     return kernels::built_for() >= kernels::BuiltFor::hopper && (head_dim == 64 || head_dim == 128);
 }
 
+size_t dense_attention_scratch(int64_t documents) { return dense::schedule_bytes(documents); }
+
 void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse) {
     using namespace dense;
-    kernels::with_sm90_head_dim(p.shape.head_dim, [&]<int D>() {
+    kernels::with_sm90_head_dim(p.head_dim, [&]<int D>() {
         using T = ForwardTiling<D>;
         static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
-        auto const keys = [&](bf16 const* x) {
-            return hopper::rows_map(x, p.shape.tokens, p.shape.kv_heads, D, T::kKeys);
-        };
-        auto const group = static_cast<int32_t>(p.shape.heads / p.shape.kv_heads);
-        Tiling const tiling{T::kRows, static_cast<int32_t>(p.shape.heads), group, 4 * D};
+        auto const keys = [&](bf16 const* x) { return hopper::rows_map(x, p.tokens, p.kv_heads, D, T::kKeys); };
+        auto const group = static_cast<int32_t>(p.heads / p.kv_heads);
+        Tiling const tiling{T::kRows, static_cast<int32_t>(p.heads), group, 4 * D};
         ForwardArgs const args{schedule_tiles(p, p.scratch, tiling),
-                               hopper::rows_map(p.q, p.queries, p.shape.heads, D, T::kRows),
+                               hopper::rows_map(p.q, p.queries, p.heads, D, T::kRows),
                                keys(p.k),
                                keys(p.v),
                                o,
@@ -59,7 +59,7 @@ void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse
                                static_cast<float>(p.scale),
                                static_cast<int32_t>(p.query_begin),
                                group};
-        int64_t const tiles = (p.queries / T::kRows + p.shape.documents) * p.shape.heads;
+        int64_t const tiles = (p.queries / T::kRows + p.documents) * p.heads;
         kernels::launch({"dense_attention_forward", std::min(kernels::multiprocessors(), tiles), 1, T::kThreads,
                          sizeof(ForwardShared<T>), p.stream, 1, true},
                         forward_kernel<T>, args);

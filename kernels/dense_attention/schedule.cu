@@ -63,12 +63,17 @@ __global__ void __launch_bounds__(kScanThreads) schedule_kernel(ScheduleArgs con
 
 }  // namespace
 
+size_t schedule_bytes(int64_t documents) {
+    return static_cast<size_t>(256 + round_up((documents + 1) * int64_t{sizeof(int32_t)}, 256) +
+                               documents * int64_t{sizeof(Document)});
+}
+
 Schedule schedule_tiles(DenseAttentionProblem const& p, void* scratch, Tiling const& tiling) {
     auto* const bytes = static_cast<unsigned char*>(scratch);
-    ScheduleLayout const layout(p.shape.documents);
-    Schedule const schedule{reinterpret_cast<int32_t*>(bytes), reinterpret_cast<int32_t*>(bytes + layout.first_tile),
-                            reinterpret_cast<Document*>(bytes + layout.documents),
-                            static_cast<int32_t>(p.shape.documents), tiling.heads};
+    int64_t const documents_at = 256 + round_up((p.documents + 1) * int64_t{sizeof(int32_t)}, 256);
+    Schedule const schedule{reinterpret_cast<int32_t*>(bytes), reinterpret_cast<int32_t*>(bytes + 256),
+                            reinterpret_cast<Document*>(bytes + documents_at), static_cast<int32_t>(p.documents),
+                            tiling.heads};
     ScheduleArgs const args{schedule,
                             p.cu_seqlens,
                             static_cast<int32_t>(p.query_begin),

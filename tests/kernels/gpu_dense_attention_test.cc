@@ -49,13 +49,13 @@ class Problem {
           k_(*device_, testing::to_bf16(p.k)),
           v_(*device_, testing::to_bf16(p.v)),
           d_o_(*device_, testing::to_bf16(p.d_o)),
-          problem_{.shape = {.tokens = p.tokens(),
-                             .documents = std::ssize(p.cu_seqlens) - 1,
-                             .heads = p.heads,
-                             .kv_heads = p.kv_heads,
-                             .head_dim = p.head_dim},
+          problem_{.tokens = p.tokens(),
                    .query_begin = begin,
                    .queries = end - begin,
+                   .documents = std::ssize(p.cu_seqlens) - 1,
+                   .heads = p.heads,
+                   .kv_heads = p.kv_heads,
+                   .head_dim = p.head_dim,
                    .scale = p.scale,
                    .cu_seqlens = borders_.data(),
                    .q = q_.data(),
@@ -64,23 +64,23 @@ class Problem {
                    .stream = dynamic_cast<CudaDevice&>(*device_).stream()} {}
 
     Forward forward() {
-        int64_t const rows = problem_.queries * problem_.shape.heads;
-        GpuArray<bf16> const o(*device_, rows * problem_.shape.head_dim);
+        int64_t const rows = problem_.queries * problem_.heads;
+        GpuArray<bf16> const o(*device_, rows * problem_.head_dim);
         GpuArray<float> const lse(*device_, rows);
-        GpuArray<unsigned char> const scratch = scratch_of(dense_forward_scratch(problem_.shape));
+        GpuArray<unsigned char> const scratch = scratch_of(dense_attention_scratch(problem_.documents));
         dense_attention_forward(problem_, o.data(), lse.data());
         scratch.get();
         return {testing::to_double(o.get()), lse.get()};
     }
     /// From the reference's o and lse, so that a fault of the forward is not seen twice.
     Backward backward(ReferenceResult const& forward, bool deterministic, int64_t sums_bytes = 1 << 30) {
-        problem_.shape.deterministic = deterministic;
-        problem_.shape.sums_bytes = sums_bytes;
+        problem_.deterministic = deterministic;
+        problem_.sums_bytes = sums_bytes;
         GpuArray<bf16> const o(*device_, testing::to_bf16(forward.o)), dq(*device_, std::ssize(forward.o));
         GpuArray<float> const lse(*device_, std::vector<float>(forward.lse.begin(), forward.lse.end()));
-        int64_t const keys = problem_.shape.tokens * problem_.shape.kv_heads * problem_.shape.head_dim;
+        int64_t const keys = problem_.tokens * problem_.kv_heads * problem_.head_dim;
         GpuArray<bf16> const dk(*device_, keys), dv(*device_, keys);
-        GpuArray<unsigned char> const scratch = scratch_of(dense_backward_scratch(problem_.shape));
+        GpuArray<unsigned char> const scratch = scratch_of(dense_attention_backward_scratch(problem_));
         dense_attention_backward(
             problem_,
             {.d_o = d_o_.data(), .o = o.data(), .lse = lse.data(), .dq = dq.data(), .dk = dk.data(), .dv = dv.data()});

@@ -74,19 +74,20 @@ class Bench {
         for (int i = 0; i < 2; ++i) o_[i] = make(DType::bf16, rows), lse_[i] = make(DType::f32, {T, p.heads});
         TensorView const borders = make(DType::i32, {std::ssize(borders_)});
         ops_.upload(borders, borders_.data());
-        own_ = {.shape = {.tokens = T,
-                          .documents = std::ssize(p.lengths),
-                          .heads = p.heads,
-                          .kv_heads = p.kv_heads,
-                          .head_dim = p.head_dim},
+        int64_t const documents = std::ssize(p.lengths);
+        own_ = {.tokens = T,
                 .queries = T,
+                .documents = documents,
+                .heads = p.heads,
+                .kv_heads = p.kv_heads,
+                .head_dim = p.head_dim,
                 .scale = 1 / std::sqrt(static_cast<double>(p.head_dim)),
                 .cu_seqlens = borders.as<int32_t>(),
                 .q = q_.as<bf16>(),
                 .k = k_.as<bf16>(),
                 .v = v_.as<bf16>(),
                 .stream = stream_};
-        int64_t const bytes = static_cast<int64_t>(dense_backward_scratch(own_.shape));
+        int64_t const bytes = static_cast<int64_t>(dense_attention_backward_scratch(own_));
         own_.scratch = make(DType::i32, {bytes / 4}).data;
     }
 
@@ -145,7 +146,7 @@ class Bench {
                                 .scale = own_.scale});
     }
     void own_backward(bool deterministic) {
-        own_.shape.deterministic = deterministic;
+        own_.deterministic = deterministic;
         dense_attention_backward(own_, {.d_o = d_o_.as<bf16>(),
                                         .o = o_[1].as<bf16>(),
                                         .lse = lse_[1].as<float>(),

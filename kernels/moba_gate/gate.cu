@@ -27,31 +27,6 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(GateArgs const a) {
         a.centroids + (int64_t{blockIdx.x} * a.kv_heads + g) * D);
 }
 
-struct RunsArgs {
-    bf16 const* k;
-    bf16* means;
-    int32_t size, kv_heads;
-};
-
-/// One run of one key/value head.
-template <int D, int kThreads>
-__global__ void __launch_bounds__(kThreads) pool_runs_kernel(RunsArgs const a) {
-    start_early();
-    int64_t const run = blockIdx.x, g = blockIdx.y;
-    pool_block<D, kThreads>(
-        a.size, a.size, [&](int row) { return a.k + ((run * a.size + row) * a.kv_heads + g) * D; },
-        a.means + (run * a.kv_heads + g) * D);
-}
-
-/// call.operator()<threads>() with those of a thread block that pools blocks of this size.
-template <class Call>
-void with_pool_threads(int64_t block_size, Call const& call) {
-    if (pool_threads(block_size) == 128)
-        call.template operator()<128>();
-    else
-        call.template operator()<512>();
-}
-
 }  // namespace
 
 Stage make_stage(MobaGatePlan const& plan, MobaGateProblem const& problem) {
@@ -59,15 +34,11 @@ Stage make_stage(MobaGatePlan const& plan, MobaGateProblem const& problem) {
     auto const at = [&](ScratchRegion const& region) {
         return static_cast<void*>(static_cast<unsigned char*>(problem.scratch) + region.offset);
     };
-    Stage stage{plan,
-                problem,
-                {{static_cast<int32_t*>(at(plan.first)), static_cast<Block*>(at(plan.block_table)),
-                  static_cast<int32_t*>(at(plan.block_of))},
-                 static_cast<bf16*>(at(plan.centroids))}};
-    if (problem.means == nullptr) return stage;
-    stage.plan.blocks = problem.blocks;
-    stage.scratch.centroids = const_cast<bf16*>(problem.means);  // that nothing writes then
-    return stage;
+    return {plan,
+            problem,
+            {{static_cast<int32_t*>(at(plan.first)), static_cast<Block*>(at(plan.block_table)),
+              static_cast<int32_t*>(at(plan.block_of))},
+             static_cast<bf16*>(at(plan.centroids))}};
 }
 
 void build_block_table(Stage const& stage) {
@@ -98,11 +69,14 @@ GateArgs gate_args(Stage const& stage, int32_t* chosen) {
 
 void pool_centroids(Stage const& stage) {
     GateArgs const args = gate_args(stage);
+    auto const pool = [&]<int kThreads>(auto kernel) {
+        launch({"pool", stage.plan.blocks, args.kv_heads, kThreads, 0, stage.problem.stream, 1, true}, kernel, args);
+    };
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        with_pool_threads(args.block_size, [&]<int kThreads>() {
-            launch({"pool", stage.plan.blocks, args.kv_heads, kThreads, 0, stage.problem.stream, 1, true},
-                   pool_kernel<D, kThreads>, args);
-        });
+        if (pool_threads(args.block_size) == 128)
+            pool.operator()<128>(pool_kernel<D, 128>);
+        else
+            pool.operator()<512>(pool_kernel<D, 512>);
     });
 }
 
@@ -117,20 +91,8 @@ void moba_gate_select(MobaGatePlan const& plan, MobaGateProblem const& problem, 
     if (plan.shape.queries == 0 || plan.slots() == 0) return;
     moba_gate::Stage const stage = moba_gate::make_stage(plan, problem);
     moba_gate::build_block_table(stage);
-    if (problem.means == nullptr) moba_gate::pool_centroids(stage);
+    moba_gate::pool_centroids(stage);
     moba_gate::select_blocks(stage, chosen);
-}
-
-void moba_gate_pool(MobaGateRuns const& runs, bf16* means) {
-    using namespace moba_gate;
-    auto const narrow = [](int64_t x) { return static_cast<int32_t>(x); };
-    RunsArgs const args{runs.k, means, narrow(runs.keys / runs.blocks), narrow(runs.kv_heads)};
-    with_head_dim(runs.head_dim, [&]<int D>() {
-        with_pool_threads(args.size, [&]<int kThreads>() {
-            launch({"pool_runs", runs.blocks, args.kv_heads, kThreads, 0, runs.stream, 1, true},
-                   pool_runs_kernel<D, kThreads>, args);
-        });
-    });
 }
 
 }  // namespace perigee

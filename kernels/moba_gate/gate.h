@@ -15,24 +15,13 @@ struct MobaGateProblem {
     int64_t query_begin = 0;
     int32_t const* cu_seqlens = nullptr;  ///< [documents + 1], from 0 to tokens
     bf16 const* q = nullptr;              ///< [queries, H, K], after RoPE
-    bf16 const* k = nullptr;              ///< [T, G, K]; not read where there are means
-    bf16 const* means = nullptr;          ///< [blocks, G, K] of moba_gate_pool, or null: pooled from k
-    int64_t blocks = 0;                   ///< with means: of the pack
+    bf16 const* k = nullptr;              ///< [T, G, K]
     void* scratch = nullptr;              ///< plan.scratch_bytes, aligned to 256 bytes
     cudaStream_t stream = nullptr;
 };
 
 /// Writes all of chosen [queries, H, S]: block indices inside the document, ascending, then -1.
 void moba_gate_select(MobaGatePlan const& plan, MobaGateProblem const& problem, int32_t* chosen);
-
-/// Runs of keys / blocks rows of k [keys, G, K], aligned to 16 bytes.
-struct MobaGateRuns {
-    int64_t keys = 0, blocks = 0, kv_heads = 0, head_dim = 0;
-    bf16 const* k = nullptr;
-    cudaStream_t stream = nullptr;
-};
-/// The mean of each run, [blocks, G, K]: the same bits as the gate's own of such blocks.
-void moba_gate_pool(MobaGateRuns const& runs, bf16* means);
 
 namespace moba_gate {
 

@@ -95,7 +95,7 @@ struct Cost {
         Work const work = work_of(x.cu_seqlens, x.query_begin, x.q_THK[0], {});
         double const scores = work.pairs / static_cast<double>(budget ? budget->block_size : 1);
         return flops(2 * scores * static_cast<double>(x.q_THK[1] * x.q_THK[2]), rates.moba_choice.value) +
-               bytes(static_cast<double>((x.means_NGK.empty() ? x.k_TGK : x.means_NGK).bytes()));
+               bytes(static_cast<double>(x.k_TGK.bytes()));
     }
     // Tables are not read whole.
     double operator()(EmbeddingForward const& x) const { return bytes(2.0 * static_cast<double>(x.x_TD.bytes())); }

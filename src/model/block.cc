@@ -211,7 +211,7 @@ void recompute(Pass const& pass, BlockTensors const& weights, BlockActivations c
     Recompute const dropped = acts.recompute;
     if (dropped >= Recompute::attention)
         return up_to_mlp(pass, weights, acts, {}, selection, /*attends=*/dropped == Recompute::block);
-    pass.attention.begin(acts.attention, selection, /*chooses=*/false);
+    pass.attention.begin(acts.attention, selection);
     if (dropped >= Recompute::elementwise) {
         auto const norm = [&](TensorView y_PD, TensorView rstd_P, ConstView x_PD, ConstView w_D) {
             ops.rmsnorm_forward(

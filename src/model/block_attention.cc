@@ -146,7 +146,7 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
     ConstView const x_TD = pass.stream.gather(acts.normed_PD);
     if (pass.attention.gathers(selection)) {
         project(pass, weights, acts, Part::keys, x_TD);
-        pass.attention.begin(acts.attention, selection, attends);
+        pass.attention.begin(acts.attention, selection);
         project(pass, weights, acts, Part::queries, x_TD);
     } else {
         project(pass, weights, acts, Part::all, x_TD);

@@ -41,19 +41,15 @@ LocalBatch Llama::Impl::share(Batch const& batch, std::span<Selection const> sel
     return local;
 }
 
-AttentionProblem Llama::Impl::attention_problem(Inputs const& inputs, std::span<Selection const> selections) const {
+AttentionProblem Llama::Impl::attention_problem(Inputs const& inputs) const {
     int64_t const heads = options.num_attention_heads / mesh.shape().tp;
-    int64_t block_size = 0;
-    for (Selection const& selection : selections)
-        if (auto const* const gate = std::get_if<MobaOptions>(&selection)) block_size = gate->block_size;
     return {.heads = heads,
             .first_head = mesh.tp_rank() * heads,
             .kv_heads = options.kv_heads() / mesh.shape().tp,
             .head_dim = options.head_size(),
             .scale = 1 / std::sqrt(static_cast<double>(options.head_size())),
             .cu_seqlens = inputs.cu_seqlens,
-            .past = inputs.extends_text() ? inputs.cache->tokens(inputs.text) : 0,
-            .block_size = block_size};
+            .past = inputs.extends_text() ? inputs.cache->tokens(inputs.text) : 0};
 }
 
 Llama::Impl::Inputs Llama::Impl::upload(LocalBatch const& local, Arena& arena) const {
@@ -90,7 +86,7 @@ Pass Llama::Impl::begin(Inputs const& inputs, std::span<Selection const> selecti
               .mesh = mesh,
               .stream = {ops, mesh.tp(), whole_TD},
               .attention = {ops, mesh.cp(), modes_of_layers(context_modes, selections), local.shard(),
-                            attention_problem(inputs, selections), arena},
+                            attention_problem(inputs), arena},
               .tokens = T,
               .mlp_rows = mlp_rows(T)};
     pass.cos_TR = arena.allocate("cos", pass.statistics(), {T, R});

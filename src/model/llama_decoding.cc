@@ -44,7 +44,7 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 
 void Llama::Impl::open_cache(BlockActivations& acts, Inputs const& inputs, int64_t layer) const {
     if (inputs.decodes()) {
-        AttentionProblem const problem = attention_problem(inputs, {});
+        AttentionProblem const problem = attention_problem(inputs);
         acts.decoding = {inputs.cache->pages(layer, 0, inputs.lengths_S.size()), inputs.lengths_S, problem.first_head,
                          problem.scale};
     }

@@ -133,7 +133,7 @@ struct Llama::Impl {
     int64_t vocab_begin() const { return mesh.tp_rank() * (options.vocab_size / mesh.shape().tp); }
 
     LocalBatch share(Batch const& batch, std::span<Selection const> selections) const;
-    AttentionProblem attention_problem(Inputs const& inputs, std::span<Selection const> selections) const;
+    AttentionProblem attention_problem(Inputs const& inputs) const;
     Inputs upload(LocalBatch const& local, Arena& arena) const;
     std::vector<float> host_floats(ConstView values) const;
     std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,

@@ -205,20 +205,6 @@ void check(SelectBlocks const& args) {
     auto const budget = budget_of(args.selection);
     PERIGEE_CHECK(budget.has_value(), "a selection of blocks for full attention");
     check_budget(*budget, args.chosen_THS, args.q_THK.shape);
-    if (args.means_NGK.empty()) return;
-    int64_t const size = budget->block_size;
-    expect("means", args.means_NGK, {args.k_TGK[0] / size, args.k_TGK[1], args.k_TGK[2]});
-    for (int32_t const border : args.cu_seqlens)
-        PERIGEE_CHECK(border % size == 0, "means of runs of {} keys, and a document that ends at {}", size, border);
-}
-
-void check(PoolKeys const& args) {
-    expect_rank("k", args.k_TGK, 3);
-    expect_rank("means", args.means_NGK, 3);
-    int64_t const blocks = args.means_NGK[0];
-    PERIGEE_CHECK(blocks > 0 && args.k_TGK[0] % blocks == 0, "means {} of keys {}", args.means_NGK.shape.str(),
-                  args.k_TGK.shape.str());
-    expect("means", args.means_NGK, {blocks, args.k_TGK[1], args.k_TGK[2]});
 }
 
 void check(HashBits const& args) {

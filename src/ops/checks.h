@@ -30,7 +30,6 @@ void check(EmbeddingForward const& args);
 void check(EmbeddingBackward const& args);
 void check(AttentionForward const& args);
 void check(AttentionBackward const& args);
-void check(PoolKeys const& args);
 void check(SelectBlocks const& args);
 void check(KvAppend const& args);
 void check(PoolBlocks const& args);

@@ -58,7 +58,6 @@ class Ops {
     void rope_table(RopeTable const& args) { run(args); }
     void qkv_forward(QkvForward const& args) { run(args); }
     void qkv_backward(QkvBackward const& args) { run(args); }
-    void pool_keys(TensorView means_NGK, ConstView k_TGK) { run(PoolKeys{means_NGK, k_TGK}); }
     void select_blocks(SelectBlocks const& args) { run(args); }
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }

@@ -76,8 +76,6 @@ struct AttentionProblem {
     /// Tokens of the pack before those that are computed, of one rank: their keys and values come with the activations,
     /// in `attended`, before those of `local`.
     int64_t past = 0;
-    /// Of the gate of block-sparse layers, which all have the same; 0: none has one.
-    int64_t block_size = 0;
 };
 
 /// Queries, keys, values and results of the same tokens.
@@ -130,9 +128,8 @@ class ContextAttention {
     bool gathers(Selection const& selection) const { return shares(selection, ContextMode::allgather); }
 
     /// k and v of acts.local are written: their gathers begin. Needed before forward(), and before backward() unless
-    /// forward() or restore() came last. With `chooses`, for forward(), mean keys go before them where every rank has
-    /// whole blocks, so that the gate chooses while keys and values travel.
-    void begin(AttentionActivations const& acts, Selection const& selection, bool chooses) const;
+    /// forward() or restore() came last.
+    void begin(AttentionActivations const& acts, Selection const& selection) const;
     /// Reads q, k and v of acts.local; writes the rest.
     void forward(AttentionActivations const& acts, Selection const& selection) const;
     /// The same where what the attention found is still there: attends nothing again.
@@ -156,8 +153,6 @@ class ContextAttention {
     bool shares(Selection const& selection, ContextMode mode) const {
         return cp_->size() > 1 && modes_.of(selection) == mode;
     }
-    /// Whether the mean keys of this layer travel by themselves.
-    bool gathers_means(Selection const& selection) const;
     int64_t attended_tokens(Selection const& selection) const;
     /// 1 / this of the heads are attended on this rank.
     int64_t parts(Selection const& selection) const { return exchanges(selection) ? cp_->size() : 1; }
@@ -165,8 +160,7 @@ class ContextAttention {
     int64_t first_head(AttentionActivations const& acts, Selection const& selection) const;
     /// What rows [begin, end) of the attended queries attend.
     static Attended attended(AttentionActivations const& acts, Selection const& selection, int64_t begin, int64_t end);
-    void select(AttentionActivations const& acts, ConstView k_TGK, ConstView means_NGK,
-                Selection const& selection) const;
+    void select(AttentionActivations const& acts, ConstView k_TGK, Selection const& selection) const;
     void to_heads(AttentionActivations const& acts) const;
 
     /// q, k and v for this many tokens and 1 / `parts` of the heads.
@@ -179,7 +173,6 @@ class ContextAttention {
     ContextShard shard_;
     AttentionProblem problem_;
     Arena* arena_;
-    int64_t blocks_ = 0;                   ///< of the pack, where every rank has whole ones; else 0
     AttentionTensors shared_ = {};         ///< ulysses: q, k and v of the local tokens
     std::shared_ptr<KeyGather> gathered_;  ///< allgather: keys and values of the layer at work
 };

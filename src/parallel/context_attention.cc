@@ -6,18 +6,6 @@
 
 namespace perigee {
 
-namespace {
-
-/// Blocks of the pack, where every one is a run of block_size tokens of one rank; else 0.
-int64_t blocks_of_ranks(ContextShard const& shard, AttentionProblem const& problem) {
-    int64_t const size = problem.block_size;
-    if (size == 0 || shard.ranges().size() > 1 || shard.tokens() % size != 0) return 0;
-    bool const whole = std::ranges::all_of(problem.cu_seqlens, [&](int32_t border) { return border % size == 0; });
-    return whole ? shard.pack_tokens() / size : 0;
-}
-
-}  // namespace
-
 ContextAttention::ContextAttention(Ops& ops, Comm& cp, ContextModes modes, ContextShard const& shard,
                                    AttentionProblem const& problem, Arena& arena)
     : ops_(&ops), cp_(&cp), modes_(modes), shard_(shard), problem_(problem), arena_(&arena) {
@@ -33,10 +21,9 @@ ContextAttention::ContextAttention(Ops& ops, Comm& cp, ContextModes modes, Conte
                       "{} heads and {} key/value heads for {} ranks", problem.heads, problem.kv_heads, cp.size());
         shared_ = allocate_qkv(shard_.tokens(), 1);
     }
-    if (modes.sparse == ContextMode::allgather) blocks_ = blocks_of_ranks(shard, problem);
     if (modes.full == ContextMode::allgather || modes.sparse == ContextMode::allgather)
-        gathered_ = std::make_shared<KeyGather>(
-            ops, cp, shard, Shape{shard.pack_tokens(), problem.kv_heads, problem.head_dim}, blocks_, arena);
+        gathered_ = std::make_shared<KeyGather>(ops, cp, shard,
+                                                Shape{shard.pack_tokens(), problem.kv_heads, problem.head_dim}, arena);
 }
 
 TensorView ContextAttention::allocate_heads(char const* name, int64_t tokens, int64_t heads, Use use) const {
@@ -122,22 +109,11 @@ Attended ContextAttention::attended(AttentionActivations const& acts, Selection 
     return BlockSparse{.budget = *budget, .chosen_THS = acts.chosen_THS.rows(begin, end), .routing_L = acts.routing_L};
 }
 
-bool ContextAttention::gathers_means(Selection const& selection) const {
-    auto const* const gate = std::get_if<MobaOptions>(&selection);
-    if (!gathers(selection) || blocks_ == 0 || gate == nullptr) return false;
-    PERIGEE_CHECK(gate->block_size == problem_.block_size, "blocks of {} in a pass of blocks of {}", gate->block_size,
-                  problem_.block_size);
-    return gate->top_k > 1;
+void ContextAttention::begin(AttentionActivations const& acts, Selection const& selection) const {
+    if (gathers(selection)) gathered_->begin(acts.local.k_TGK, acts.local.v_TGK);
 }
 
-void ContextAttention::begin(AttentionActivations const& acts, Selection const& selection, bool chooses) const {
-    if (!gathers(selection)) return;
-    if (chooses && gathers_means(selection)) gathered_->begin_means(acts.local.k_TGK);
-    gathered_->begin(acts.local.k_TGK, acts.local.v_TGK);
-}
-
-void ContextAttention::select(AttentionActivations const& acts, ConstView k_TGK, ConstView means_NGK,
-                              Selection const& selection) const {
+void ContextAttention::select(AttentionActivations const& acts, ConstView k_TGK, Selection const& selection) const {
     int64_t row = 0;
     for (TokenRange const range : queries(selection)) {
         int64_t const end = row + range.size();
@@ -147,8 +123,7 @@ void ContextAttention::select(AttentionActivations const& acts, ConstView k_TGK,
                              .cu_seqlens = problem_.cu_seqlens,
                              .selection = selection,
                              .query_begin = range.begin,
-                             .first_head = first_head(acts, selection),
-                             .means_NGK = means_NGK});
+                             .first_head = first_head(acts, selection)});
         row = end;
     }
 }
@@ -162,13 +137,9 @@ void ContextAttention::to_heads(AttentionActivations const& acts) const {
 void ContextAttention::forward(AttentionActivations const& acts, Selection const& selection) const {
     if (exchanges(selection)) to_heads(acts);
     auto const& [q_THK, own_k_TGK, own_v_TGK, o_THK] = acts.attended;
-    bool const gathers_keys = gathers(selection), by_means = gathers_means(selection);
-    if (by_means) {
-        ConstView const shape_alone(nullptr, own_k_TGK.dtype, {shard_.pack_tokens(), own_k_TGK[1], own_k_TGK[2]});
-        select(acts, shape_alone, gathered_->means(), selection);
-    }
+    bool const gathers_keys = gathers(selection);
     TensorView const k_TGK = gathers_keys ? gathered_->keys() : own_k_TGK;
-    if (!is_full(selection) && !by_means) select(acts, k_TGK, {}, selection);
+    if (!is_full(selection)) select(acts, k_TGK, selection);
     TensorView const v_TGK = gathers_keys ? gathered_->values() : own_v_TGK;
     int64_t row = 0;
     for (TokenRange const range : queries(selection)) {

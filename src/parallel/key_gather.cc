@@ -19,16 +19,12 @@ void each_range(ContextShard const& shard, Visit visit) {
 
 }  // namespace
 
-KeyGather::KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, int64_t blocks,
-                     Arena& arena)
+KeyGather::KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, Arena& arena)
     : ops_(&ops), cp_(&cp), shard_(shard) {
     auto const allocate = [&](char const* name) {
         return arena.allocate(name, ops.compute_dtype(), all_TGK, Use::communication);
     };
     keys_.all = allocate("all k"), values_.all = allocate("all v");
-    if (blocks > 0)
-        means_.all = arena.allocate("all mean keys", ops.compute_dtype(), {blocks, all_TGK[1], all_TGK[2]},
-                                    Use::communication);
     if (zigzag()) keys_.by_rank = allocate("all k by rank"), values_.by_rank = allocate("all v by rank");
 }
 
@@ -44,16 +40,8 @@ void KeyGather::begin(ConstView k_TGK, ConstView v_TGK) {
     begin(values_, beside, v_TGK);
 }
 
-void KeyGather::begin_means(ConstView k_TGK) {
-    int64_t const own = means_.all[0] / cp_->size();
-    TensorView const part = means_.all.rows(cp_->rank() * own, (cp_->rank() + 1) * own);
-    ops_->pool_keys(part, k_TGK);
-    means_.done = cp_->all_gather(lane(), means_.all, part);
-    means_.under_way = true;
-}
-
 void KeyGather::begin(Tensor& x, Queue& lane, ConstView part) {
-    x.done = cp_->all_gather(lane, x.by_rank.empty() ? x.all : x.by_rank, part);
+    x.done = cp_->all_gather(lane, zigzag() ? x.by_rank : x.all, part);
     x.under_way = true;
 }
 
@@ -64,7 +52,7 @@ TensorView KeyGather::arrive(Tensor& x) {
         InPhase const waiting(queue, Phase::communication, static_cast<int>(cp_->axis()));
         queue.wait(std::exchange(x.done, {}));
     }
-    if (!x.by_rank.empty())
+    if (zigzag())
         each_range(shard_, [&](TokenRange range, int64_t row) {
             ops_->copy(x.all.rows(range.begin, range.end), x.by_rank.rows(row, row + range.size()));
         });

@@ -15,13 +15,8 @@ inline constexpr char const* kContextLane = "context";
 class KeyGather {
   public:
     /// Takes memory for the keys and values of all T tokens, `all_TGK` each, from `arena`; twice that with zigzag
-    /// shards, as ranks' parts are then no ranges of the pack. Of `blocks` blocks, mean keys travel too; 0: none do.
-    KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, int64_t blocks, Arena& arena);
-
-    /// Pools this rank's keys, [Tl, G, K], and gathers the means of all, before what begin() gathers.
-    void begin_means(ConstView k_TGK);
-    /// Of the pack: what is queued from now on finds them there, which may be long before the keys.
-    ConstView means() { return arrive(means_); }
+    /// shards, as ranks' parts are then no ranges of the pack.
+    KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, Arena& arena);
 
     /// From those of this rank's tokens, [Tl, G, K]. What is queued so far has used the last layer's.
     void begin(ConstView k_TGK, ConstView v_TGK);
@@ -54,7 +49,7 @@ class KeyGather {
     Ops* ops_;
     Comm* cp_;
     ContextShard shard_;
-    Tensor keys_, values_, means_;
+    Tensor keys_, values_;
     Pending sums_;
 };
 

@@ -240,10 +240,6 @@ class Phantom::Group final : public Comm {
             int64_t const period = std::lcm(std::max<int64_t>(o.heads / o.shape.cp, 1), o.kv_heads);
             return {of_head, o.head_dim, o.tokens % period == 0 ? period : 1};
         }
-        // Mean keys of blocks, in parts that change places by themselves: whole ones would be those of own blocks.
-        constexpr int64_t kParts = 4;
-        if (axis() == Axis::context && own.shape.rank() == 3 && own[1] == o.kv_heads && own[2] % kParts == 0)
-            return {own.size(), own[2] / kParts, own[1] * kParts};
         return {own.size(), own.size() / own[0], 1};
     }
 

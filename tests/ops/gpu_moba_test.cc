@@ -97,38 +97,6 @@ TEST_F(GpuAttention, MobaAttendsWhatItChose) {
     }
 }
 
-TEST_F(GpuAttention, GateChoosesTheSameFromMeansThatWerePooledBefore) {
-    for (int64_t const size : {64, 512})
-        for (int64_t const head_dim : {64, 128}) {
-            ReferenceProblem const p = problem({0, 2048, 7168}, {.head_dim = head_dim});
-            MobaOptions const gate{.block_size = size, .top_k = 3};
-            Lab lab(gpu());
-            int64_t const T = p.tokens(), blocks = T / size, half = T / 2;
-            Shape const keys{T, p.kv_heads, head_dim};
-            TensorView const q = lab.compute({T, p.heads, head_dim}, p.q), k = lab.compute(keys, p.k);
-            TensorView const means = lab.compute({blocks, p.kv_heads, head_dim});
-            std::vector<int32_t> const none(static_cast<size_t>(T * p.heads * 2), -777);
-            TensorView const all = lab.ids(none).reshape({T, p.heads, 2}), later = lab.ids(none).reshape(all.shape);
-            for (int64_t const rank : {0, 1})  // as two ranks pool them
-                lab.ops.pool_keys(means.rows(rank * blocks / 2, (rank + 1) * blocks / 2),
-                                  k.rows(rank * half, (rank + 1) * half));
-            lab.ops.select_blocks(
-                {.chosen_THS = all, .q_THK = q, .k_TGK = k, .cu_seqlens = p.cu_seqlens, .selection = gate});
-            lab.ops.select_blocks({.chosen_THS = later.rows(half, T),
-                                   .q_THK = q.rows(half, T),
-                                   .k_TGK = {nullptr, k.dtype, keys},
-                                   .cu_seqlens = p.cu_seqlens,
-                                   .selection = gate,
-                                   .query_begin = half,
-                                   .means_NGK = means});
-            std::vector<int32_t> expected(none.size() / 2), chosen(expected.size());
-            lab.ops.download(expected.data(), all.rows(half, T));
-            lab.ops.download(chosen.data(), later.rows(half, T));
-            EXPECT_EQ(chosen, expected) << size << " " << head_dim;
-            EXPECT_TRUE(std::ranges::find(expected, -777) == expected.end());
-        }
-}
-
 TEST_F(GpuAttention, MobaThatCoversEveryDocumentIsFullAttention) {
     MobaOptions const moba{.block_size = 256, .top_k = 3};
     ReferenceProblem const p = problem({0, 100, 700}, {.head_dim = 128});

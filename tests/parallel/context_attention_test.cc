@@ -103,7 +103,7 @@ TEST(ContextAttention, OfOneRankNeitherCopiesNorTalks) {
         EXPECT_EQ(acts.attended.o_THK.data, acts.local.o_THK.data);
         int64_t const kept = arena.peak_bytes();
         for (TensorView x : {acts.local.q_THK, acts.local.k_TGK, acts.local.v_TGK}) ops->fill_zero(x);
-        context.begin(acts, FullAttention{}, /*chooses=*/true);
+        context.begin(acts, FullAttention{});
         context.forward(acts, FullAttention{});
         EXPECT_EQ(arena.peak_bytes(), kept);
         auto const shared = attend_in_context<float>(p, FullAttention{}, {.ranks = 1, .mode = mode});
@@ -147,27 +147,6 @@ TEST(ContextAttention, TalksAsOftenAndAsMuchAsItSays) {
         EXPECT_EQ(gather.forward[rank], gathered);
         EXPECT_EQ(gather.backward[rank], returned);
     }
-}
-
-TEST(ContextAttention, GathersMeanKeysWhereRanksHaveWholeBlocks) {
-    int64_t const ranks = 4, row = 4 * 16 * sizeof(float);
-    auto const calls = [&](std::vector<int32_t> borders, Selection const& selection) {
-        auto const p = make_problem({.cu_seqlens = std::move(borders), .heads = 8, .kv_heads = 4, .head_dim = 16});
-        ContextLayout const layout{.ranks = ranks, .mode = ContextMode::allgather};
-        auto const shared = attend_in_context<float>(p, selection, layout);
-        EXPECT_EQ(shared.chosen, HostAttention<float>(1).select(p, selection));
-        EXPECT_EQ(shared.backward[1].at("all_gather").calls, 2);
-        auto const& gathers = shared.forward[1].at("all_gather");
-        int64_t const keys = 2 * 640 / ranks * row, means = gathers.calls == 3 ? 640 / 16 / ranks * row : 0;
-        EXPECT_EQ(gathers.bytes, keys + means);
-        return gathers.calls;
-    };
-    MobaOptions const gate{.block_size = 16, .top_k = 3};
-    EXPECT_EQ(calls({0, 640}, gate), 3);
-    EXPECT_EQ(calls({0, 48, 640}, gate), 3);
-    EXPECT_EQ(calls({0, 50, 640}, gate), 2);
-    EXPECT_EQ(calls({0, 640}, MobaOptions{.block_size = 64, .top_k = 3}), 2);  // 160 tokens of a rank
-    EXPECT_EQ(calls({0, 640}, NearestBlocks{.block_size = 16, .top_k = 3}), 2);
 }
 
 TEST(ContextAttention, RefusesWhatDoesNotFit) {

@@ -69,14 +69,13 @@ class ContextRank {
                                         .kv_heads = p_.kv_heads,
                                         .head_dim = p_.head_dim,
                                         .scale = p_.scale,
-                                        .cu_seqlens = p_.cu_seqlens,
-                                        .block_size = budget_ ? budget_->block_size : 0},
+                                        .cu_seqlens = p_.cu_seqlens},
                                        arena);
         AttentionActivations const acts = context.allocate(selection_);
         take(acts.local.q_THK, p_.q);
         take(acts.local.k_TGK, p_.k);
         take(acts.local.v_TGK, p_.v);
-        context.begin(acts, selection_, /*chooses=*/true);
+        context.begin(acts, selection_);
         context.forward(acts, selection_);
         std::swap(all.forward[rank], counts);
         give(all.y.o, acts.local.o_THK);
@@ -85,7 +84,7 @@ class ContextRank {
         // Another layer comes in between, which shares what layers share.
         AttentionActivations const next = context.allocate(selection_);
         for (TensorView x : {next.local.q_THK, next.local.k_TGK, next.local.v_TGK}) ops_->fill_zero(x);
-        context.begin(next, selection_, /*chooses=*/true);
+        context.begin(next, selection_);
         context.forward(next, selection_);
         counts.clear();
         std::vector<Real> dq(static_cast<size_t>(acts.local.q_THK.size()), std::nan("")), d_o(dq.size());
@@ -96,7 +95,7 @@ class ContextRank {
                                                 .dk_TGK = {dk.data(), acts.local.k_TGK.shape},
                                                 .dv_TGK = {dv.data(), acts.local.k_TGK.shape},
                                                 .do_THK = do_THK};
-        context.begin(acts, selection_, /*chooses=*/false);
+        context.begin(acts, selection_);
         context.backward(grads, acts, selection_);
         context.end_backward(selection_);
         std::swap(all.backward[rank], counts);

@@ -70,7 +70,6 @@ class CudaOps final : public Ops {
     void compute(RopeTable const& args);
     void compute(QkvForward const& args);
     void compute(QkvBackward const& args);
-    void compute(PoolKeys const& args);
     void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);

@@ -38,17 +38,6 @@ int64_t CudaOps::routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<
     return gpu_routing_size(q_THK, k_TGK, cu_seqlens, budget);
 }
 
-void CudaOps::compute(PoolKeys const& args) {
-    check(args);
-    moba_gate_pool({.keys = args.k_TGK[0],
-                    .blocks = args.means_NGK[0],
-                    .kv_heads = args.k_TGK[1],
-                    .head_dim = args.k_TGK[2],
-                    .k = args.k_TGK.as<bf16>(),
-                    .stream = stream()},
-                   args.means_NGK.as<bf16>());
-}
-
 void CudaOps::compute(SelectBlocks const& args) {
     check(args);
     if (args.chosen_THS.size() == 0) return;
@@ -67,8 +56,6 @@ void CudaOps::compute(SelectBlocks const& args) {
                       .cu_seqlens = borders(args.cu_seqlens),
                       .q = args.q_THK.as<bf16>(),
                       .k = args.k_TGK.as<bf16>(),
-                      .means = args.means_NGK.empty() ? nullptr : args.means_NGK.as<bf16>(),
-                      .blocks = args.means_NGK.empty() ? plan.blocks : args.means_NGK[0],
                       .scratch = scratch(plan.scratch_bytes),
                       .stream = stream()},
                      args.chosen_THS.as<int32_t>());

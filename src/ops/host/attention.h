@@ -15,8 +15,6 @@ void attention_forward(AttentionForward const& args);
 template <class Real>
 void attention_backward(AttentionBackward const& args);
 template <class Real>
-void pool_keys(PoolKeys const& args);
-template <class Real>
 void select_blocks(SelectBlocks const& args);
 
 }  // namespace perigee::host

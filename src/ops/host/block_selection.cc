@@ -1,6 +1,5 @@
 #include "ops/checks.h"
 #include "ops/host/attention.h"
-#include "ops/host/best_blocks.h"
 #include "ops/host/moba_select.h"
 
 namespace perigee::host {
@@ -26,16 +25,6 @@ void select_by_position(SelectBlocks const& args, Rule const& rule) {
 }  // namespace
 
 template <class Real>
-void pool_keys(PoolKeys const& args) {
-    int64_t const blocks = args.means_NGK[0], width = args.k_TGK[1] * args.k_TGK[2], size = args.k_TGK[0] / blocks;
-    auto const* const k = args.k_TGK.as<Real>();
-    auto* const means = args.means_NGK.as<Real>();
-#pragma omp parallel for
-    for (int64_t block = 0; block < blocks; ++block)
-        mean_of_rows(means + block * width, width, size, [&](int64_t row) { return k + (block * size + row) * width; });
-}
-
-template <class Real>
 void select_blocks(SelectBlocks const& args) {
     check(args);
     if (args.chosen_THS.size() == 0) return;
@@ -49,8 +38,6 @@ void select_blocks(SelectBlocks const& args) {
         args.selection);
 }
 
-template void pool_keys<float>(PoolKeys const&);
-template void pool_keys<double>(PoolKeys const&);
 template void select_blocks<float>(SelectBlocks const&);
 template void select_blocks<double>(SelectBlocks const&);
 

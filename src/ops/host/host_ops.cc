@@ -116,11 +116,6 @@ void HostOps<Real>::compute(QkvBackward const& args) {
 }
 
 template <class Real>
-void HostOps<Real>::compute(PoolKeys const& args) {
-    check(args);
-    host::pool_keys<Real>(args);
-}
-template <class Real>
 void HostOps<Real>::compute(SelectBlocks const& args) {
     host::select_blocks<Real>(args);
 }

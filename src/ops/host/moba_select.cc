@@ -30,9 +30,7 @@ void choose_blocks(SelectBlocks const& args, MobaOptions const& gate, BlockGrid 
     bool const shared = gate.selection == MobaSelection::per_group;
     auto const* const q = args.q_THK.as<Real>();
     auto* const chosen = args.chosen_THS.as<int32_t>();
-    bool const pooled = !args.means_NGK.empty();
-    std::vector<Real> const own = pooled ? std::vector<Real>() : centroids<Real>(args, grid);
-    Real const* const means = pooled ? args.means_NGK.as<Real>() : own.data();
+    std::vector<Real> const means = centroids<Real>(args, grid);
     std::vector<Piece> const pieces = cut(documents(args.cu_seqlens), queries_of(args));
     int64_t const choices = shared ? G : H;  // per token
     int64_t const tasks = std::ssize(pieces) * choices;
@@ -55,7 +53,7 @@ void choose_blocks(SelectBlocks const& args, MobaOptions const& gate, BlockGrid 
             if (candidates > 0)
                 gemm<Real>({.c = {scores.data(), candidates},
                             .a = queries,
-                            .b = {means + (grid.first[piece.segment] * G + g) * K, G * K},
+                            .b = {means.data() + (grid.first[piece.segment] * G + g) * K, G * K},
                             .m = rows,
                             .n = candidates,
                             .k = K,

@@ -67,6 +67,12 @@ class Workers : public httplib::TaskQueue {
     std::vector<std::thread> threads_;
 };
 
+/// The library lets 5 connections wait to be accepted; the kernel may reset those that come meanwhile.
+class Listener : public httplib::Server {
+  public:
+    void let_more_wait() { ::listen(svr_sock_, SOMAXCONN); }
+};
+
 void answer_error(httplib::Response& response, Refusal const& refusal) {
     response.status = refusal.status;
     response.set_content(error_json(refusal), kJson);
@@ -235,7 +241,7 @@ struct HttpServer::Impl {
     Served const served;
     int64_t const started = std::time(nullptr);
     std::atomic<int64_t> requests = 0, open = 0;
-    httplib::Server server;
+    Listener server;
     std::thread listener;
     int port = -1;
 };
@@ -249,6 +255,7 @@ HttpServer::HttpServer(Served const& served) : impl_(std::make_unique<Impl>(serv
     if (impl_->port < 0)
         fail(Category::config, "serve.host {} and serve.port {} cannot be had: the port may be taken", options.host,
              options.port);
+    impl_->server.let_more_wait();
     HeldSignals const held;  // requests to stop are for the thread of the model
     impl_->listener = std::thread([this] { impl_->server.listen_after_bind(); });
 }

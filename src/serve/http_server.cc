@@ -85,7 +85,8 @@ std::string host_of(std::string const& header) {
     return header.substr(0, header.find(':'));
 }
 bool is_loopback(std::string const& host) {
-    return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+    bool const numbers = host.find_first_not_of("0123456789.") == std::string::npos;  // 127.example.org is a name
+    return host == "localhost" || host == "::1" || host == "[::1]" || (numbers && host.starts_with("127."));
 }
 
 /// A request whose answer is being written, and the tasks behind it, which end with it.

@@ -142,6 +142,7 @@ assert server.request("POST", "/v1/completions", b"{}", {"Content-Type": "text/p
 assert server.request("GET", "/v1/nothing")[0] == 404
 assert "error" in json.loads(server.request("GET", "/v1/nothing")[1])
 assert server.request("GET", "/health", headers={"Host": "evil.example:80"})[0] == 403
+assert server.request("GET", "/health", headers={"Host": "127.evil.example"})[0] == 403
 server.idle()
 
 # A running answer has time to end when the server is told to stop.

@@ -14,4 +14,4 @@ if [ -x "$nvcc" ]; then
 fi
 cmake --preset $preset -DPERIGEE_TESTS=ON >/dev/null
 cmake --build --preset $preset -- --quiet
-ctest --preset $preset --parallel 3 --label-exclude long
+ctest --preset $preset --parallel 2 --label-exclude long

@@ -4,7 +4,7 @@
 # It may where a rank or a GPU died (7, and codes above 128), hung (6), or kept something wrong once (9); not where the same
 # would happen again: errors of the config (2), the data (3), a checkpoint (4), numbers (5), memory (8), a faulty device (10).
 # At most MOST times a run, and not where it ended at the same step twice in a row (ten more or less count as the same: saves
-# go on beside training). OUTPUT_DIR/restarts.txt has a line for each end, with its step and code. A finished run starts anew.
+# go on beside training). Each end adds a line with its step and exit code to OUTPUT_DIR/restarts.txt; a finished run removes it.
 # Prints a line that says what it found. The exit code is 0 where it may.
 set -uo pipefail
 if [ $# -lt 3 ]; then

@@ -199,7 +199,7 @@ __device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D
     __syncthreads();  // weights, maxima and sums have been read
 }
 
-/// Splits of one sequence and key/value head, in turns with the other thread blocks of the grid's row.
+/// Splits of one sequence and key/value head, strided over the thread blocks of a grid row.
 template <int D>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const a) {
     start_early();

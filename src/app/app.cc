@@ -179,17 +179,11 @@ int run_generate(Trained const& trained, Job const& job) {
         run_chat(session, state, [&] { job.watchdog.enter(Section::eval, step); });
         return complete(job);
     }
-    // A model may write anything, and a terminal obeys escape sequences. A pipe gets the text as it is.
-    auto const shown = [on_terminal = ::isatty(STDOUT_FILENO) == 1](std::string const& text) {
-        return on_terminal ? printable(text) : text;
-    };
-    if (speaks && !has_chat_template(session)) fmt::print("{}", shown(options.generate.prompt));
+    if (speaks && !has_chat_template(session)) print_generated(options.generate.prompt);
     job.watchdog.enter(Section::first_step, step);
     generate(session, state, [&](std::string const& text) {
         job.watchdog.enter(Section::step, step);  // each token has the limit of a step
-        if (!speaks) return;
-        fmt::print("{}", shown(text));
-        std::fflush(stdout);
+        if (speaks) print_generated(text);
     });
     if (speaks) fmt::print("\n");
     return complete(job);

@@ -57,20 +57,15 @@ class Lines {
     bool at_end_ = false;
 };
 
-class Terminal {
+/// Prints what only a person at a terminal needs.
+class Prompter {
   public:
-    /// A model may write anything, and a terminal obeys escape sequences. A pipe gets the text as it is.
-    void show(std::string const& text) const {
-        fmt::print("{}", writes_ ? printable(text) : text);
-        std::fflush(stdout);
-    }
-    /// For who sits before it, not for a pipe.
     void tell(char const* text) const {
-        if (reads_ && writes_) show(text);
+        if (is_person_) print_generated(text);
     }
 
   private:
-    bool const reads_ = ::isatty(STDIN_FILENO) == 1, writes_ = ::isatty(STDOUT_FILENO) == 1;
+    bool const is_person_ = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1;
 };
 
 }  // namespace
@@ -79,28 +74,26 @@ void run_chat(Session& session, RunState const& state, std::function<void()> con
     Conversation conversation(session, state);
     Interrupts interrupts;
     Lines lines(interrupts, alive);
-    Terminal const terminal;
-    terminal.tell("/new begins anew, /exit ends; Ctrl-C ends an answer\n");
+    Prompter const prompter;
+    prompter.tell("/new begins anew, /exit ends; Ctrl-C ends an answer\n");
     std::string line;
     for (;;) {
-        terminal.tell("> ");
+        prompter.tell("> ");
         auto const event = lines.next(line);
         if (event == Lines::Event::end || (event == Lines::Event::line && line == "/exit")) break;
         if (event == Lines::Event::interrupted) {
-            terminal.tell("\n");
+            prompter.tell("\n");
             continue;
         }
         if (line == "/new") conversation.forget();
         if (line == "/new" || line.find_first_not_of(" \t\r") == std::string::npos) continue;
         try {
-            conversation.answer(
-                line, [&](std::string const& text) { terminal.show(text); },
-                [&] {
-                    alive();
-                    return !interrupts.came();
-                });
+            conversation.answer(line, print_generated, [&] {
+                alive();
+                return !interrupts.came();
+            });
             interrupts.take();
-            terminal.show("\n");
+            print_generated("\n");
         } catch (Error const& error) {
             if (error.category() != Category::data) throw;
             log::warn("{}; /new begins anew", error.what());

@@ -1,8 +1,10 @@
 #include "base/printable.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 
 namespace perigee {
 
@@ -40,5 +42,10 @@ std::string escaped(std::string_view text, std::string_view kept) {
 
 std::string printable(std::string_view text) { return escaped(text, "\n\t"); }
 std::string printable_name(std::string_view text) { return escaped(text, ""); }
+
+void print_generated(std::string const& text) {
+    fmt::print("{}", ::isatty(STDOUT_FILENO) == 1 ? printable(text) : text);
+    std::fflush(stdout);
+}
 
 }  // namespace perigee

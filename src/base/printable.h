@@ -22,4 +22,7 @@ void print_printable(fmt::format_string<Args...> format, Args&&... args) {
     fmt::print("{}", printable(fmt::format(format, std::forward<Args>(args)...)));
 }
 
+/// Prints text of a model to standard output at once: as printable() makes it on a terminal, unchanged into a pipe.
+void print_generated(std::string const& text);
+
 }  // namespace perigee

@@ -20,7 +20,7 @@ struct GpuKernels {
 /// Nothing for a device that is no GPU.
 std::optional<GpuKernels> gpu_kernels(Device& device);
 
-/// "for compute capability 9.0a, 227 KiB of shared memory a thread block; full attention by cuDNN", and what is slower.
+/// "for compute capability 9.0a on a GPU of 9.0, 227 KiB of shared memory a block", then what is slower or missing.
 std::string to_string(GpuKernels const& kernels);
 
 }  // namespace perigee

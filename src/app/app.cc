@@ -1,7 +1,5 @@
 #include "app/app.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <exception>

@@ -1,14 +1,13 @@
 // Newest keys and values into their pages, and the means of the blocks that are complete with them.
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/pool.cuh"
 #include "kernels/decode/pages.cuh"
-#include "kernels/moba_gate/pool.cuh"
 
 namespace perigee::decode {
 namespace {
 
 using namespace kernels;
-using moba_gate::pool_block;
 
 struct AppendArgs {
     Cache cache;
@@ -64,7 +63,7 @@ void append(Cache const& cache, bf16 const* k, bf16 const* v, cudaStream_t strea
                AppendArgs{cache, k, v});
     };
     with_head_dim(cache.head_dim, [&]<int D>() {
-        if (moba_gate::pool_threads(cache.block_size) == 128)
+        if (pool_threads(cache.block_size) == 128)
             run.operator()<128>(append_kernel<D, 128>);
         else
             run.operator()<512>(append_kernel<D, 512>);
@@ -77,7 +76,7 @@ void pool(Cache const& cache, int64_t first, int64_t count, cudaStream_t stream)
                PoolArgs{cache, static_cast<int32_t>(first)});
     };
     with_head_dim(cache.head_dim, [&]<int D>() {
-        if (moba_gate::pool_threads(cache.block_size) == 128)
+        if (pool_threads(cache.block_size) == 128)
             run.operator()<128>(pool_pages_kernel<D, 128>);
         else
             run.operator()<512>(pool_pages_kernel<D, 512>);

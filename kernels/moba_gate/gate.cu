@@ -5,7 +5,7 @@
 
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
-#include "kernels/moba_gate/pool.cuh"
+#include "kernels/common/pool.cuh"
 
 namespace perigee {
 namespace moba_gate {

@@ -7,7 +7,7 @@
 #include "base/bf16.h"
 #include "kernels/common/fragments.cuh"
 
-namespace perigee::moba_gate {
+namespace perigee::kernels {
 
 inline constexpr int kPoolLoads = 8;  // that a thread has in flight
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ void pool_block(int32_t rows, int32_t size, KeyAt key
                 x[i] = t < rows ? *reinterpret_cast<uint4 const*>(key_at(t) + column) : uint4{};
             }
 #pragma unroll
-            for (int i = 0; i < kPoolLoads; ++i) kernels::add_to(sum, x[i]);
+            for (int i = 0; i < kPoolLoads; ++i) add_to(sum, x[i]);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[row][column + i] = sum[i];
@@ -41,8 +41,8 @@ __device__ __forceinline__ void pool_block(int32_t rows, int32_t size, KeyAt key
         float total[2] = {};
         for (int r = 0; r < kRows; ++r) total[0] += sums[r][2 * thread], total[1] += sums[r][2 * thread + 1];
         float const count = static_cast<float>(size);
-        reinterpret_cast<uint32_t*>(mean)[thread] = kernels::pack(total[0] / count, total[1] / count);
+        reinterpret_cast<uint32_t*>(mean)[thread] = pack(total[0] / count, total[1] / count);
     }
 }
 
-}  // namespace perigee::moba_gate
+}  // namespace perigee::kernels

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Ranks that share a GPU: no layout and stage raises a false alarm of guard.hash_every; a bit that flips in the memory of one
-# rank ends the job at the next comparison with code 9 and the rank's name.
+# rank ends the job at the next comparison with code 9 and the rank's name. PERIGEE_TENSORS: some of the tensors, and no
+# layouts.
 set -euo pipefail
 source "${PERIGEE_SOURCE:?}/tests/support/stacked_jobs.sh"
 folder=$scratch/run
-for layout in "shard=none" "shard=optimizer" "shard=weights" "shard=none parallel.tensor=2" \
+weight=model.layers.1.mlp.down_proj.weight
+tensors=${PERIGEE_TENSORS:-$weight optimizer.m/$weight optimizer.v/$weight gradient/$weight optimizer.weight/$weight}
+[ -n "${PERIGEE_TENSORS:-}" ] || for layout in "shard=none" "shard=optimizer" "shard=weights" "shard=none parallel.tensor=2" \
     "shard=weights parallel.tensor=2" "shard=optimizer parallel.tensor=2 parallel.context=2"; do
     for deterministic in true false; do
         rm -rf "$folder"
@@ -14,8 +17,7 @@ for layout in "shard=none" "shard=optimizer" "shard=weights" "shard=none paralle
     done
     echo "$layout: no alarm in 2 x 20 steps"
 done
-weight=model.layers.1.mlp.down_proj.weight
-for tensor in "$weight" "optimizer.m/$weight" "optimizer.v/$weight" "gradient/$weight" "optimizer.weight/$weight"; do
+for tensor in $tensors; do
     [ "$stacked_device$tensor" != "cpuoptimizer.weight/$weight" ] || continue  # the model's own there
     rm -rf "$folder"
     PERIGEE_FLIP=$tensor:3 PERIGEE_KILL_RANK=2 run 4 "$folder" perigee_faulty guard.hash_every=5 parallel.shard=none \

@@ -84,7 +84,7 @@ endif()
 
 if(PERIGEE_CUDA)
     if(NOT CMAKE_CUDA_ARCHITECTURES)
-        set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
+        set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 90-virtual)
     endif()
     enable_language(CUDA)
     set(CMAKE_CUDA_STANDARD 20)

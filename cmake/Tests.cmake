@@ -90,6 +90,12 @@ foreach(folder IN LISTS test_folders)
             gtest_discover_tests(${folder}_tests ${discovery} TEST_FILTER *Gpu*.* TEST_LIST ${folder}_gpu
                 PROPERTIES TIMEOUT 300 LABELS gpu RESOURCE_LOCK gpu)
         endif()
+        # The same as on a GPU whose thread blocks have the least shared memory.
+        if(PERIGEE_CUDA AND folder MATCHES "^(kernels|ops|model)$")
+            add_test(NAME ${folder}/gpu_in_99_kib COMMAND ${folder}_tests --gtest_filter=*Gpu*)
+            set_tests_properties(${folder}/gpu_in_99_kib PROPERTIES TIMEOUT 1800 LABELS "gpu;long" RESOURCE_LOCK gpu
+                ENVIRONMENT "PERIGEE_SHARED_MEMORY_KIB=99")
+        endif()
     endif()
     # Test helpers that are programs of their own: tests/<layer>/<name>_main.cc becomes bin/<name>.
     file(GLOB mains CONFIGURE_DEPENDS tests/${folder}/*_main.cc)

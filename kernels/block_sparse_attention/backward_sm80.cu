@@ -12,10 +12,10 @@ constexpr int kRing = 3;   // of rows that are used, loaded, and looked up
 
 template <int D>
 struct KeyShared {
-    bf16 k[kTileKeys * tile_stride<D>()];
-    bf16 v[kTileKeys * tile_stride<D>()];
-    bf16 q[2][kRows * tile_stride<D>()];
-    bf16 d_o[2][kRows * tile_stride<D>()];
+    bf16 k[kTileKeys * D];
+    bf16 v[kTileKeys * D];
+    bf16 q[2][kRows * D];
+    bf16 d_o[2][kRows * D];
     float base[2][kRows];
     float delta[2][kRows];
     int32_t at[kRing][kRows];     ///< query * H + head, or -1
@@ -24,10 +24,10 @@ struct KeyShared {
 
 template <int D>
 struct QueryShared {
-    bf16 q[kRows * tile_stride<D>()];
-    bf16 d_o[kRows * tile_stride<D>()];
-    bf16 k[2][kTileKeys * tile_stride<D>()];
-    bf16 v[2][kTileKeys * tile_stride<D>()];
+    bf16 q[kRows * D];
+    bf16 d_o[kRows * D];
+    bf16 k[2][kTileKeys * D];
+    bf16 v[2][kTileKeys * D];
     Row rows[kRows];
 };
 
@@ -76,8 +76,8 @@ struct BlockRows {
 template <int D>
 __device__ void load_query_rows(AttentionArgs const& a, KeyShared<D>& shared, int32_t const* at, int stage) {
     auto const row_at = [&](int i) { return at[i]; };
-    load_rows<D, kRows, kThreads>(shared.q[stage], a.q, row_at);
-    load_rows<D, kRows, kThreads>(shared.d_o[stage], a.d_o, row_at);
+    load_rows<D, kRows, kThreads, Swizzled<D>>(shared.q[stage], a.q, row_at);
+    load_rows<D, kRows, kThreads, Swizzled<D>>(shared.d_o[stage], a.d_o, row_at);
     int const i = threadIdx.x % kRows;
     RowStats const& row = a.rows[max(at[i], 0)];
     if (threadIdx.x < kRows)
@@ -117,16 +117,16 @@ __global__ void __launch_bounds__(kThreads, 2) dkv_kernel(AttentionArgs const a)
         if ((step + 1) * kRows < rows.rows) load_query_rows<D>(a, shared, shared.at[(step + 1) % kRing], stage ^ 1);
         look_up(step + 2);
         float p[32] = {}, ds[32] = {};  // transposed: [keys, rows]
-        score<D>(p, shared.k, warp_row, shared.q[stage]);
-        score<D>(ds, shared.v, warp_row, shared.d_o[stage]);
+        score<D, Swizzled<D>>(p, shared.k, warp_row, shared.q[stage]);
+        score<D, Swizzled<D>>(ds, shared.v, warp_row, shared.d_o[stage]);
         bool const all_seen = step * kRows >= rows.local_rows && (step + 1) * kRows <= rows.rows;
         score_gradients(p, ds, a.scale * kLog2e, [&](int n, int i) -> ScoreStats {
             int const row = n * 8 + lane % 4 * 2 + i % 2;
             return {shared.base[stage][row], shared.delta[stage][row],
                     all_seen || my_key + i / 2 * 8 <= shared.limit[ring][row]};
         });
-        weigh<D>(dv, p, shared.d_o[stage]);
-        weigh<D>(dk, ds, shared.q[stage]);
+        weigh<D, Swizzled<D>>(dv, p, shared.d_o[stage]);
+        weigh<D, Swizzled<D>>(dk, ds, shared.q[stage]);
     }
     wait_for_copy_groups<0>();  // where there was no row at all
 #pragma unroll
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, 2) dq_kernel(AttentionArgs const a) 
     if (thread < kRows) shared.rows[thread] = row_of<kLocal>(a, work, thread);
     __syncthreads();
     auto const row_at = [&](int i) { return shared.rows[i].at; };
-    load_rows<D, kRows, kThreads>(shared.q, a.q, row_at);
-    load_rows<D, kRows, kThreads>(shared.d_o, a.d_o, row_at);
+    load_rows<D, kRows, kThreads, Swizzled<D>>(shared.q, a.q, row_at);
+    load_rows<D, kRows, kThreads, Swizzled<D>>(shared.d_o, a.d_o, row_at);
     load_keys<D>(a, work.g, work.block.begin, work.key_end, shared.k[0], shared.v[0]);
 
     Row row[2];
@@ -167,14 +167,14 @@ __global__ void __launch_bounds__(kThreads, 2) dq_kernel(AttentionArgs const a) 
         if (key + kTileKeys < work.key_end)
             load_keys<D>(a, work.g, key + kTileKeys, work.key_end, shared.k[stage ^ 1], shared.v[stage ^ 1]);
         float s[32] = {}, ds[32] = {};
-        score<D>(s, shared.q, warp_row, shared.k[stage]);
-        score<D>(ds, shared.d_o, warp_row, shared.v[stage]);
+        score<D, Swizzled<D>>(s, shared.q, warp_row, shared.k[stage]);
+        score<D, Swizzled<D>>(ds, shared.d_o, warp_row, shared.v[stage]);
         bool const all_seen = key + kTileKeys - 1 <= seen_by_all;
         score_gradients(s, ds, a.scale * kLog2e, [&](int n, int i) -> ScoreStats {
             return {stats[i / 2].base, stats[i / 2].delta,
                     all_seen || key + n * 8 + lane % 4 * 2 + i % 2 <= row[i / 2].limit};
         });
-        weigh<D>(dq, ds, shared.k[stage]);
+        weigh<D, Swizzled<D>>(dq, ds, shared.k[stage]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(kThreads, 2) dq_kernel(AttentionArgs const a) 
 template <bool kLocal>
 void launch_dq(Stage const& stage, AttentionArgs const& args, int64_t tiles) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        static_assert(sizeof(QueryShared<D>) <= kLeastShared);
         launch({kLocal ? "dq_local_sm80" : "dq_selected_sm80", tiles * args.pass_heads, 1, kThreads,
                 sizeof(QueryShared<D>), stage.problem.stream},
                dq_kernel<D, kLocal>, args);
@@ -207,6 +208,7 @@ void dkv_sm80(Stage const& stage, BlockSparseGradients const& gradients) {
     AttentionArgs args = attention_args(stage, {}, gradients);
     args.tiles_per_block = tiles_per_block(stage.plan, 1, kTileKeys);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        static_assert(sizeof(KeyShared<D>) <= kLeastShared);
         launch({"dkv_sm80", stage.plan.blocks * args.tiles_per_block, args.kv_heads, kThreads, sizeof(KeyShared<D>),
                 stage.problem.stream},
                dkv_kernel<D>, args);

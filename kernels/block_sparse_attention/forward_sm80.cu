@@ -13,9 +13,9 @@ constexpr int kRows = 4 * 16 * kStrips;  // of a tile
 
 template <int D>
 struct ForwardShared {
-    bf16 q[kRows * tile_stride<D>()];
-    bf16 k[2][kTileKeys * tile_stride<D>()];
-    bf16 v[2][kTileKeys * tile_stride<D>()];
+    bf16 q[kRows * D];
+    bf16 k[2][kTileKeys * D];
+    bf16 v[2][kTileKeys * D];
     Row rows[kRows];
 };
 
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
     int const thread = threadIdx.x, lane = thread % 32, warp_row = thread / 32 * 16 * kStrips;
     if (thread < kRows) shared.rows[thread] = row_of<kLocal>(a, work, thread);
     __syncthreads();
-    load_rows<D, kRows, kThreads>(shared.q, a.q, [&](int i) { return shared.rows[i].at; });
+    load_rows<D, kRows, kThreads, Swizzled<D>>(shared.q, a.q, [&](int i) { return shared.rows[i].at; });
     load_keys<D>(a, work.g, work.block.begin, work.key_end, shared.k[0], shared.v[0]);
 
     // Keys up to here are seen by all rows.
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
         for (int step = 0; step < D / 16; ++step) {
             uint32_t rows[kStrips][4];
 #pragma unroll
-            for (int m = 0; m < kStrips; ++m) load_left<D>(rows[m], shared.q, warp_row + m * 16, step);
-            multiply_rows<D, kStrips>(s, rows, shared.k[stage], step);
+            for (int m = 0; m < kStrips; ++m) load_left<D, Swizzled<D>>(rows[m], shared.q, warp_row + m * 16, step);
+            multiply_rows<D, kStrips, Swizzled<D>>(s, rows, shared.k[stage], step);
         }
 #pragma unroll
         for (int m = 0; m < kStrips; ++m) {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
             uint32_t weights[kStrips][4];
 #pragma unroll
             for (int m = 0; m < kStrips; ++m) to_left(weights[m], s[m], step);
-            accumulate<D, kStrips>(o, weights, shared.v[stage], step);
+            accumulate<D, kStrips, Swizzled<D>>(o, weights, shared.v[stage], step);
         }
     }
 
@@ -105,6 +105,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
 template <bool kLocal>
 void launch_forward(Stage const& stage, AttentionArgs const& args, int64_t tiles) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
+        static_assert(sizeof(ForwardShared<D>) <= kLeastShared);
         launch({kLocal ? "attend_local" : "attend_selected", tiles * args.pass_heads, 1, kThreads,
                 sizeof(ForwardShared<D>), stage.problem.stream},
                forward_kernel<D, kLocal>, args);

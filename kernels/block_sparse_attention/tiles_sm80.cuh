@@ -1,4 +1,5 @@
-// What the sm80 kernels share: query tiles against KV tiles of 64 keys by the products of four warps.
+// What the sm80 kernels share: query tiles against KV tiles of 64 keys by the products of four warps. Tiles are
+// swizzled: padded ones would not fit into the 99 KiB of shared memory that some GPUs have for a thread block.
 #pragma once
 
 #include "kernels/ampere/tile.cuh"
@@ -28,8 +29,8 @@ template <int D>
 __device__ __forceinline__ void load_keys(AttentionArgs const& a, int64_t g, int32_t begin, int32_t end, bf16* k,
                                           bf16* v) {
     auto const at = [&](int i) { return begin + i < end ? int64_t{begin + i} * a.kv_heads + g : -1; };
-    load_rows<D, kTileKeys, kThreads>(k, a.k, at);
-    load_rows<D, kTileKeys, kThreads>(v, a.v, at);
+    load_rows<D, kTileKeys, kThreads, Swizzled<D>>(k, a.k, at);
+    load_rows<D, kTileKeys, kThreads, Swizzled<D>>(v, a.v, at);
     end_copy_group();
 }
 

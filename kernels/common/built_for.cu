@@ -1,6 +1,9 @@
 #include "kernels/common/built_for.h"
 
+#include <algorithm>
+
 #include "device/cuda/cuda_device.h"
+#include "kernels/common/shared_memory.h"
 
 namespace perigee::kernels {
 
@@ -16,6 +19,7 @@ constexpr BuiltFor kThis = BuiltFor::ampere;
 
 /// Says what it was compiled for by the number of threads it allows, which the host can read.
 constexpr int kStep = 32;
+constexpr int64_t kHopperShared = 227 << 10;  // of a thread block, which kernels for Hopper count on
 __global__ void __launch_bounds__(kStep*(1 + static_cast<int>(kThis))) probe() {}
 
 }  // namespace
@@ -23,7 +27,8 @@ __global__ void __launch_bounds__(kStep*(1 + static_cast<int>(kThis))) probe() {
 BuiltFor built_for() {
     cudaFuncAttributes found{};
     check_cuda(cudaFuncGetAttributes(&found, probe), "cudaFuncGetAttributes");
-    return static_cast<BuiltFor>(found.maxThreadsPerBlock / kStep - 1);
+    auto const built = static_cast<BuiltFor>(found.maxThreadsPerBlock / kStep - 1);
+    return shared_of_block() < kHopperShared ? std::min(built, BuiltFor::early) : built;
 }
 
 }  // namespace perigee::kernels

@@ -11,7 +11,8 @@ enum class BuiltFor {
     hopper,  ///< 9.0a: also products by a warpgroup
 };
 
-/// Runs nothing. Throws Category::internal where the program has no kernels for this GPU.
+/// Less, too, where PERIGEE_SHARED_MEMORY_KIB takes away what kernels for Hopper count on. Runs nothing. Throws
+/// Category::internal where the program has no kernels for this GPU.
 BuiltFor built_for();
 
 }  // namespace perigee::kernels

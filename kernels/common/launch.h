@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "device/cuda/cuda_device.h"
+#include "kernels/common/shared_memory.h"
 
 namespace perigee::kernels {
 
@@ -20,25 +21,6 @@ inline int attribute(cudaDeviceAttr what) {
 }
 
 inline int64_t multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
-
-/// Lets a kernel have `bytes` of dynamic shared memory.
-template <class... Args>
-void allow_shared(void (*kernel)(Args...), size_t bytes) {
-    check_cuda(cudaFuncSetAttribute(reinterpret_cast<void const*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(bytes)),
-               "cudaFuncSetAttribute");
-}
-
-/// Blocks of a kernel that the GPU works on at a time, each with `shared` bytes of dynamic shared memory.
-template <class... Args>
-int64_t resident_blocks(void (*kernel)(Args...), unsigned threads, size_t shared) {
-    allow_shared(kernel, shared);
-    int blocks = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reinterpret_cast<void const*>(kernel),
-                                                             static_cast<int>(threads), shared),
-               "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    return multiprocessors() * blocks;
-}
 
 inline void check_launch(char const* kernel) { check_cuda(cudaGetLastError(), kernel); }
 

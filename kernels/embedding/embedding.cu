@@ -309,9 +309,11 @@ __global__ void __launch_bounds__(kThreads) add(EmbeddingBackward const a, Scrat
 template <int N>
 void launch_backward(EmbeddingBackward const& args, cudaStream_t stream) {
     Scratch const s = lay_out(args.scratch, args.tokens, args.width, kThreads * N);
+    int64_t const bytes = kSortWarps * sizeof(int32_t);  // of a bin
+    int64_t const bins = std::min(kMostBins, static_cast<int64_t>(room_for_shared(sort)) / bytes);
     int bits = kSortBits;
-    while (ceil_div(args.vocab, 1 << bits) > kMostBins) ++bits;
-    size_t const shared = static_cast<size_t>(ceil_div(args.vocab, 1 << bits)) * kSortWarps * sizeof(int32_t);
+    while (ceil_div(args.vocab, 1 << bits) > bins) ++bits;
+    auto const shared = static_cast<size_t>(ceil_div(args.vocab, 1 << bits) * bytes);
     allow_shared(sort, shared);
     follow(sort, dim3(1u << bits), dim3(32 * kSortWarps), shared, stream, args, s, bits);
     follow(add<N>, dim3(static_cast<unsigned>(s.units * s.pieces)), dim3(kThreads), 0, stream, args, s);

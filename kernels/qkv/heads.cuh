@@ -239,7 +239,7 @@ Plan plan(QkvShape const& shape, int held, int most_threads, int blocks, void (*
     int64_t across = ceil_div(all, most_threads / lanes);
     while (across < all && 10 * threads(across) < 8 * most_threads) ++across;  // few are left over
     auto const of_block = static_cast<unsigned>(round_up(threads(across), 32));
-    size_t const share = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)) / (blocks + 1);
+    size_t const share = static_cast<size_t>(shared_of_multiprocessor()) / (blocks + 1);
     size_t const shared = std::max(Ring::bytes(of_block), share);  // more blocks have no room
     int64_t const resident = resident_blocks(kernel, of_block, shared);
     across = ceil_div(all, heads(across));

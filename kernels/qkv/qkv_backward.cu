@@ -10,13 +10,14 @@ struct Partials {
     float *bias, *q_norm, *k_norm;
 };
 
-/// With sums, a block is all that a multiprocessor works on: few partial sums are left.
-template <bool kBias, bool kNorm>
-constexpr int kThreads = kNorm   ? 512
-                         : kBias ? 640
+/// With sums, a block is all that a multiprocessor works on: few partial sums are left. kNarrow: what blocks of 99 KiB
+/// have room for.
+template <bool kBias, bool kNorm, bool kNarrow>
+constexpr int kThreads = kNorm   ? (kNarrow ? 384 : 512)
+                         : kBias ? (kNarrow ? 512 : 640)
                                  : kThreadsWithoutSums;
-template <int N, int V, bool kBias, bool kNorm>
-using Fetched = HeadsAhead<N, V, kNorm ? 2 : 1, kBias || kNorm ? 2 : 3, kThreads<kBias, kNorm>>;
+template <int N, int V, bool kBias, bool kNorm, bool kNarrow>
+using Fetched = HeadsAhead<N, V, kNorm ? 2 : 1, kBias || kNorm ? 2 : 3, kThreads<kBias, kNorm, kNarrow>>;
 
 /// The sums over a block's tokens, of each of its heads.
 template <int N, int V>
@@ -68,15 +69,15 @@ __device__ void leave_sums(QkvBackward const& a, Partials const& partials, Place
     }
 }
 
-template <int N, int V, bool kBias, bool kNorm>
-__global__ void __launch_bounds__(kThreads<kBias, kNorm>)
+template <int N, int V, bool kBias, bool kNorm, bool kNarrow>
+__global__ void __launch_bounds__(kThreads<kBias, kNorm, kNarrow>)
     backward(QkvBackward const a, Partials const partials, int lanes, int heads_of_block) {
     Place const place(a.shape, lanes, heads_of_block);
     float const share = 1 / static_cast<float>(a.shape.size);
     bf16 const* const norm = place.is_v() ? nullptr : place.is_q() ? a.q_norm : a.k_norm;
     bool const normed = kNorm && norm != nullptr;
-    Fetched<N, V, kBias, kNorm> heads(place, block_memory(), walk_split(a.dq, a.dk, a.dv, place),
-                                      normed ? walk_joined(a.qkv, place) : Walk<bf16 const>{}, a.cos, a.sin);
+    Fetched<N, V, kBias, kNorm, kNarrow> heads(place, block_memory(), walk_split(a.dq, a.dk, a.dv, place),
+                                               normed ? walk_joined(a.qkv, place) : Walk<bf16 const>{}, a.cos, a.sin);
     wait_for_previous();
     let_next_begin();
     heads.begin();
@@ -138,6 +139,23 @@ __global__ void __launch_bounds__(kThreads<kBias, kNorm>)
 
 int64_t width_of(QkvShape const& shape) { return int64_t{shape.heads + 2 * shape.kv_heads} * shape.size; }
 
+template <int N, int V, bool kBias, bool kNorm, bool kNarrow>
+void launch_backward(QkvBackward const& args, cudaStream_t stream) {
+    QkvShape const& shape = args.shape;
+    auto* const kernel = backward<N, V, kBias, kNorm, kNarrow>;
+    using Ring = typename Fetched<N, V, kBias, kNorm, kNarrow>::Ring;
+    Plan const p =
+        plan<Ring>(shape, N * V, kThreads<kBias, kNorm, kNarrow>, kBias || kNorm ? 1 : kBlocksWithoutSums, kernel);
+    float* const q_sums = args.scratch + (kBias ? p.groups * width_of(shape) : 0);
+    float* const k_sums = q_sums + p.groups * p.across * shape.size;
+    p.launch(kernel, stream, args, Partials{args.scratch, q_sums, k_sums});
+    int64_t const blocks = p.groups * p.across;
+    add_columns({{args.dbias_accumulated, args.scratch, p.groups, width_of(shape)},
+                 {args.q_norm != nullptr ? args.dq_norm_accumulated : nullptr, q_sums, blocks, shape.size},
+                 {args.k_norm != nullptr ? args.dk_norm_accumulated : nullptr, k_sums, blocks, shape.size}},
+                stream);
+}
+
 }  // namespace
 
 size_t qkv_backward_scratch(QkvShape const& shape, bool bias, bool norms) {
@@ -153,18 +171,12 @@ void qkv_backward(QkvBackward const& args, cudaStream_t stream) {
     bool const aligned = in_runs_of_eight(0, {args.dqkv, args.dq, args.dk, args.dv, args.qkv, args.cos, args.sin,
                                               args.q_norm, args.k_norm, args.scratch});
     with_options(shape, aligned, bias, norm, [&]<int N, int V, bool kBias, bool kNorm>() {
-        auto* const kernel = backward<N, V, kBias, kNorm>;
-        using Ring = typename Fetched<N, V, kBias, kNorm>::Ring;
-        Plan const p =
-            plan<Ring>(shape, N * V, kThreads<kBias, kNorm>, kBias || kNorm ? 1 : kBlocksWithoutSums, kernel);
-        float* const q_sums = args.scratch + (bias ? p.groups * width_of(shape) : 0);
-        float* const k_sums = q_sums + p.groups * p.across * shape.size;
-        p.launch(kernel, stream, args, Partials{args.scratch, q_sums, k_sums});
-        int64_t const blocks = p.groups * p.across;
-        add_columns({{args.dbias_accumulated, args.scratch, p.groups, width_of(shape)},
-                     {args.q_norm != nullptr ? args.dq_norm_accumulated : nullptr, q_sums, blocks, shape.size},
-                     {args.k_norm != nullptr ? args.dk_norm_accumulated : nullptr, k_sums, blocks, shape.size}},
-                    stream);
+        using Wide = typename Fetched<N, V, kBias, kNorm, false>::Ring;
+        constexpr size_t kWide = Wide::bytes(kThreads<kBias, kNorm, false>);
+        if constexpr (kWide > kLeastShared)
+            if (kWide > room_for_shared(backward<N, V, kBias, kNorm, false>))
+                return launch_backward<N, V, kBias, kNorm, true>(args, stream);
+        launch_backward<N, V, kBias, kNorm, false>(args, stream);
     });
 }
 

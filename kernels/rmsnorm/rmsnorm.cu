@@ -240,15 +240,23 @@ void rmsnorm_backward(RmsNormBackward const& args, cudaStream_t stream) {
     bool const eights = in_runs_of_eight(args.width, {args.dx, args.dy, args.x, args.w, args.dresidual, args.scratch});
     int64_t blocks = 0;
     with_row_in_registers(args.width, eights, [&]<class H>(H, unsigned threads) {
-        constexpr int kN = H::kRun, kV = H::kRuns, kStages = H::stages(3);
-        unsigned const side_by_side = std::max(1u, kThreadsOfBackward<kN, kV> / threads);
-        size_t const shared = std::max(Rows<kN, kV, 3, kStages>::Ring::bytes(side_by_side * threads),
-                                       side_by_side * static_cast<size_t>(args.width) * sizeof(float));
-        auto* const kernel = backward<kN, kV, kStages>;
-        allow_shared(kernel, shared);
-        blocks = std::min(most_backward_blocks(args.tokens), ceil_div(args.tokens, side_by_side));
-        follow(kernel, dim3(static_cast<unsigned>(blocks)), dim3(side_by_side * threads), shared, stream, args,
-               static_cast<int>(threads));
+        constexpr int kN = H::kRun, kV = H::kRuns;
+        auto const launch = [&]<int kStages>() {
+            auto* const kernel = backward<kN, kV, kStages>;
+            // Of a row. The sums over its tokens come later, into the same memory.
+            size_t const bytes = std::max(Rows<kN, kV, 3, kStages>::Ring::bytes(threads),
+                                          static_cast<size_t>(args.width) * sizeof(float));
+            auto const fit = static_cast<unsigned>(room_for_shared(kernel) / bytes);
+            if (fit == 0 && kStages > 1) return false;
+            unsigned const side_by_side = std::clamp(kThreadsOfBackward<kN, kV> / threads, 1u, std::max(fit, 1u));
+            size_t const shared = side_by_side * bytes;
+            allow_shared(kernel, shared);
+            blocks = std::min(most_backward_blocks(args.tokens), ceil_div(args.tokens, side_by_side));
+            follow(kernel, dim3(static_cast<unsigned>(blocks)), dim3(side_by_side * threads), shared, stream, args,
+                   static_cast<int>(threads));
+            return true;
+        };
+        if (!launch.template operator()<H::stages(3)>()) launch.template operator()<H::stages(2)>();
     });
     check_launch("rmsnorm_backward");
     add_columns({{args.dw_accumulated, args.scratch, blocks, args.width}}, stream);

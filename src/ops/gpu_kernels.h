@@ -1,4 +1,4 @@
-// Which kernels a GPU gets, and what is slower for it than elsewhere, or missing.
+// Which kernels a GPU gets, and what is slower for it than elsewhere.
 #pragma once
 
 #include <cstdint>

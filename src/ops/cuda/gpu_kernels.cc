@@ -12,7 +12,7 @@ std::optional<GpuKernels> gpu_kernels(Device& device) {
               minor = kernels::attribute(cudaDevAttrComputeCapabilityMinor);
     return GpuKernels{.capability = 10 * major + minor,
                       .built_for = kernels::built_for(),
-                      .shared_bytes = kernels::attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                      .shared_bytes = kernels::shared_of_block(),
                       .cudnn = build_uses_cudnn()};
 }
 

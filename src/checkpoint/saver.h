@@ -1,4 +1,4 @@
-// Saving beside training: the state is copied, a thread writes the copy, and a later step makes the checkpoint of it.
+// Saving beside training: a lane copies the state, a thread writes the copy, and a later step makes the checkpoint of it.
 // Only the calling thread communicates. The writing thread alone uses HDF5 until finish() has returned.
 #pragma once
 
@@ -7,9 +7,11 @@
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
-#include "device/device.h"
+#include "device/queue.h"
 
 namespace perigee {
+
+inline constexpr char const* kSaveLane = "save";
 
 /// Thread rule: one thread calls all members. The writing thread is the object's own; it reads only the copy.
 class Saver {
@@ -21,9 +23,11 @@ class Saver {
     Saver(Saver const&) = delete;
     Saver& operator=(Saver const&) = delete;
 
-    /// Begins a save; none is in flight. `parts` may change as soon as this returns. Collective; throws like
-    /// save_checkpoint(), after which none is in flight.
+    /// Begins a save; none is in flight. What is queued that changes `parts` waits for copied(). Collective; throws
+    /// like save_checkpoint(), after which none is in flight.
     void begin(RunState const& state, std::vector<StoredTensor> const& parts);
+    /// The state of the latest save has been copied.
+    Event const& copied() const { return copied_; }
     /// The checkpoint of this step outlives all saves that begin from now on.
     void keep_best(int64_t step) { keep_.best = step; }
     /// So does the one of this step, that in flight included.
@@ -50,7 +54,8 @@ class Saver {
     Device* device_;
     HostBuffer memory_;  ///< kept from save to save
     std::unique_ptr<CheckpointSave> save_;
-    std::atomic<bool> written_ = false;
+    Event copied_;
+    std::atomic<bool> written_ = false, abandoned_ = false;
     std::thread writer_;
 };
 

@@ -103,6 +103,7 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
             throw OutOfMemory(out_of_memory_report(error.what(), use, options_));
         }
     }
+    ops.device().queue().wait(std::exchange(read_until_, {}));
     optimizer_.begin_update();
     grads_.await();
     enter(Phase::optimizer);

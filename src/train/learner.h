@@ -23,6 +23,9 @@ class Learner {
     /// carries loss, Category::numeric as judge_step does. Collective.
     StepReport step(std::vector<Batch> const& batches, RunState& state);
 
+    /// The next update waits for `copied`: weights and moments are read until then.
+    void update_after(Event const& copied) { read_until_ = copied; }
+
     /// What each rank tells the others between two steps.
     struct Signs {
         bool stop = false;     ///< it was told to
@@ -80,6 +83,7 @@ class Learner {
     ShardedGradients grads_;
     Buffer sums_;  ///< a Sums on the device
     AdamWOptimizer optimizer_;
+    Event read_until_;  ///< by a save
 };
 
 }  // namespace perigee

@@ -262,6 +262,7 @@ void Trainer::begin_save(bool last) {
         // this step, which stays.
         if (options_.checkpoint.keep_best && state_.best) saver_.keep_best(state_.best->step);
         saver_.begin(state_, learner_.tensors(learner_.owned()));
+        learner_.update_after(saver_.copied());
     } catch (Error const& e) {
         save_failed(e, state_.step, last);
     }

@@ -8,6 +8,7 @@
 #include "checkpoint/example.h"
 #include "support/fault_file_system.h"
 #include "support/memory_file_system.h"
+#include "support/ordered_device.h"
 #include "support/thread_comm.h"
 
 namespace perigee {
@@ -60,6 +61,25 @@ TEST(Saver, WritesTheSameBytesAsASaveThatTrainingWaitsFor) {
         });
         EXPECT_FALSE(waited.contents(kRoot).empty());
         EXPECT_EQ(waited.contents(kRoot), beside.contents(kRoot)) << ranks << " ranks";
+    }
+}
+
+TEST(Saver, CopiesBesideTheComputeQueueWhichWaitsBeforeItChangesTheState) {
+    for (bool const waits : {true, false}) {
+        MemoryFileSystem files;
+        auto const world = make_single_host_comm();
+        OrderedDevice device;
+        Saver saver(files, *world, kRoot, {}, device);
+        auto parts = parts_of(example_tensors(1), 0, 1);
+        TensorView const state(parts[0].bytes.data(), DType::u8, {std::ssize(parts[0].bytes)});
+        device.access(device.queue(), state, /*writes=*/true, "update");
+        saver.begin(example_state(1), views(parts));
+        device.access(device.queue(), state, /*writes=*/false, "forward");
+        if (waits) device.queue().wait(saver.copied());
+        device.access(device.queue(), state, /*writes=*/true, "next update");
+        saver.finish();
+        EXPECT_EQ(device.races().empty(), waits);
+        EXPECT_EQ(find_latest(files, *world, kRoot)->state().step, 1);
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "checkpoint/saver.h"
 #include "config/config.h"
 #include "model/offload.h"
 #include "support/memory_file_system.h"
@@ -22,6 +23,7 @@ constexpr RaggedSamples kData{.samples = 16, .length = 64, .vocab = 96};
 struct Case {
     int ranks;
     std::vector<std::string> overrides;
+    bool saves = false;  ///< between the first two steps
     std::string str() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
 };
 std::vector<Case> const kCases = {
@@ -37,6 +39,8 @@ std::vector<Case> const kCases = {
     {4, {"parallel.tensor=2", "parallel.shard=weights", "train.recompute=block"}},
     {1, {"train.offload=3"}},
     {2, {"optimizer.offload=true", "parallel.shard=weights"}},
+    {2, {"parallel.shard=gradients"}, /*saves=*/true},
+    {1, {}, /*saves=*/true},
     {1, {"optimizer.offload=true"}},
     {2, {"train.offload=2", "train.recompute=block", "parallel.shard=weights"}},
     {2,
@@ -71,6 +75,7 @@ Found train(Case const& of, void const* dropped = nullptr, double delay = 0, dou
             double per_copied = 0) {
     Found found;
     std::mutex mutex;
+    MemoryFileSystem saved;
     run_ranks(of.ranks, [&](HostComm& world) {
         RunOptions const options = options_of(of.overrides);
         auto owned = std::make_unique<OrderedDevice>(dropped, per_copied);
@@ -91,12 +96,18 @@ Found train(Case const& of, void const* dropped = nullptr, double delay = 0, dou
         }
         RunState state;
         std::vector<double> losses;
+        Saver saver(saved, world, "/run/checkpoints", {}, session.ops().device());
         for (int step = 0; step < 3; ++step) {
             losses.push_back(learner.step(batches, state).loss);
+            if (step == 0 && of.saves) {
+                saver.begin(state, learner.tensors(learner.owned()));
+                learner.update_after(saver.copied());
+            }
             auto const kinds = session.selections(state.step);
             session.model().loss(session.weights(), batches.front(), kinds, session.arena());
             session.arena().settle();
         }
+        if (saver.in_flight()) saver.finish();
         std::lock_guard const lock(mutex);
         found.races.insert(found.races.end(), device.races().begin(), device.races().end());
         found.sites.insert(device.sites().begin(), device.sites().end());
@@ -112,7 +123,8 @@ TEST(OrderOfQueues, LeavesNoRaceInAnyStageAndLayout) {
     for (Case const& of : kCases) {
         Found found = train(of);
         EXPECT_FALSE(found.sites.empty()) << of.str();
-        for (char const* const lane : {kOffloadLane, kMomentsLane}) found.uncounted.erase(lane);  // of the host
+        for (char const* const lane : {kOffloadLane, kMomentsLane, kSaveLane})
+            found.uncounted.erase(lane);  // of the host
         EXPECT_THAT(found.uncounted, ::testing::IsEmpty())
             << of.str() << ": what the compute queue waits for is no communication";
         EXPECT_EQ(found.collectives > 0, of.ranks > 1) << of.str();
@@ -141,6 +153,8 @@ TEST(OrderOfQueues, HasARaceWithoutAnySingleOneOfItsWaits) {
     EXPECT_GE(kinds["weights for compute"], 2) << "shares are updated, and slots free again";
     EXPECT_GE(kinds["compute for weights"], 1) << "units are there";
     EXPECT_GE(kinds["offload for compute"], 1) << "activations are there, and slots free again";
+    EXPECT_EQ(kinds["save for compute"], 1) << "the state is that after the update";
+    EXPECT_EQ(kinds["compute for save"], 1) << "the next update changes nothing before it is copied";
     EXPECT_GE(kinds["compute for offload"], 2) << "slots are free again, and activations back";
 }
 

@@ -2,7 +2,8 @@
 # The kernels' tests on a GPU under compute-sanitizer: memcheck (accesses and leaks of the device), synccheck (barriers)
 # and racecheck (shared memory). Minutes; ends with 1 where it finds something or a test fails. synccheck and racecheck
 # look at our kernels only, not at cuDNN's, and racecheck leaves out the tests of large shapes, which take it longer than
-# all others. So are the steps of a rank with sharded weights and gradients, whose lanes are delayed.
+# all others. So are the steps of a rank with sharded weights and gradients, without the delays of its lanes, which only
+# their order could notice.
 #   tests/gpu_sanitizer.sh [BUILD] [FILTER]      'GpuFlat*:GpuLanes*': casts, lanes, units and buckets alone
 #   tests/gpu_sanitizer.sh --ranks [BUILD]       two ranks that share the GPU, under memcheck: collectives, then training
 set -euo pipefail
@@ -53,6 +54,7 @@ fi
 large='*AtLength*:*LargeBlocks*:*ManyTilesPerMultiprocessor*:*RandomChoices*:*RepeatsBitwise*'
 # They look at time and memory, which the sanitizer takes, or run for long with the kernels of others.
 unfit='GpuOverlap*:GpuSteadyState*:GpuGraphs*:GpuPartsOfPasses*'
+export PERIGEE_DELAYED_RUNS=0
 found=0
 ran=0
 for tool in memcheck synccheck racecheck; do

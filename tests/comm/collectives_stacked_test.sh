@@ -6,7 +6,7 @@ program=${PERIGEE_BIN:?}/collectives
 
 for n in 1 2 3 4 8; do expect_all_pass "$n" "$program" --gpu; done
 for n in 2 4; do
-    ranks "$n" "$program" --gpu --abort || complain "$n ranks leave a collective"
+    ranks "$n" "$program" --gpu --abort || true  # to mpirun, a rank that leaves MPI without a word has failed
     [ "$(grep -c '^aborted' "$scratch/printed")" = "$n" ] || complain "$n ranks: not all left"
 done
 expect_memory_back

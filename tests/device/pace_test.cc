@@ -35,11 +35,11 @@ TEST(Pace, CountsWhatIsDoneSinceTheBeginning) {
 TEST(GpuPace, KeepsAQueueForAsLongAsItIsTold) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     auto const device = make_cuda_device(0);
-    for (double const seconds : {1e-3, 1e-2}) {
+    for (double const seconds : {5e-3, 5e-2}) {
         paced(*device, device->queue(), seconds);
         double const took = paced(*device, device->queue(), seconds);
         EXPECT_GE(took, seconds);
-        EXPECT_LT(took, 1.1 * seconds + 1e-4);
+        EXPECT_LT(took, 1.1 * seconds + 1e-3);  // a slow host takes most of a millisecond to see the GPU arrive
         EXPECT_GE(paced(*device, device->lane("sums", Priority::high), seconds), seconds);
     }
 }

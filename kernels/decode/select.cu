@@ -111,6 +111,8 @@ void select(Select const& args, Selection const& selection) {
                 select_by_position(args, rule);
             else if constexpr (std::is_same_v<Rule, MobaOptions>)
                 select_by_gate(args, rule);
+            else
+                static_assert(std::is_same_v<Rule, FullAttention>, "this rule needs a case here");
         },
         selection);
 }

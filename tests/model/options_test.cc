@@ -88,6 +88,7 @@ TEST(LayerSelections, AreTheNamedRuleWithTheBudgetOfTheGate) {
             EXPECT_EQ(budget_of(selection), (BlockBudget{32, 5}));
         }
     }
+    options.selection = RandomBlocks::kName;
     auto const second = std::get<RandomBlocks>(layer_selections(options, 3, 0, 7)[1]);
     EXPECT_EQ(second.seed, 7);
     EXPECT_EQ(second.layer, 1);

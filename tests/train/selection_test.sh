@@ -26,18 +26,19 @@ measure() {
     [ "$code" = 0 ] && [ -n "$loss" ] || complain "eval $*: exit $code"
 }
 close() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-5 && d > -1e-5) }'; }
+rules=(gate nearest sink_nearest random)
 measure 1 attention.kind=full
 full=$loss
 for top_k in 1 2 3 4; do
     losses=() found="top_k $top_k: full $full"
-    for rule in gate nearest sink_nearest random; do
+    for rule in "${rules[@]}"; do
         if [ "$top_k $rule" = "1 sink_nearest" ]; then continue; fi  # refused, below
         measure 1 attention.top_k=$top_k attention.selection=$rule
         losses+=("$loss") found+=", $rule $loss"
     done
     case $top_k in
     1 | 4) [ "$(printf '%s\n' "${losses[@]}" | sort -u | wc -l)" = 1 ] || complain "nothing to select, but losses differ: $found" ;;
-    *) [ "$(printf '%s\n' "${losses[@]}" "$full" | sort -u | wc -l)" = 5 ] || complain "$found" ;;
+    *) [ "$(printf '%s\n' "${losses[@]}" "$full" | sort -u | wc -l)" = $((${#rules[@]} + 1)) ] || complain "$found" ;;
     esac
     if [ $top_k = 4 ]; then close "$loss" "$full" || complain "all blocks are not full attention: $found"; fi
 done
@@ -67,12 +68,12 @@ generate() {
         --prompt "the quick brown fox jumps over the lazy dog and the quick brown fox jumps over" 2>"$scratch/log" |
         od -c
 }
-for rule in gate nearest sink_nearest random; do
+for rule in "${rules[@]}"; do
     generate attention.selection=$rule >"$scratch/$rule" || complain "generate by $rule"
     generate attention.selection=$rule | cmp -s - "$scratch/$rule" || complain "generate by $rule says another thing"
 done
-[ "$(cat "$scratch"/{gate,nearest,sink_nearest,random} | wc -l)" -ge 24 ] || complain "generate writes too little"
-for rule in nearest sink_nearest random; do
+[ "$(cat "${rules[@]/#/$scratch/}" | wc -l)" -ge $((6 * ${#rules[@]})) ] || complain "generate writes too little"
+for rule in "${rules[@]:1}"; do
     if cmp -s "$scratch/gate" "$scratch/$rule"; then complain "generate by $rule says what the gate's does"; fi
 done
 

@@ -34,6 +34,8 @@ void select_blocks(SelectBlocks const& args) {
                 select_by_position(args, rule);
             else if constexpr (std::is_same_v<Rule, MobaOptions>)
                 choose_blocks<Real>(args, rule, BlockGrid(args.cu_seqlens, rule.block_size));
+            else
+                static_assert(std::is_same_v<Rule, FullAttention>, "this rule needs a case here");
         },
         args.selection);
 }

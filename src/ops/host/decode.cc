@@ -196,7 +196,8 @@ void decode_select(DecodeSelect const& args) {
 #pragma omp parallel for schedule(dynamic)
                 for (int64_t s = 0; s < args.q_SHK[0]; ++s)
                     if (args.lengths_S.as<int32_t>()[s] >= 0) select_by_gate<Real>(args, rule, s);
-            }
+            } else
+                static_assert(std::is_same_v<Rule, FullAttention>, "this rule needs a case here");
         },
         args.selection);
 }

@@ -89,3 +89,8 @@ target_include_directories(perigee_commands PRIVATE ${CMAKE_BINARY_DIR}/generate
 perigee_layer(app LAYERS base device io ops comm model optim hf config train serve commands LIBRARIES CLI11::CLI11
     EXCLUDE "/main\\.cc$")
 target_compile_definitions(perigee_app PRIVATE PERIGEE_VERSION="${PROJECT_VERSION}")
+
+# The frontend of cuDNN is templates: at -O3 this file compiles longer than any other, and its code runs once per shape.
+if(PERIGEE_CUDNN)
+    set_source_files_properties(src/ops/cuda/dense_attention.cc PROPERTIES COMPILE_OPTIONS -O1)
+endif()

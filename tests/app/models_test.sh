@@ -9,7 +9,9 @@ declare -A parameters=([llama3.1_8b]=8,030,261,248 [llama3.1_70b]=70,553,706,496
     [qwen3_1.7b]=1,720,574,976 [qwen3_4b]=4,022,468,096 [qwen3_8b]=8,190,735,360 [qwen3_14b]=14,768,307,200
     [qwen3_32b]=32,762,123,264)
 declare -A tokens=([8k]=8192 [128k]=131072 [1m]=1048576)
-for model in "${!parameters[@]}"; do
+models=("${!parameters[@]}")
+[ -z "${PERIGEE_BRIEF:-}" ] || models=(llama3.1_8b)
+for model in "${models[@]}"; do
     for length in "${!tokens[@]}"; do
         file=configs/models/${model}_$length.yaml
         [ -f "$file" ] || { complain "no $file"; continue; }

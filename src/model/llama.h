@@ -10,6 +10,7 @@
 #include "model/kv_cache.h"
 #include "model/memory_policy.h"
 #include "model/options.h"
+#include "model/precision.h"
 #include "model/reach.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
@@ -59,7 +60,9 @@ struct LossSums {
 
 class Llama {
   public:
-    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy = {});
+    /// `precision` is that of products in training; other passes compute in Ops::compute_dtype().
+    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy = {},
+          PrecisionOptions const& precision = {});
     ~Llama();
 
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide

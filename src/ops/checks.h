@@ -14,6 +14,8 @@ struct Product {
     int64_t m, n, k;
 };
 Product check(MatMul const& args);
+void check(Quantize const& args);
+Product check(QuantMatMul const& args);
 void check(RmsNormForward const& args);
 void check(RmsNormBackward const& args);
 void check(RopeTable const& args);

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# tools/studies: rows of made-up runs with known differences, and what the page says of them.
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+check() {
+    local what=$1
+    shift
+    "$@" || complain "$what"
+}
+python3 - "$scratch/study" <<'PY'
+import json, pathlib, random, sys
+root = pathlib.Path(sys.argv[1]) / "runs"
+losses = {"full": 2.0, "gate": 2.01, "nearest": 2.05}  # of all tokens; far repeats differ by five times as much
+for arm, loss in losses.items():
+    for seed in (1, 2):
+        folder = root / f"arm={arm},seed={seed}"
+        folder.mkdir(parents=True)
+        (root / f"arm={arm},seed={seed}.finished").touch()
+        own = {"full": "full", "gate": "moba", "nearest": "nearest"}[arm]
+        with open(folder / "suites.jsonl", "w") as file:
+            for repeated in range(2):  # of an evaluation that was given twice the last counts
+                for attention in dict.fromkeys((own, "full")):
+                    for sample in range(40):
+                        hard = random.Random(sample).gauss(0, 0.3) + 0.001 * seed  # alike in all arms
+                        for end, task, weight in ((512, "fresh", 90), (512, "far", 10), (1024, "near", 60)):
+                            far = task == "far"
+                            mine = 2.0 + hard + (loss - 2.0) * (5 if far else 0.6) * (attention == own) + (1 - repeated)
+                            file.write(json.dumps({"suite": "position", "attention": attention, "number": sample, "end": end,
+                                                   "task": task, "weight": weight, "nll": mine * weight}) + "\n")
+                        file.write(json.dumps({"suite": "needle", "attention": attention, "number": 0}) + "\n")
+        steps = [{"step": i, "tokens": 100, "tokens_so_far": 100 * i, "seconds": 0.5, "loss": 2.0} for i in (1, 2)]
+        steps.append({"step": 2, "eval_loss": loss + 0.1 * seed})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        (folder / "run.json").write_text(json.dumps({"program": "perigee 1", "hardware": "1 x GPU"}))
+(root / "arm=unfinished,seed=1").mkdir()
+PY
+rows=$scratch/rows
+python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$rows" >"$scratch/printed" || complain "rows.py"
+check "a row per arm, seed, attention and sample" [ "$(wc -l <"$rows/samples.csv")" = $((1 + 2 * 40 * (1 + 2 + 2))) ]
+check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,1.0,,,,perigee 1,1 x GPU$' "$rows/runs.csv"
+check "what has not finished is left out" [ -z "$(grep -l unfinished "$rows"/*.csv)" ]
+python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" -o "$scratch/page" --draws 300 >"$scratch/printed" || complain "page.py"
+cat >"$scratch/verify.py" <<'PY'
+import re, sys
+table = open(f"{sys.argv[1]}/page/table.md").read()
+def numbers(arm):
+    line = next(line for line in table.splitlines() if line.startswith(f"| {arm} | 2 |"))
+    return [float(x) for x in re.findall(r"[-+]?\d+\.\d+", line)]
+# loss, difference, low, high, seeds; the same of far repeats. 10 of 160 tokens are far repeats.
+for arm, step in (("gate", 0.01), ("nearest", 0.05)):
+    _, difference, low, high, first, last, _, far, far_low, far_high, _, _ = numbers(arm)
+    wanted = step * (0.6 * 150 + 5 * 10) / 160
+    assert abs(difference - wanted) < 1e-4 and abs(far - 5 * step) < 1e-4, (arm, difference, wanted, far)
+    assert low <= difference <= high and high - low < 1e-3, (low, high)  # pairs: the samples' own spread cancels
+    assert far_low <= far <= far_high
+assert "| full | 2 |" in table and table.index("| full |") < table.index("| gate |")
+assert "minus that of full, by millions" in table and "| nearest | +0.0500 |" in table
+picture = open(f"{sys.argv[1]}/page/figure.svg").read()
+assert picture.count("<circle") == 4
+import xml.etree.ElementTree
+xml.etree.ElementTree.fromstring(picture)
+PY
+check "differences, intervals and figure" python3 "$scratch/verify.py" "$scratch"
+check "an arm that is not there" grep -q "has no arm dense" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" --base dense -o "$scratch" 2>&1)
+verdict

@@ -1,6 +1,7 @@
 // Signals that a thread waits for instead of being interrupted by them.
 #pragma once
 
+#include <chrono>
 #include <csignal>
 
 namespace perigee {
@@ -22,6 +23,16 @@ class HeldSignals {
         int signal = 0;
         sigwait(&set_, &signal);
         return signal;
+    }
+    /// 0 where none comes until then.
+    int wait(std::chrono::steady_clock::time_point until) const {
+        using namespace std::chrono;
+        for (;;) {
+            auto const left = duration_cast<nanoseconds>(until - steady_clock::now()).count();
+            if (left <= 0) return 0;
+            timespec const time{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
+            if (int const signal = sigtimedwait(&set_, nullptr, &time); signal > 0) return signal;
+        }
     }
     void release() const { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }  ///< early: in a child process
 

@@ -82,6 +82,9 @@ Action declare_study(CLI::App& app) {
         ->check(CLI::NonNegativeNumber);
     app.add_option("--gpus", typed->runner.gpus, "GPUs to share out among the runs, one each, as in 0,1,2")
         ->delimiter(',');
+    app.add_option("--budget-minutes", typed->runner.budget_minutes,
+                   "after so many minutes runs save and stop, with exit code 75; the same command goes on from there")
+        ->check(CLI::NonNegativeNumber);
     app.add_option("--perigee", typed->runner.program, "the program that trains, instead of this one");
     return [typed](FileSystem& files) { return study::run(typed->file, typed->runner, files); };
 }

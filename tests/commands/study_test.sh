@@ -114,6 +114,40 @@ check "is named with its last words" says 'before,seed=4 failed: exit 1: .*throw
 check "its followers are named" says 'last=0,seed=4 failed: not started: before,seed=4 failed'
 check "the other seed finishes" [ "$(grep -c '^[01],3,' "$scratch/early/table.csv")" = 2 ]
 
+# Named arms, what evaluates them, and a budget that ends in the middle.
+arms() {  # arms FOLDER: two arms of one seed, evaluated as they are and under another selection
+    grid "$1" '/^grid:/,/^  attention/d; s/^seeds:.*/seeds: [3]/; /^before:/d'
+    cat >>"$scratch/$1.yaml" <<YAML
+arms:
+  gate: {}
+  switched: {attention.full_layers.last: 1, attention.schedule: [{step: 8, kind: full}]}
+evaluations:
+  own: {eval.suites.run: position, eval.suites.far_distance: 16}
+  nearest: {eval.suites.run: position, eval.suites.far_distance: 16, attention.kind: moba, attention.selection: nearest}
+YAML
+}
+arms named
+check "arms" study named
+check "name their rows" [ "$(cut -d, -f1,2 "$scratch/named/table.csv" | paste -sd' ')" = "arm,seed gate,3 switched,3" ]
+check "and are applied" grep -q "kind: full" "$(run named arm=switched,seed=3.yaml)"
+check "evaluations leave records" [ "$(grep -o '"attention":"[a-z]*"' "$(run named arm=gate,seed=3)/suites.jsonl" | sort -u |
+    paste -sd' ')" = '"attention":"full" "attention":"moba" "attention":"nearest"' ]
+lines=$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")
+check "again" study named
+check "and are not repeated" [ "$lines" = "$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")" ]
+arms budget
+export PERIGEE_KILL=write:arm=gate,seed=3/metrics.jsonl:4 PERIGEE_KILL_BY=wait
+check "a budget ends with 75" exits 75 study budget --budget-minutes 0.1 --perigee "$PERIGEE_BIN/perigee_faulty"
+unset PERIGEE_KILL PERIGEE_KILL_BY
+check "the run has saved" prints '^stopping: 1 runs save their state'
+check "what evaluates it was not started" [ ! -e "$(run budget arm=gate,seed=3,eval=own.out)" ]
+check "the next part" study budget
+check "goes on" grep -q "resumed at step" "$(run budget arm=gate,seed=3.out)"
+check "and finds what an unbroken study finds" diff "$scratch/named/table.csv" "$scratch/budget/table.csv"
+grid neither '/^grid:/,/^  attention/d'
+check "neither arms nor a grid" exits 2 study neither
+check "is said" says 'there are no arms and no grid'
+
 # What is wrong with the file is said before anything runs.
 grid wrong 's/steps: 12/stepps: 12/; s/^seeds:.*/seeds: [3, 3]/; s/^figure/figures/'
 check "a wrong file" exits 2 study wrong

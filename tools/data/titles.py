@@ -2,7 +2,7 @@
 """Conversations for study 4: which title had a text far back? Real retrieval over real text, without downloads.
 
     python3 tools/data/titles.py ~/perigee_data/corpus/train_short_*.jsonl.zst -o data/study4 --questions 3 10 80
-    perigee tokenize --chat CONFIG -o data/study4/q10 data/study4/q10.jsonl
+    perigee tokenize --chat tools/data/titles.yaml -o data/study4/q10 data/study4/q10.jsonl
 
 The user gives 20 to 60 whole texts, each without its title line, numbered, and then asks for the titles of some; each
 answer is the line that was taken out, 8 to 15 tokens. The number of questions sets the share of tokens with loss: in 32K
@@ -63,7 +63,7 @@ def main():
     parser.add_argument("-o", "--output", required=True, help="folder of qN.jsonl")
     parser.add_argument("--questions", type=int, nargs="+", default=[3, 10, 80])
     parser.add_argument("--count", type=int, default=2000, help="conversations")
-    parser.add_argument("--kib", type=float, default=110, help="text of one, at most: 32K tokens are about 130")
+    parser.add_argument("--kib", type=float, default=84, help="text of one, at most: 32K tokens are about 95")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     pool = [found for found in map(titled, documents(args.parts)) if found]

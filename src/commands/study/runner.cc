@@ -57,7 +57,7 @@ class Runner {
             while (!progress_.stopped && !free_slots_.empty() && start_next()) {
             }
             if (children_.empty()) break;
-            if (int const signal = signals_.wait(); signal != SIGCHLD) stop();
+            if (next_signal() != SIGCHLD) stop();
             collect();
         }
         return std::move(progress_);
@@ -70,6 +70,13 @@ class Runner {
         size_t slot;
         Clock::time_point began;
     };
+
+    /// 0 where the budget ends first, once.
+    int next_signal() const {
+        if (options_.budget_minutes <= 0 || progress_.stopped) return signals_.wait();
+        std::chrono::duration<double, std::ratio<60>> const budget(options_.budget_minutes);
+        return signals_.wait(began_ + std::chrono::duration_cast<Clock::duration>(budget));
+    }
 
     void prepare(size_t i) {
         Run const& run = study_.runs[i];
@@ -98,17 +105,27 @@ class Runner {
                 continue;
             }
             if (before && states_[*before] != State::finished) continue;
+            if (study_.runs[i].evaluates && is_evaluated(*before)) continue;  // one at a time adds to a run's records
             start(i);
             return true;
         }
         return false;
     }
 
+    bool is_evaluated(size_t run) const {
+        return std::ranges::any_of(children_, [&](auto const& child) {
+            Run const& other = study_.runs[child.second.run];
+            return other.evaluates && other.before == run;
+        });
+    }
+
     void start(size_t i) {
         Run const& run = study_.runs[i];
-        std::vector<std::string> words{options_.program.string(), "train", study_.file(run, ".yaml").string()};
+        std::vector<std::string> words{options_.program.string(), run.evaluates ? "eval" : "train",
+                                       study_.file(run, ".yaml").string()};
+        words.insert(words.end(), run.overrides.begin(), run.overrides.end());
         Path const checkpoints = checkpoint_root(study_.folder(run));
-        if (files_.exists(checkpoints) && !step_folders(files_, checkpoints).empty())
+        if (run.evaluates || (files_.exists(checkpoints) && !step_folders(files_, checkpoints).empty()))
             words.emplace_back("checkpoint.resume=auto");
         std::string const out = study_.file(run, ".out").string();
         size_t const slot = free_slots_.back();
@@ -178,6 +195,7 @@ class Runner {
     RunnerOptions const& options_;
     FileSystem& files_;
     HeldSignals signals_;
+    Clock::time_point began_ = Clock::now();
     std::vector<State> states_;
     std::vector<size_t> free_slots_;
     std::map<pid_t, Child> children_;

@@ -16,6 +16,7 @@ struct RunnerOptions {
     Path program;                   ///< perigee
     int64_t jobs = 1;               ///< runs at once
     std::vector<std::string> gpus;  ///< unless empty, a job has one of these to itself, through CUDA_VISIBLE_DEVICES
+    double budget_minutes = 0;      ///< after which the runs save and stop; 0: none
 };
 
 struct Failure {
@@ -26,7 +27,7 @@ struct Failure {
 
 struct Progress {
     std::vector<Failure> failures;
-    bool stopped = false;  ///< by SIGINT or SIGTERM; the runs have saved
+    bool stopped = false;  ///< by SIGINT, SIGTERM or the end of the budget; the runs have saved
 };
 
 /// Starts every run that has not finished, those that others go on from first, and waits for all. A run that was

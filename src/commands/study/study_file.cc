@@ -20,17 +20,18 @@ using Kind = YamlNode::Kind;
 using Overrides = std::vector<std::string>;
 
 constexpr size_t kMostRuns = 10'000;
+constexpr char const* kArm = "arm";
 
 /// A value as it stands on a command line.
 std::string value_text(YamlNode const& node, Findings& findings) {
     if (node.kind == Kind::scalar) return node.quoted ? yaml_text(node.text) : node.text;
-    if (node.kind != Kind::list) {
-        findings.add(node.place, "expected a value, or a list of values");
-        return "";
-    }
     std::vector<std::string> items;
     for (auto const& item : node.items) items.push_back(value_text(*item, findings));
-    return fmt::format("[{}]", fmt::join(items, ", "));
+    for (auto const& [key, value] : node.entries)
+        items.push_back(fmt::format("{}: {}", yaml_text(key->text), value_text(*value, findings)));
+    if (node.kind == Kind::null) findings.add(node.place, "expected a value");
+    std::string const all = fmt::format("{}", fmt::join(items, ", "));
+    return node.kind == Kind::map ? "{" + all + "}" : "[" + all + "]";
 }
 
 struct Axis {
@@ -43,6 +44,7 @@ struct Plan {
     RunOptions run;
     bool has_before = false;
     Overrides before;
+    std::vector<std::pair<std::string, Overrides>> arms, evaluations;
     std::vector<Axis> grid;
     std::vector<std::string> seeds, metrics;
     std::string output_dir, figure;
@@ -60,9 +62,9 @@ class Reader {
                 findings_.add(key->place, fmt::format("duplicate key \"{}\"", key->text));
             section(*key, *value);
         }
-        for (char const* const needed : {"output_dir", "run", "grid", "seeds", "metrics", "figure"})
+        for (char const* const needed : {"output_dir", "run", "seeds", "metrics", "figure"})
             if (!seen.contains(needed)) findings_.add(root.place, fmt::format("{} is missing", needed));
-        if (plan_.grid.empty()) findings_.add(root.place, "the grid is empty");
+        if (plan_.grid.empty() && plan_.arms.empty()) findings_.add(root.place, "there are no arms and no grid");
     }
 
   private:
@@ -73,8 +75,11 @@ class Reader {
             read_tree(schema, value, findings_);
         } else if (key.text == "before") {
             plan_.has_before = true;
-            for (auto const& [name, text] : entries(value))
-                plan_.before.push_back(fmt::format("{}={}", name->text, value_text(*text, findings_)));
+            plan_.before = overrides(value);
+        } else if (key.text == "arms") {
+            plan_.arms = named(value);
+        } else if (key.text == "evaluations") {
+            plan_.evaluations = named(value);
         } else if (key.text == "grid") {
             for (auto const& [name, list] : entries(value)) plan_.grid.push_back({name->text, values(*list)});
         } else if (key.text == "seeds") {
@@ -86,9 +91,11 @@ class Reader {
         } else if (key.text == "figure") {
             plan_.figure = scalar(value);
         } else {
-            findings_.add(key.place, fmt::format("unknown key \"{}\"; known are output_dir, run, before, grid, seeds, "
-                                                 "metrics, figure",
-                                                 key.text));
+            findings_.add(
+                key.place,
+                fmt::format("unknown key \"{}\"; known are output_dir, run, before, arms, grid, evaluations, seeds, "
+                            "metrics, figure",
+                            key.text));
         }
     }
 
@@ -97,6 +104,17 @@ class Reader {
         if (node.kind == Kind::map) return node.entries;
         findings_.add(node.place, "expected lines of `option: value`");
         return {};
+    }
+    Overrides overrides(YamlNode const& node) {
+        Overrides all;
+        for (auto const& [name, value] : entries(node))
+            all.push_back(fmt::format("{}={}", name->text, value_text(*value, findings_)));
+        return all;
+    }
+    std::vector<std::pair<std::string, Overrides>> named(YamlNode const& node) {
+        std::vector<std::pair<std::string, Overrides>> all;
+        for (auto const& [name, changes] : entries(node)) all.emplace_back(name->text, overrides(*changes));
+        return all;
     }
     std::vector<std::string> values(YamlNode const& node) {
         std::vector<std::string> result;
@@ -151,6 +169,7 @@ class Builder {
         study_.output_dir = plan.output_dir;
         study_.metrics = plan.metrics;
         study_.figure = plan.figure;
+        if (!plan.arms.empty()) study_.keys.emplace_back(kArm);
         for (Axis const& axis : plan.grid) study_.keys.push_back(axis.key);
     }
 
@@ -158,19 +177,40 @@ class Builder {
         if (plan_.has_before)
             for (std::string const& seed : plan_.seeds)
                 add(fmt::format("before,seed={}", seed), {}, seed, plan_.before);
-        for (size_t seed = 0; seed < plan_.seeds.size(); ++seed)
-            for (auto const& settings : cases(plan_.grid)) add_case(settings, seed);
+        for (size_t seed = 0; seed < plan_.seeds.size(); ++seed) {
+            size_t const first = study_.runs.size();
+            for (auto const& settings : cases(axes())) add_case(settings, seed);
+            size_t const end = study_.runs.size();
+            for (auto const& [evaluation, changes] : plan_.evaluations)
+                for (size_t run = first; run < end; ++run) evaluate(run, evaluation, changes);
+        }
         if (!problems_.empty()) fail(Category::config, "{}", fmt::join(problems_, "\n"));
         return std::move(study_);
     }
 
   private:
+    using Arm = std::pair<std::string, Overrides>;
+
+    /// That of the arms before those of the grid.
+    std::vector<Axis> axes() const {
+        std::vector<Axis> all;
+        if (!plan_.arms.empty()) {
+            all.push_back({kArm, {}});
+            for (Arm const& arm : plan_.arms) all.back().values.push_back(arm.first);
+        }
+        all.insert(all.end(), plan_.grid.begin(), plan_.grid.end());
+        return all;
+    }
+
     void add_case(std::vector<std::string> const& settings, size_t seed) {
         std::string name;
         Overrides overrides;
         for (size_t i = 0; i < settings.size(); ++i) {
-            name += setting_name(plan_.grid[i].key, settings[i]) + ",";
-            overrides.push_back(fmt::format("{}={}", plan_.grid[i].key, settings[i]));
+            name += setting_name(study_.keys[i], settings[i]) + ",";
+            if (study_.keys[i] == kArm)
+                overrides = std::ranges::find(plan_.arms, settings[i], &Arm::first)->second;
+            else
+                overrides.push_back(fmt::format("{}={}", study_.keys[i], settings[i]));
         }
         if (plan_.has_before) {
             Run const& before = study_.runs[seed];
@@ -180,6 +220,24 @@ class Builder {
         }
         add(name + "seed=" + plan_.seeds[seed], settings, plan_.seeds[seed], overrides);
         if (plan_.has_before) study_.runs.back().before = seed;
+    }
+
+    void evaluate(size_t run, std::string const& evaluation, Overrides const& overrides) {
+        Run const& trained = study_.runs[run];
+        std::string const name = trained.name + "," + setting_name("eval", evaluation);
+        try {
+            (void)parse_config(trained.config, name, overrides);
+        } catch (Error const& error) {
+            problems_.push_back(fmt::format("{}: {}: {}", source_, name, error.what()));
+        }
+        study_.runs.push_back({.name = name,
+                               .settings = {},
+                               .seed = trained.seed,
+                               .config = trained.config,
+                               .before = run,
+                               .threads = trained.threads,
+                               .overrides = overrides,
+                               .evaluates = true});
     }
 
     void add(std::string const& name, std::vector<std::string> settings, std::string const& seed, Overrides overrides) {

@@ -3,7 +3,12 @@
 //     run          options of every run, as in a configuration
 //     before       optional, {key: value}: changes to `run` for a run that is trained first, once per seed, and whose
 //                  last checkpoint every run of the grid goes on from
-//     grid         {key: [value, ...], ...}: every combination is a case; keys of the model may differ from `before`
+//     arms         {name: {key: value, ...}, ...}: changes to `run` by the name of the case
+//     grid         {key: [value, ...], ...}: every combination is a case; keys of the model may differ from `before`.
+//                  With arms, every combination of each arm; arms or a grid may be left out
+//     evaluations  optional, {name: {key: value, ...}, ...}: each run of a case that has finished is given to `perigee
+//     eval`
+//                  with these overrides, which leaves its records in the run's folder
 //     seeds        [integer, ...]: every case is run with each
 //     metrics      [key, ...] of metrics.jsonl: the columns of the table, with their last value
 //     figure       key of metrics.jsonl that the figure shows over the steps
@@ -20,16 +25,18 @@ namespace perigee::study {
 
 struct Run {
     std::string name;                   ///< of its folder
-    std::vector<std::string> settings;  ///< its value for each key of the grid; empty for a run that goes before
+    std::vector<std::string> settings;  ///< its value for each of Study::keys; empty for what goes before or evaluates
     int64_t seed = 0;
     std::string config;            ///< complete YAML
-    std::optional<size_t> before;  ///< place in Study::runs of the run it goes on from
+    std::optional<size_t> before;  ///< place in Study::runs of the run it goes on from, or evaluates
     int64_t threads = 0;
+    std::vector<std::string> overrides = {};  ///< of an evaluation
+    bool evaluates = false;
 };
 
 struct Study {
     Path output_dir;
-    std::vector<std::string> keys;  ///< of the grid
+    std::vector<std::string> keys;  ///< "arm", where there are arms; those of the grid
     std::vector<Run> runs;          ///< those that go before others come first
     std::vector<std::string> metrics;
     std::string figure;

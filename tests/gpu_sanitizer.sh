@@ -54,7 +54,6 @@ fi
 large='*AtLength*:*LargeBlocks*:*ManyTilesPerMultiprocessor*:*RandomChoices*:*RepeatsBitwise*'
 # They look at time and memory, which the sanitizer takes, or run for long with the kernels of others.
 unfit='GpuOverlap*:GpuSteadyState*:GpuGraphs*:GpuPartsOfPasses*'
-export PERIGEE_DELAYED_RUNS=0
 found=0
 ran=0
 for tool in memcheck synccheck racecheck; do

@@ -15,7 +15,7 @@ struct QkvPart {
     Part part;
     TensorView x_TX;
     TensorView w_XD;  ///< weights, or their gradients
-    TensorView bias_X, q_norm_K, k_norm_K;
+    TensorView bias_X, q_norm_K, k_norm_K, k_conv_CW;
 
     QkvPart(Pass const& pass, Part p, TensorView all_TX, BlockTensors const& of) : part(p) {
         int64_t const queries = pass.heads() * pass.options.head_size(), width = pass.qkv_width();
@@ -26,7 +26,7 @@ struct QkvPart {
         w_XD = of.qkv_XD.rows(begin, end);
         if (!of.qkv_bias_X.empty()) bias_X = of.qkv_bias_X.rows(begin, end);
         if (p != Part::keys) q_norm_K = of.q_norm_K;
-        if (p != Part::queries) k_norm_K = of.k_norm_K;
+        if (p != Part::queries) k_norm_K = of.k_norm_K, k_conv_CW = of.k_conv_CW;
     }
     /// Heads of this part, none of others.
     TensorView queries(TensorView q_THK) const { return part == Part::keys ? none_of(q_THK) : q_THK; }
@@ -36,9 +36,28 @@ struct QkvPart {
     static TensorView none_of(TensorView x) { return {nullptr, x.dtype, {x[0], 0, x[2]}}; }
 };
 
+/// The columns of the keys of a whole fused projection.
+void take_keys(Pass const& pass, TensorView key_TC, ConstView qkv_TX) {
+    pass.ops.copy_rows({.to = key_TC,
+                        .to_stride = pass.key_width(),
+                        .from = qkv_TX,
+                        .from_begin = pass.query_width(),
+                        .from_stride = pass.qkv_width(),
+                        .rows = pass.tokens,
+                        .width = pass.key_width()});
+}
+
 void project(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, Part which, ConstView x_TD) {
     QkvPart const part(pass, which, acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX, weights);
     linear(pass, part.x_TX, x_TD, part.w_XD);
+    if (!part.k_conv_CW.empty()) {
+        take_keys(pass, acts.key_TC, part.x_TX);
+        pass.ops.key_conv_forward({.y_TX = part.x_TX,
+                                   .x_TC = acts.key_TC,
+                                   .w_CW = part.k_conv_CW,
+                                   .positions_T = pass.positions_T,
+                                   .first = pass.query_width()});
+    }
     pass.ops.qkv_forward({.q_THK = part.queries(acts.attention.local.q_THK),
                           .k_TGK = part.keys(acts.attention.local.k_TGK),
                           .v_TGK = part.keys(acts.attention.local.v_TGK),
@@ -107,6 +126,16 @@ class ProjectionBackward {
                                 .dq_norm_accumulated_K = dpart.q_norm_K,
                                 .dk_norm_accumulated_K = dpart.k_norm_K,
                                 .eps = pass_.options.rms_norm_eps});
+        if (!part.k_conv_CW.empty()) {
+            take_keys(pass_, pass_.dkey_TC, dpart.x_TX);
+            pass_.ops.key_conv_backward({.dx_TX = dpart.x_TX,
+                                         .dw_accumulated_CW = dpart.k_conv_CW,
+                                         .dy_TC = pass_.dkey_TC,
+                                         .x_TC = acts_.key_TC,
+                                         .w_CW = part.k_conv_CW,
+                                         .positions_T = pass_.positions_T,
+                                         .first = pass_.query_width()});
+        }
     }
 
     Pass const& pass_;

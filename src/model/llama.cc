@@ -94,6 +94,8 @@ Pass Llama::Impl::begin(Inputs const& inputs, std::span<Selection const> selecti
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
     pass.branch_PD = arena.allocate("branch", pass.compute(), {pass.part(), D});
     pass.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
+    if (options.key_conv > 0) pass.dkey_TC = arena.allocate("dkeys", pass.compute(), {T, pass.key_width()});
+    pass.positions_T = inputs.positions_T;
     ops.rope_table({pass.cos_TR, pass.sin_TR, inputs.positions_T, rope.inverse_frequencies, rope.magnitude});
     return pass;
 }

@@ -23,6 +23,8 @@ namespace perigee {
 
 /// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours.
 std::vector<ParamSpec> llama_params(ModelOptions const& options);
+/// Whether a parameter convolves keys. Models without them go on with zeros, which change nothing.
+bool is_key_conv(std::string const& name);
 // Their units: the embedding, the blocks, and the final norm with the classifier, where that is not the embedding.
 inline constexpr int kEmbeddingUnit = 0;
 inline int block_unit(int64_t layer) { return static_cast<int>(layer) + 1; }

@@ -119,14 +119,14 @@ struct Llama::Impl {
                 .host_weights_T = inputs.local.batch().weights_T};
     }
 
-    /// A unit's gradients. Where they are fresh, with zeros for those that no product writes: those of vectors, and of
-    /// an embedding that is no classifier.
+    /// A unit's gradients. Where they are fresh, with zeros for those that no product writes: only matrices of products
+    /// start as normal numbers, and of them an embedding may be no classifier.
     TensorView begin_gradients(GradientUnits& grads, int unit) const {
         TensorView const memory = grads.begin(unit);
         if (!grads.fresh()) return memory;
         int64_t const origin = layout.unit(unit).begin;
         for (ParamLayout::Entry const& entry : layout.entries_of(unit))
-            if (entry.spec.shape.rank() == 1 || (unit == kEmbeddingUnit && !options.tie_word_embeddings))
+            if (entry.spec.init != Init::normal || (unit == kEmbeddingUnit && !options.tie_word_embeddings))
                 ops.fill_zero(memory.rows(entry.offset - origin, entry.offset - origin + entry.local.size()));
         return memory;
     }

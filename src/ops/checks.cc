@@ -166,6 +166,28 @@ void check(QkvBackward const& args) {
     if (!args.k_norm_K.empty()) expect("dk_norm", args.dk_norm_accumulated_K, {size});
 }
 
+void check(KeyConvForward const& args) {
+    expect_rank("x", args.x_TC, 2);
+    expect_rank("y", args.y_TX, 2);
+    expect_rank("w", args.w_CW, 2);
+    int64_t const tokens = args.x_TC[0], channels = args.x_TC[1], taps = args.w_CW[1];
+    PERIGEE_CHECK(taps >= 1 && taps <= kWidestKeyConv, "a convolution of {} keys", taps);
+    expect("w", args.w_CW, {channels, taps});
+    expect("positions", args.positions_T, {tokens});
+    PERIGEE_CHECK(args.y_TX[0] == tokens && args.first >= 0 && args.first + channels <= args.y_TX[1],
+                  "columns [{}, {}) of {}", args.first, args.first + channels, args.y_TX.shape.str());
+}
+
+void check(KeyConvBackward const& args) {
+    check(KeyConvForward{.y_TX = args.dx_TX,
+                         .x_TC = args.x_TC,
+                         .w_CW = args.w_CW,
+                         .positions_T = args.positions_T,
+                         .first = args.first});
+    expect("dy", args.dy_TC, args.x_TC.shape);
+    expect("dw", args.dw_accumulated_CW, args.w_CW.shape);
+}
+
 void check(SwigluForward const& args) {
     expect_rank("y", args.y_TF, 2);
     expect("gate_up", args.gate_up_T2F, {args.y_TF[0], 2 * args.y_TF[1]});
@@ -246,6 +268,7 @@ void check(SelectBlocks const& args) {
     auto const budget = budget_of(args.selection);
     PERIGEE_CHECK(budget.has_value(), "a selection of blocks for full attention");
     check_budget(*budget, args.chosen_THS, args.q_THK.shape);
+    check_forced(args.selection);
 }
 
 void check(HashBits const& args) {

@@ -32,6 +32,8 @@ void check(EmbeddingForward const& args);
 void check(EmbeddingBackward const& args);
 void check(AttentionForward const& args);
 void check(AttentionBackward const& args);
+void check(KeyConvForward const& args);
+void check(KeyConvBackward const& args);
 void check(SelectBlocks const& args);
 void check(KvAppend const& args);
 void check(PoolBlocks const& args);

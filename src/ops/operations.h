@@ -214,6 +214,31 @@ struct QkvBackward {
     double eps = 0;
 };
 
+/// A short convolution of keys before their rotation, per channel and causal, with a residual (FlashMoBA, arXiv
+/// 2511.11571): y[t, c] = x[t, c] + silu(sum over l < W of w[c, l] x[t - l, c]), where l goes back to the document's
+/// beginning at most: W of 1 to kWidestKeyConv. `y_TX` is the fused projection; only its columns [first, first + C) are
+/// written.
+struct KeyConvForward {
+    static constexpr char const* kName = "key_conv_forward";
+    TensorView y_TX;
+    ConstView x_TC;
+    ConstView w_CW;
+    ConstView positions_T;  ///< int32: tokens of the document before this one, all of which are rows here
+    int64_t first = 0;
+};
+/// `dx_TX` is the fused projection's gradient, of which the same columns are written.
+struct KeyConvBackward {
+    static constexpr char const* kName = "key_conv_backward";
+    TensorView dx_TX;
+    TensorView dw_accumulated_CW;
+    ConstView dy_TC;
+    ConstView x_TC;
+    ConstView w_CW;
+    ConstView positions_T;
+    int64_t first = 0;
+};
+inline constexpr int64_t kWidestKeyConv = 5;
+
 /// Causal softmax attention inside each document; query heads [g H/G, (g+1) H/G) share key/value head g.
 /// `cu_seqlens` (host memory) as in Batch; empty documents are allowed. lse is the natural log-sum-exp of the scaled
 /// scores.
@@ -360,9 +385,9 @@ struct AdamW {
 using Operation =
     std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Quantize,
                  QuantMatMul, Add, Scale, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
-                 RopeTable, QkvForward, QkvBackward, SelectBlocks, AttentionForward, AttentionBackward, KvAppend,
-                 PoolBlocks, DecodeSelect, DecodeAttend, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale,
-                 CrossEntropy, SquaredNorm, HashBits, WeightedSum, AdamW>;
+                 RopeTable, QkvForward, QkvBackward, KeyConvForward, KeyConvBackward, SelectBlocks, AttentionForward,
+                 AttentionBackward, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend, SwigluForward, SwigluBackward,
+                 SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm, HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

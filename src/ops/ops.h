@@ -60,6 +60,8 @@ class Ops {
     void rope_table(RopeTable const& args) { run(args); }
     void qkv_forward(QkvForward const& args) { run(args); }
     void qkv_backward(QkvBackward const& args) { run(args); }
+    void key_conv_forward(KeyConvForward const& args) { run(args); }
+    void key_conv_backward(KeyConvBackward const& args) { run(args); }
     void select_blocks(SelectBlocks const& args) { run(args); }
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }

@@ -197,16 +197,28 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
     }
 }
 
-void Session::read_initial(std::vector<StoredTensor> const& parts) const {
+void Session::read_initial(std::vector<StoredTensor> const& all) const {
     Path const from = options_.model.init_from;
+    auto parts = all;  // but for convolutions of keys, which what is read may lack
+    auto const leave_out = [&](auto lacks) {
+        std::erase_if(parts, [&](StoredTensor const& part) {
+            if (!is_key_conv(part.name) || !lacks(part.name)) return false;
+            ops().fill_zero(part.values);
+            return true;
+        });
+    };
     if (files_->exists(from / kManifestName)) {
         Checkpoint const checkpoint = Checkpoint::open(*files_, mesh_.world(), from);
+        leave_out([&](std::string const& name) { return !checkpoint.tensors().contains(name); });
         read(checkpoint, parts);
         say_changes(checkpoint, options_);
     } else {
+        leave_out([](std::string const&) { return true; });
         agree(mesh_.world(), [&] {
             HfWeights const stored(*files_, from);
-            stored.check(llama_params(options_.model));
+            ModelOptions plain = options_.model;
+            plain.key_conv = 0;
+            stored.check(llama_params(plain));
             std::vector<float> values;
             for (StoredTensor const& part : parts) {
                 values.resize(static_cast<size_t>(part.values.size()));

@@ -102,9 +102,13 @@ TEST(Digest, KnowsWhatLiesBeneathTheMembers) {
         Operation const operation = args;
         return digest_of({&operation, 1});
     };
-    std::set<Digest> const rules = {select({}), select({.block_size = 64}), select({.top_k = 2}),
-                                    select({.force_previous = true}), select({.selection = MobaSelection::per_group})};
-    EXPECT_EQ(rules.size(), 5u);
+    std::set<Digest> const rules = {select({}),
+                                    select({.block_size = 64}),
+                                    select({.top_k = 2}),
+                                    select({.force_previous = true}),
+                                    select({.force_first = true}),
+                                    select({.selection = MobaSelection::per_group})};
+    EXPECT_EQ(rules.size(), 6u);
 }
 
 TEST(Digest, DependsOnTheOrderAndNumberOfOperations) {

@@ -72,6 +72,8 @@ class CudaOps final : public Ops {
     void compute(RopeTable const& args);
     void compute(QkvForward const& args);
     void compute(QkvBackward const& args);
+    void compute(KeyConvForward const& args);
+    void compute(KeyConvBackward const& args);
     void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);

@@ -24,6 +24,11 @@ template <class Real>
 void qkv_backward(QkvBackward const& args, std::vector<Real>& scratch);
 
 template <class Real>
+void key_conv_forward(KeyConvForward const& args);
+template <class Real>
+void key_conv_backward(KeyConvBackward const& args, std::vector<Real>& scratch);
+
+template <class Real>
 void swiglu_forward(SwigluForward const& args);
 template <class Real>
 void swiglu_backward(SwigluBackward const& args);

@@ -138,6 +138,16 @@ void HostOps<Real>::compute(QkvBackward const& args) {
     check(args);
     host::qkv_backward<Real>(args, scratch_);
 }
+template <class Real>
+void HostOps<Real>::compute(KeyConvForward const& args) {
+    check(args);
+    host::key_conv_forward<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::compute(KeyConvBackward const& args) {
+    check(args);
+    host::key_conv_backward<Real>(args, scratch_);
+}
 
 template <class Real>
 void HostOps<Real>::compute(SelectBlocks const& args) {

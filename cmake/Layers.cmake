@@ -15,7 +15,7 @@ function(perigee_layer name)
     if(name MATCHES "^(kernels|ops)$")
         set(checks "")
     endif()
-    if(name MATCHES "^(checkpoint|commands|config|curves|hf|serve|train)$")
+    if(name MATCHES "^(checkpoint|commands|config|curves|hf|serve)$")
         list(APPEND checks unoptimised)  # they compute nothing
     endif()
     target_link_libraries(perigee_${name} PUBLIC ${ARG_LAYERS} PRIVATE perigee_flags ${checks} ${ARG_LIBRARIES})

@@ -55,7 +55,6 @@ void CudaOps::compute(DecodeSelect const& args) {
     if (slots > kMostSlots)
         fail(Category::config, "top_k {}: the GPU decodes with up to {}", slots + 1, kMostSlots + 1);
     if (auto const* const gate = std::get_if<MobaOptions>(&args.selection)) {
-        if (gate->force_first) fail(Category::config, "attention.force_first: runs on the CPU only");
         select.arch = gate_arch({.heads = args.q_SHK[1],
                                  .kv_heads = select.cache.kv_heads,
                                  .head_dim = select.cache.head_dim,

@@ -50,8 +50,6 @@ void CudaOps::compute(SelectBlocks const& args) {
                                      .first_head = args.first_head},
                                     args.selection, stream()))
         return;
-    if (std::get<MobaOptions>(args.selection).force_first)
-        fail(Category::config, "attention.force_first: runs on the CPU only");
     MobaGatePlan const& plan = plans_.of(args);
     moba_gate_select(plan,
                      {.query_begin = args.query_begin,

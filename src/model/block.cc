@@ -244,19 +244,6 @@ void each_mlp_chunk(Pass const& pass, BlockActivations const& acts, Visit visit)
     }
 }
 
-/// The gradient of gate and up, in their memory or quantised at once.
-OutputGradient swiglu_backward(Pass const& pass, TensorView gate_up_C2F, ConstView dy_CF, ConstView w_2FD) {
-    OutputGradient dy = quantised_gradient(pass, {gate_up_C2F[0], gate_up_C2F[1], w_2FD[1]});
-    TensorView const plain = dy.rows_TO.empty() ? gate_up_C2F : TensorView();
-    if (dy.rows_TO.empty()) dy.plain_TO = plain;
-    pass.ops.swiglu_backward({.dgate_up_T2F = plain,
-                              .dy_TF = dy_CF,
-                              .gate_up_T2F = gate_up_C2F,
-                              .quantised_T2F = dy.rows_TO,
-                              .transposed_2FT = dy.columns_OT});
-    return dy;
-}
-
 /// Reads the gradient of the stream from temporary.dx_PD, writes that of the MLP's input to temporary.dnormed_PD.
 /// First computes again what was dropped.
 void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors const& grads,
@@ -269,9 +256,9 @@ void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors c
         TensorView const dy_CF = temporary.dy_CF.rows(0, chunk.y_CF[0]);
         join_backward(pass, dy_CF, grads.down_DF, temporary.dx_PD.rows(chunk.begin, chunk.end), chunk.y_CF,
                       weights.down_DF);
-        spread_backward(pass, temporary.dnormed_PD.rows(chunk.begin, chunk.end), grads.gate_up_2FD,
-                        swiglu_backward(pass, chunk.gate_up_C2F, dy_CF, weights.gate_up_2FD), chunk.mid_normed_PD,
-                        weights.gate_up_2FD);
+        pass.ops.swiglu_backward({chunk.gate_up_C2F, dy_CF, chunk.gate_up_C2F});
+        spread_backward(pass, temporary.dnormed_PD.rows(chunk.begin, chunk.end), grads.gate_up_2FD, chunk.gate_up_C2F,
+                        chunk.mid_normed_PD, weights.gate_up_2FD);
     });
 }
 

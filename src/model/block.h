@@ -7,9 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "model/decoding.h"
 #include "model/memory_policy.h"
-#include "model/precision.h"
 #include "ops/ops.h"
 #include "parallel/context.h"
 #include "parallel/mesh.h"
@@ -42,19 +40,6 @@ class BlockPlaces {
     UnitPlace input_norm_, qkv_, qkv_bias_, q_norm_, k_norm_, o_, post_norm_, gate_up_, down_;
 };
 
-/// Memory for a quantised matrix: bytes, and scales enough for either kind of tiles.
-struct QuantPlace {
-    TensorView bytes;
-    TensorView scales;
-};
-/// Of the operands of one product and its backward.
-struct QuantMemory {
-    QuantPlace rows;     ///< x [T, I] or dy [T, O]
-    QuantPlace columns;  ///< dy^T [O, T]
-    QuantPlace input;    ///< x^T [I, T]
-    QuantPlace weight;   ///< W [O, I] or W^T [I, O]
-};
-
 /// What one pass over a micro-batch shares between its blocks.
 struct Pass {
     Ops& ops;
@@ -69,8 +54,6 @@ struct Pass {
     TensorView sin_TR = {};
     TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
     TensorView qkv_TX = {};     ///< the fused projection, where no block keeps its own; its gradient in the backward
-    PrecisionOptions const* precision = nullptr;  ///< of the products of this block; null: all of compute()
-    std::optional<QuantMemory> quantised = {};
 
     DType compute() const { return ops.compute_dtype(); }
     DType statistics() const { return ops.main_dtype(); }
@@ -79,10 +62,15 @@ struct Pass {
     int64_t heads() const { return options.num_attention_heads / mesh.shape().tp; }
     int64_t kv_heads() const { return options.kv_heads() / mesh.shape().tp; }
     int64_t intermediate() const { return options.intermediate_size / mesh.shape().tp; }
-    bool takes_fp8(LinearShape const& shape) const {
-        return precision != nullptr && perigee::takes_fp8(*precision, shape);
-    }
     int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * options.head_size(); }
+};
+
+/// A layer's cache, for the newest token of each text.
+struct Decoding {
+    CachePages pages;
+    ConstView lengths_S;  ///< int32: tokens before the newest; -1: no text
+    int64_t first_head = 0;
+    double scale = 0;
 };
 
 /// What the backward of a block reads.

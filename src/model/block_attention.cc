@@ -1,6 +1,5 @@
 #include "model/block_attention.h"
 
-#include "model/block_decoding.h"
 #include "model/linear.h"
 
 namespace perigee {
@@ -39,7 +38,7 @@ struct QkvPart {
 
 void project(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, Part which, ConstView x_TD) {
     QkvPart const part(pass, which, acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX, weights);
-    linear(pass, part.x_TX, x_TD, part.w_XD);
+    pass.ops.matmul({.c = part.x_TX, .a = x_TD, .b = part.w_XD, .transpose_b = true});
     pass.ops.qkv_forward({.q_THK = part.queries(acts.attention.local.q_THK),
                           .k_TGK = part.keys(acts.attention.local.k_TGK),
                           .v_TGK = part.keys(acts.attention.local.v_TGK),
@@ -66,33 +65,6 @@ class ProjectionBackward {
 
     /// dqkv, and dW += dqkv^T x.
     void weights(Part which) const {
-        split_gradient(which);
-        linear_backward(pass_, of_weights(which));
-    }
-    /// dx = dqkv W, or dx += it: partial sums over tp, where x of all tokens has been.
-    void input(Part which, bool adds) const { linear_backward(pass_, of_input(which, adds)); }
-    /// dqkv, dW and dx of the whole projection.
-    void all() const {
-        split_gradient(Part::all);
-        LinearBackward both = of_input(Part::all, /*adds=*/false);
-        LinearBackward const weights = of_weights(Part::all);
-        both.dw_OI = weights.dw_OI, both.x_TI = weights.x_TI;
-        linear_backward(pass_, both);
-    }
-
-  private:
-    LinearBackward of_weights(Part which) const {
-        QkvPart const dpart(pass_, which, pass_.qkv_TX, grads_);
-        return {.dw_OI = dpart.w_XD, .dy = {.plain_TO = dpart.x_TX}, .x_TI = x_TD_};
-    }
-    LinearBackward of_input(Part which, bool adds) const {
-        QkvPart const part(pass_, which, pass_.qkv_TX, weights_);
-        return {.dx_TI = pass_.stream.partial(temporary_.dnormed_PD),
-                .adds = adds,
-                .dy = {.plain_TO = part.x_TX},
-                .w_OI = part.w_XD};
-    }
-    void split_gradient(Part which) const {
         QkvPart const dpart(pass_, which, pass_.qkv_TX, grads_), part(pass_, which, pass_.qkv_TX, weights_);
         bool const kept = !acts_.qkv_TX.empty();
         pass_.ops.qkv_backward({.dqkv_TX = dpart.x_TX,
@@ -108,8 +80,17 @@ class ProjectionBackward {
                                 .dq_norm_accumulated_K = dpart.q_norm_K,
                                 .dk_norm_accumulated_K = dpart.k_norm_K,
                                 .eps = pass_.options.rms_norm_eps});
+        pass_.ops.matmul(
+            {.c = dpart.w_XD, .a = dpart.x_TX, .b = x_TD_, .transpose_a = true, .accumulate = !pass_.fresh});
+    }
+    /// dx = dqkv W, or dx += it: partial sums over tp, where x of all tokens has been.
+    void input(Part which, bool adds) const {
+        QkvPart const part(pass_, which, pass_.qkv_TX, weights_);
+        TensorView const dx_TD = pass_.stream.partial(temporary_.dnormed_PD);
+        pass_.ops.matmul({.c = dx_TD, .a = part.x_TX, .b = part.w_XD, .accumulate = adds});
     }
 
+  private:
     Pass const& pass_;
     BlockTensors const &weights_, &grads_;
     BlockActivations const& acts_;
@@ -121,7 +102,8 @@ class ProjectionBackward {
 /// ranks beside the queries' products.
 void project_backward(Pass const& pass, ProjectionBackward const& of, Selection const& selection) {
     if (!pass.attention.gathers(selection)) {
-        of.all();
+        of.weights(Part::all);
+        of.input(Part::all, /*adds=*/false);
         return;
     }
     bool const shares_memory = pass.mesh.shape().tp > 1;  // x of all tokens, and partial sums
@@ -134,13 +116,27 @@ void project_backward(Pass const& pass, ProjectionBackward const& of, Selection 
 }
 
 /// Of the newest token of each text, over its cache.
-void append_and_attend(Pass const& pass, BlockActivations const& acts, Selection const& selection) {
+void attend_cache(Pass const& pass, BlockActivations const& acts, Selection const& selection) {
     Decoding const& decoding = *acts.decoding;
     AttentionTensors const& x = acts.attention.local;
     pass.ops.kv_append({.pages = decoding.pages, .k_SGK = x.k_TGK, .v_SGK = x.v_TGK, .lengths_S = decoding.lengths_S});
-    attend_cache(pass.ops, decoding,
-                 {.o_SHK = x.o_THK, .q_SHK = x.q_THK, .chosen_SHS = acts.attention.chosen_THS, .pools = false},
-                 selection);
+    auto const budget = budget_of(selection);
+    Attended attended = FullAttention{};
+    if (budget) {
+        attended = BlockSparse{.budget = *budget, .chosen_THS = acts.attention.chosen_THS};
+        pass.ops.decode_select({.chosen_SHS = acts.attention.chosen_THS,
+                                .q_SHK = x.q_THK,
+                                .pages = decoding.pages,
+                                .lengths_S = decoding.lengths_S,
+                                .selection = selection,
+                                .first_head = decoding.first_head});
+    }
+    pass.ops.decode_attend({.o_SHK = x.o_THK,
+                            .q_SHK = x.q_THK,
+                            .pages = decoding.pages,
+                            .lengths_S = decoding.lengths_S,
+                            .scale = decoding.scale,
+                            .attended = attended});
 }
 
 }  // namespace
@@ -156,7 +152,7 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
         project(pass, weights, acts, Part::all, x_TD);
     }
     if (acts.decoding)
-        append_and_attend(pass, acts, selection);
+        attend_cache(pass, acts, selection);
     else if (attends)
         pass.attention.forward(acts.attention, selection);
     else

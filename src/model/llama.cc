@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 
-#include "model/linear.h"
 #include "model/llama_impl.h"
 
 namespace perigee {
@@ -98,19 +97,6 @@ Pass Llama::Impl::begin(Inputs const& inputs, std::span<Selection const> selecti
     return pass;
 }
 
-/// Where products take quantised operands: while training.
-void Llama::Impl::allocate_for_precision(Pass& pass, Arena& arena) const {
-    auto const linears = block_linears(options, pass.tokens, pass.mlp_tokens(), mesh.shape().tp);
-    if (std::ranges::any_of(linears, [&](NamedLinear const& of) { return takes_fp8(precision, of.shape); }))
-        pass.quantised = allocate_quantised(arena, pass, precision);
-}
-
-/// Of the products of a layer.
-PrecisionOptions const* Llama::Impl::precision_of(Pass const& pass, int64_t layer) const {
-    bool const fp8 = pass.quantised && in_fp8_layers(precision, layer, options.num_hidden_layers);
-    return fp8 ? &precision : nullptr;
-}
-
 /// Up to the last block. What `kept` says stays for the backward; without it all layers use the same memory.
 Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& inputs,
                                           std::span<Selection const> selections, Arena& arena,
@@ -125,7 +111,6 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
         state.blocks.push_back(allocate_activations(arena, pass, selections));
     else
         state.blocks = allocate_activations(arena, pass, selections, *kept);
-    if (kept == &policy) allocate_for_precision(state.pass, arena);
     ConstView previous_PD;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
         BlockActivations acts = state.blocks[kept == nullptr ? 0 : layer];
@@ -140,7 +125,6 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
             pass.stream.add_up(acts.x_PD);
         }
         Needed const unit(weights, block_unit(index), next_block(index + 1));
-        state.pass.precision = precision_of(state.pass, index);
         block_forward(pass, block.in(unit.memory()), acts, previous_PD, selections[layer]);
         close_cache(acts, inputs, index, selections[layer]);
         previous_PD = acts.mid_PD;
@@ -161,15 +145,14 @@ void Llama::Impl::normalise(Needed const& of_head, Forward const& state) const {
 }
 
 /// temporary.dx_PD holds the gradient of the last block's output, and becomes that of the embedding's.
-void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
-                           std::span<Selection const> selections) const {
+void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward const& state,
+                           BlockGradients const& temporary, std::span<Selection const> selections) const {
     for (int64_t layer = std::ssize(selections); layer-- > 0;) {
         auto const index = static_cast<size_t>(layer);
         int const unit = block_unit(layer);
         Needed const needed(weights, unit, layer > 0 ? block_unit(layer - 1) : -1);
         TensorView const unit_grads = begin_gradients(grads, unit);
         offload->begin_backward(index);
-        state.pass.precision = precision_of(state.pass, layer);
         block_backward(state.pass, block.in(needed.memory()), block.in(unit_grads), state.blocks[index], temporary,
                        selections[index]);
         if (index >= 2) offload->end_backward(index, state.blocks[index - 2].kept);
@@ -189,14 +172,12 @@ MemoryPolicy complete(MemoryPolicy policy, int64_t layers) {
 
 }  // namespace
 
-Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy,
-             PrecisionOptions const& precision)
+Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy)
     : impl_(new Impl{.options = options,
                      .layout = layout,
                      .mesh = mesh,
                      .ops = ops,
                      .policy = complete(std::move(policy), options.num_hidden_layers),
-                     .precision = precision,
                      .offload = std::make_unique<Offload>(ops.device()),
                      .rope = make_rope(options),
                      .context_modes = resolve_context_modes(mesh.context_mode(), mesh.shape(), options.kv_heads()),

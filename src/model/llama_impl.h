@@ -67,7 +67,6 @@ struct Llama::Impl {
     Mesh const& mesh;
     Ops& ops;
     MemoryPolicy policy;  ///< with a level for every layer
-    PrecisionOptions precision;
     std::unique_ptr<Offload> offload;
     Rope rope;
     ContextModes context_modes;
@@ -139,8 +138,6 @@ struct Llama::Impl {
     std::vector<float> host_floats(ConstView values) const;
     std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                        int64_t token, Arena& arena) const;
-    void allocate_for_precision(Pass& pass, Arena& arena) const;
-    PrecisionOptions const* precision_of(Pass const& pass, int64_t layer) const;
     int64_t mlp_rows(int64_t tokens) const;
     Pass begin(Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const;
     Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
@@ -149,17 +146,12 @@ struct Llama::Impl {
     void open_cache(BlockActivations& acts, Inputs const& inputs, int64_t layer) const;
     void close_cache(BlockActivations const& acts, Inputs const& inputs, int64_t layer,
                      Selection const& selection) const;
-    void decode_whole(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
-                      TensorView logits_SV, Arena& arena) const;
     void decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                      TensorView logits_SV, Arena& arena) const;
-    TensorView decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
-                      KvCache& cache, Arena& arena) const;
-    int32_t draw_on_host(ConstView logits_V, DrawRule const& rule, TensorView seen_W, int64_t allowed) const;
     std::vector<int32_t> take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const;
     std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;
     void normalise(Needed const& of_head, Forward const& state) const;
-    void backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
+    void backward(WeightUnits& weights, GradientUnits& grads, Forward const& state, BlockGradients const& temporary,
                   std::span<Selection const> selections) const;
     void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;

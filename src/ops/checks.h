@@ -14,8 +14,6 @@ struct Product {
     int64_t m, n, k;
 };
 Product check(MatMul const& args);
-void check(Quantize const& args);
-Product check(QuantMatMul const& args);
 void check(RmsNormForward const& args);
 void check(RmsNormBackward const& args);
 void check(RopeTable const& args);
@@ -33,13 +31,10 @@ void check(EmbeddingBackward const& args);
 void check(AttentionForward const& args);
 void check(AttentionBackward const& args);
 void check(SelectBlocks const& args);
-void check(NormedProduct const& args);
-void check(DecodeQkv const& args);
 void check(KvAppend const& args);
 void check(PoolBlocks const& args);
 void check(DecodeSelect const& args);
 void check(DecodeAttend const& args);
-void check(SampleTokens const& args);
 void check(HashBits const& args);
 void check(WeightedSum const& args);
 

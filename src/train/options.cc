@@ -137,7 +137,6 @@ void describe(Schema& schema, RunOptions& options) {
         .add("threads", options.threads, between(0, 4096), "CPU threads per rank; 0: every core the rank may use")
         .section("model", options.model, "Shape of the transformer, with Hugging Face's names and meanings.")
         .section("attention", options.attention, "Which layers attend through MoBA, and how.")
-        .section("precision", options.precision, "In which precision the products of the blocks are computed.")
         .section("data", options.data, "Where tokens come from and how samples are made of them.")
         .section("chat", options.chat, "How conversations become tokens, for `tokenize --chat` and `perigee generate`.")
         .section("train", options.train, "Length of the run, batch, and what to do about broken steps.")
@@ -323,7 +322,6 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     Sentences out;
     out.add_all(problems(options.model));
     out.add_all(problems(options.attention, options.model));
-    out.add_all(problems(options.precision, options.model));
     out.add_all(problems(options.data));
     out.add_all(problems(options.chat));
     int const dp = check_layout(options, world_size, out);

@@ -120,7 +120,7 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSy
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank(), unit_multiple(mesh_.dp_cp().size())),
       sharding_(layout_, mesh_, options.parallel),
       weights_(layout_, sharding_, mesh_, ops()),
-      model_(options.model, layout_, mesh_, ops(), memory_policy(options), options.precision),
+      model_(options.model, layout_, mesh_, ops(), memory_policy(options)),
       arena_(ops().device()) {}
 
 std::unique_ptr<DataSource> Session::open(Split split) const {
@@ -178,21 +178,11 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
                                          parts.begin() + static_cast<int64_t>(end));
         float* to = values.data();
         for (StoredTensor& part : staged) {
-            bool const narrow = checkpoint.dtype(part.name) == DType::bf16;  // moments; weights are stored in fp32
-            part.values = {reinterpret_cast<std::byte*>(to), narrow ? DType::bf16 : DType::f32, part.values.shape};
+            part.values = TensorView(to, part.values.shape);
             to += part.values.size();
         }
         checkpoint.read(staged);
-        for (size_t i = begin; i < end; ++i) {
-            TensorView const from = staged[i - begin].values;
-            if (from.dtype == DType::f32)
-                upload(ops(), parts[i].values, from.as<float>());
-            else if (parts[i].values.dtype == from.dtype)
-                ops().upload(parts[i].values, from.data);
-            else
-                fail(Category::checkpoint, "{}: `{}` is in bf16, and in fp32 here: see optimizer.moments",
-                     checkpoint.folder().string(), parts[i].name);
-        }
+        for (size_t i = begin; i < end; ++i) upload(ops(), parts[i].values, staged[i - begin].values.as<float>());
         begin = end;
     }
 }

@@ -98,7 +98,6 @@ void CudaOps::compute(WeightedSum const& args) {
 
 void CudaOps::compute(AdamW const& args) {
     check(args);
-    if (args.m.dtype == DType::bf16) fail(Category::config, "optimizer.moments: bf16 is for the CPU alone");
     kernels::adamw({.w = args.w.as<float>(),
                     .m = args.m.as<float>(),
                     .v = args.v.as<float>(),

@@ -29,12 +29,6 @@ template <class Real>
 void swiglu_backward(SwigluBackward const& args);
 
 template <class Real>
-void quantize(Quantize const& args);
-/// The values that x stands for, row by row.
-template <class Real>
-void dequantize(Real* to, ConstQuantTensor const& x);
-
-template <class Real>
 void embedding_forward(EmbeddingForward const& args);
 template <class Real>
 void embedding_backward(EmbeddingBackward const& args);

@@ -33,8 +33,6 @@ class HostOps : public Ops {
     void compute(FillNormal const& args);
     void compute(StochasticRounding const& args);
     void compute(MatMul const& args);
-    void compute(Quantize const& args);
-    void compute(QuantMatMul const& args);
     void compute(Add const& args);
     void compute(Scale const& args);
     void compute(EmbeddingForward const& args);
@@ -47,13 +45,10 @@ class HostOps : public Ops {
     void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);
-    void compute(NormedProduct const& args);
-    void compute(DecodeQkv const& args);
     void compute(KvAppend const& args);
     void compute(PoolBlocks const& args);
     void compute(DecodeSelect const& args);
     void compute(DecodeAttend const& args);
-    void compute(SampleTokens const& args);
     void compute(SwigluForward const& args);
     void compute(SwigluBackward const& args);
     void compute(SoftmaxStats const& args);

@@ -14,8 +14,6 @@ struct Product {
     int64_t m, n, k;
 };
 Product check(MatMul const& args);
-void check(Quantize const& args);
-Product check(QuantMatMul const& args);
 void check(RmsNormForward const& args);
 void check(RmsNormBackward const& args);
 void check(RopeTable const& args);
@@ -27,7 +25,6 @@ void check(SoftmaxStats const& args);
 void check(SoftmaxRescale const& args);
 void check(CrossEntropy const& args);
 void check(StochasticRounding const& args);
-void check(Dropout const& args);
 void check(AdamW const& args);
 void check(EmbeddingForward const& args);
 void check(EmbeddingBackward const& args);

@@ -48,11 +48,8 @@ class Ops {
     void round_stochastically(StochasticRounding const& args) { run(args); }
 
     void matmul(MatMul const& args) { run(args); }
-    void quantize(Quantize const& args) { run(args); }
-    void matmul8(QuantMatMul const& args) { run(args); }
     void add(TensorView accumulated, ConstView x) { run(Add{accumulated, x}); }
     void scale(TensorView x, double factor) { run(Scale{x, factor}); }
-    void dropout(Dropout const& args) { run(args); }
 
     void embedding_forward(EmbeddingForward const& args) { run(args); }
     void embedding_backward(EmbeddingBackward const& args) { run(args); }

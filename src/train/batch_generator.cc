@@ -110,7 +110,7 @@ void BatchGenerator::decode(std::vector<bool> const& ready, std::vector<Generate
     std::vector<int32_t> ids(texts, -1);
     for (size_t text = 0; text < texts; ++text)
         if (ready[text]) ids[text] = running_[text]->ids.back();
-    auto const logits = session_.model().decode(session_.model_weights(), ids, selections_, cache_, session_.arena());
+    auto const logits = session_.model().decode(session_.weights(), ids, selections_, cache_, session_.arena());
     session_.arena().settle();
     size_t const vocabulary = logits.size() / texts;
     auto const of = [&](size_t text) { return std::span(logits).subspan(text * vocabulary, vocabulary); };

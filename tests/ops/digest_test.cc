@@ -30,8 +30,6 @@ struct Change {
             x = NearestBlocks{};
         else if constexpr (std::is_same_v<T, CachePages>)
             x.table_SM.data += 1;
-        else if constexpr (std::is_same_v<T, QuantTensor> || std::is_same_v<T, ConstQuantTensor>)
-            x.scales.data += 1;
         else if constexpr (std::is_same_v<T, bool>)
             x = !x;
         else

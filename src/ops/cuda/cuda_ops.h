@@ -61,11 +61,8 @@ class CudaOps final : public Ops {
     void compute(FillNormal const& args);
     void compute(StochasticRounding const& args);
     void compute(MatMul const& args);
-    void compute(Quantize const& args);
-    void compute(QuantMatMul const& args);
     void compute(Add const& args);
     void compute(Scale const& args);
-    void compute(Dropout const& args);
     void compute(EmbeddingForward const& args);
     void compute(EmbeddingBackward const& args);
     void compute(RmsNormForward const& args);

@@ -70,19 +70,6 @@ void CudaOps::compute(Scale const& args) {
         kernels::scale(x.as<float>(), static_cast<float>(factor), x.size(), stream());
 }
 
-void CudaOps::compute(Dropout const& args) {
-    check(args);
-    uint32_t const threshold = dropout_threshold(args.rate);
-    kernels::dropout({.y = args.y.as<bf16>(),
-                      .x = args.x.as<bf16>(),
-                      .threshold = threshold,
-                      .factor = static_cast<float>(65536.0 / (65536.0 - threshold)),
-                      .random = args.random,
-                      .part = args.part,
-                      .count = args.x.size()},
-                     stream());
-}
-
 void CudaOps::compute(SquaredNorm const& args) {
     auto const [sum_accumulated, x] = args;
     auto* const sum = sum_accumulated.as<double>();
@@ -111,7 +98,6 @@ void CudaOps::compute(WeightedSum const& args) {
 
 void CudaOps::compute(AdamW const& args) {
     check(args);
-    if (args.m.dtype == DType::bf16) fail(Category::config, "optimizer.moments: bf16 is for the CPU alone");
     kernels::adamw({.w = args.w.as<float>(),
                     .m = args.m.as<float>(),
                     .v = args.v.as<float>(),

@@ -13,12 +13,12 @@ void CudaOps::compute(SwigluForward const& args) {
 
 void CudaOps::compute(SwigluBackward const& args) {
     check(args);
-    PERIGEE_CHECK(args.quantised_T2F.empty(), "a quantised gradient of SwiGLU on a GPU");
-    kernels::swiglu_backward({.dgate_up = args.dgate_up_T2F.as<bf16>(),
-                              .dy = args.dy_TF.as<bf16>(),
-                              .gate_up = args.gate_up_T2F.as<bf16>(),
-                              .tokens = args.dy_TF[0],
-                              .width = args.dy_TF[1]},
+    auto const [dgate_up_T2F, dy_TF, gate_up_T2F] = args;
+    kernels::swiglu_backward({.dgate_up = dgate_up_T2F.as<bf16>(),
+                              .dy = dy_TF.as<bf16>(),
+                              .gate_up = gate_up_T2F.as<bf16>(),
+                              .tokens = dy_TF[0],
+                              .width = dy_TF[1]},
                              stream());
 }
 

@@ -29,12 +29,6 @@ template <class Real>
 void swiglu_backward(SwigluBackward const& args);
 
 template <class Real>
-void quantize(Quantize const& args);
-/// The values that x stands for, row by row.
-template <class Real>
-void dequantize(Real* to, ConstQuantTensor const& x);
-
-template <class Real>
 void embedding_forward(EmbeddingForward const& args);
 template <class Real>
 void embedding_backward(EmbeddingBackward const& args);
@@ -50,8 +44,6 @@ template <class Real>
 void add(Add const& args);
 template <class Real>
 void scale(Scale const& args);
-template <class Real>
-void dropout(Dropout const& args);
 template <class Real>
 double squared_norm(ConstView x);
 uint64_t hash_bits(ConstView x);

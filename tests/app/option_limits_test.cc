@@ -69,17 +69,23 @@ bool plan_once(std::vector<std::string> const& overrides, int world_size) {
     }
 }
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr double kSeconds = 3;  // under sanitizers
+#else
+constexpr double kSeconds = 1;
+#endif
+
 /// The same within a second of the processor. On a busy machine that clock may run on while others compute: the fastest
 /// of three tries counts.
 bool plan(std::vector<std::string> const& overrides, int world_size) {
     bool accepted = false;
     double fastest = 1e9;
-    for (int i = 0; i < 3 && fastest >= 1.0; ++i) {
+    for (int i = 0; i < 3 && fastest >= kSeconds; ++i) {
         std::clock_t const begin = std::clock();
         accepted = plan_once(overrides, world_size);
         fastest = std::min(fastest, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
     }
-    EXPECT_LT(fastest, 1.0) << fmt::format("{} on {} ranks", fmt::join(overrides, " "), world_size);
+    EXPECT_LT(fastest, kSeconds) << fmt::format("{} on {} ranks", fmt::join(overrides, " "), world_size);
     return accepted;
 }
 

@@ -82,12 +82,6 @@ if(PERIGEE_SANITIZE)
     target_link_options(perigee_flags INTERFACE -fsanitize=address,undefined)
 endif()
 
-# Under sanitizers, code that computes little takes longer to optimise than to run; comes after perigee_flags.
-add_library(unoptimised INTERFACE)
-if(PERIGEE_SANITIZE)
-    target_compile_options(unoptimised INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
-endif()
-
 if(PERIGEE_CUDA)
     if(NOT CMAKE_CUDA_ARCHITECTURES)
         set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 90-virtual)

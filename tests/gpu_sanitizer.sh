@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # The kernels' tests on a GPU under compute-sanitizer: memcheck (accesses and leaks of the device), synccheck (barriers)
 # and racecheck (shared memory). Minutes; ends with 1 where it finds something or a test fails. synccheck and racecheck
-# look at our kernels only, not at cuDNN's, and racecheck leaves out the tests of large shapes, which take it longer than
-# all others, and the steps of a rank whose lanes are delayed: lanes share no shared memory, and their kernels have tests
-# of their own.
+# look at our kernels only, not at cuDNN's. racecheck leaves out large shapes, which take it longer than all others, and
+# the steps of a rank whose lanes are delayed: its kernels have tests of their own.
 #   tests/gpu_sanitizer.sh [BUILD] [FILTER]      'GpuFlat*:GpuLanes*': casts, lanes, units and buckets alone
 #   tests/gpu_sanitizer.sh --ranks [BUILD]       two ranks that share the GPU, under memcheck: collectives, then training
 set -euo pipefail

@@ -1,5 +1,5 @@
-// Saving beside training: a lane copies the state, a thread writes the copy, and a later step makes the checkpoint of
-// it. Only the calling thread communicates. The writing thread alone uses HDF5 until finish() has returned.
+// Saves while training goes on: a lane copies the state, a thread writes the copy, and a later step commits it as a
+// checkpoint. Only the calling thread communicates. The writing thread alone uses HDF5 until finish() has returned.
 #pragma once
 
 #include <atomic>

@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
 # Ranks that share a GPU: no layout and stage raises a false alarm of guard.hash_every; a bit that flips in the memory of one
-# rank ends the job at the next comparison with code 9 and the rank's name. PERIGEE_TENSORS: some of the tensors, and no
-# layouts.
+# rank ends the job at the next comparison with code 9 and the rank's name.
 set -euo pipefail
 source "${PERIGEE_SOURCE:?}/tests/support/stacked_jobs.sh"
 folder=$scratch/run
-weight=model.layers.1.mlp.down_proj.weight
-tensors=${PERIGEE_TENSORS:-$weight optimizer.m/$weight optimizer.v/$weight gradient/$weight optimizer.weight/$weight}
-[ -n "${PERIGEE_TENSORS:-}" ] || for layout in "shard=none" "shard=optimizer" "shard=weights" "shard=none parallel.tensor=2" \
+for layout in "shard=none" "shard=optimizer" "shard=weights" "shard=none parallel.tensor=2" \
     "shard=weights parallel.tensor=2" "shard=optimizer parallel.tensor=2 parallel.context=2"; do
     for deterministic in true false; do
         rm -rf "$folder"
@@ -17,7 +14,8 @@ tensors=${PERIGEE_TENSORS:-$weight optimizer.m/$weight optimizer.v/$weight gradi
     done
     echo "$layout: no alarm in 2 x 20 steps"
 done
-for tensor in $tensors; do
+weight=model.layers.1.mlp.down_proj.weight
+for tensor in "$weight" "optimizer.m/$weight" "optimizer.v/$weight" "gradient/$weight" "optimizer.weight/$weight"; do
     [ "$stacked_device$tensor" != "cpuoptimizer.weight/$weight" ] || continue  # the model's own there
     rm -rf "$folder"
     PERIGEE_FLIP=$tensor:3 PERIGEE_KILL_RANK=2 run 4 "$folder" perigee_faulty guard.hash_every=5 parallel.shard=none \

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "config/config.h"
 #include "model/tiny_model.h"
@@ -40,10 +39,8 @@ Batch packed(uint64_t documents, uint64_t seed) {
     return random_batch(lengths, 512, seed);
 }
 
-/// Counts what the whole GPU has in use: nothing else may run on it. All kernels are loaded at the start: the first
-/// step that is computed again, say, would load its own.
+/// Counts what the whole GPU has in use: nothing else may run on it.
 TEST(GpuSteadyState, AThousandStepsTakeNoMoreMemory) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     auto const world = make_single_host_comm();
     auto const files = make_file_system();

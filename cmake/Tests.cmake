@@ -4,13 +4,10 @@ include(GoogleTest)
 
 file(GLOB support_sources CONFIGURE_DEPENDS tests/support/*.cc)
 list(FILTER support_sources EXCLUDE REGEX "_main\\.cc$")
-add_library(unoptimised INTERFACE)  # under sanitizers tests compile in 70% of the time; what they test is optimised
-if(PERIGEE_SANITIZE)
-    target_compile_options(unoptimised INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
-endif()
 add_library(test_support STATIC ${support_sources})
 target_include_directories(test_support PUBLIC ${CMAKE_SOURCE_DIR}/tests)
-target_link_libraries(test_support PUBLIC perigee_app perigee_flags perigee_quick unoptimised GTest::gtest GTest::gmock
+target_compile_definitions(test_support PUBLIC PERIGEE_SANITIZED=$<BOOL:${PERIGEE_SANITIZE}>)
+target_link_libraries(test_support PUBLIC perigee_app perigee_flags perigee_quick GTest::gtest GTest::gmock
     nlohmann_json::nlohmann_json hdf5::hdf5 yaml-cpp::yaml-cpp)
 # All test programs share one precompiled header, so this library is compiled with the options of a program.
 set_target_properties(test_support PROPERTIES POSITION_INDEPENDENT_CODE OFF)
@@ -65,22 +62,10 @@ foreach(folder IN LISTS test_folders)
     else()  # of what this build does not have
         list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_|tests/ops/gpu_dense_attention_|gpu_(overlap|parts)_test")
     endif()
-    if(PERIGEE_SANITIZE)  # under which GCC 12 takes std::regex for uninitialised
-        foreach(source IN LISTS sources)
-            file(STRINGS ${source} uses_regex REGEX "^#include <regex>" LIMIT_COUNT 1)
-            if(uses_regex)
-                set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS -Wno-maybe-uninitialized)
-            endif()
-        endforeach()
-    endif()
     if(sources)
         add_executable(${folder}_tests ${sources})
         target_link_libraries(${folder}_tests PRIVATE test_support GTest::gtest_main)
         target_precompile_headers(${folder}_tests REUSE_FROM test_support)
-        # Oracles are loops over numbers; other tests take longer to optimise than to run.
-        if(NOT PERIGEE_SANITIZE AND NOT folder MATCHES "^(kernels|ops|model|parallel)$")
-            target_compile_options(${folder}_tests PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
-        endif()
         if(folder STREQUAL kernels AND TARGET perigee_moba)
             target_link_libraries(${folder}_tests PRIVATE perigee_moba)
         endif()

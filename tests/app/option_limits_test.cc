@@ -69,11 +69,7 @@ bool plan_once(std::vector<std::string> const& overrides, int world_size) {
     }
 }
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr double kSeconds = 3;  // under sanitizers
-#else
-constexpr double kSeconds = 1;
-#endif
+constexpr double kSeconds = PERIGEE_SANITIZED ? 3 : 1;
 
 /// The same within a second of the processor. On a busy machine that clock may run on while others compute: the fastest
 /// of three tries counts.

@@ -12,6 +12,11 @@ namespace perigee::testing {
 
 namespace {
 
+template <class T>
+T* at_other(T* data) {
+    return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(data) + 1);
+}
+
 /// Changes one member in place: another address, number, span or alternative.
 struct Change {
     template <class T>
@@ -19,7 +24,7 @@ struct Change {
         static std::array<int32_t, 3> const borders = {0, 5, 9};
         static std::array<double, 2> const frequencies = {0.5, 0.25};
         if constexpr (std::is_same_v<T, TensorView> || std::is_same_v<T, ConstView>)
-            x.data += 1;
+            x.data = at_other(x.data);
         else if constexpr (std::is_same_v<T, std::span<int32_t const>>)
             x = borders;
         else if constexpr (std::is_same_v<T, std::span<double const>>)
@@ -29,7 +34,7 @@ struct Change {
         else if constexpr (std::is_same_v<T, Selection>)
             x = NearestBlocks{};
         else if constexpr (std::is_same_v<T, CachePages>)
-            x.table_SM.data += 1;
+            x.table_SM.data = at_other(x.table_SM.data);
         else if constexpr (std::is_same_v<T, bool>)
             x = !x;
         else

@@ -175,7 +175,8 @@ TEST(PhantomRank, ComputesTakesAndSendsWhatTheRealRankDoes) {
         {4, {"parallel.context=4", "parallel.context_mode=allgather", "attention.kind=full"}},
         {2, {"parallel.tensor=2", "model.qkv_bias=true", "model.tie_word_embeddings=true"}},
         {8, {"parallel.tensor=2", "parallel.context=2", "parallel.shard=gradients"}}};
-    for (auto const& [ranks, overrides] : cases) {
+    for (size_t i = 0; i < cases.size(); i += PERIGEE_SANITIZED ? 2 : 1) {
+        auto const& [ranks, overrides] = cases[i];
         SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")));
         RunOptions const options = hybrid(overrides);
         ASSERT_EQ(problems(options, ranks), std::vector<std::string>());
@@ -277,6 +278,7 @@ Choices choices(RunOptions options, int ranks, int rank, FlatRange queries) {
 TEST(PhantomRank, ChoosesBlocksAsOneRankDoesAtFullLength) {
     constexpr int kRanks = 4;
     constexpr int64_t kTokens = 2048, kOwn = kTokens / kRanks;
+    std::map<std::pair<int64_t, int64_t>, Choices> of_one_rank;  // by queries: the same whatever the mode
     for (char const* const mode : {"ulysses", "allgather", "auto"}) {
         RunOptions const options =
             hybrid({"parallel.context=4", fmt::format("parallel.context_mode={}", mode), "data.sequence_length=2048",
@@ -288,7 +290,10 @@ TEST(PhantomRank, ChoosesBlocksAsOneRankDoesAtFullLength) {
             SCOPED_TRACE(fmt::format("{} rank {}", mode, rank));
             bool const all_queries = std::string(mode) == "ulysses";
             FlatRange const queries = all_queries ? FlatRange{0, kTokens} : FlatRange{rank * kOwn, (rank + 1) * kOwn};
-            Choices const phantom = choices(options, kRanks, rank, queries), one = choices(alone, 1, 0, queries);
+            auto const [found, is_new] = of_one_rank.try_emplace({queries.begin, queries.end});
+            Choices& one = found->second;
+            if (is_new) one = choices(alone, 1, 0, queries);
+            Choices const phantom = choices(options, kRanks, rank, queries);
             EXPECT_NEAR(phantom.share, one.share, 0.02 * one.share);
             EXPECT_LT(distance(phantom.by_distance, one.by_distance, 4), 0.02);
         }

@@ -17,6 +17,7 @@ struct PickArgs {
     float const* scores;
     int32_t* chosen;
     int32_t heads, slots, summed;
+    int32_t first;  ///< 1: block 0 has a slot and does not compete; else 0
     bool force_previous;
 };
 
@@ -41,9 +42,9 @@ __global__ void __launch_bounds__(kPickThreads) pick_kernel(PickArgs const a) {
     float const* const scores = a.scores + (int64_t{s} * a.heads + first) * a.cache.most_blocks();
     unsigned long long last = ~0ull;
     int32_t found = 0;
-    for (; found < a.slots; ++found) {
+    for (; found < a.slots - a.first; ++found) {
         unsigned long long most = 0;
-        for (int32_t block = thread; block < current; block += kPickThreads) {
+        for (int32_t block = a.first + thread; block < current; block += kPickThreads) {
             bool const forced = a.force_previous && block == current - 1;
             unsigned long long const rank = rank_of(forced ? INFINITY : scores[block], block);
             if (rank < last && rank > most) most = rank;
@@ -52,6 +53,10 @@ __global__ void __launch_bounds__(kPickThreads) pick_kernel(PickArgs const a) {
         if (most == 0) break;
         last = most;
         if (thread == 0) best[found] = static_cast<int32_t>(most & 0xffffffffu) - 1;
+    }
+    if (a.first > 0 && current > 0) {
+        if (thread == 0) best[found] = 0;
+        ++found;
     }
     __syncthreads();
     if (thread >= a.slots) return;
@@ -95,7 +100,8 @@ void select_by_gate(Select const& x, MobaOptions const& options) {
     int32_t const summed = options.selection == MobaSelection::per_group ? group : 1;
     (x.arch == KernelArch::sm90 ? score_sm90 : score_sm80)({x.cache, x.q, x.scores, x.heads, group, summed}, x.stream);
     launch({"decode_pick", x.heads / summed, x.cache.sequences, kPickThreads, 0, x.stream, 1, true}, pick_kernel,
-           PickArgs{x.cache, x.scores, x.chosen, x.heads, slots, summed, options.force_previous});
+           PickArgs{x.cache, x.scores, x.chosen, x.heads, slots, summed, static_cast<int32_t>(options.force_first),
+                    options.force_previous});
 }
 
 }  // namespace

@@ -96,6 +96,34 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
     line("sum", flops.linear + flops.attention + flops.gate, flops.training());
 }
 
+/// In what the blocks' products run while training, where not all run in bf16.
+void print_precision(RunOptions const& options, MeshShape const& mesh) {
+    PrecisionOptions const& precision = options.precision;
+    if (precision.linear == LinearPrecision::bf16) return;
+    ModelOptions const& model = options.model;
+    char const* const plain = takes_gpu(options.device) ? "bf16" : "fp32";
+    int64_t const tokens = options.train.micro_batch_size * options.data.sequence_length / mesh.cp;
+    int64_t const chunk = options.train.mlp_chunk == 0 ? tokens : std::min(options.train.mlp_chunk, tokens);
+    int64_t layers = 0;
+    for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
+        layers += in_fp8_layers(precision, layer, model.num_hidden_layers);
+    fmt::print("#\n# products of the blocks in training, {} of {} layers in FP8\n", layers, model.num_hidden_layers);
+    fmt::print("#   {:<10} {:>24} {:>9} {:>9} {:>9}\n", "", "tokens x out x in", "forward", "dgrad", "wgrad");
+    double fp8 = 0, all = 3.0 * static_cast<double>(tokens * model.vocab_size / mesh.tp * model.hidden_size);
+    for (auto const& [name, shape] : block_linears(model, tokens, chunk, mesh.tp)) {
+        auto const [t, o, i] = shape;
+        bool const quantised = takes_fp8(precision, shape);
+        bool const wgrad = quantised && precision.wgrad == GradientPrecision::fp8;
+        auto const in = [plain](bool yes) { return yes ? "fp8" : plain; };
+        fmt::print("#   {:<10} {:>24} {:>9} {:>9} {:>9}\n", name, fmt::format("{} x {} x {}", t, o, i), in(quantised),
+                   in(quantised), in(wgrad));
+        double const product = static_cast<double>(tokens * o) * static_cast<double>(i);
+        fp8 += static_cast<double>(layers) * product * (2 * quantised + wgrad);
+        all += static_cast<double>(model.num_hidden_layers) * product * 3;
+    }
+    fmt::print("#   {:.1f}% of the FLOPs of all products, the classifier's included, in FP8\n", 100 * fp8 / all);
+}
+
 /// What MoBA attends, from the first step that is under it.
 void print_attention(RunOptions const& options) {
     auto const step = next_moba_step(options.attention, 0);
@@ -157,6 +185,7 @@ void print_check(RunOptions const& options, int world_size, int local_ranks, Dev
     print_memory(planned, mesh, cost.memory);
     print_flops(options, mesh);
     print_attention(options);
+    print_precision(options, mesh);
     print_traffic(cost.sent);
     if (rates != nullptr) fmt::print("{}", time_report(options, world_size, cost, *rates));
     fmt::print("#\n# the whole configuration\n{}", to_yaml(options));

@@ -115,6 +115,9 @@ class Schema {
         return push(key, help, {}, Field::Section{std::move(nested), shorthand, std::move(reset)});
     }
 
+    /// The section added last.
+    Schema& inside() { return *std::get<Field::Section>(fields_.back().target).schema; }
+
     /// A list of sections, each described by the `describe` of the element's struct.
     template <class Element>
     Schema& list(std::string key, std::vector<Element>& elements, std::string help) {

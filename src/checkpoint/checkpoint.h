@@ -154,6 +154,8 @@ class Checkpoint {
     RunState const& state() const;
     Path const& folder() const { return folder_; }
     std::map<std::string, Shape> const& tensors() const { return tensors_; }  ///< global shapes by name
+    /// What a tensor is stored in; nothing where there is no such tensor.
+    std::optional<DType> dtype(std::string const& name) const;
     /// Fills each part from whatever files hold its elements, for any layout on either side. Throws
     /// Category::checkpoint for missing tensors, other shapes and other types before it touches any part.
     void read(std::vector<StoredTensor> const& parts) const;

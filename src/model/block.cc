@@ -20,6 +20,7 @@ BlockPlaces::BlockPlaces(ParamLayout const& layout, ModelOptions const& options)
     gate_up_ = joined("mlp.gate_proj.weight", "mlp.up_proj.weight");
     down_ = one("mlp.down_proj.weight");
     if (options.qkv_bias) qkv_bias_ = joined("self_attn.q_proj.bias", "self_attn.v_proj.bias");
+    if (options.key_conv > 0) k_conv_ = one("self_attn.k_conv.weight");
     if (!options.qk_norm) return;
     q_norm_ = one("self_attn.q_norm.weight");
     k_norm_ = one("self_attn.k_norm.weight");
@@ -31,6 +32,7 @@ BlockTensors BlockPlaces::in(TensorView unit) const {
             .qkv_bias_X = qkv_bias_.in(unit),
             .q_norm_K = q_norm_.in(unit),
             .k_norm_K = k_norm_.in(unit),
+            .k_conv_CW = k_conv_.in(unit),
             .o_DX = o_.in(unit),
             .post_norm_D = post_norm_.in(unit),
             .gate_up_2FD = gate_up_.in(unit),
@@ -61,6 +63,7 @@ void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, 
             break;
         case Recompute::attention:
             acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
+            if (o.key_conv > 0) acts.key_TC = arena.allocate("keys", pass.compute(), {T, pass.key_width()});
             if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
             pass.attention.allocate_inputs(acts.attention, selection);
             acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
@@ -83,7 +86,7 @@ std::vector<TensorView*> tensors_of(BlockActivations& acts, Recompute level) {
         case Recompute::mlp:
             return {&acts.gate_up_C2F};
         case Recompute::attention:
-            return {&acts.rstd_P,    &acts.qkv_TX,    &local.o_THK, &attended.q_THK,
+            return {&acts.rstd_P,    &acts.qkv_TX,    &acts.key_TC, &local.o_THK,    &attended.q_THK,
                     &attended.k_TGK, &attended.v_TGK, &acts.mid_PD, &acts.mid_rstd_P};
         case Recompute::block:
             return {&attended.o_THK, &lse_TH, &chosen_THS, &routing_L};
@@ -244,6 +247,19 @@ void each_mlp_chunk(Pass const& pass, BlockActivations const& acts, Visit visit)
     }
 }
 
+/// The gradient of gate and up, in their memory or quantised at once.
+OutputGradient swiglu_backward(Pass const& pass, TensorView gate_up_C2F, ConstView dy_CF, ConstView w_2FD) {
+    OutputGradient dy = quantised_gradient(pass, {gate_up_C2F[0], gate_up_C2F[1], w_2FD[1]});
+    TensorView const plain = dy.rows_TO.empty() ? gate_up_C2F : TensorView();
+    if (dy.rows_TO.empty()) dy.plain_TO = plain;
+    pass.ops.swiglu_backward({.dgate_up_T2F = plain,
+                              .dy_TF = dy_CF,
+                              .gate_up_T2F = gate_up_C2F,
+                              .quantised_T2F = dy.rows_TO,
+                              .transposed_2FT = dy.columns_OT});
+    return dy;
+}
+
 /// Reads the gradient of the stream from temporary.dx_PD, writes that of the MLP's input to temporary.dnormed_PD.
 /// First computes again what was dropped.
 void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors const& grads,
@@ -256,9 +272,9 @@ void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors c
         TensorView const dy_CF = temporary.dy_CF.rows(0, chunk.y_CF[0]);
         join_backward(pass, dy_CF, grads.down_DF, temporary.dx_PD.rows(chunk.begin, chunk.end), chunk.y_CF,
                       weights.down_DF);
-        pass.ops.swiglu_backward({chunk.gate_up_C2F, dy_CF, chunk.gate_up_C2F});
-        spread_backward(pass, temporary.dnormed_PD.rows(chunk.begin, chunk.end), grads.gate_up_2FD, chunk.gate_up_C2F,
-                        chunk.mid_normed_PD, weights.gate_up_2FD);
+        spread_backward(pass, temporary.dnormed_PD.rows(chunk.begin, chunk.end), grads.gate_up_2FD,
+                        swiglu_backward(pass, chunk.gate_up_C2F, dy_CF, weights.gate_up_2FD), chunk.mid_normed_PD,
+                        weights.gate_up_2FD);
     });
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/memory_policy.h"
+#include "model/precision.h"
 #include "ops/ops.h"
 #include "parallel/context.h"
 #include "parallel/mesh.h"
@@ -24,6 +25,7 @@ struct BlockTensors {
     TensorView qkv_bias_X = {};
     TensorView q_norm_K = {};
     TensorView k_norm_K = {};
+    TensorView k_conv_CW = {};
     TensorView o_DX;
     TensorView post_norm_D;
     TensorView gate_up_2FD;
@@ -37,7 +39,20 @@ class BlockPlaces {
     BlockTensors in(TensorView unit) const;
 
   private:
-    UnitPlace input_norm_, qkv_, qkv_bias_, q_norm_, k_norm_, o_, post_norm_, gate_up_, down_;
+    UnitPlace input_norm_, qkv_, qkv_bias_, q_norm_, k_norm_, k_conv_, o_, post_norm_, gate_up_, down_;
+};
+
+/// Memory for a quantised matrix: bytes, and scales enough for either kind of tiles.
+struct QuantPlace {
+    TensorView bytes;
+    TensorView scales;
+};
+/// Of the operands of one product and its backward.
+struct QuantMemory {
+    QuantPlace rows;     ///< x [T, I] or dy [T, O]
+    QuantPlace columns;  ///< dy^T [O, T]
+    QuantPlace input;    ///< x^T [I, T]
+    QuantPlace weight;   ///< W [O, I] or W^T [I, O]
 };
 
 /// What one pass over a micro-batch shares between its blocks.
@@ -54,6 +69,10 @@ struct Pass {
     TensorView sin_TR = {};
     TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
     TensorView qkv_TX = {};     ///< the fused projection, where no block keeps its own; its gradient in the backward
+    PrecisionOptions const* precision = nullptr;  ///< of the products of this block; null: all of compute()
+    std::optional<QuantMemory> quantised = {};
+    TensorView dkey_TC = {};  ///< with a convolution of keys: the gradient of what it gives
+    ConstView positions_T = {};
 
     DType compute() const { return ops.compute_dtype(); }
     DType statistics() const { return ops.main_dtype(); }
@@ -62,7 +81,12 @@ struct Pass {
     int64_t heads() const { return options.num_attention_heads / mesh.shape().tp; }
     int64_t kv_heads() const { return options.kv_heads() / mesh.shape().tp; }
     int64_t intermediate() const { return options.intermediate_size / mesh.shape().tp; }
-    int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * options.head_size(); }
+    bool takes_fp8(LinearShape const& shape) const {
+        return precision != nullptr && perigee::takes_fp8(*precision, shape);
+    }
+    int64_t query_width() const { return heads() * options.head_size(); }
+    int64_t key_width() const { return kv_heads() * options.head_size(); }
+    int64_t qkv_width() const { return query_width() + 2 * key_width(); }
 };
 
 /// A layer's cache, for the newest token of each text.
@@ -80,6 +104,7 @@ struct BlockActivations {
     TensorView rstd_P;
     TensorView normed_PD;
     TensorView qkv_TX;  ///< kept only for the norms of queries and keys
+    TensorView key_TC;  ///< keys before their convolution, where there is one
     AttentionActivations attention;
     TensorView mid_PD;  ///< the stream between attention and SwiGLU
     TensorView mid_rstd_P;

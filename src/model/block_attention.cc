@@ -15,7 +15,7 @@ struct QkvPart {
     Part part;
     TensorView x_TX;
     TensorView w_XD;  ///< weights, or their gradients
-    TensorView bias_X, q_norm_K, k_norm_K;
+    TensorView bias_X, q_norm_K, k_norm_K, k_conv_CW;
 
     QkvPart(Pass const& pass, Part p, TensorView all_TX, BlockTensors const& of) : part(p) {
         int64_t const queries = pass.heads() * pass.options.head_size(), width = pass.qkv_width();
@@ -26,7 +26,7 @@ struct QkvPart {
         w_XD = of.qkv_XD.rows(begin, end);
         if (!of.qkv_bias_X.empty()) bias_X = of.qkv_bias_X.rows(begin, end);
         if (p != Part::keys) q_norm_K = of.q_norm_K;
-        if (p != Part::queries) k_norm_K = of.k_norm_K;
+        if (p != Part::queries) k_norm_K = of.k_norm_K, k_conv_CW = of.k_conv_CW;
     }
     /// Heads of this part, none of others.
     TensorView queries(TensorView q_THK) const { return part == Part::keys ? none_of(q_THK) : q_THK; }
@@ -36,9 +36,28 @@ struct QkvPart {
     static TensorView none_of(TensorView x) { return {nullptr, x.dtype, {x[0], 0, x[2]}}; }
 };
 
+/// The columns of the keys of a whole fused projection.
+void take_keys(Pass const& pass, TensorView key_TC, ConstView qkv_TX) {
+    pass.ops.copy_rows({.to = key_TC,
+                        .to_stride = pass.key_width(),
+                        .from = qkv_TX,
+                        .from_begin = pass.query_width(),
+                        .from_stride = pass.qkv_width(),
+                        .rows = pass.tokens,
+                        .width = pass.key_width()});
+}
+
 void project(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, Part which, ConstView x_TD) {
     QkvPart const part(pass, which, acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX, weights);
-    pass.ops.matmul({.c = part.x_TX, .a = x_TD, .b = part.w_XD, .transpose_b = true});
+    linear(pass, part.x_TX, x_TD, part.w_XD);
+    if (!part.k_conv_CW.empty()) {
+        take_keys(pass, acts.key_TC, part.x_TX);
+        pass.ops.key_conv_forward({.y_TX = part.x_TX,
+                                   .x_TC = acts.key_TC,
+                                   .w_CW = part.k_conv_CW,
+                                   .positions_T = pass.positions_T,
+                                   .first = pass.query_width()});
+    }
     pass.ops.qkv_forward({.q_THK = part.queries(acts.attention.local.q_THK),
                           .k_TGK = part.keys(acts.attention.local.k_TGK),
                           .v_TGK = part.keys(acts.attention.local.v_TGK),
@@ -65,6 +84,33 @@ class ProjectionBackward {
 
     /// dqkv, and dW += dqkv^T x.
     void weights(Part which) const {
+        split_gradient(which);
+        linear_backward(pass_, of_weights(which));
+    }
+    /// dx = dqkv W, or dx += it: partial sums over tp, where x of all tokens has been.
+    void input(Part which, bool adds) const { linear_backward(pass_, of_input(which, adds)); }
+    /// dqkv, dW and dx of the whole projection.
+    void all() const {
+        split_gradient(Part::all);
+        LinearBackward both = of_input(Part::all, /*adds=*/false);
+        LinearBackward const weights = of_weights(Part::all);
+        both.dw_OI = weights.dw_OI, both.x_TI = weights.x_TI;
+        linear_backward(pass_, both);
+    }
+
+  private:
+    LinearBackward of_weights(Part which) const {
+        QkvPart const dpart(pass_, which, pass_.qkv_TX, grads_);
+        return {.dw_OI = dpart.w_XD, .dy = {.plain_TO = dpart.x_TX}, .x_TI = x_TD_};
+    }
+    LinearBackward of_input(Part which, bool adds) const {
+        QkvPart const part(pass_, which, pass_.qkv_TX, weights_);
+        return {.dx_TI = pass_.stream.partial(temporary_.dnormed_PD),
+                .adds = adds,
+                .dy = {.plain_TO = part.x_TX},
+                .w_OI = part.w_XD};
+    }
+    void split_gradient(Part which) const {
         QkvPart const dpart(pass_, which, pass_.qkv_TX, grads_), part(pass_, which, pass_.qkv_TX, weights_);
         bool const kept = !acts_.qkv_TX.empty();
         pass_.ops.qkv_backward({.dqkv_TX = dpart.x_TX,
@@ -80,17 +126,18 @@ class ProjectionBackward {
                                 .dq_norm_accumulated_K = dpart.q_norm_K,
                                 .dk_norm_accumulated_K = dpart.k_norm_K,
                                 .eps = pass_.options.rms_norm_eps});
-        pass_.ops.matmul(
-            {.c = dpart.w_XD, .a = dpart.x_TX, .b = x_TD_, .transpose_a = true, .accumulate = !pass_.fresh});
-    }
-    /// dx = dqkv W, or dx += it: partial sums over tp, where x of all tokens has been.
-    void input(Part which, bool adds) const {
-        QkvPart const part(pass_, which, pass_.qkv_TX, weights_);
-        TensorView const dx_TD = pass_.stream.partial(temporary_.dnormed_PD);
-        pass_.ops.matmul({.c = dx_TD, .a = part.x_TX, .b = part.w_XD, .accumulate = adds});
+        if (!part.k_conv_CW.empty()) {
+            take_keys(pass_, pass_.dkey_TC, dpart.x_TX);
+            pass_.ops.key_conv_backward({.dx_TX = dpart.x_TX,
+                                         .dw_accumulated_CW = dpart.k_conv_CW,
+                                         .dy_TC = pass_.dkey_TC,
+                                         .x_TC = acts_.key_TC,
+                                         .w_CW = part.k_conv_CW,
+                                         .positions_T = pass_.positions_T,
+                                         .first = pass_.query_width()});
+        }
     }
 
-  private:
     Pass const& pass_;
     BlockTensors const &weights_, &grads_;
     BlockActivations const& acts_;
@@ -102,8 +149,7 @@ class ProjectionBackward {
 /// ranks beside the queries' products.
 void project_backward(Pass const& pass, ProjectionBackward const& of, Selection const& selection) {
     if (!pass.attention.gathers(selection)) {
-        of.weights(Part::all);
-        of.input(Part::all, /*adds=*/false);
+        of.all();
         return;
     }
     bool const shares_memory = pass.mesh.shape().tp > 1;  // x of all tokens, and partial sums

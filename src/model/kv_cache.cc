@@ -37,6 +37,7 @@ int64_t page_size_of(int64_t block_size) {
 }
 
 bool KvCache::serves(Ops& ops, ModelOptions const& model) {
+    if (model.key_conv > 0) return false;
     return ops.device().is_host() || kernels::attention_takes_head(model.head_size());
 }
 

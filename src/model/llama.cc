@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "model/linear.h"
 #include "model/llama_impl.h"
 
 namespace perigee {
@@ -93,8 +94,23 @@ Pass Llama::Impl::begin(Inputs const& inputs, std::span<Selection const> selecti
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
     pass.branch_PD = arena.allocate("branch", pass.compute(), {pass.part(), D});
     pass.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
+    if (options.key_conv > 0) pass.dkey_TC = arena.allocate("dkeys", pass.compute(), {T, pass.key_width()});
+    pass.positions_T = inputs.positions_T;
     ops.rope_table({pass.cos_TR, pass.sin_TR, inputs.positions_T, rope.inverse_frequencies, rope.magnitude});
     return pass;
+}
+
+/// Where products take quantised operands: while training.
+void Llama::Impl::allocate_for_precision(Pass& pass, Arena& arena) const {
+    auto const linears = block_linears(options, pass.tokens, pass.mlp_tokens(), mesh.shape().tp);
+    if (std::ranges::any_of(linears, [&](NamedLinear const& of) { return takes_fp8(precision, of.shape); }))
+        pass.quantised = allocate_quantised(arena, pass, precision);
+}
+
+/// Of the products of a layer.
+PrecisionOptions const* Llama::Impl::precision_of(Pass const& pass, int64_t layer) const {
+    bool const fp8 = pass.quantised && in_fp8_layers(precision, layer, options.num_hidden_layers);
+    return fp8 ? &precision : nullptr;
 }
 
 /// Up to the last block. What `kept` says stays for the backward; without it all layers use the same memory.
@@ -111,6 +127,7 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
         state.blocks.push_back(allocate_activations(arena, pass, selections));
     else
         state.blocks = allocate_activations(arena, pass, selections, *kept);
+    if (kept == &policy) allocate_for_precision(state.pass, arena);
     ConstView previous_PD;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
         BlockActivations acts = state.blocks[kept == nullptr ? 0 : layer];
@@ -125,6 +142,7 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
             pass.stream.add_up(acts.x_PD);
         }
         Needed const unit(weights, block_unit(index), next_block(index + 1));
+        state.pass.precision = precision_of(state.pass, index);
         block_forward(pass, block.in(unit.memory()), acts, previous_PD, selections[layer]);
         close_cache(acts, inputs, index, selections[layer]);
         previous_PD = acts.mid_PD;
@@ -145,14 +163,15 @@ void Llama::Impl::normalise(Needed const& of_head, Forward const& state) const {
 }
 
 /// temporary.dx_PD holds the gradient of the last block's output, and becomes that of the embedding's.
-void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward const& state,
-                           BlockGradients const& temporary, std::span<Selection const> selections) const {
+void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
+                           std::span<Selection const> selections) const {
     for (int64_t layer = std::ssize(selections); layer-- > 0;) {
         auto const index = static_cast<size_t>(layer);
         int const unit = block_unit(layer);
         Needed const needed(weights, unit, layer > 0 ? block_unit(layer - 1) : -1);
         TensorView const unit_grads = begin_gradients(grads, unit);
         offload->begin_backward(index);
+        state.pass.precision = precision_of(state.pass, layer);
         block_backward(state.pass, block.in(needed.memory()), block.in(unit_grads), state.blocks[index], temporary,
                        selections[index]);
         if (index >= 2) offload->end_backward(index, state.blocks[index - 2].kept);
@@ -172,12 +191,14 @@ MemoryPolicy complete(MemoryPolicy policy, int64_t layers) {
 
 }  // namespace
 
-Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy)
+Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy,
+             PrecisionOptions const& precision)
     : impl_(new Impl{.options = options,
                      .layout = layout,
                      .mesh = mesh,
                      .ops = ops,
                      .policy = complete(std::move(policy), options.num_hidden_layers),
+                     .precision = precision,
                      .offload = std::make_unique<Offload>(ops.device()),
                      .rope = make_rope(options),
                      .context_modes = resolve_context_modes(mesh.context_mode(), mesh.shape(), options.kv_heads()),

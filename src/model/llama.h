@@ -10,6 +10,7 @@
 #include "model/kv_cache.h"
 #include "model/memory_policy.h"
 #include "model/options.h"
+#include "model/precision.h"
 #include "model/reach.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
@@ -22,6 +23,8 @@ namespace perigee {
 
 /// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours.
 std::vector<ParamSpec> llama_params(ModelOptions const& options);
+/// Whether a parameter convolves keys. Models without them go on with zeros, which change nothing.
+bool is_key_conv(std::string const& name);
 // Their units: the embedding, the blocks, and the final norm with the classifier, where that is not the embedding.
 inline constexpr int kEmbeddingUnit = 0;
 inline int block_unit(int64_t layer) { return static_cast<int>(layer) + 1; }
@@ -59,7 +62,9 @@ struct LossSums {
 
 class Llama {
   public:
-    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy = {});
+    /// `precision` is that of products in training; other passes compute in Ops::compute_dtype().
+    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy = {},
+          PrecisionOptions const& precision = {});
     ~Llama();
 
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide

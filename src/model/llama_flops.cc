@@ -61,6 +61,8 @@ ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const>
     int64_t const weights = model.num_hidden_layers * weights_per_layer(model) + model.vocab_size * model.hidden_size;
     ForwardFlops flops;
     flops.linear = 2.0 * static_cast<double>(weights) * (cu_seqlens.empty() ? 0 : cu_seqlens.back());
+    flops.linear += 2.0 * static_cast<double>(model.num_hidden_layers * G * K * model.key_conv) *
+                    (cu_seqlens.empty() ? 0 : cu_seqlens.back());
     Pairs const full = pairs_of(std::nullopt, cu_seqlens);
     std::optional<BlockBudget> known;  // layers share their budget as a rule
     Pairs sparse;

@@ -67,6 +67,7 @@ struct Llama::Impl {
     Mesh const& mesh;
     Ops& ops;
     MemoryPolicy policy;  ///< with a level for every layer
+    PrecisionOptions precision;
     std::unique_ptr<Offload> offload;
     Rope rope;
     ContextModes context_modes;
@@ -118,14 +119,14 @@ struct Llama::Impl {
                 .host_weights_T = inputs.local.batch().weights_T};
     }
 
-    /// A unit's gradients. Where they are fresh, with zeros for those that no product writes: those of vectors, and of
-    /// an embedding that is no classifier.
+    /// A unit's gradients. Where they are fresh, with zeros for those that no product writes: only matrices of products
+    /// start as normal numbers, and of them an embedding may be no classifier.
     TensorView begin_gradients(GradientUnits& grads, int unit) const {
         TensorView const memory = grads.begin(unit);
         if (!grads.fresh()) return memory;
         int64_t const origin = layout.unit(unit).begin;
         for (ParamLayout::Entry const& entry : layout.entries_of(unit))
-            if (entry.spec.shape.rank() == 1 || (unit == kEmbeddingUnit && !options.tie_word_embeddings))
+            if (entry.spec.init != Init::normal || (unit == kEmbeddingUnit && !options.tie_word_embeddings))
                 ops.fill_zero(memory.rows(entry.offset - origin, entry.offset - origin + entry.local.size()));
         return memory;
     }
@@ -138,6 +139,8 @@ struct Llama::Impl {
     std::vector<float> host_floats(ConstView values) const;
     std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                        int64_t token, Arena& arena) const;
+    void allocate_for_precision(Pass& pass, Arena& arena) const;
+    PrecisionOptions const* precision_of(Pass const& pass, int64_t layer) const;
     int64_t mlp_rows(int64_t tokens) const;
     Pass begin(Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const;
     Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
@@ -151,7 +154,7 @@ struct Llama::Impl {
     std::vector<int32_t> take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const;
     std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;
     void normalise(Needed const& of_head, Forward const& state) const;
-    void backward(WeightUnits& weights, GradientUnits& grads, Forward const& state, BlockGradients const& temporary,
+    void backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
                   std::span<Selection const> selections) const;
     void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;

@@ -8,6 +8,8 @@ namespace perigee {
 
 namespace {
 
+constexpr char const* kKeyConv = "self_attn.k_conv.weight";
+
 ParamSpec weight(std::string name, int64_t rows, int64_t columns, Cut cut, double stddev) {
     return {.name = std::move(name), .shape = {rows, columns}, .cut = cut, .init = Init::normal, .stddev = stddev};
 }
@@ -39,6 +41,12 @@ void add_block(std::vector<ParamSpec>& params, ModelOptions const& o, int64_t la
         params.push_back(norm(name("self_attn.q_norm.weight"), K));
         params.push_back(norm(name("self_attn.k_norm.weight"), K));
     }
+    if (o.key_conv > 0)
+        params.push_back({.name = name(kKeyConv),
+                          .shape = {key, o.key_conv},
+                          .cut = Cut::rows,
+                          .init = Init::zeros,
+                          .decay = false});
     params.push_back(weight(name("self_attn.o_proj.weight"), D, query, Cut::columns, std_out));
     params.push_back(norm(name("post_attention_layernorm.weight"), D));
     params.push_back(weight(name("mlp.gate_proj.weight"), F, D, Cut::rows, std_in));
@@ -65,6 +73,8 @@ void fill_constant(Ops& ops, TensorView x, float value) {
 }
 
 }  // namespace
+
+bool is_key_conv(std::string const& name) { return name.ends_with(kKeyConv); }
 
 std::vector<ParamSpec> llama_params(ModelOptions const& o) {
     std::vector<ParamSpec> params;

@@ -68,6 +68,14 @@ void describe(Schema& schema, ModelOptions& o) {
                "tokenizer that of data.tokenizer");
 }
 
+void describe_key_conv(Schema& attention, ModelOptions& o) {
+    attention
+        .choice("key_conv", o.key_conv, {{"none", int64_t{0}}, {"3", int64_t{3}}, {"5", int64_t{5}}},
+                "in all layers, a causal convolution over so many keys of each channel before their rotation, with a "
+                "residual; its weights start at zero. Trains on the tokens of whole documents: parallel.context of 1")
+        .defines_model();
+}
+
 int64_t weights_per_layer(ModelOptions const& o) {
     int64_t const attention = (2 * o.num_attention_heads + 2 * o.kv_heads()) * o.head_size();
     return o.hidden_size * (attention + 3 * o.intermediate_size);
@@ -108,6 +116,10 @@ void describe(Schema& schema, MobaOptions& o) {
     schema
         .add("force_previous", o.force_previous,
              "the block before the query's own is always among the top_k - 1 chosen ones")
+        .defines_model();
+    schema
+        .add("force_first", o.force_first,
+             "block 0 of the document is always among the top_k - 1 chosen ones (top_k of at least 3)")
         .defines_model();
     schema
         .choice("shared_selection", o.selection,
@@ -172,10 +184,11 @@ void describe(Schema& schema, AttentionOptions& o) {
                 "attention of the layers that are not in full_layers")
         .defines_model();
     schema
-        .choice("selection", o.selection, selection_names(),
-                "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
-                "centroid, nearest the ones before, sink_nearest block 0 of the document and the top_k - 2 ones before "
-                "(top_k of at least 2), random any; only the gate reads force_previous and shared_selection")
+        .choice(
+            "selection", o.selection, selection_names(),
+            "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
+            "centroid, nearest the ones before, sink_nearest block 0 of the document and the top_k - 2 ones before "
+            "(top_k of at least 2), random any; only the gate reads force_previous, force_first and shared_selection")
         .defines_model();
     describe(schema, o.moba);
     schema
@@ -199,6 +212,10 @@ std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const&
         if (o.schedule[i].step <= o.schedule[i - 1].step)
             found.push_back(fmt::format("attention.schedule: step {} comes after step {}; steps must increase",
                                         o.schedule[i].step, o.schedule[i - 1].step));
+    if (o.selection == MobaOptions::kName && o.moba.force_first && o.moba.top_k < MobaOptions::kLeastForced)
+        found.push_back(fmt::format(
+            "attention.top_k = {}, but attention.force_first needs at least {}; with 2 it would be selection: {}",
+            o.moba.top_k, MobaOptions::kLeastForced, SinkNearestBlocks::kName));
     each_rule([&]<class Rule>(Type<Rule>) {
         if constexpr (requires { Rule::kLeastTopK; })
             if (o.selection == Rule::kName && o.moba.top_k < Rule::kLeastTopK)

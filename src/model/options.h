@@ -42,12 +42,15 @@ struct ModelOptions {
     bool tie_word_embeddings = false;
     bool qkv_bias = false;       ///< Qwen2
     bool qk_norm = false;        ///< Qwen3
+    int64_t key_conv = 0;        ///< keys that each key's convolution sees, 0: none; the key attention.key_conv
     std::string init_from = {};  ///< a folder whose weights a new run starts from; empty: random ones
 
     int64_t kv_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
     int64_t head_size() const { return head_dim > 0 ? head_dim : hidden_size / num_attention_heads; }
 };
 void describe(Schema& schema, ModelOptions& options);
+/// attention.key_conv: it has parameters, and so belongs to the model.
+void describe_key_conv(Schema& attention, ModelOptions& options);
 /// Sentences about fields that contradict each other; empty when all is well. Keys are given as in the YAML.
 std::vector<std::string> problems(ModelOptions const& options);
 

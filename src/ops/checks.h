@@ -14,6 +14,8 @@ struct Product {
     int64_t m, n, k;
 };
 Product check(MatMul const& args);
+void check(Quantize const& args);
+Product check(QuantMatMul const& args);
 void check(RmsNormForward const& args);
 void check(RmsNormBackward const& args);
 void check(RopeTable const& args);
@@ -30,6 +32,8 @@ void check(EmbeddingForward const& args);
 void check(EmbeddingBackward const& args);
 void check(AttentionForward const& args);
 void check(AttentionBackward const& args);
+void check(KeyConvForward const& args);
+void check(KeyConvBackward const& args);
 void check(SelectBlocks const& args);
 void check(KvAppend const& args);
 void check(PoolBlocks const& args);

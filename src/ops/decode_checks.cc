@@ -49,6 +49,7 @@ void check(DecodeSelect const& args) {
     PERIGEE_CHECK(budget && budget->block_size == args.pages.block_size, "a selection for a cache of blocks of {}",
                   args.pages.block_size);
     check_budget(*budget, args.chosen_SHS, args.q_SHK.shape);
+    check_forced(args.selection);
 }
 
 void check(DecodeAttend const& args) {

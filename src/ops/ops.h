@@ -48,6 +48,8 @@ class Ops {
     void round_stochastically(StochasticRounding const& args) { run(args); }
 
     void matmul(MatMul const& args) { run(args); }
+    void quantize(Quantize const& args) { run(args); }
+    void matmul8(QuantMatMul const& args) { run(args); }
     void add(TensorView accumulated, ConstView x) { run(Add{accumulated, x}); }
     void scale(TensorView x, double factor) { run(Scale{x, factor}); }
 
@@ -58,6 +60,8 @@ class Ops {
     void rope_table(RopeTable const& args) { run(args); }
     void qkv_forward(QkvForward const& args) { run(args); }
     void qkv_backward(QkvBackward const& args) { run(args); }
+    void key_conv_forward(KeyConvForward const& args) { run(args); }
+    void key_conv_backward(KeyConvBackward const& args) { run(args); }
     void select_blocks(SelectBlocks const& args) { run(args); }
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }

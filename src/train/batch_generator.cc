@@ -35,6 +35,8 @@ KvCache BatchGenerator::make_cache() const {
     MeshShape const& mesh = session_.mesh().shape();
     Ops& ops = session_.ops();
     if (mesh.cp > 1) fail(Category::config, "many prompts at once need parallel.context = 1, not {}", mesh.cp);
+    if (model.key_conv > 0)
+        fail(Category::config, "many prompts at once need attention.key_conv: none, not {}", model.key_conv);
     if (!KvCache::serves(ops, model))
         fail(Category::config, "many prompts at once: the GPU has no kernels for heads of {}", model.head_size());
     CacheRoom room{.tokens = limits_.text_tokens, .block_size = block_size_of(selections_), .texts = limits_.texts};

@@ -136,7 +136,9 @@ void describe(Schema& schema, RunOptions& options) {
              "on a GPU: the same bits every time, also where that costs speed; on the CPU they always are")
         .add("threads", options.threads, between(0, 4096), "CPU threads per rank; 0: every core the rank may use")
         .section("model", options.model, "Shape of the transformer, with Hugging Face's names and meanings.")
-        .section("attention", options.attention, "Which layers attend through MoBA, and how.")
+        .section("attention", options.attention, "Which layers attend through MoBA, and how.");
+    describe_key_conv(schema.inside(), options.model);
+    schema.section("precision", options.precision, "In which precision the products of the blocks are computed.")
         .section("data", options.data, "Where tokens come from and how samples are made of them.")
         .section("chat", options.chat, "How conversations become tokens, for `tokenize --chat` and `perigee generate`.")
         .section("train", options.train, "Length of the run, batch, and what to do about broken steps.")
@@ -198,6 +200,8 @@ int check_layout(RunOptions const& options, int world_size, Sentences& out) {
         out.add("data.sequence_length ({}) must be a multiple of parallel.context ({}) times parallel.tensor ({})",
                 options.data.sequence_length, parallel.context, parallel.tensor);
     }
+    if (model.key_conv > 0 && parallel.context > 1)
+        out.add("attention.key_conv ({}) needs parallel.context of 1, not {}", model.key_conv, parallel.context);
     try {
         MeshShape const shape = resolve_mesh(parallel, world_size);
         resolve_context_modes(parallel.context_mode, shape, model.kv_heads());
@@ -322,6 +326,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     Sentences out;
     out.add_all(problems(options.model));
     out.add_all(problems(options.attention, options.model));
+    out.add_all(problems(options.precision, options.model));
     out.add_all(problems(options.data));
     out.add_all(problems(options.chat));
     int const dp = check_layout(options, world_size, out);

@@ -13,6 +13,7 @@
 #include "eval/suite_options.h"
 #include "model/memory_policy.h"
 #include "model/options.h"
+#include "model/precision.h"
 #include "ops/ops.h"
 #include "optim/optimizer.h"
 #include "parallel/mesh.h"
@@ -97,6 +98,7 @@ struct RunOptions {
     int64_t threads = 0;         ///< per rank on the CPU; 0: every core the rank may use
     ModelOptions model;
     AttentionOptions attention;
+    PrecisionOptions precision;
     DataOptions data;
     ChatOptions chat;
     TrainOptions train;

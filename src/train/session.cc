@@ -120,7 +120,7 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSy
       layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank(), unit_multiple(mesh_.dp_cp().size())),
       sharding_(layout_, mesh_, options.parallel),
       weights_(layout_, sharding_, mesh_, ops()),
-      model_(options.model, layout_, mesh_, ops(), memory_policy(options)),
+      model_(options.model, layout_, mesh_, ops(), memory_policy(options), options.precision),
       arena_(ops().device()) {}
 
 std::unique_ptr<DataSource> Session::open(Split split) const {
@@ -178,25 +178,47 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
                                          parts.begin() + static_cast<int64_t>(end));
         float* to = values.data();
         for (StoredTensor& part : staged) {
-            part.values = TensorView(to, part.values.shape);
+            bool const narrow = checkpoint.dtype(part.name) == DType::bf16;  // moments; weights are stored in fp32
+            part.values = {reinterpret_cast<std::byte*>(to), narrow ? DType::bf16 : DType::f32, part.values.shape};
             to += part.values.size();
         }
         checkpoint.read(staged);
-        for (size_t i = begin; i < end; ++i) upload(ops(), parts[i].values, staged[i - begin].values.as<float>());
+        for (size_t i = begin; i < end; ++i) {
+            TensorView const from = staged[i - begin].values;
+            if (from.dtype == DType::f32)
+                upload(ops(), parts[i].values, from.as<float>());
+            else if (parts[i].values.dtype == from.dtype)
+                ops().upload(parts[i].values, from.data);
+            else
+                fail(Category::checkpoint, "{}: `{}` is in bf16, and in fp32 here: see optimizer.moments",
+                     checkpoint.folder().string(), parts[i].name);
+        }
         begin = end;
     }
 }
 
-void Session::read_initial(std::vector<StoredTensor> const& parts) const {
+void Session::read_initial(std::vector<StoredTensor> const& all) const {
     Path const from = options_.model.init_from;
+    auto parts = all;  // but for convolutions of keys, which what is read may lack
+    auto const leave_out = [&](auto lacks) {
+        std::erase_if(parts, [&](StoredTensor const& part) {
+            if (!is_key_conv(part.name) || !lacks(part.name)) return false;
+            ops().fill_zero(part.values);
+            return true;
+        });
+    };
     if (files_->exists(from / kManifestName)) {
         Checkpoint const checkpoint = Checkpoint::open(*files_, mesh_.world(), from);
+        leave_out([&](std::string const& name) { return !checkpoint.tensors().contains(name); });
         read(checkpoint, parts);
         say_changes(checkpoint, options_);
     } else {
+        leave_out([](std::string const&) { return true; });
         agree(mesh_.world(), [&] {
             HfWeights const stored(*files_, from);
-            stored.check(llama_params(options_.model));
+            ModelOptions plain = options_.model;
+            plain.key_conv = 0;
+            stored.check(llama_params(plain));
             std::vector<float> values;
             for (StoredTensor const& part : parts) {
                 values.resize(static_cast<size_t>(part.values.size()));

@@ -40,6 +40,9 @@ inline std::vector<Selection> decode_rules() {
             for (bool const previous : {false, true})
                 rules.push_back(
                     MobaOptions{.block_size = 32, .top_k = k, .force_previous = previous, .selection = per});
+    for (int64_t const k : {3, 9})
+        for (bool const previous : {false, true})
+            rules.push_back(MobaOptions{.block_size = 32, .top_k = k, .force_previous = previous, .force_first = true});
     rules.push_back(NearestBlocks{.block_size = 32, .top_k = 3});
     rules.push_back(SinkNearestBlocks{.block_size = 32, .top_k = 3});
     rules.push_back(RandomBlocks{.block_size = 32, .top_k = 3});

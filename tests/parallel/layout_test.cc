@@ -231,6 +231,21 @@ std::vector<Problem> variants() {
     return all;
 }
 
+TEST(Layout, HoldsForAConvolutionOfKeys) {
+    size_t next = 0;
+    for (bool const norm : {false, true}) {
+        Problem problem = hybrid();
+        problem.model.key_conv = norm ? 3 : 5;
+        problem.model.qk_norm = norm;
+        Outcome const one = run_layout(problem, {});
+        for (Layout layout : {Layout{.tp = 2}, Layout{.dp = 2, .tp = 2}, Layout{.dp = 4}}) {
+            layout.shard = kStages[next++ % 4];
+            SCOPED_TRACE(layout.str());
+            expect_same(run_layout(problem, layout), one);
+        }
+    }
+}
+
 TEST(Layout, HoldsForEveryKindOfModel) {
     size_t next = 0;
     for (Problem const& problem : variants()) {

@@ -98,9 +98,12 @@ void CudaOps::compute(WeightedSum const& args) {
 
 void CudaOps::compute(AdamW const& args) {
     check(args);
+    bool const narrow = args.m.dtype == DType::bf16;
     kernels::adamw({.w = args.w.as<float>(),
-                    .m = args.m.as<float>(),
-                    .v = args.v.as<float>(),
+                    .m = narrow ? nullptr : args.m.as<float>(),
+                    .v = narrow ? nullptr : args.v.as<float>(),
+                    .narrow_m = narrow ? args.m.as<bf16>() : nullptr,
+                    .narrow_v = narrow ? args.v.as<bf16>() : nullptr,
                     .g = args.g.as<float>(),
                     .rounded = optional<bf16>(args.rounded),
                     .count = args.w.size(),
@@ -110,7 +113,9 @@ void CudaOps::compute(AdamW const& args) {
                     .eps = args.eps,
                     .weight_decay = args.weight_decay,
                     .grad_scale = args.grad_scale,
-                    .step = args.step},
+                    .step = args.step,
+                    .random = args.random,
+                    .part = args.part},
                    stream());
 }
 

@@ -62,7 +62,7 @@ void select_by_gate(DecodeSelect const& args, MobaOptions const& gate, int64_t s
     Sequence<Real> const sequence(args.pages, s);
     auto const* const q = args.q_SHK.as<Real>() + s * H * K;
     auto* const chosen = args.chosen_SHS.as<int32_t>() + s * H * slots;
-    Chooser<Real> chooser(slots, gate.force_previous);
+    Chooser<Real> chooser(slots, gate);
     std::vector<Real> means(current * K), scores(current), query(K);
     for (int64_t h = 0; h < H; h += shared) {
         if (h % R == 0)

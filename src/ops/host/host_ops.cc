@@ -68,6 +68,30 @@ void HostOps<Real>::compute(MatMul const& args) {
 }
 
 template <class Real>
+void HostOps<Real>::compute(Quantize const& args) {
+    check(args);
+    host::quantize<Real>(args);
+}
+
+template <class Real>
+void HostOps<Real>::compute(QuantMatMul const& args) {
+    Product const p = check(args);
+    // As `scratch_`, so that a training step allocates nothing.
+    auto const a = static_cast<size_t>(p.m * p.k), b = static_cast<size_t>(p.n * p.k);
+    if (scratch_.size() < a + b) scratch_.resize(a + b);
+    host::dequantize<Real>(scratch_.data(), args.a);
+    host::dequantize<Real>(scratch_.data() + a, args.b);
+    host::gemm<Real>({.c = {args.c.as<Real>(), p.n},
+                      .a = {scratch_.data(), p.k},
+                      .b = {scratch_.data() + a, p.k},
+                      .m = p.m,
+                      .n = p.n,
+                      .k = p.k,
+                      .transpose_b = true,
+                      .beta = args.accumulate ? Real(1) : Real(0)});
+}
+
+template <class Real>
 void HostOps<Real>::compute(Add const& args) {
     check(args);
     host::add<Real>(args);
@@ -114,6 +138,16 @@ void HostOps<Real>::compute(QkvBackward const& args) {
     check(args);
     host::qkv_backward<Real>(args, scratch_);
 }
+template <class Real>
+void HostOps<Real>::compute(KeyConvForward const& args) {
+    check(args);
+    host::key_conv_forward<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::compute(KeyConvBackward const& args) {
+    check(args);
+    host::key_conv_backward<Real>(args, scratch_);
+}
 
 template <class Real>
 void HostOps<Real>::compute(SelectBlocks const& args) {
@@ -157,7 +191,12 @@ void HostOps<Real>::compute(SwigluForward const& args) {
 template <class Real>
 void HostOps<Real>::compute(SwigluBackward const& args) {
     check(args);
-    host::swiglu_backward<Real>(args);
+    if (args.quantised_T2F.empty()) return host::swiglu_backward<Real>(args);
+    if (scratch_.size() < static_cast<size_t>(args.gate_up_T2F.size()))
+        scratch_.resize(static_cast<size_t>(args.gate_up_T2F.size()));
+    TensorView const dgate_up(scratch_.data(), args.gate_up_T2F.shape);
+    host::swiglu_backward<Real>({dgate_up, args.dy_TF, args.gate_up_T2F});
+    host::quantize<Real>({.to = args.quantised_T2F, .transposed = args.transposed_2FT, .x = dgate_up});
 }
 
 template <class Real>

@@ -33,6 +33,8 @@ class HostOps : public Ops {
     void compute(FillNormal const& args);
     void compute(StochasticRounding const& args);
     void compute(MatMul const& args);
+    void compute(Quantize const& args);
+    void compute(QuantMatMul const& args);
     void compute(Add const& args);
     void compute(Scale const& args);
     void compute(EmbeddingForward const& args);
@@ -42,6 +44,8 @@ class HostOps : public Ops {
     void compute(RopeTable const& args);
     void compute(QkvForward const& args);
     void compute(QkvBackward const& args);
+    void compute(KeyConvForward const& args);
+    void compute(KeyConvBackward const& args);
     void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);

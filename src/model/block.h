@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "model/decoding.h"
 #include "model/memory_policy.h"
 #include "model/precision.h"
 #include "ops/ops.h"
@@ -87,14 +88,6 @@ struct Pass {
     int64_t query_width() const { return heads() * options.head_size(); }
     int64_t key_width() const { return kv_heads() * options.head_size(); }
     int64_t qkv_width() const { return query_width() + 2 * key_width(); }
-};
-
-/// A layer's cache, for the newest token of each text.
-struct Decoding {
-    CachePages pages;
-    ConstView lengths_S;  ///< int32: tokens before the newest; -1: no text
-    int64_t first_head = 0;
-    double scale = 0;
 };
 
 /// What the backward of a block reads.

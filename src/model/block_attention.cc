@@ -1,5 +1,6 @@
 #include "model/block_attention.h"
 
+#include "model/block_decoding.h"
 #include "model/linear.h"
 
 namespace perigee {
@@ -162,27 +163,13 @@ void project_backward(Pass const& pass, ProjectionBackward const& of, Selection 
 }
 
 /// Of the newest token of each text, over its cache.
-void attend_cache(Pass const& pass, BlockActivations const& acts, Selection const& selection) {
+void append_and_attend(Pass const& pass, BlockActivations const& acts, Selection const& selection) {
     Decoding const& decoding = *acts.decoding;
     AttentionTensors const& x = acts.attention.local;
     pass.ops.kv_append({.pages = decoding.pages, .k_SGK = x.k_TGK, .v_SGK = x.v_TGK, .lengths_S = decoding.lengths_S});
-    auto const budget = budget_of(selection);
-    Attended attended = FullAttention{};
-    if (budget) {
-        attended = BlockSparse{.budget = *budget, .chosen_THS = acts.attention.chosen_THS};
-        pass.ops.decode_select({.chosen_SHS = acts.attention.chosen_THS,
-                                .q_SHK = x.q_THK,
-                                .pages = decoding.pages,
-                                .lengths_S = decoding.lengths_S,
-                                .selection = selection,
-                                .first_head = decoding.first_head});
-    }
-    pass.ops.decode_attend({.o_SHK = x.o_THK,
-                            .q_SHK = x.q_THK,
-                            .pages = decoding.pages,
-                            .lengths_S = decoding.lengths_S,
-                            .scale = decoding.scale,
-                            .attended = attended});
+    attend_cache(pass.ops, decoding,
+                 {.o_SHK = x.o_THK, .q_SHK = x.q_THK, .chosen_SHS = acts.attention.chosen_THS, .pools = false},
+                 selection);
 }
 
 }  // namespace
@@ -198,7 +185,7 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
         project(pass, weights, acts, Part::all, x_TD);
     }
     if (acts.decoding)
-        attend_cache(pass, acts, selection);
+        append_and_attend(pass, acts, selection);
     else if (attends)
         pass.attention.forward(acts.attention, selection);
     else

@@ -60,6 +60,13 @@ struct LossSums {
     double correct = 0;  ///< 1 where no token of the vocabulary is likelier than the target
 };
 
+/// Draws of the tokens that follow some texts.
+struct TokenDraws {
+    std::span<DrawRule const> rules;  ///< one for each text
+    TensorView seen_SW = {};          ///< as in SampleTokens
+    int64_t allowed = 0;
+};
+
 class Llama {
   public:
     /// `precision` is that of products in training; other passes compute in Ops::compute_dtype().
@@ -105,6 +112,11 @@ class Llama {
     /// [S, vocab_size]. With ids[s] = -1 the text stays as it is, and its logits mean nothing.
     std::vector<float> decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
                               KvCache& cache, Arena& arena);
+
+    /// The same, but the next tokens are drawn where the logits are: -1 for rules without a draw. Of a mesh without tp.
+    std::vector<int32_t> decode(WeightUnits& weights, std::span<int32_t const> ids,
+                                std::span<Selection const> selections, KvCache& cache, Arena& arena,
+                                TokenDraws const& draws);
 
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
     /// of the cp x tp group. Takes the memory of a training forward that keeps what the attention found.

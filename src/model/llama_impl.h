@@ -149,8 +149,13 @@ struct Llama::Impl {
     void open_cache(BlockActivations& acts, Inputs const& inputs, int64_t layer) const;
     void close_cache(BlockActivations const& acts, Inputs const& inputs, int64_t layer,
                      Selection const& selection) const;
+    void decode_whole(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
+                      TensorView logits_SV, Arena& arena) const;
     void decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                      TensorView logits_SV, Arena& arena) const;
+    TensorView decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
+                      KvCache& cache, Arena& arena) const;
+    int32_t draw_on_host(ConstView logits_V, DrawRule const& rule, TensorView seen_W, int64_t allowed) const;
     std::vector<int32_t> take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const;
     std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;
     void normalise(Needed const& of_head, Forward const& state) const;

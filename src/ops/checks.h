@@ -35,10 +35,13 @@ void check(AttentionBackward const& args);
 void check(KeyConvForward const& args);
 void check(KeyConvBackward const& args);
 void check(SelectBlocks const& args);
+void check(NormedProduct const& args);
+void check(DecodeQkv const& args);
 void check(KvAppend const& args);
 void check(PoolBlocks const& args);
 void check(DecodeSelect const& args);
 void check(DecodeAttend const& args);
+void check(SampleTokens const& args);
 void check(HashBits const& args);
 void check(WeightedSum const& args);
 

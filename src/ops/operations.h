@@ -386,8 +386,9 @@ using Operation =
     std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Quantize,
                  QuantMatMul, Add, Scale, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
                  RopeTable, QkvForward, QkvBackward, KeyConvForward, KeyConvBackward, SelectBlocks, AttentionForward,
-                 AttentionBackward, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend, SwigluForward, SwigluBackward,
-                 SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm, HashBits, WeightedSum, AdamW>;
+                 AttentionBackward, NormedProduct, DecodeQkv, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend,
+                 SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm,
+                 HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

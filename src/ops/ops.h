@@ -65,10 +65,13 @@ class Ops {
     void select_blocks(SelectBlocks const& args) { run(args); }
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }
+    void normed_product(NormedProduct const& args) { run(args); }
+    void decode_qkv(DecodeQkv const& args) { run(args); }
     void kv_append(KvAppend const& args) { run(args); }
     void pool_blocks(PoolBlocks const& args) { run(args); }
     void decode_select(DecodeSelect const& args) { run(args); }
     void decode_attend(DecodeAttend const& args) { run(args); }
+    void sample_tokens(SampleTokens const& args) { run(args); }
     void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) { run(SwigluForward{y_TF, gate_up_T2F}); }
     void swiglu_backward(SwigluBackward const& args) { run(args); }
 

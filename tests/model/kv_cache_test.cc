@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 
+#include "kernels/decode/scratch.h"
 #include "model/llama.h"
 #include "support/ragged_samples.h"
 #include "support/thread_comm.h"
@@ -286,6 +287,20 @@ TEST(KvCache, TakesNoMoreThanItHasRoomFor) {
     job.next(std::span(text).first(40), layers, cache);
     EXPECT_THROW(job.next(std::span(text).first(1), layers, cache), Error);
     EXPECT_THROW(cache.set_tokens(41), Error);
+}
+
+TEST(KvCache, PagesFitWithWhatDecodingTakes) {
+    // Two texts of 4 heads of 8 with 3 blocks of 200 tokens: splits of 128 and of 72 keys.
+    EXPECT_EQ(decode::most_splits(3, 200), 6);
+    EXPECT_EQ(decode::attend_floats(2, 4, 8, 6), 2 * 4 * (6 * 8 + 6 + 1));
+    EXPECT_EQ(decode::select_floats(2, 4, 3), 24);
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device);
+    CacheRoom const room{.tokens = 600, .block_size = 200, .texts = 2};
+    EXPECT_EQ(KvCache::decode_bytes(*ops, small_options(), MeshShape{}, room), 0) << "on the CPU";
+    int64_t const page = KvCache::page_bytes(*ops, small_options(), MeshShape{}, page_size_of(200));
+    EXPECT_EQ(KvCache::pages_within(6 * page - 1, *ops, small_options(), MeshShape{}, room), 5);
+    EXPECT_EQ(KvCache::pages_within(1, *ops, small_options(), MeshShape{}, room), 1);
 }
 
 }  // namespace

@@ -7,8 +7,20 @@
 #include "ops/host/blas.h"
 #include "ops/host/decode.h"
 #include "ops/host/functions.h"
+#include "ops/parts.h"
 
 namespace perigee {
+
+namespace {
+
+auto room_in(std::vector<std::byte>& memory) {
+    return [&memory](size_t bytes) {
+        memory.resize(bytes);
+        return memory.data();
+    };
+}
+
+}  // namespace
 
 template <class Real>
 HostOps<Real>::HostOps(Device& device, int threads) : device_(&device) {
@@ -163,6 +175,18 @@ void HostOps<Real>::compute(AttentionBackward const& args) {
 }
 
 template <class Real>
+void HostOps<Real>::compute(NormedProduct const& args) {
+    check(args);
+    std::vector<std::byte> memory;
+    compute_in_parts(args, main_dtype(), room_in(memory), [this](auto const& part) { compute(part); });
+}
+template <class Real>
+void HostOps<Real>::compute(DecodeQkv const& args) {
+    check(args);
+    std::vector<std::byte> memory;
+    compute_in_parts(args, main_dtype(), room_in(memory), [this](auto const& part) { compute(part); });
+}
+template <class Real>
 void HostOps<Real>::compute(KvAppend const& args) {
     check(args);
     host::kv_append<Real>(args);
@@ -181,6 +205,12 @@ template <class Real>
 void HostOps<Real>::compute(DecodeAttend const& args) {
     check(args);
     host::decode_attend<Real>(args);
+}
+
+template <class Real>
+void HostOps<Real>::compute(SampleTokens const& args) {
+    check(args);
+    host::sample_tokens<Real>(args);
 }
 
 template <class Real>

@@ -49,10 +49,13 @@ class HostOps : public Ops {
     void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);
+    void compute(NormedProduct const& args);
+    void compute(DecodeQkv const& args);
     void compute(KvAppend const& args);
     void compute(PoolBlocks const& args);
     void compute(DecodeSelect const& args);
     void compute(DecodeAttend const& args);
+    void compute(SampleTokens const& args);
     void compute(SwigluForward const& args);
     void compute(SwigluBackward const& args);
     void compute(SoftmaxStats const& args);

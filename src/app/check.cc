@@ -36,6 +36,16 @@ void print_layout(RunOptions const& options, MeshShape const& mesh) {
                static_cast<double>(tokens) * static_cast<double>(train.steps));
 }
 
+void print_parameters(RunOptions const& options, MeshShape const& mesh) {
+    ParamSplit const parts = split(params_of(options));
+    auto const size = [&](std::vector<ParamSpec> const& specs) {
+        return ParamLayout(specs, mesh.tp, 0, 1, unit_count(options.model)).global_size();
+    };
+    int64_t const trained = size(parts.trained), frozen = size(parts.frozen);
+    fmt::print("#\n# parameters: {}{}\n", format_count(trained + frozen),
+               frozen == 0 ? "" : fmt::format(", {} of them trained", format_count(trained)));
+}
+
 void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory const& memory) {
     bool const gpu = takes_gpu(options.device);
     fmt::print("#\n# memory per rank ({}), without data and the libraries' own\n",
@@ -82,7 +92,8 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
     auto const length = static_cast<int32_t>(options.data.sequence_length);
     std::array<int32_t, 2> const document = {0, length};
     auto const selections = layer_selections(options.attention, options.model.num_hidden_layers, 0, 0);
-    ForwardFlops const flops = forward_flops(options.model, selections, document);
+    ForwardFlops const flops =
+        forward_flops(options.model, selections, document, untrained(params_of(options), options.model));
     double const samples = static_cast<double>(options.train.global_batch_size) / mesh.world();
     fmt::print("#\n# FLOPs (documents of {} tokens, attention as in the first step; step/rank is the mean)\n", length);
     fmt::print("#   {:<12} {:>13} {:>14} {:>10}\n", "", "forward/token", "training/token", "step/rank");
@@ -90,8 +101,8 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
         fmt::print("#   {:<12} {:>13.4g} {:>14.4g} {:>10.4g}\n", name, forward / length, training / length,
                    training * samples);
     };
-    line("linear", flops.linear, 3 * flops.linear);
-    line("attention", flops.attention, 3 * flops.attention);
+    line("linear", flops.linear, flops.training_linear());
+    line("attention", flops.attention, flops.training_attention());
     line("gate", flops.gate, flops.gate);
     line("sum", flops.linear + flops.attention + flops.gate, flops.training());
 }
@@ -175,9 +186,8 @@ RunOptions decided(RunOptions options, int world_size, int64_t bytes) {
 
 void print_check(RunOptions const& options, int world_size, int local_ranks, DeviceRates const* rates) {
     MeshShape const mesh = resolve_mesh(options.parallel, world_size);
-    ParamLayout const layout(llama_params(options.model), mesh.tp, 0);
     print_layout(options, mesh);
-    fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
+    print_parameters(options, mesh);
     if (std::string const problem = export_problem(options.model, options.attention); !problem.empty())
         fmt::print("# warning: this model cannot be exported to a Hugging Face folder: {}\n", problem);
     RunOptions const planned = decided(options, world_size, memory_there(options, world_size, local_ranks, rates));

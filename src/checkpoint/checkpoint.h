@@ -72,6 +72,8 @@ struct RunState {
     std::map<std::string, std::string> info;
     /// In `info`: the Jinja chat template that rendered the training data.
     static constexpr char kChatTemplate[] = "chat_template";
+    /// In `info`: what tells the frozen weights that the tensors belong to.
+    static constexpr char kBase[] = "base";
     bool operator==(RunState const&) const = default;
 };
 

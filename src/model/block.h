@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "model/adapter.h"
 #include "model/decoding.h"
 #include "model/memory_policy.h"
 #include "model/precision.h"
@@ -22,25 +23,31 @@ namespace perigee {
 /// A block's parameters, or their gradients. Absent ones are empty views.
 struct BlockTensors {
     TensorView input_norm_D;
-    TensorView qkv_XD;  ///< q, k and v projections one after the other
+    Linear qkv;  ///< q, k and v projections one after the other, [X, D]
     TensorView qkv_bias_X = {};
     TensorView q_norm_K = {};
     TensorView k_norm_K = {};
     TensorView k_conv_CW = {};
-    TensorView o_DX;
+    Linear o;  ///< [D, H K]
     TensorView post_norm_D;
-    TensorView gate_up_2FD;
-    TensorView down_DF;
+    Linear gate_up;  ///< [2 F, D]
+    Linear down;     ///< [D, F]
 };
 
-/// Where they are in the memory of a block's unit: the same for every block.
+/// Where they are in the memory of a block's unit.
 class BlockPlaces {
   public:
-    BlockPlaces(ParamLayout const& layout, ModelOptions const& options);
-    BlockTensors in(TensorView unit) const;
+    BlockPlaces(ModelLayouts const& layouts, ModelOptions const& options, int64_t layer);
+    BlockTensors in(UnitMemory const& unit) const;
 
   private:
-    UnitPlace input_norm_, qkv_, qkv_bias_, q_norm_, k_norm_, k_conv_, o_, post_norm_, gate_up_, down_;
+    struct Product {
+        UnitPlace weight;
+        AdapterPlaces adapters;
+        Linear in(UnitMemory const& unit) const { return {weight.in(unit), adapters.in(unit)}; }
+    };
+    UnitPlace input_norm_, qkv_bias_, q_norm_, k_norm_, k_conv_, post_norm_;
+    Product qkv_, o_, gate_up_, down_;
 };
 
 /// Memory for a quantised matrix: bytes, and scales enough for either kind of tiles.
@@ -69,7 +76,11 @@ struct Pass {
     TensorView cos_TR = {};
     TensorView sin_TR = {};
     TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
-    TensorView qkv_TX = {};     ///< the fused projection, where no block keeps its own; its gradient in the backward
+    AdapterMemory adapters = {};
+    DropoutPass dropout = {};
+    int64_t first_row = 0;     ///< of part(), in the chunk that products see
+    TensorView unwanted = {};  ///< takes gradients of what is frozen, where operations make all they can
+    TensorView qkv_TX = {};    ///< the fused projection, where no block keeps its own; its gradient in the backward
     PrecisionOptions const* precision = nullptr;  ///< of the products of this block; null: all of compute()
     std::optional<QuantMemory> quantised = {};
     TensorView dkey_TC = {};  ///< with a convolution of keys: the gradient of what it gives
@@ -84,6 +95,11 @@ struct Pass {
     int64_t intermediate() const { return options.intermediate_size / mesh.shape().tp; }
     bool takes_fp8(LinearShape const& shape) const {
         return precision != nullptr && perigee::takes_fp8(*precision, shape);
+    }
+    /// Where a gradient that is no product's goes: where it has a place, or nowhere.
+    TensorView wanted(TensorView grad, ConstView weight) const {
+        if (!grad.empty() || weight.empty()) return grad;
+        return unwanted.rows(0, weight.size()).reshape(weight.shape);
     }
     int64_t query_width() const { return heads() * options.head_size(); }
     int64_t key_width() const { return kv_heads() * options.head_size(); }

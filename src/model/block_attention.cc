@@ -15,7 +15,7 @@ enum class Part { all, keys, queries };
 struct QkvPart {
     Part part;
     TensorView x_TX;
-    TensorView w_XD;  ///< weights, or their gradients
+    Linear w;  ///< weights, or their gradients
     TensorView bias_X, q_norm_K, k_norm_K, k_conv_CW;
 
     QkvPart(Pass const& pass, Part p, TensorView all_TX, BlockTensors const& of) : part(p) {
@@ -24,7 +24,7 @@ struct QkvPart {
         int64_t const first = p == Part::queries ? all_TX[0] * (width - queries) : 0;
         TensorView const flat = all_TX.reshape({all_TX.size()});
         x_TX = flat.rows(first, first + all_TX[0] * (end - begin)).reshape({all_TX[0], end - begin});
-        w_XD = of.qkv_XD.rows(begin, end);
+        w = of.qkv.rows(begin, end);
         if (!of.qkv_bias_X.empty()) bias_X = of.qkv_bias_X.rows(begin, end);
         if (p != Part::keys) q_norm_K = of.q_norm_K;
         if (p != Part::queries) k_norm_K = of.k_norm_K, k_conv_CW = of.k_conv_CW;
@@ -50,7 +50,8 @@ void take_keys(Pass const& pass, TensorView key_TC, ConstView qkv_TX) {
 
 void project(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, Part which, ConstView x_TD) {
     QkvPart const part(pass, which, acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX, weights);
-    linear(pass, part.x_TX, x_TD, part.w_XD);
+    linear(pass, part.x_TX, x_TD, part.w.w_OI);
+    adapters_forward(pass, part.x_TX, x_TD, part.w.adapters);
     if (!part.k_conv_CW.empty()) {
         take_keys(pass, acts.key_TC, part.x_TX);
         pass.ops.key_conv_forward({.y_TX = part.x_TX,
@@ -95,21 +96,26 @@ class ProjectionBackward {
         split_gradient(Part::all);
         LinearBackward both = of_input(Part::all, /*adds=*/false);
         LinearBackward const weights = of_weights(Part::all);
-        both.dw_OI = weights.dw_OI, both.x_TI = weights.x_TI;
+        both.dw_OI = weights.dw_OI, both.x_TI = weights.x_TI, both.dadapters = weights.dadapters;
         linear_backward(pass_, both);
     }
 
   private:
     LinearBackward of_weights(Part which) const {
-        QkvPart const dpart(pass_, which, pass_.qkv_TX, grads_);
-        return {.dw_OI = dpart.w_XD, .dy = {.plain_TO = dpart.x_TX}, .x_TI = x_TD_};
+        QkvPart const dpart(pass_, which, pass_.qkv_TX, grads_), part(pass_, which, pass_.qkv_TX, weights_);
+        return {.dw_OI = dpart.w.w_OI,
+                .dy = {.plain_TO = dpart.x_TX},
+                .x_TI = x_TD_,
+                .dadapters = dpart.w.adapters,
+                .adapters = part.w.adapters};
     }
     LinearBackward of_input(Part which, bool adds) const {
         QkvPart const part(pass_, which, pass_.qkv_TX, weights_);
         return {.dx_TI = pass_.stream.partial(temporary_.dnormed_PD),
                 .adds = adds,
                 .dy = {.plain_TO = part.x_TX},
-                .w_OI = part.w_XD};
+                .w_OI = part.w.w_OI,
+                .adapters = part.w.adapters};
     }
     void split_gradient(Part which) const {
         QkvPart const dpart(pass_, which, pass_.qkv_TX, grads_), part(pass_, which, pass_.qkv_TX, weights_);
@@ -121,16 +127,16 @@ class ProjectionBackward {
                                 .qkv_TX = kept ? QkvPart(pass_, which, acts_.qkv_TX, weights_).x_TX : TensorView(),
                                 .cos_TR = pass_.cos_TR,
                                 .sin_TR = pass_.sin_TR,
-                                .dbias_accumulated_X = dpart.bias_X,
+                                .dbias_accumulated_X = pass_.wanted(dpart.bias_X, part.bias_X),
                                 .q_norm_K = part.q_norm_K,
                                 .k_norm_K = part.k_norm_K,
-                                .dq_norm_accumulated_K = dpart.q_norm_K,
-                                .dk_norm_accumulated_K = dpart.k_norm_K,
+                                .dq_norm_accumulated_K = pass_.wanted(dpart.q_norm_K, part.q_norm_K),
+                                .dk_norm_accumulated_K = pass_.wanted(dpart.k_norm_K, part.k_norm_K),
                                 .eps = pass_.options.rms_norm_eps});
         if (!part.k_conv_CW.empty()) {
             take_keys(pass_, pass_.dkey_TC, dpart.x_TX);
             pass_.ops.key_conv_backward({.dx_TX = dpart.x_TX,
-                                         .dw_accumulated_CW = dpart.k_conv_CW,
+                                         .dw_accumulated_CW = pass_.wanted(dpart.k_conv_CW, part.k_conv_CW),
                                          .dy_TC = pass_.dkey_TC,
                                          .x_TC = acts_.key_TC,
                                          .w_CW = part.k_conv_CW,
@@ -190,14 +196,14 @@ void attention_forward(Pass const& pass, BlockTensors const& weights, BlockActiv
         pass.attention.forward(acts.attention, selection);
     else
         pass.attention.restore(acts.attention, selection);
-    join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
+    join(pass, pass.branch_PD, matrix(acts.attention.local.o_THK), weights.o);
 }
 
 void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTensors const& grads,
                         BlockActivations const& acts, BlockGradients const& temporary, Selection const& selection) {
     Ops& ops = pass.ops;
     TensorView const dx_PD = temporary.dx_PD;
-    join_backward(pass, matrix(temporary.do_THK), grads.o_DX, dx_PD, matrix(acts.attention.local.o_THK), weights.o_DX);
+    join_backward(pass, matrix(temporary.do_THK), grads.o, dx_PD, matrix(acts.attention.local.o_THK), weights.o);
     pass.attention.backward({.dq_THK = temporary.dq_THK,
                              .dk_TGK = temporary.dk_TGK,
                              .dv_TGK = temporary.dv_TGK,
@@ -206,7 +212,7 @@ void attention_backward(Pass const& pass, BlockTensors const& weights, BlockTens
     project_backward(pass, {pass, weights, grads, acts, temporary}, selection);
     pass.stream.add_up(temporary.dnormed_PD);
     ops.rmsnorm_backward({.dx_TD = dx_PD,
-                          .dw_accumulated_D = grads.input_norm_D,
+                          .dw_accumulated_D = pass.wanted(grads.input_norm_D, weights.input_norm_D),
                           .dy_TD = temporary.dnormed_PD,
                           .x_TD = acts.x_PD,
                           .w_D = weights.input_norm_D,

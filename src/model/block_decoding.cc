@@ -51,7 +51,7 @@ void block_decode(Ops& ops, ModelOptions const& options, BlockTensors const& wei
                     .lengths_S = decoding.lengths_S,
                     .x_SD = x_SD,
                     .norm_D = weights.input_norm_D,
-                    .w_XD = weights.qkv_XD,
+                    .w_XD = weights.qkv.w_OI,
                     .cos_SR = cos_SR,
                     .sin_SR = sin_SR,
                     .bias_X = weights.qkv_bias_X,
@@ -63,14 +63,14 @@ void block_decode(Ops& ops, ModelOptions const& options, BlockTensors const& wei
         chosen_SHS =
             chosen_C.rows(0, q_SHK[0] * q_SHK[1] * budget->slots()).reshape({q_SHK[0], q_SHK[1], budget->slots()});
     attend_cache(ops, decoding, {.o_SHK = o_SHK, .q_SHK = q_SHK, .chosen_SHS = chosen_SHS, .pools = true}, selection);
-    ops.matmul({.c = x_SD, .a = matrix(o_SHK), .b = weights.o_DX, .transpose_b = true, .accumulate = true});
+    ops.matmul({.c = x_SD, .a = matrix(o_SHK), .b = weights.o.w_OI, .transpose_b = true, .accumulate = true});
     ops.normed_product({.y_SN = y_SF,
                         .x_SD = x_SD,
                         .norm_D = weights.post_norm_D,
-                        .w_ND = weights.gate_up_2FD,
+                        .w_ND = weights.gate_up.w_OI,
                         .eps = options.rms_norm_eps,
                         .swiglu = true});
-    ops.matmul({.c = x_SD, .a = y_SF, .b = weights.down_DF, .transpose_b = true, .accumulate = true});
+    ops.matmul({.c = x_SD, .a = y_SF, .b = weights.down.w_OI, .transpose_b = true, .accumulate = true});
 }
 
 }  // namespace perigee

@@ -30,7 +30,7 @@ struct DecodeTensors {
 DecodeTensors allocate_decoding(Arena& arena, Ops& ops, ModelOptions const& options, int64_t rows,
                                 std::span<Selection const> selections);
 
-/// x += attention(norm(x)), then x += SwiGLU(norm(x)).
+/// x += attention(norm(x)), then x += SwiGLU(norm(x)). Of weights without adapters.
 void block_decode(Ops& ops, ModelOptions const& options, BlockTensors const& weights, DecodeTensors const& tensors,
                   Decoding const& decoding, Selection const& selection);
 

@@ -52,12 +52,16 @@ OutputGradient quantised_gradient(Pass const& pass, LinearShape const& shape) {
 void linear_backward(Pass const& pass, LinearBackward const& x) {
     int64_t const tokens = x.dy.shape()[0], outputs = x.dy.shape()[1];
     bool const wants_dw = !x.dw_OI.empty(), wants_dx = !x.dx_TI.empty();
-    bool const fp8 = pass.takes_fp8({tokens, outputs, wants_dw ? x.dw_OI[1] : x.w_OI[1]});
+    bool const fp8 = (wants_dw || wants_dx) && pass.takes_fp8({tokens, outputs, wants_dw ? x.dw_OI[1] : x.w_OI[1]});
     bool const fp8_wgrad = wants_dw && fp8 && pass.precision->wgrad == GradientPrecision::fp8;
     ConstView const dy_TO = x.dy.plain_TO;
     if (wants_dw && !fp8_wgrad)
         pass.ops.matmul({.c = x.dw_OI, .a = dy_TO, .b = x.x_TI, .transpose_a = true, .accumulate = !pass.fresh});
-    if (wants_dx && !fp8) pass.ops.matmul({.c = x.dx_TI, .a = dy_TO, .b = x.w_OI, .accumulate = x.adds});
+    if (!x.x_TI.empty()) adapters_backward(pass, x.dadapters, dy_TO, x.x_TI, x.adapters);
+    if (wants_dx && !fp8) {
+        pass.ops.matmul({.c = x.dx_TI, .a = dy_TO, .b = x.w_OI, .accumulate = x.adds});
+        adapters_input_backward(pass, x.dx_TI, x.adapters);
+    }
     if (!fp8_wgrad && !(wants_dx && fp8)) return;
     QuantTensor rows_TO = x.dy.rows_TO, columns_OT = x.dy.columns_OT;
     if (rows_TO.empty()) {
@@ -69,14 +73,16 @@ void linear_backward(Pass const& pass, LinearBackward const& x) {
     if (wants_dx) quantised_input_gradient(pass, x, rows_TO);
 }
 
-void spread_backward(Pass const& pass, TensorView dx_PI, TensorView dw_OI, OutputGradient const& dy, TensorView x_PI,
-                     ConstView w_OI) {
+void spread_backward(Pass const& pass, TensorView dx_PI, Linear const& dw, OutputGradient const& dy, TensorView x_PI,
+                     Linear const& w) {
     // With several ranks, x of all tokens and the partial sums of dx are the same memory: dW comes first.
     linear_backward(pass, {.dx_TI = pass.stream.partial(dx_PI),
-                           .dw_OI = dw_OI,
+                           .dw_OI = dw.w_OI,
                            .dy = dy,
                            .x_TI = pass.stream.gather(x_PI),
-                           .w_OI = w_OI});
+                           .w_OI = w.w_OI,
+                           .dadapters = dw.adapters,
+                           .adapters = w.adapters});
     pass.stream.add_up(dx_PI);
 }
 

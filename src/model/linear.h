@@ -24,7 +24,8 @@ struct OutputGradient {
 /// Memory of the pass for a quantised gradient, where linear_backward of this shape takes one; else nothing.
 OutputGradient quantised_gradient(Pass const& pass, LinearShape const& shape);
 
-/// dW += dy^T x, or = where the pass is fresh, and dx = dy W, or += where it `adds`. Either may be an empty view.
+/// dW += dy^T x, or = where the pass is fresh, and dx = dy W, or += where it `adds`. Either may be an empty view. What
+/// adapters add to both comes with them: their own gradients where there is x, which then is read before dx is written.
 struct LinearBackward {
     TensorView dx_TI = {};
     bool adds = false;
@@ -32,28 +33,38 @@ struct LinearBackward {
     OutputGradient dy;
     ConstView x_TI = {};  ///< read for dW
     ConstView w_OI = {};  ///< read for dx
+    Adapters dadapters = {};
+    Adapters adapters = {};
 };
 void linear_backward(Pass const& pass, LinearBackward const& args);
 
-/// y = x W^T of all tokens, from x in parts: W's rows are cut.
-inline void spread(Pass const& pass, TensorView y_TO, TensorView x_PI, ConstView w_OI) {
-    linear(pass, y_TO, pass.stream.gather(x_PI), w_OI);
+/// y = x W^T of all tokens, from x in parts: W's rows are cut. Adapters are W's in all of this.
+inline void spread(Pass const& pass, TensorView y_TO, TensorView x_PI, Linear const& w) {
+    ConstView const x_TI = pass.stream.gather(x_PI);
+    linear(pass, y_TO, x_TI, w.w_OI);
+    adapters_forward(pass, y_TO, x_TI, w.adapters);
 }
 /// dx = dy W in parts, and dW += dy^T x
-void spread_backward(Pass const& pass, TensorView dx_PI, TensorView dw_OI, OutputGradient const& dy, TensorView x_PI,
-                     ConstView w_OI);
+void spread_backward(Pass const& pass, TensorView dx_PI, Linear const& dw, OutputGradient const& dy, TensorView x_PI,
+                     Linear const& w);
 
 /// y = x W^T in parts, from x of all tokens: W's columns are cut.
-inline void join(Pass const& pass, TensorView y_PO, ConstView x_TI, ConstView w_OI) {
-    linear(pass, pass.stream.partial(y_PO), x_TI, w_OI);
+inline void join(Pass const& pass, TensorView y_PO, ConstView x_TI, Linear const& w) {
+    TensorView const y_TO = pass.stream.partial(y_PO);
+    linear(pass, y_TO, x_TI, w.w_OI);
+    adapters_forward(pass, y_TO, x_TI, w.adapters);
     pass.stream.add_up(y_PO);
 }
 /// dx = dy W and dW += dy^T x, from dy in parts
-inline void join_backward(Pass const& pass, TensorView dx_TI, TensorView dw_OI, TensorView dy_PO, ConstView x_TI,
-                          ConstView w_OI) {
-    linear_backward(
-        pass,
-        {.dx_TI = dx_TI, .dw_OI = dw_OI, .dy = {.plain_TO = pass.stream.gather(dy_PO)}, .x_TI = x_TI, .w_OI = w_OI});
+inline void join_backward(Pass const& pass, TensorView dx_TI, Linear const& dw, TensorView dy_PO, ConstView x_TI,
+                          Linear const& w) {
+    linear_backward(pass, {.dx_TI = dx_TI,
+                           .dw_OI = dw.w_OI,
+                           .dy = {.plain_TO = pass.stream.gather(dy_PO)},
+                           .x_TI = x_TI,
+                           .w_OI = w.w_OI,
+                           .dadapters = dw.adapters,
+                           .adapters = w.adapters});
 }
 
 /// Memory for the quantised operands of one product at a time.

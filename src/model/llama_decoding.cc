@@ -113,7 +113,7 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t co
     return logits;
 }
 
-/// On one tp rank, from token ids to logits [rows, V].
+/// On one tp rank and without adapters, from token ids to logits [rows, V].
 void Llama::Impl::decode_whole(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                                TensorView logits_SV, Arena& arena) const {
     PERIGEE_CHECK(options.key_conv == 0, "a cache has no keys from before their convolution");
@@ -133,7 +133,8 @@ void Llama::Impl::decode_whole(WeightUnits& weights, Inputs const& inputs, std::
         Needed const unit(weights, block_unit(layer), next_block(layer + 1));
         Decoding const decoding{inputs.cache->pages(layer, 0, rows), inputs.lengths_S, problem.first_head,
                                 problem.scale};
-        block_decode(ops, options, block.in(unit.memory()), tensors, decoding, selections[static_cast<size_t>(layer)]);
+        block_decode(ops, options, block(layer, unit.memory()), tensors, decoding,
+                     selections[static_cast<size_t>(layer)]);
     }
     Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);
     ops.normed_product({.y_SN = logits_SV,
@@ -143,10 +144,11 @@ void Llama::Impl::decode_whole(WeightUnits& weights, Inputs const& inputs, std::
                         .eps = options.rms_norm_eps});
 }
 
-/// The same on any number of them: logits of this rank's part of the vocabulary.
+/// The same on any number of them, with adapters: logits of this rank's part of the vocabulary.
 void Llama::Impl::decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                               TensorView logits_SV, Arena& arena) const {
-    if (mesh.shape().tp == 1) return decode_whole(weights, inputs, selections, logits_SV, arena);
+    if (mesh.shape().tp == 1 && options.lora.rank == 0)
+        return decode_whole(weights, inputs, selections, logits_SV, arena);
     Arena::Scope const scope(arena);
     Forward const state = forward(weights, inputs, selections, arena);
     Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);

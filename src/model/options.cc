@@ -1,6 +1,7 @@
 #include "model/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -28,6 +29,38 @@ void describe(Schema& schema, RopeScaling& o) {
     schema.add("beta_slow", o.beta_slow, above(0), "yarn: dimensions turning less often than this are stretched fully");
     schema.add("attention_factor", o.attention_factor, at_least(0),
                "yarn: factor on queries and keys after rotation; 0 takes 0.1 ln(factor) + 1");
+}
+
+namespace {
+
+constexpr char const* kLoraTargets[] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+
+}  // namespace
+
+bool LoraOptions::has(std::string_view target) const {
+    return rank > 0 && std::ranges::find(targets, target) != targets.end();
+}
+
+void describe(Schema& schema, LoraOptions& o) {
+    schema
+        .add("rank", o.rank, between(0, 1 << 12),
+             "of the adapters; the model's own weights are then frozen, and checkpoints hold the adapters alone. 0: no "
+             "adapters")
+        .defines_model();
+    schema.add("alpha", o.alpha, above(0), "adapters count alpha / rank times").defines_model();
+    schema.add(
+        "dropout", o.dropout, between(0, 0.99),
+        "share of an adapter's inputs that are zero in a training step, the others scaled up; q, k and v see the "
+        "same ones, and so do gate and up");
+    schema
+        .add("targets", o.targets,
+             "the blocks' linear layers that have one: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj")
+        .defines_model();
+    schema.add(
+        "init_from", o.init_from,
+        "a new run, or eval and generate without a checkpoint, take the adapters in this folder: PEFT's "
+        "adapter_config.json and adapter_model.safetensors, of the same rank and targets; empty: new ones, whose "
+        "B is zero");
 }
 
 // The upper ends keep every size of a tensor, and the sum over a model's, within 64 bits.
@@ -94,6 +127,14 @@ std::vector<std::string> problems(ModelOptions const& o) {
                         o.num_attention_heads, o.kv_heads()));
     if (o.head_size() % 2 != 0)
         found.push_back(fmt::format("model.head_dim = {} is odd; rotary embedding needs pairs", o.head_size()));
+    for (std::string const& target : o.lora.targets)
+        if (std::ranges::find(kLoraTargets, target) == std::end(kLoraTargets))
+            found.push_back(fmt::format("lora.targets: `{}` is no linear layer of a block; there are {}", target,
+                                        fmt::join(kLoraTargets, ", ")));
+    if (o.lora.rank > 0 && o.lora.targets.empty())
+        found.push_back(fmt::format("lora.rank is {} and lora.targets is empty: name a target", o.lora.rank));
+    if (o.lora.rank == 0 && !o.lora.init_from.empty())
+        found.push_back("lora.init_from has no effect where lora.rank is 0: give the adapters' rank");
     RopeScaling const& rope = o.rope_scaling;
     if (rope.type == RopeType::llama3 && rope.high_freq_factor <= rope.low_freq_factor)
         found.push_back(fmt::format("model.rope_scaling.high_freq_factor = {} must exceed low_freq_factor = {}",

@@ -235,6 +235,11 @@ void check(StochasticRounding const& args) {
                   to_string(args.from.dtype), args.from.shape.str(), to_string(args.to.dtype), args.to.shape.str());
 }
 
+void check(Dropout const& args) {
+    check_same(args.y, args.x);
+    PERIGEE_CHECK(args.rate >= 0 && dropout_threshold(args.rate) < 65536, "dropout at a rate of {}", args.rate);
+}
+
 void check(AdamW const& args) {
     PERIGEE_CHECK(args.step >= 1, "AdamW counts steps from 1, not {}", args.step);
     expect("m", args.m, args.w.shape);

@@ -27,6 +27,7 @@ void check(SoftmaxStats const& args);
 void check(SoftmaxRescale const& args);
 void check(CrossEntropy const& args);
 void check(StochasticRounding const& args);
+void check(Dropout const& args);
 void check(AdamW const& args);
 void check(EmbeddingForward const& args);
 void check(EmbeddingBackward const& args);

@@ -128,6 +128,19 @@ struct Scale {
     double factor;
 };
 
+/// y = x / (1 - rate) where an element is kept, else 0; y may be the memory of x. Element n = part.index(i) of the
+/// tensor is dropped where the (n % 2)th half, low first, of word n % 8 / 2 of random.block(n / 8) is below
+/// dropout_threshold(rate), whose share of 65536 is the rate.
+struct Dropout {
+    static constexpr char const* kName = "dropout";
+    TensorView y;
+    ConstView x;
+    double rate = 0;
+    Philox random;
+    TensorPart part = {};
+};
+constexpr uint32_t dropout_threshold(double rate) { return static_cast<uint32_t>(rate * 65536 + 0.5); }
+
 /// x[t] = table[ids[t] - vocab_begin], or zeros where another shard of the vocabulary owns ids[t]; ids int32, in the
 /// whole vocabulary (checked by the data loader).
 struct EmbeddingForward {
@@ -384,7 +397,7 @@ struct AdamW {
 
 using Operation =
     std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Quantize,
-                 QuantMatMul, Add, Scale, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
+                 QuantMatMul, Add, Scale, Dropout, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
                  RopeTable, QkvForward, QkvBackward, KeyConvForward, KeyConvBackward, SelectBlocks, AttentionForward,
                  AttentionBackward, NormedProduct, DecodeQkv, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend,
                  SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm,

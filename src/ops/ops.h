@@ -52,6 +52,7 @@ class Ops {
     void matmul8(QuantMatMul const& args) { run(args); }
     void add(TensorView accumulated, ConstView x) { run(Add{accumulated, x}); }
     void scale(TensorView x, double factor) { run(Scale{x, factor}); }
+    void dropout(Dropout const& args) { run(args); }
 
     void embedding_forward(EmbeddingForward const& args) { run(args); }
     void embedding_backward(EmbeddingBackward const& args) { run(args); }

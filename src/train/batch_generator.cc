@@ -126,7 +126,7 @@ void BatchGenerator::decode(std::vector<bool> const& ready, std::vector<Generate
 
 void BatchGenerator::draw_on_host(std::vector<int32_t> ids, std::vector<bool> const& ready,
                                   std::vector<GeneratedToken>& tokens) {
-    auto const logits = session_.model().decode(session_.weights(), ids, selections_, cache_, session_.arena());
+    auto const logits = session_.model().decode(session_.model_weights(), ids, selections_, cache_, session_.arena());
     session_.arena().settle();
     size_t const vocabulary = logits.size() / ids.size();
     auto const of = [&](size_t text) { return std::span(logits).subspan(text * vocabulary, vocabulary); };
@@ -150,7 +150,7 @@ void BatchGenerator::draw_on_device(std::vector<int32_t> ids, std::vector<bool> 
         if (running_[text]->sampler.penalises())
             draws.seen_SW = seen_.with(static_cast<int64_t>(text), running_[text]->sampler).rows(0, std::ssize(ids));
     }
-    ids = session_.model().decode(session_.weights(), ids, selections_, cache_, session_.arena(), draws);
+    ids = session_.model().decode(session_.model_weights(), ids, selections_, cache_, session_.arena(), draws);
     session_.arena().settle();
     ids = agreed(std::move(ids));
     for (size_t text = 0; text < ids.size(); ++text) {

@@ -12,9 +12,9 @@ std::vector<float> read_prompt(Session& session, std::vector<Selection> const& s
     std::vector<float> logits;
     for (size_t begin = 0; begin < ids.size(); begin += kChunk) {
         before_pass();
-        logits =
-            session.model().next_logits(session.weights(), ids.subspan(begin, std::min(kChunk, ids.size() - begin)),
-                                        selections, cache, session.arena(), text);
+        logits = session.model().next_logits(session.model_weights(),
+                                             ids.subspan(begin, std::min(kChunk, ids.size() - begin)), selections,
+                                             cache, session.arena(), text);
         session.arena().settle();
     }
     return logits;
@@ -41,8 +41,8 @@ void TextModel::reserve(int64_t tokens) {
 std::vector<float> TextModel::next_logits(std::span<int32_t const> ids) {
     Llama& model = session_.model();
     if (!cache_)
-        return model.next_logits(session_.weights(), unfinished_document(text_), selections_, session_.arena());
-    if (ids.size() == 1) return model.decode(session_.weights(), ids, selections_, *cache_, session_.arena());
+        return model.next_logits(session_.model_weights(), unfinished_document(text_), selections_, session_.arena());
+    if (ids.size() == 1) return model.decode(session_.model_weights(), ids, selections_, *cache_, session_.arena());
     return read_prompt(session_, selections_, *cache_, 0, ids);
 }
 
@@ -72,7 +72,7 @@ int32_t TextModel::draw(std::span<int32_t const> ids, Sampler& sampler) {
     if (rule.index == 0) seen_.forget(0);  // another sampler's
     if (sampler.penalises()) draws.seen_SW = seen_.with(0, sampler);
     int32_t const id =
-        session_.model().decode(session_.weights(), ids, selections_, *cache_, session_.arena(), draws).front();
+        session_.model().decode(session_.model_weights(), ids, selections_, *cache_, session_.arena(), draws).front();
     session_.arena().settle();
     sampler.take(id);
     return id;

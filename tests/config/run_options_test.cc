@@ -150,6 +150,10 @@ class Randomizer {
         target->resize(below(4));
         for (int64_t& value : *target) set(range, &value);
     }
+    void set(Range const& range, std::vector<std::string>* target) {
+        target->resize(below(4));
+        for (std::string& value : *target) set(range, &value);
+    }
     void set(Range const&, Field::Choice const& target) { target.select(below(target.names.size())); }
     void set(Range const&, Field::Section const& target) { fill(*target.schema); }
     void set(Range const&, Field::List const& target) {

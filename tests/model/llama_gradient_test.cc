@@ -38,6 +38,15 @@ std::vector<Variant> variants() {
                 [](ModelOptions& o) {
                     o.rope_scaling = {.type = RopeType::yarn, .factor = 4, .original_max_position_embeddings = 16};
                 }),
+        variant("lora", mixed(),
+                [](ModelOptions& o) {
+                    o.lora = {.rank = 2, .alpha = 3};
+                    o.qkv_bias = o.qk_norm = true;
+                }),
+        variant("lora_of_some", full,
+                [](ModelOptions& o) {
+                    o.lora = {.rank = 3, .alpha = 3, .targets = {"k_proj", "v_proj", "up_proj", "o_proj"}};
+                }),
         variant("block_local", all(AttentionKind::moba)),
         variant("per_group", mixed()),
     };

@@ -65,6 +65,7 @@ class CudaOps final : public Ops {
     void compute(QuantMatMul const& args);
     void compute(Add const& args);
     void compute(Scale const& args);
+    void compute(Dropout const& args);
     void compute(EmbeddingForward const& args);
     void compute(EmbeddingBackward const& args);
     void compute(RmsNormForward const& args);

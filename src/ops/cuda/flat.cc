@@ -70,6 +70,19 @@ void CudaOps::compute(Scale const& args) {
         kernels::scale(x.as<float>(), static_cast<float>(factor), x.size(), stream());
 }
 
+void CudaOps::compute(Dropout const& args) {
+    check(args);
+    uint32_t const threshold = dropout_threshold(args.rate);
+    kernels::dropout({.y = args.y.as<bf16>(),
+                      .x = args.x.as<bf16>(),
+                      .threshold = threshold,
+                      .factor = static_cast<float>(65536.0 / (65536.0 - threshold)),
+                      .random = args.random,
+                      .part = args.part,
+                      .count = args.x.size()},
+                     stream());
+}
+
 void CudaOps::compute(SquaredNorm const& args) {
     auto const [sum_accumulated, x] = args;
     auto* const sum = sum_accumulated.as<double>();

@@ -68,6 +68,24 @@ void round_stochastically(StochasticRounding const& args) {
 }
 
 template <class Real>
+void dropout(Dropout const& args) {
+    Real* const y = args.y.as<Real>();
+    Real const* const x = args.x.as<Real>();
+    uint32_t const threshold = dropout_threshold(args.rate);
+    Real const factor = static_cast<Real>(65536.0 / (65536.0 - threshold));
+    parallel_ranges(args.x.size(), kGrain, [&](int64_t begin, int64_t end) {
+        uint64_t known = ~uint64_t{0};  // block of the draws at hand: neighbours share one
+        std::array<uint32_t, 4> draws{};
+        for (int64_t i = begin; i < end; ++i) {
+            auto const n = static_cast<uint64_t>(args.part.index(i));
+            if (n / 8 != known) draws = args.random.block(known = n / 8);
+            uint32_t const draw = draws[n % 8 / 2] >> (n % 2 * 16) & 0xffffu;
+            y[i] = draw < threshold ? Real(0) : x[i] * factor;
+        }
+    });
+}
+
+template <class Real>
 double squared_norm(ConstView x) {
     Real const* const values = x.as<Real>();
     constexpr int64_t kChunks = 256;
@@ -189,6 +207,8 @@ template void add<float>(Add const&);
 template void add<double>(Add const&);
 template void scale<float>(Scale const&);
 template void scale<double>(Scale const&);
+template void dropout<float>(Dropout const&);
+template void dropout<double>(Dropout const&);
 template double squared_norm<float>(ConstView);
 template double squared_norm<double>(ConstView);
 template void fill_normal<float>(FillNormal const&);

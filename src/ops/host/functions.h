@@ -56,6 +56,8 @@ void add(Add const& args);
 template <class Real>
 void scale(Scale const& args);
 template <class Real>
+void dropout(Dropout const& args);
+template <class Real>
 double squared_norm(ConstView x);
 uint64_t hash_bits(ConstView x);
 template <class Real>

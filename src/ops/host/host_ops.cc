@@ -114,6 +114,12 @@ void HostOps<Real>::compute(Scale const& args) {
 }
 
 template <class Real>
+void HostOps<Real>::compute(Dropout const& args) {
+    check(args);
+    host::dropout<Real>(args);
+}
+
+template <class Real>
 void HostOps<Real>::compute(EmbeddingForward const& args) {
     check(args);
     host::embedding_forward<Real>(args);

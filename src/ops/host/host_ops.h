@@ -37,6 +37,7 @@ class HostOps : public Ops {
     void compute(QuantMatMul const& args);
     void compute(Add const& args);
     void compute(Scale const& args);
+    void compute(Dropout const& args);
     void compute(EmbeddingForward const& args);
     void compute(EmbeddingBackward const& args);
     void compute(RmsNormForward const& args);

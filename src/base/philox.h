@@ -20,8 +20,7 @@ enum class Purpose : uint32_t {
     rounding = 6,
     document_order = 7,
     block_selection = 8,
-    evaluation = 9,
-    dropout = 10
+    evaluation = 9
 };
 
 /// FNV-1a of a name: the stable way to key random numbers by a tensor's or data set's global name.

@@ -83,7 +83,6 @@ class Learner {
     ShardedGradients grads_;
     Buffer sums_;  ///< a Sums on the device
     AdamWOptimizer optimizer_;
-    Untrained const untrained_;
     Event read_until_;  ///< by a save
 };
 

@@ -18,7 +18,6 @@ struct DecodeCase {
     uint64_t page_seed = 1;  ///< order of the pages
     uint64_t seed = 5;       ///< of sequence s: seed + s
     double scale = 0.125;
-    int64_t first_head = 0;  ///< number of the first head among all of the model
 };
 
 /// The numbers of one sequence, all of which bf16 holds.
@@ -106,11 +105,10 @@ class DecodeLab {
                            .q_SHK = queries(),
                            .pages = pages(),
                            .lengths_S = lengths_S,
-                           .selection = c_.selection,
-                           .first_head = c_.first_head});
+                           .selection = c_.selection});
         return ints(chosen_SHS);
     }
-    Values attend(bool all, bool pools = false) {
+    Values attend(bool all) {
         TensorView const o = lab_.compute({S_, c_.heads, c_.head_dim});
         Attended attended = FullAttention{};
         if (!all) attended = BlockSparse{.budget = *budget_of(c_.selection), .chosen_THS = chosen_SHS};
@@ -119,19 +117,10 @@ class DecodeLab {
                            .pages = pages(),
                            .lengths_S = lengths_S,
                            .scale = c_.scale,
-                           .attended = attended,
-                           .pools = pools});
+                           .attended = attended});
         return lab_.values(o);
     }
     Values means() { return lab_.values(means_NGK); }
-    Values keys() { return lab_.values(k_NPGK); }
-    Values values() { return lab_.values(v_NPGK); }
-    /// Row of the newest token of sequence s, of G K values, in keys() and values().
-    int64_t newest_row(size_t s) const {
-        int32_t const t = c_.lengths[s];
-        int64_t const page = table[s * static_cast<size_t>(M_) + static_cast<size_t>(t / c_.page_size)];
-        return page * c_.page_size + t % c_.page_size;
-    }
 
     /// The choice of training's operation for sequence s.
     std::vector<int32_t> training_select(size_t s) {
@@ -145,8 +134,7 @@ class DecodeLab {
                            .k_TGK = lab_.compute({tokens, c_.kv_heads, c_.head_dim}, x.k_TGK),
                            .cu_seqlens = borders,
                            .selection = c_.selection,
-                           .query_begin = tokens - 1,
-                           .first_head = c_.first_head});
+                           .query_begin = tokens - 1});
         return ints(chosen);
     }
 

@@ -1,8 +1,7 @@
 // From views to the pointers that kernels take.
 #pragma once
 
-#include "kernels/quantize/quantize.h"
-#include "tensor/quantized.h"
+#include "tensor/tensor.h"
 
 namespace perigee {
 
@@ -10,10 +9,6 @@ namespace perigee {
 template <class T, class View>
 auto* optional(View const& view) {
     return view.empty() ? nullptr : view.template as<T>();
-}
-
-inline kernels::Quantized quantized(QuantTensor const& x) {
-    return {.bytes = optional<uint8_t>(x.values), .scales = optional<float>(x.scales)};
 }
 
 }  // namespace perigee

@@ -5,7 +5,7 @@ set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
 folder=$scratch/run whole=$scratch/whole
-# The job may end before a save beside the training would have.
+# With asynchronous saves the fault can end the job while step 20 is still being written.
 options=(parallel.shard=none guard.hash_every=10 checkpoint.async=false ${more_options:-})
 ranks=${ranks:-4}
 run "$ranks" "$whole" perigee "${options[@]}"

@@ -278,7 +278,7 @@ Choices choices(RunOptions options, int ranks, int rank, FlatRange queries) {
 TEST(PhantomRank, ChoosesBlocksAsOneRankDoesAtFullLength) {
     constexpr int kRanks = 4;
     constexpr int64_t kTokens = 2048, kOwn = kTokens / kRanks;
-    std::map<std::pair<int64_t, int64_t>, Choices> of_one_rank;  // by queries: the same whatever the mode
+    std::map<std::pair<int64_t, int64_t>, Choices> of_one_rank;  // keyed by query range; no context mode applies
     for (char const* const mode : {"ulysses", "allgather", "auto"}) {
         RunOptions const options =
             hybrid({"parallel.context=4", fmt::format("parallel.context_mode={}", mode), "data.sequence_length=2048",

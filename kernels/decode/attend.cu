@@ -1,10 +1,10 @@
 // Attention of the newest tokens (flash-decode). Keys are cut into splits of 128. Each split leaves a normalised
-// partial result and its log-sum-exp for the heads of a group, and a second kernel merges them in the order of the
-// keys.
+// partial result and its log-sum-exp for the heads of a group, which merge.cu merges.
 #include "kernels/ampere/tile.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/vector.cuh"
+#include "kernels/decode/partials.h"
 #include "kernels/decode/score_rows.cuh"
 
 namespace perigee::decode {
@@ -13,26 +13,9 @@ namespace {
 using namespace ampere;
 
 constexpr int kAttendThreads = 128;
-constexpr int kSplitKeys = 128;
 constexpr int kWarpKeys = kSplitKeys / 4;
 constexpr int kHeadRows = 16;                  // heads of a group at a time
 constexpr int kWeightStride = kSplitKeys + 8;  // of a row of weights in shared memory
-
-struct AttendArgs {
-    Cache cache;
-    bf16 const* q;
-    bf16* o;
-    int32_t const* chosen;  ///< [S, H, slots]
-    float* partial;         ///< [S, H, most_splits, K]
-    float* partial_lse;     ///< [S, H, most_splits], in base 2
-    int32_t* counts;        ///< [S, G]: splits
-    int32_t heads, group, slots;
-    int32_t listed;  ///< slots of a group: group * slots
-    int32_t splits_per_block;
-    int32_t most_splits;  ///< of a sequence and key/value head
-    bool all;
-    float scale_log2;
-};
 
 template <int D>
 struct AttendShared {
@@ -71,12 +54,51 @@ __device__ void list_blocks(AttendArgs const& a, int32_t const* from, int32_t cu
     __syncthreads();
 }
 
-/// Keys [begin, begin + keys) of `block`.
+/// Keys [begin, begin + keys), of `block`.
 struct Split {
-    int32_t block, keys;
+    int32_t block, begin, keys;
     bool local;
     int64_t at;  ///< place of its partial result for the group's first head in [S, H, most_splits]
 };
+
+/// The splits of one sequence and key/value head.
+struct Splits {
+    int32_t const* list;  ///< of blocks; null: all
+    int32_t count, per_block, block_size, current, tokens;
+    int64_t at;
+
+    __device__ Split operator[](int32_t i) const {
+        int32_t const block = list == nullptr ? i / per_block : list[i / per_block];
+        int32_t const begin = block * block_size + i % per_block * kSplitKeys;
+        int32_t const end = min(min(begin + kSplitKeys, (block + 1) * block_size), tokens);
+        return {block, begin, end - begin, block == current, at + i};
+    }
+};
+
+/// Starts copying a split of key/value head g: keys are one group of copies, values the next.
+template <int D>
+__device__ __forceinline__ void load_split(AttendShared<D>& shared, Cache const& c, Pages const& pages,
+                                           Split const& split, int32_t g) {
+    constexpr int kVectors = D / 8;
+    int32_t const first_page = split.begin / c.page_size;
+    bool const one_page = (split.begin + split.keys - 1) / c.page_size == first_page;
+    int64_t const first = pages.row(split.begin, g) * D;
+    int32_t const stride = c.kv_heads * D;
+    auto const copy = [&](bf16* tile, bf16 const* from) {
+#pragma unroll
+        for (int i = 0; i < kSplitKeys * kVectors / kAttendThreads; ++i) {
+            int const vector = i * kAttendThreads + static_cast<int>(threadIdx.x);
+            int const key = vector / kVectors, column = vector % kVectors * 8;
+            bool const there = key < split.keys;
+            int64_t row = first + key * stride;
+            if (!one_page && there) row = pages.row(split.begin + key, g) * D;
+            copy_16(tile + key * tile_stride<D>() + column, from + (there ? row : first) + column, there);
+        }
+        end_copy_group();
+    };
+    copy(shared.k, c.k);
+    copy(shared.v, c.v);
+}
 
 /// Whether the head, a row of its group, attends the block. `chosen`: [group, slots].
 __device__ __forceinline__ bool attends(AttendArgs const& a, int32_t const* chosen, int head, Split const& split) {
@@ -202,12 +224,13 @@ __device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D
 /// Splits of one sequence and key/value head, strided over the thread blocks of a grid row.
 template <int D>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const a) {
-    start_early();
+    wait_for_previous();
+    let_next_begin();  // products that read ahead would take the bandwidth of what comes before this
     auto& shared = *reinterpret_cast<AttendShared<D>*>(dynamic_shared());
     auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
     int32_t* const list = chosen + 2 * a.listed;
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s], B = a.cache.block_size;
-    int32_t const current = length < 0 ? 0 : length / B;
+    int32_t const current = length < 0 ? 0 : length / B, columns = static_cast<int32_t>(gridDim.x);
     int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
     int32_t blocks = current + 1;
     if (!a.all && length >= 0) {
@@ -215,85 +238,59 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const
         blocks = shared.list_size;
     }
     int32_t const local_splits = length % B / kSplitKeys + 1;
-    int32_t const splits = length < 0 ? 0 : (blocks - 1) * a.splits_per_block + local_splits;
-    if (blockIdx.x == 0 && threadIdx.x == 0) a.counts[s * a.cache.kv_heads + g] = splits;
+    Splits const splits{.list = a.all ? nullptr : list,
+                        .count = length < 0 ? 0 : (blocks - 1) * a.splits_per_block + local_splits,
+                        .per_block = a.splits_per_block,
+                        .block_size = B,
+                        .current = current,
+                        .tokens = length + 1,
+                        .at = head * a.most_splits};
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.counts[s * a.cache.kv_heads + g] = splits.count;
     Pages const pages(a.cache, s);
+    auto const begin_copies = [&](int32_t i) {
+        if (i < splits.count) load_split<D>(shared, a.cache, pages, splits[i], g);
+    };
+    begin_copies(blockIdx.x);
     bf16 const* const q = a.q + head * D;
     uint32_t x[D / 16][4];
     load_heads<D>(x, q, 0, a.group);
-    for (int32_t i = blockIdx.x; i < splits; i += static_cast<int32_t>(gridDim.x)) {
-        int32_t const block = a.all ? i / a.splits_per_block : list[i / a.splits_per_block];
-        int32_t const begin = block * B + i % a.splits_per_block * kSplitKeys;
-        int32_t const end = min(min(begin + kSplitKeys, block * B + B), length + 1);
-        Split const split{block, end - begin, block == current, head * a.most_splits + i};
-        auto const row = [&](int key) { return begin + key < end ? pages.row(begin + key, g) : int64_t{-1}; };
-        load_rows<D, kSplitKeys, kAttendThreads>(shared.k, a.cache.k, row);
-        end_copy_group();
-        load_rows<D, kSplitKeys, kAttendThreads>(shared.v, a.cache.v, row);
-        end_copy_group();
+    for (int32_t i = blockIdx.x; i < splits.count; i += columns) {
+        Split const split = splits[i];
         wait_for_copy_groups<1>();
         __syncthreads();
         for (int first = 0; first < a.group; first += kHeadRows) {
             if (a.group > kHeadRows) load_heads<D>(x, q, first, a.group);
             attend_heads<D>(a, shared, chosen, x, first, split);
         }
+        begin_copies(i + columns);
     }
 }
 
-/// One head of one sequence: partial results in their order. A thread has a column.
-template <int D>
-__global__ void __launch_bounds__(D) merge_kernel(AttendArgs const a) {
-    start_early();
-    __shared__ float weights[D];
-    int32_t const s = blockIdx.y, head = blockIdx.x, thread = threadIdx.x;
-    int32_t const splits = a.counts[s * a.cache.kv_heads + head / a.group];
-    int64_t const row = int64_t{s} * a.heads + head;
-    float const* const lse = a.partial_lse + row * a.most_splits;
-    float most = -INFINITY;
-    for (int32_t i = thread; i < splits; i += D) most = fmaxf(most, lse[i]);
-    most = finite_base(block_max(most));
-    float o = 0, sum = 0;
-    for (int32_t from = 0; from < splits; from += D) {
-        int32_t const count = min(D, splits - from);
-        __syncthreads();  // the weights before have been read
-        if (thread < count) weights[thread] = exp2_approx(lse[from + thread] - most);
-        __syncthreads();
-        float const* const partial = a.partial + (row * a.most_splits + from) * D + thread;
-#pragma unroll 8
-        for (int32_t i = 0; i < count; ++i) {
-            float const weight = weights[i];
-            sum += weight;
-            if (weight != 0) o += weight * partial[int64_t{i} * D];
-        }
-    }
-    a.o[row * D + thread] = narrow<bf16>(o * inverse_of_sum(sum));
-}
-
-int32_t splits_per_block(Cache const& cache) { return static_cast<int32_t>(ceil_div(cache.block_size, kSplitKeys)); }
-
-int32_t most_splits(Attend const& x) {
-    int64_t const group = x.heads / x.cache.kv_heads;
-    int64_t const blocks =
-        x.all ? x.cache.most_blocks() : std::min<int64_t>(x.cache.most_blocks(), 1 + group * x.slots);
-    return static_cast<int32_t>(blocks * splits_per_block(x.cache));
-}
-
-/// Thread blocks of a sequence and key/value head: enough to fill a GPU; results do not depend on it.
-int64_t grid_columns(AttendArgs const& args) {
-    constexpr int64_t kEnough = 2048;
+/// Thread blocks of a sequence and key/value head: those that fill `resident` places in whole turns, as few as do.
+/// Results do not depend on it.
+int64_t grid_columns(AttendArgs const& args, int64_t resident) {
+    constexpr int64_t kTurns = 4;
     int64_t const rows = int64_t{args.cache.kv_heads} * args.cache.sequences;
-    return std::min<int64_t>(args.most_splits, std::max<int64_t>(kEnough / rows, 1));
+    auto const filled = [&](int64_t columns) {
+        return static_cast<double>(rows * columns) / static_cast<double>(round_up(rows * columns, resident));
+    };
+    int64_t best = 1, columns = 1;
+    for (int64_t i = 2; i * rows <= kTurns * resident; ++i)
+        if (filled(i) > filled(best)) best = i;
+    while (filled(columns) < filled(best) - 0.03) ++columns;
+    return std::min<int64_t>(columns, args.most_splits);
 }
 
 }  // namespace
 
-size_t attend_floats(Attend const& args) {
-    auto const rows = static_cast<size_t>(args.cache.sequences) * static_cast<size_t>(args.heads);
-    return rows * static_cast<size_t>(most_splits(args)) * static_cast<size_t>(args.cache.head_dim + 1) + rows;
+int64_t most_splits(Attend const& x) {
+    int64_t const chosen = 1 + int64_t{x.heads / x.cache.kv_heads} * x.slots, blocks = x.cache.most_blocks();
+    return most_splits(x.all ? blocks : std::min(blocks, chosen), x.cache.block_size);
 }
 
 void attend(Attend const& x) {
-    int32_t const group = x.heads / x.cache.kv_heads, splits = most_splits(x), listed = x.all ? 0 : group * x.slots;
+    int32_t const group = x.heads / x.cache.kv_heads, splits = static_cast<int32_t>(most_splits(x)),
+                  listed = x.all ? 0 : group * x.slots;
     int64_t const partials = int64_t{x.cache.sequences} * x.heads * splits;
     float* const lse = x.scratch + partials * x.cache.head_dim;
     AttendArgs const args{.cache = x.cache,
@@ -307,17 +304,18 @@ void attend(Attend const& x) {
                           .group = group,
                           .slots = x.all ? 0 : x.slots,
                           .listed = listed,
-                          .splits_per_block = splits_per_block(x.cache),
+                          .splits_per_block = static_cast<int32_t>(most_splits(1, x.cache.block_size)),
                           .most_splits = splits,
                           .all = x.all,
+                          .pools = x.pools,
                           .scale_log2 = x.scale * kLog2e};
     with_head_dim(x.cache.head_dim, [&]<int D>() {
         size_t const bytes = sizeof(AttendShared<D>) + sizeof(int32_t) * static_cast<size_t>(3 * listed + 1);
-        launch({"decode_attend", grid_columns(args), x.cache.kv_heads, kAttendThreads, bytes, x.stream,
-                x.cache.sequences, true},
+        int64_t const columns = grid_columns(args, resident_blocks(attend_kernel<D>, kAttendThreads, bytes));
+        launch({"decode_attend", columns, x.cache.kv_heads, kAttendThreads, bytes, x.stream, x.cache.sequences, true},
                attend_kernel<D>, args);
-        launch({"decode_merge", x.heads, x.cache.sequences, D, 0, x.stream, 1, true}, merge_kernel<D>, args);
     });
+    merge(args, x.stream);
 }
 
 }  // namespace perigee::decode

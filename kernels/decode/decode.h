@@ -8,6 +8,7 @@
 #include "base/bf16.h"
 #include "kernels/block_selection/selection.h"
 #include "kernels/block_sparse_attention/plan.h"
+#include "kernels/decode/scratch.h"
 
 namespace perigee::decode {
 
@@ -41,12 +42,12 @@ struct Select {
     int32_t heads = 0;          ///< H
     int32_t first_head = 0;     ///< number of the first among all of the model
     KernelArch arch = KernelArch::sm80;
-    float* scores = nullptr;  ///< scratch memory: select_floats()
+    float* scores = nullptr;      ///< scratch memory: select_floats() of most_blocks()
+    unsigned* arrived = nullptr;  ///< [S, G]: zeros, before and after
     cudaStream_t stream = nullptr;
 };
 /// Writes all of `chosen`: past blocks, ascending, then -1. With the gate, those that moba_gate_select chooses.
 void select(Select const& args, Selection const& selection);
-size_t select_floats(Cache const& cache, int64_t heads);
 
 struct Attend {
     Cache cache;
@@ -56,12 +57,12 @@ struct Attend {
     int32_t heads = 0;                ///< H
     int32_t slots = 0;
     bool all = false;          ///< every block of the past, and no `chosen`
+    bool pools = false;        ///< writes the means of the blocks that the newest tokens complete
     float scale = 0;           ///< of the scores: positive
-    float* scratch = nullptr;  ///< attend_floats()
+    float* scratch = nullptr;  ///< attend_floats() of most_splits()
     cudaStream_t stream = nullptr;
 };
 void attend(Attend const& args);
-/// Partial results, [S, H, splits, K + 1], and a count for each sequence and key/value head.
-size_t attend_floats(Attend const& args);
+int64_t most_splits(Attend const& args);
 
 }  // namespace perigee::decode

@@ -1,7 +1,9 @@
-// Scores of past blocks by warp products, in the order of products of the gate's gate_sm80.cu: bitwise its scores.
+// Scores of past blocks, and the choice from them, by warp products, in the order of products of the gate's
+// gate_sm80.cu: bitwise its scores.
 #include "kernels/ampere/tile.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/decode/pick.cuh"
 #include "kernels/decode/score_rows.cuh"
 
 namespace perigee::decode {
@@ -12,11 +14,12 @@ using namespace ampere;
 /// 64 blocks of one sequence against all heads of a key/value head, 64 at a time, or against their sum.
 template <int D>
 __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a) {
-    start_early();
+    wait_for_previous();
+    let_next_begin();  // products that read ahead would take the bandwidth of what comes before this
     auto* const means = reinterpret_cast<bf16*>(dynamic_shared());
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s], from = blockIdx.x * kScoreBlocks;
     int32_t const current = length < 0 ? 0 : length / a.cache.block_size;
-    if (from >= current) return;
+    if (from >= max(current, 1)) return;
     Pages const pages(a.cache, s);
     load_rows<D, kScoreBlocks, kScoreThreads>(
         means, a.cache.means, [&](int i) { return from + i < current ? pages.mean_row(from + i, g) : int64_t{-1}; });
@@ -36,6 +39,7 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
         }
         write_scores(a, scores, head, first, rows, from, current);
     }
+    pick_if_last(a, head, current);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// Scores of past blocks by warpgroup products, in the order of products of the gate's gate_sm90.cu: bitwise its scores.
+// Scores of past blocks, and the choice from them, by warpgroup products, in the order of products of the gate's
+// gate_sm90.cu: bitwise its scores.
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/decode/pick.cuh"
 #include "kernels/decode/score_rows.cuh"
 #include "kernels/hopper/product.cuh"
 
@@ -19,11 +21,12 @@ struct ScoreShared {
 template <int D>
 __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    start_early();
+    wait_for_previous();
+    let_next_begin();  // products that read ahead would take the bandwidth of what comes before this
     uint32_t const means = shared_address(hopper::dynamic_tiles<ScoreShared<D>>().means);
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s], from = blockIdx.x * kScoreBlocks;
     int32_t const current = length < 0 ? 0 : length / a.cache.block_size;
-    if (from >= current) return;
+    if (from >= max(current, 1)) return;
     Pages const pages(a.cache, s);
     constexpr int kVectors = D / 8;
     for (int i = threadIdx.x; i < kScoreBlocks * kVectors; i += kScoreThreads) {
@@ -47,6 +50,7 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
         hopper::pin(scores);
         write_scores(a, scores, head, tile + warp_row, a.group, from, current);
     }
+    pick_if_last(a, head, current);
 #endif
 }
 

@@ -1,4 +1,4 @@
-// What select.cu and its two kernels of scores share.
+// What select.cu and its two kernels of scores and choices share.
 #pragma once
 
 #include "kernels/decode/decode.h"
@@ -11,9 +11,12 @@ constexpr int kScoreBlocks = 64;  ///< candidates of a thread block
 struct ScoreArgs {
     Cache cache;
     bf16 const* q;
-    float* scores;  ///< [S, H, most_blocks()]; of heads that share a choice, the first has the scores
-    int32_t heads, group;
+    float* scores;      ///< [S, H, most_blocks()]; of heads that share a choice, the first has the scores
+    int32_t* chosen;    ///< [S, H, slots]
+    unsigned* arrived;  ///< [S, G]: thread blocks whose scores are written; zeros before and after
+    int32_t heads, group, slots;
     int32_t summed;  ///< heads that share a choice
+    bool force_previous, force_first;
 };
 
 void score_sm80(ScoreArgs const& args, cudaStream_t stream);

@@ -77,6 +77,18 @@ struct StochasticRounding {
 };
 void round_stochastically(StochasticRounding const& args, cudaStream_t stream);
 
+/// As Ops::dropout: what is kept is multiplied by `factor`. y may be the memory of x.
+struct Dropout {
+    bf16* y;
+    bf16 const* x;
+    uint32_t threshold;
+    float factor;
+    Philox random;
+    TensorPart part;
+    int64_t count;
+};
+void dropout(Dropout const& args, cudaStream_t stream);
+
 /// cos and sin [T, R] of positions[t] * inverse_frequencies[r], times `magnitude`, computed in fp64.
 struct RopeTable {
     float* cos;

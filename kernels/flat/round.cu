@@ -1,5 +1,5 @@
 #include "kernels/common/flat.cuh"
-#include "kernels/common/vector.cuh"
+#include "kernels/common/stochastic.cuh"
 #include "kernels/flat/flat.h"
 
 namespace perigee::kernels {
@@ -10,9 +10,7 @@ using Random = std::array<uint32_t, 4>;
 
 /// `n`: the element's place among the eight that share a block of random numbers.
 __device__ __forceinline__ bf16 round(float x, Random const& random, int n) {
-    uint32_t const bits = __float_as_uint(x), added = random[n / 2] >> (n % 2 * 16) & 0xffffu;
-    bool const finite = (bits & 0x7f800000u) != 0x7f800000u;
-    return finite ? bf16{static_cast<uint16_t>((bits + added) >> 16)} : narrow<bf16>(x);
+    return round_up_or_down(x, random[n / 2] >> (n % 2 * 16) & 0xffffu);
 }
 
 struct Round {

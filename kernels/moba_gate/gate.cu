@@ -62,7 +62,8 @@ GateArgs gate_args(Stage const& stage, int32_t* chosen) {
             .heads = narrow(shape.heads),
             .kv_heads = narrow(shape.kv_heads),
             .group = narrow(shape.group()),
-            .slots = narrow(shape.slots()),
+            .slots = narrow(shape.slots() - options.force_first),
+            .first = narrow(options.force_first),
             .summed = narrow(options.selection == MobaSelection::per_group ? shape.group() : 1),
             .force_previous = options.force_previous};
 }

@@ -68,8 +68,10 @@ __device__ void compete(GateArgs const& a, float const* scores, Slot* best, int 
     }
 }
 
-/// Writes a row's blocks in ascending order, counted from `first`, then -1. A lane's business.
-__device__ void write_selection(GateArgs const& a, Slot const* best, int row, int32_t first, int32_t* out) {
+/// Writes a row's blocks in ascending order, counted from its document's first, then -1. A lane's business.
+__device__ void write_selection(GateArgs const& a, Slot const* best, int row, int32_t first, int32_t local,
+                                int32_t* out) {
+    if (a.first > 0) *out++ = first < local ? 0 : -1;
     int count = 0;
     for (int slot = 0; slot < a.slots; ++slot) {
         int32_t const block = best[slot].block[row];
@@ -96,7 +98,9 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
     int64_t const g = head / a.group;
 
     bool const mine = lane < 16 && query + lane < a.queries;  // the lane has a row
-    int32_t const high = mine ? a.block_of[a.query_begin + query + lane] : 0, low = mine ? a.blocks[high].first : 0;
+    int32_t const high = mine ? a.block_of[a.query_begin + query + lane] : 0,
+                  document = mine ? a.blocks[high].first : 0;
+    int32_t const low = document + a.first;
     for (int slot = 0; mine && slot < a.slots; ++slot) best[slot].score[row] = -INFINITY, best[slot].block[row] = -1;
     int32_t const begin = a.blocks[a.block_of[a.query_begin + tile]].first;
     int32_t const end = a.block_of[a.query_begin + min(tile + kGateRows, a.queries) - 1];
@@ -132,7 +136,8 @@ __global__ void __launch_bounds__(kGateThreads) gate_kernel(GateArgs const a) {
         __syncwarp();  // the scores have been read
     }
     for (int h = 0; mine && h < a.summed; ++h)
-        write_selection(a, best, row, low, a.chosen + (int64_t{query + lane} * a.heads + head + h) * a.slots);
+        write_selection(a, best, row, document, high,
+                        a.chosen + (int64_t{query + lane} * a.heads + head + h) * a.all_slots());
 }
 
 }  // namespace

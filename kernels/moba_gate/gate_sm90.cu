@@ -78,7 +78,7 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
         for (int i = 0; i < kPerLane; ++i)
             if (i * 32 + lane < tile.count) {
                 int32_t const local = a.block_of[a.query_begin + tile.query + i * 32 + lane];
-                range[i] = {a.blocks[local].first, local};
+                range[i] = {a.blocks[local].first + a.first, local};
             }
     };
     look_up(static_cast<int32_t>(blockIdx.x));
@@ -138,13 +138,16 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
         if (n / 4 * 8 + n % 2 == range[n / 2 % 2].high - 1 - block) s[n] = INFINITY;
 }
 
-/// The row's blocks, counted from `low`, by the two lanes that have them.
+/// The row's blocks, counted from its document's first, by the two lanes that have them.
 template <int kSlots>
-__device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots], int32_t low, int slots, int32_t* to) {
+__device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots], TileArgs const& a, Range const& range,
+                                                int64_t row) {
+    int32_t const document = range.low - a.first, lane = static_cast<int32_t>(threadIdx.x) % 2;
+    int32_t* const to = a.chosen + row * a.all_slots() + a.first;
+    if (a.first > 0 && lane == 0) to[-1] = document < range.high ? 0 : -1;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i)
-        if (i < slots && i % 2 == static_cast<int>(threadIdx.x) % 2)
-            to[i] = blocks[i] == INT32_MAX ? -1 : blocks[i] - low;
+        if (i < a.slots && i % 2 == lane) to[i] = blocks[i] == INT32_MAX ? -1 : blocks[i] - document;
 }
 
 /// A consumer warp: top k of 16 of the 64 rows of its warpgroup.
@@ -201,7 +204,7 @@ __device__ void select(TileArgs const& a, Shared& shared) {
             int const row = again / 32 * 16 + again % 32 / 4 + second * 8;
             int64_t const at =
                 int64_t{tile.query} * a.heads + tile.g * a.group + shared.query_of[row] * (a.heads - a.group) + row;
-            write_selection(blocks, second != 0 ? range[1].low : range[0].low, a.slots, a.chosen + at * a.slots);
+            write_selection(blocks, a, second != 0 ? range[1] : range[0], at);
         }
     }
 }
@@ -257,7 +260,7 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
 
 void select_blocks_sm90(Stage const& stage, int32_t* chosen) {
     with_sm90_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        int64_t const slots = stage.plan.shape.slots();
+        int64_t const slots = stage.plan.shape.slots() - stage.plan.options.force_first;
         if (slots <= 2)
             launch_gate<D, 2, 4>(stage, chosen);
         else if (slots <= 7)

@@ -60,7 +60,9 @@ ReferenceRouting reference_routing(ReferenceProblem const& x, MobaOptions const&
                         if (winner < 0 || score[i] >= score[winner]) winner = i;
                 return winner;
             };
-            if (options.force_previous && S > 0 && current > 0) taken.push_back(static_cast<int32_t>(current - 1));
+            if (options.force_first && S > 0 && current > 0) taken.push_back(0);
+            if (options.force_previous && std::ssize(taken) < S && current > std::ssize(taken))
+                taken.push_back(static_cast<int32_t>(current - 1));
             size_t const forced = taken.size();
             while (static_cast<int64_t>(taken.size()) < S && best() >= 0) taken.push_back(best());
             if (int32_t const next = best(); next >= 0 && taken.size() > forced)

@@ -2,6 +2,7 @@
 
 #include "kernels/common/launch.h"
 #include "kernels/common/vector.cuh"
+#include "kernels/swiglu/gradient.cuh"
 #include "kernels/swiglu/swiglu.h"
 
 namespace perigee::kernels {
@@ -17,8 +18,6 @@ struct Place {
     __device__ Place(unsigned pieces, int run)
         : t(blockIdx.x / pieces), i(static_cast<int>((blockIdx.x % pieces * blockDim.x + threadIdx.x)) * run) {}
 };
-
-__device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
 
 template <int N>
 __global__ void __launch_bounds__(kThreads) forward(SwigluForward const a, unsigned pieces) {
@@ -43,11 +42,7 @@ __global__ void __launch_bounds__(kThreads) backward(SwigluBackward const a, uns
     load(up, a.gate_up + at + a.width);
     load(dy, a.dy + place.t * a.width + place.i);
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-        float const x = gate[j], s = sigmoid(x);
-        gate[j] = dy[j] * up[j] * s * (1 + x * (1 - s));
-        up[j] = dy[j] * x * s;
-    }
+    for (int j = 0; j < N; ++j) to_gradient(gate[j], up[j], dy[j]);
     store(a.dgate_up + at, gate);
     store(a.dgate_up + at + a.width, up);
 }
@@ -76,6 +71,7 @@ void swiglu_forward(SwigluForward const& args, cudaStream_t stream) {
 
 void swiglu_backward(SwigluBackward const& args, cudaStream_t stream) {
     if (args.tokens == 0 || args.width == 0) return;
+    if (args.quantised.bytes != nullptr) return swiglu_backward_quantised(args, stream);
     bool const eights = in_runs_of_eight(args.width, {args.dgate_up, args.dy, args.gate_up});
     Grid const g = grid(args.tokens, args.width, eights ? 8 : 1);
     if (eights)

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "kernels/quantize/quantize.h"
 
 namespace perigee::kernels {
 
@@ -19,11 +20,13 @@ struct SwigluForward {
 void swiglu_forward(SwigluForward const& args, cudaStream_t stream);
 
 struct SwigluBackward {
-    bf16* dgate_up;       ///< [T, 2F]; may be the memory of gate_up
+    bf16* dgate_up;       ///< [T, 2F]; may be the memory of gate_up; null where the gradient is quantised
     bf16 const* dy;       ///< [T, F]
     bf16 const* gate_up;  ///< [T, 2F]
     int64_t tokens;
-    int64_t width;  ///< F
+    int64_t width;              ///< F
+    Quantized quantised = {};   ///< the gradient with tiles of rows; T and F are then multiples of 128
+    Quantized transposed = {};  ///< its transpose, together with it
 };
 void swiglu_backward(SwigluBackward const& args, cudaStream_t stream);
 

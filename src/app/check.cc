@@ -36,6 +36,16 @@ void print_layout(RunOptions const& options, MeshShape const& mesh) {
                static_cast<double>(tokens) * static_cast<double>(train.steps));
 }
 
+void print_parameters(RunOptions const& options, MeshShape const& mesh) {
+    ParamSplit const parts = split(params_of(options));
+    auto const size = [&](std::vector<ParamSpec> const& specs) {
+        return ParamLayout(specs, mesh.tp, 0, 1, unit_count(options.model)).global_size();
+    };
+    int64_t const trained = size(parts.trained), frozen = size(parts.frozen);
+    fmt::print("#\n# parameters: {}{}\n", format_count(trained + frozen),
+               frozen == 0 ? "" : fmt::format(", {} of them trained", format_count(trained)));
+}
+
 void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory const& memory) {
     bool const gpu = takes_gpu(options.device);
     fmt::print("#\n# memory per rank ({}), without data and the libraries' own\n",
@@ -82,7 +92,8 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
     auto const length = static_cast<int32_t>(options.data.sequence_length);
     std::array<int32_t, 2> const document = {0, length};
     auto const selections = layer_selections(options.attention, options.model.num_hidden_layers, 0, 0);
-    ForwardFlops const flops = forward_flops(options.model, selections, document);
+    ForwardFlops const flops =
+        forward_flops(options.model, selections, document, untrained(params_of(options), options.model));
     double const samples = static_cast<double>(options.train.global_batch_size) / mesh.world();
     fmt::print("#\n# FLOPs (documents of {} tokens, attention as in the first step; step/rank is the mean)\n", length);
     fmt::print("#   {:<12} {:>13} {:>14} {:>10}\n", "", "forward/token", "training/token", "step/rank");
@@ -90,10 +101,38 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
         fmt::print("#   {:<12} {:>13.4g} {:>14.4g} {:>10.4g}\n", name, forward / length, training / length,
                    training * samples);
     };
-    line("linear", flops.linear, 3 * flops.linear);
-    line("attention", flops.attention, 3 * flops.attention);
+    line("linear", flops.linear, flops.training_linear());
+    line("attention", flops.attention, flops.training_attention());
     line("gate", flops.gate, flops.gate);
     line("sum", flops.linear + flops.attention + flops.gate, flops.training());
+}
+
+/// In what the blocks' products run while training, where not all run in bf16.
+void print_precision(RunOptions const& options, MeshShape const& mesh) {
+    PrecisionOptions const& precision = options.precision;
+    if (precision.linear == LinearPrecision::bf16) return;
+    ModelOptions const& model = options.model;
+    char const* const plain = takes_gpu(options.device) ? "bf16" : "fp32";
+    int64_t const tokens = options.train.micro_batch_size * options.data.sequence_length / mesh.cp;
+    int64_t const chunk = options.train.mlp_chunk == 0 ? tokens : std::min(options.train.mlp_chunk, tokens);
+    int64_t layers = 0;
+    for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
+        layers += in_fp8_layers(precision, layer, model.num_hidden_layers);
+    fmt::print("#\n# products of the blocks in training, {} of {} layers in FP8\n", layers, model.num_hidden_layers);
+    fmt::print("#   {:<10} {:>24} {:>9} {:>9} {:>9}\n", "", "tokens x out x in", "forward", "dgrad", "wgrad");
+    double fp8 = 0, all = 3.0 * static_cast<double>(tokens * model.vocab_size / mesh.tp * model.hidden_size);
+    for (auto const& [name, shape] : block_linears(model, tokens, chunk, mesh.tp)) {
+        auto const [t, o, i] = shape;
+        bool const quantised = takes_fp8(precision, shape);
+        bool const wgrad = quantised && precision.wgrad == GradientPrecision::fp8;
+        auto const in = [plain](bool yes) { return yes ? "fp8" : plain; };
+        fmt::print("#   {:<10} {:>24} {:>9} {:>9} {:>9}\n", name, fmt::format("{} x {} x {}", t, o, i), in(quantised),
+                   in(quantised), in(wgrad));
+        double const product = static_cast<double>(tokens * o) * static_cast<double>(i);
+        fp8 += static_cast<double>(layers) * product * (2 * quantised + wgrad);
+        all += static_cast<double>(model.num_hidden_layers) * product * 3;
+    }
+    fmt::print("#   {:.1f}% of the FLOPs of all products, the classifier's included, in FP8\n", 100 * fp8 / all);
 }
 
 /// What MoBA attends, from the first step that is under it.
@@ -147,9 +186,8 @@ RunOptions decided(RunOptions options, int world_size, int64_t bytes) {
 
 void print_check(RunOptions const& options, int world_size, int local_ranks, DeviceRates const* rates) {
     MeshShape const mesh = resolve_mesh(options.parallel, world_size);
-    ParamLayout const layout(llama_params(options.model), mesh.tp, 0);
     print_layout(options, mesh);
-    fmt::print("#\n# parameters: {}\n", format_count(layout.global_size()));
+    print_parameters(options, mesh);
     if (std::string const problem = export_problem(options.model, options.attention); !problem.empty())
         fmt::print("# warning: this model cannot be exported to a Hugging Face folder: {}\n", problem);
     RunOptions const planned = decided(options, world_size, memory_there(options, world_size, local_ranks, rates));
@@ -157,6 +195,7 @@ void print_check(RunOptions const& options, int world_size, int local_ranks, Dev
     print_memory(planned, mesh, cost.memory);
     print_flops(options, mesh);
     print_attention(options);
+    print_precision(options, mesh);
     print_traffic(cost.sent);
     if (rates != nullptr) fmt::print("{}", time_report(options, world_size, cost, *rates));
     fmt::print("#\n# the whole configuration\n{}", to_yaml(options));

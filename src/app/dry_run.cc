@@ -278,7 +278,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
                          std::make_unique<CountedGroups>(ledger, resolve_mesh(options.parallel, world_size), clocks)),
                     {std::move(device), std::move(owned)}, *files);
     Learner learner(session);
-    ledger.name([&](void const* address) { return session.weights().holds(address); }, "weights");
+    ledger.name([&](void const* address) { return session.model_weights().holds(address); }, "weights");
     ledger.name([&](void const* address) { return learner.gradients().holds(address); }, "gradients");
 
     std::vector<Batch> batches = {full_documents(options.train.micro_batch_size, options.data.sequence_length)};
@@ -289,6 +289,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
         learner.agree({});
         return ledger.take();
     };
+    if (session.frozen_layout() != nullptr) play(0);  // what is gathered of frozen weights stays from step to step
     Traffic const one = play(0);
     // One step of each kind is enough, however often the schedule switches.
     for (AttentionKind const kind : {AttentionKind::full, AttentionKind::moba}) {
@@ -302,7 +303,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
     StepTime time;
     if (rates != nullptr) time = timed(play, clocks, batches, accumulation);
     Arena const& arena = session.arena();
-    return {.memory = {.weights = session.weights().bytes(),
+    return {.memory = {.weights = session.model_weights().bytes(),
                        .gradients = learner.gradients().bytes(),
                        .optimizer = learner.optimizer_bytes(),
                        .buckets = static_cast<int64_t>(sums.workspace_bytes()),

@@ -70,6 +70,14 @@ struct Cost {
         double const count = 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
         return std::max(flops(count, rates.products.value), bytes(moved));
     }
+    /// Blockwise scales cost less where one operand's tiles are squares: measured ratios to bf16 on an H200.
+    double operator()(QuantMatMul const& x) const {
+        double const moved =
+            static_cast<double>(x.a.values.bytes() + x.b.values.bytes() + (x.accumulate ? 2 : 1) * x.c.bytes());
+        double const count = 2.0 * static_cast<double>(x.c.size()) * static_cast<double>(x.a.values[1]);
+        double const faster = x.b.tiles == Tiles::squares ? 1.6 : 1.27;
+        return std::max(flops(count, rates.products.value * faster), bytes(moved));
+    }
     double operator()(AttentionForward const& x) const {
         auto const budget = budget_of(x.attended);
         Work const work = work_of(x.cu_seqlens, x.query_begin, x.q_THK[0], budget);
@@ -235,7 +243,8 @@ void ClockedQueues::run(Operation const& operation) {
     bool const attends = std::holds_alternative<AttentionForward>(operation) ||
                          std::holds_alternative<AttentionBackward>(operation) ||
                          std::holds_alternative<SelectBlocks>(operation);
-    (std::holds_alternative<MatMul>(operation) ? now_.products : attends ? now_.attention : now_.other) += seconds;
+    bool const product = std::holds_alternative<MatMul>(operation) || std::holds_alternative<QuantMatMul>(operation);
+    (product ? now_.products : attends ? now_.attention : now_.other) += seconds;
 }
 
 void ClockedQueues::collective(Queue& queue, Axis axis, Collective collective, int64_t brought, int ranks, int stride) {

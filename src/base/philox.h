@@ -20,7 +20,8 @@ enum class Purpose : uint32_t {
     rounding = 6,
     document_order = 7,
     block_selection = 8,
-    evaluation = 9
+    evaluation = 9,
+    dropout = 10
 };
 
 /// FNV-1a of a name: the stable way to key random numbers by a tensor's or data set's global name.

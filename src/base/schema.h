@@ -55,7 +55,8 @@ struct Field {
         std::vector<int64_t>* shorthand = nullptr;
         std::function<void()> reset;
     };
-    using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*, Choice, Section, List>;
+    using Target = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
+                                std::vector<std::string>*, Choice, Section, List>;
 
     std::string key;
     std::string help;
@@ -83,6 +84,9 @@ class Schema {
     Schema& add(std::string key, std::string& value, std::string help) { return push(key, help, {}, &value); }
     Schema& add(std::string key, std::vector<int64_t>& value, Range range, std::string help) {
         return push(key, help, range, &value);
+    }
+    Schema& add(std::string key, std::vector<std::string>& value, std::string help) {
+        return push(key, help, {}, &value);
     }
 
     /// Another name for the key of `value`, the one added last, with names of its own for some of its choices.
@@ -114,6 +118,9 @@ class Schema {
         auto reset = [&options] { options = Options{}; };
         return push(key, help, {}, Field::Section{std::move(nested), shorthand, std::move(reset)});
     }
+
+    /// The section added last.
+    Schema& inside() { return *std::get<Field::Section>(fields_.back().target).schema; }
 
     /// A list of sections, each described by the `describe` of the element's struct.
     template <class Element>

@@ -72,6 +72,8 @@ struct RunState {
     std::map<std::string, std::string> info;
     /// In `info`: the Jinja chat template that rendered the training data.
     static constexpr char kChatTemplate[] = "chat_template";
+    /// In `info`: what tells the frozen weights that the tensors belong to.
+    static constexpr char kBase[] = "base";
     bool operator==(RunState const&) const = default;
 };
 
@@ -154,6 +156,8 @@ class Checkpoint {
     RunState const& state() const;
     Path const& folder() const { return folder_; }
     std::map<std::string, Shape> const& tensors() const { return tensors_; }  ///< global shapes by name
+    /// What a tensor is stored in; nothing where there is no such tensor.
+    std::optional<DType> dtype(std::string const& name) const;
     /// Fills each part from whatever files hold its elements, for any layout on either side. Throws
     /// Category::checkpoint for missing tensors, other shapes and other types before it touches any part.
     void read(std::vector<StoredTensor> const& parts) const;

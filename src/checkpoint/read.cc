@@ -85,6 +85,11 @@ Wanted check_wanted(StoredTensor const& part, Manifest const& manifest, Path con
 
 }  // namespace
 
+std::optional<DType> Checkpoint::dtype(std::string const& name) const {
+    auto const found = manifest_->tensors.find(name);
+    return found == manifest_->tensors.end() ? std::nullopt : std::optional(found->second.dtype);
+}
+
 void Checkpoint::read(std::vector<StoredTensor> const& parts) const {
     std::vector<Wanted> wanted;
     for (StoredTensor const& part : parts) wanted.push_back(check_wanted(part, *manifest_, folder_));

@@ -216,8 +216,8 @@ void run(Options const& o, FileSystem& files) {
     SpeedOfLight light;
     if (!o.brief) light = speed_of_light(options, ops, session.selections(0), batches.front(), micro_batches);
     double const tokens = static_cast<double>(report.tokens);
-    fmt::print("{} on {}: {} parameters, {} x {} tokens\n", o.config, device.name(),
-               format_count(session.layout().global_size()), micro_batches, batches.front().tokens());
+    fmt::print("{} on {}: {} parameters, {} x {} tokens\n", o.config, device.name(), format_count(session.parameters()),
+               micro_batches, batches.front().tokens());
     print_step(report, device, seconds);
     if (!o.brief) print_light(light, tokens, seconds);
     if (!o.brief)

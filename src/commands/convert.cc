@@ -19,9 +19,10 @@ namespace perigee {
 namespace {
 
 struct Options {
-    Path source, output, config, companions;
+    Path source, output, config, companions, base;
     std::string type;
     double shard_gb = 5;
+    bool merge = false;
 };
 
 void declare(CLI::App& app, Options& options) {
@@ -35,6 +36,10 @@ void declare(CLI::App& app, Options& options) {
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app.add_option("--config", options.config, "YAML that describes the model, where the checkpoint does not");
+    app.add_flag("--merge", options.merge,
+                 "add adapters to the weights of their model; without it, they become a folder of PEFT's");
+    app.add_option("--base", options.base,
+                   "folder of the model that training froze, or a part of it; by default model.init_from of the run");
     app.add_option("--companions", options.companions, "folder with tokenizer files for the export");
 }
 
@@ -86,6 +91,7 @@ ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Che
     }
     RunOptions const run = options_of(files, options, checkpoint);
     if (files.exists(run.model.init_from)) result.origin = run.model.init_from;  // it may be gone
+    result.base = options.base.empty() ? Path(run.model.init_from) : options.base;
     Path const tokenizer = run.data.tokenizer;
     if (result.origin.empty() && files.exists(tokenizer))
         result.companions = files.is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
@@ -93,7 +99,7 @@ ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Che
     result.attention = attention_at(run.attention, checkpoint.state().step);
     if (!result.origin.empty() && files.exists(result.origin / kConfigName) &&
         !files.exists(result.origin / kManifestName))
-        result.type = HfWeights(files, result.origin).type(llama_params(result.model));
+        result.type = HfWeights(files, result.origin).type(base_params(result.model));
     return result;
 }
 
@@ -113,6 +119,7 @@ void convert(Options const& options, FileSystem& files) {
     Progress bar(/*wanted=*/true);
     bool const is_hugging_face =
         !files.exists(options.source / kManifestName) && files.exists(options.source / kConfigName);
+    std::string made = is_hugging_face ? "a checkpoint" : "a Hugging Face folder";
     if (is_hugging_face) {
         import_checkpoint(files, options.source, options.output, show_progress(bar));
     } else {
@@ -122,11 +129,15 @@ void convert(Options const& options, FileSystem& files) {
         if (!options.companions.empty()) to.companions = options.companions;
         take_chat_template(files, checkpoint, to);
         to.shard_bytes = static_cast<int64_t>(options.shard_gb * 1e9);
-        export_folder(files, checkpoint, to, options.output, show_progress(bar));
+        bool const adapters = to.model.lora.rank > 0 && !options.merge;
+        if (adapters)
+            export_adapters(files, checkpoint, to, options.output);
+        else
+            export_folder(files, checkpoint, to, options.output, show_progress(bar));
+        if (adapters) made = "adapters in PEFT's format";
     }
     bar.clear();
-    print_printable("{}: {} of {}\n", options.output.string(),
-                    is_hugging_face ? "a checkpoint" : "a Hugging Face folder", options.source.string());
+    print_printable("{}: {} of {}\n", options.output.string(), made, options.source.string());
 }
 
 }  // namespace

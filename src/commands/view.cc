@@ -39,7 +39,7 @@ void show(Request const& request, FileSystem& files) {
         done = session.load_weights(trained).step;
         weights = fmt::format("the weights of step {}", done);
     } else if (request.weights != "none") {
-        initialise(session.ops(), session.layout(), session.weights().parts(), static_cast<uint64_t>(options.seed));
+        session.load_weights(std::nullopt);
     }
     int64_t const step = request.step > 0 ? request.step : done + 1;
     view::View view = view::make_view(session, step, request.samples, request.weights != "none");

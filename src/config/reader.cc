@@ -94,11 +94,11 @@ class Reader {
         std::string advice;
         std::vector<std::string> elsewhere;
         find_elsewhere(root_, "", key.text, elsewhere);
-        if (std::string const guess = nearest(key.text, keys_of(schema)); !guess.empty()) {
-            advice = fmt::format("did you mean \"{}\"?", guess);
-        } else if (elsewhere.size() == 1) {
+        if (elsewhere.size() == 1) {  // the very name is likelier than one like it
             bool const at_top = elsewhere[0] == key.text;
             advice = fmt::format("did you mean \"{}\"{}?", elsewhere[0], at_top ? " at the top level" : "");
+        } else if (std::string const guess = nearest(key.text, keys_of(schema)); !guess.empty()) {
+            advice = fmt::format("did you mean \"{}\"?", guess);
         } else {
             advice = fmt::format("known are {}", fmt::join(keys_of(schema), ", "));
         }
@@ -165,6 +165,13 @@ class Reader {
         if (node.kind != YamlNode::Kind::list)
             return wrong_type(path, node, "a list of integers", "; write it as [1, 2]");
         target->assign(node.items.size(), 0);
+        for (size_t i = 0; i < node.items.size() && !findings_.full(); ++i)
+            read(field, &(*target)[i], fmt::format("{}.{}", path, i), *node.items[i]);
+    }
+
+    void read(Field const& field, std::vector<std::string>* target, std::string const& path, YamlNode const& node) {
+        if (node.kind != YamlNode::Kind::list) return wrong_type(path, node, "a list of texts", "; write it as [a, b]");
+        target->assign(node.items.size(), "");
         for (size_t i = 0; i < node.items.size() && !findings_.full(); ++i)
             read(field, &(*target)[i], fmt::format("{}.{}", path, i), *node.items[i]);
     }

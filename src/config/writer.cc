@@ -15,6 +15,12 @@ std::optional<std::string> word_of(Field const& field) {
     return field.word;
 }
 
+std::string list_of(std::vector<std::string> const& texts) {
+    std::vector<std::string> items;
+    for (std::string const& text : texts) items.push_back(write_text(text));
+    return fmt::format("[{}]", fmt::join(items, ", "));
+}
+
 class Writer {
   public:
     void fields(Schema const& schema, int indent) {
@@ -43,6 +49,7 @@ class Writer {
     void value(double const* target, int) { scalar(write_number(*target)); }
     void value(std::string const* target, int) { scalar(write_text(*target)); }
     void value(std::vector<int64_t> const* target, int) { scalar(fmt::format("[{}]", fmt::join(*target, ", "))); }
+    void value(std::vector<std::string> const* target, int) { scalar(list_of(*target)); }
     void value(Field::Choice const& target, int) { scalar(write_text(target.names.at(target.selected()))); }
     void value(Field::Section const& target, int indent) {
         out_ += "\n";
@@ -80,6 +87,7 @@ Row row(Field const&, std::string const* target) { return {"text", write_text(*t
 Row row(Field const& field, std::vector<int64_t> const* target) {
     return {"list of integers", fmt::format("[{}]", fmt::join(*target, ", ")), to_string(field.range)};
 }
+Row row(Field const&, std::vector<std::string> const* target) { return {"list of texts", list_of(*target), ""}; }
 Row row(Field const& field, Field::Choice const& target) {
     return {"choice", field.alias ? "" : write_text(target.names.at(target.selected())),
             fmt::format("{}", fmt::join(target.names, ", "))};

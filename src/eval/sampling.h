@@ -8,6 +8,7 @@
 
 #include "base/philox.h"
 #include "base/schema.h"
+#include "ops/sampling.h"
 
 namespace perigee {
 
@@ -37,6 +38,9 @@ void describe(Schema& schema, SamplingOptions& options);
 int32_t sample_token(std::span<float const> logits, int64_t allowed, SamplingOptions const& options,
                      Philox const& random, int64_t index, std::span<int32_t const> seen = {});
 
+/// The same for draw_token().
+DrawRule draw_rule(SamplingOptions const& options, Philox const& random, int64_t index);
+
 /// Draws the tokens of one text, each from its logits.
 class Sampler {
   public:
@@ -46,6 +50,13 @@ class Sampler {
     void see(std::span<int32_t const> ids);
     /// The next token, which counts as seen from then on.
     int32_t draw(std::span<float const> logits);
+    /// The same in two parts, for who draws elsewhere.
+    DrawRule next_rule() const { return draw_rule(options_, random_, drawn_); }
+    void take(int32_t id);
+    int64_t allowed() const { return allowed_; }
+    /// Whether the penalty falls on what is seen, and that as bits: id % 32 of word id / 32.
+    bool penalises() const { return options_.repetition_penalty != 1; }
+    std::vector<int32_t> seen_words() const;
 
   private:
     SamplingOptions options_;

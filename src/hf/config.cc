@@ -260,6 +260,10 @@ class Parser {
 };
 
 Architecture const& architecture_for(ModelOptions const& model) {
+    if (model.key_conv > 0)
+        fail(Category::config,
+             "no architecture of Hugging Face has attention.key_conv ({}): the model cannot be exported",
+             model.key_conv);
     for (Architecture const& known : kArchitectures)
         if (known.qkv_bias == model.qkv_bias && known.qk_norm == model.qk_norm) return known;
     fail(Category::config,

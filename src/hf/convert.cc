@@ -5,6 +5,8 @@
 
 #include "checkpoint/folders.h"
 #include "comm/host_comm.h"
+#include "hf/merge.h"
+#include "hf/peft.h"
 #include "hf/weights.h"
 #include "model/llama.h"
 
@@ -117,8 +119,11 @@ size_t group_end(std::vector<ParamSpec> const& specs, size_t begin, int64_t elem
     return end;
 }
 
+/// Fills parts with whole tensors.
+using ReadTensors = std::function<void(std::vector<StoredTensor> const&)>;
+
 /// Writes the values of `specs` to one file, a group at a time.
-void export_file(FileSystem& files, Checkpoint const& checkpoint, Path const& path, ElementType type,
+void export_file(FileSystem& files, ReadTensors const& read, Path const& path, ElementType type,
                  std::vector<ParamSpec> const& specs, std::function<void(int64_t)> const& done) {
     std::vector<SafetensorsWriter::Tensor> tensors;
     for (ParamSpec const& spec : specs) tensors.push_back({spec.name, type, spec.shape});
@@ -133,7 +138,7 @@ void export_file(FileSystem& files, Checkpoint const& checkpoint, Path const& pa
         float* to = values.data();
         for (size_t i = begin; i < end; to += specs[i++].shape.size())
             parts.push_back({specs[i].name, whole_shard(specs[i].shape), TensorView(to, specs[i].shape)});
-        checkpoint.read(parts);
+        read(parts);
         for (StoredTensor const& part : parts) {
             writer.write(part.name, 0, {part.values.as<float>(), static_cast<size_t>(part.values.size())});
             done(part.values.size());
@@ -193,7 +198,9 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
     bool const has_config = !options.origin.empty() && files.exists(options.origin / kConfigName);
     std::string const config = write_hf_config(options.model, options.attention, options.type,
                                                has_config ? read_hf_config(files, options.origin).text : "");
-    std::vector<ParamSpec> const specs = llama_params(options.model);
+    std::vector<ParamSpec> const specs = base_params(options.model);
+    MergedWeights weights(files, checkpoint, options.model, options.base);
+    ReadTensors const read = [&](std::vector<StoredTensor> const& parts) { weights.read(parts); };
     int64_t const element = size_of(options.type), total = total_elements(specs) * element;
     NewFolder made(files, output);
     made.need(total + kSpareBytes);
@@ -209,11 +216,12 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
         std::string const name =
             shards.size() == 1 ? kWeightsName : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
         for (ParamSpec const& spec : shards[i]) map[spec.name] = name;
-        export_file(files, checkpoint, made.path() / name, options.type, shards[i], [&](int64_t elements) {
+        export_file(files, read, made.path() / name, options.type, shards[i], [&](int64_t elements) {
             done += elements * element;
             progress(done, total);
         });
     }
+    weights.check_base();
     nlohmann::json const index{{"metadata", {{"total_size", total}}}, {"weight_map", map}};
     if (shards.size() > 1) write_text(files, made.path() / kIndexName, index.dump(2) + "\n");
     write_text(files, made.path() / kConfigName, config);
@@ -221,6 +229,26 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
     if (!companions.empty()) copy_companions(files, companions, made.path());
     // transformers prefers this file to what the tokenizer's configuration says.
     if (!options.chat_template.empty()) write_text(files, made.path() / "chat_template.jinja", options.chat_template);
+    made.commit(made.path());
+}
+
+void export_adapters(FileSystem& files, Checkpoint const& checkpoint, ExportOptions const& options,
+                     Path const& output) {
+    if (options.model.key_conv > 0)
+        fail(Category::config,
+             "no architecture of Hugging Face has attention.key_conv ({}): adapters of such a model cannot be exported",
+             options.model.key_conv);
+    std::vector<ParamSpec> const specs = peft_params(options.model);
+    NewFolder made(files, output);
+    made.need(total_elements(specs) * size_of(options.type) + kSpareBytes);
+    size_t const prefix = peft_name("").size();
+    ReadTensors const read = [&](std::vector<StoredTensor> parts) {
+        for (StoredTensor& part : parts) part.name.erase(0, prefix);
+        checkpoint.read(parts);
+    };
+    export_file(files, read, made.path() / kAdapterWeightsName, options.type, specs, [](int64_t) {});
+    write_text(files, made.path() / kAdapterConfigName,
+               write_adapter_config(options.model.lora, options.base.string()));
     made.commit(made.path());
 }
 

@@ -51,6 +51,11 @@ class Reader {
                                   for (Json const& item : list(json)) values.push_back(integer(item, field.range));
                                   *to = std::move(values);
                               },
+                              [&](std::vector<std::string>* to) {
+                                  std::vector<std::string> values;
+                                  for (Json const& item : list(json)) values.push_back(text(item));
+                                  *to = std::move(values);
+                              },
                               [&](Field::Choice const& choice) {
                                   std::string const name = json.is_boolean() ? json.dump() : text(json);
                                   auto const found = std::ranges::find(choice.names, name);

@@ -38,6 +38,15 @@ HfWeights::HfWeights(FileSystem& files, Path const& folder) : folder_(folder) {
     } else {
         fail(Category::checkpoint, "{} holds neither {} nor {}", folder.string(), kWeightsName, kIndexName);
     }
+    find_places();
+}
+
+HfWeights::HfWeights(FileSystem& files, Path const& folder, std::string const& name) : folder_(folder) {
+    add(files, name);
+    find_places();
+}
+
+void HfWeights::find_places() {
     for (size_t i = 0; i < files_.size(); ++i) {
         for (auto const& [name, tensor] : files_[i].tensors()) {
             auto const [place, fresh] = places_.emplace(name, Place{i, &tensor});

@@ -19,6 +19,8 @@ class HfWeights {
   public:
     /// Reads the headers, and no values.
     HfWeights(FileSystem& files, Path const& folder);
+    /// Of one file alone.
+    HfWeights(FileSystem& files, Path const& folder, std::string const& name);
 
     Path const& folder() const { return folder_; }
     std::map<std::string, Shape> shapes() const;
@@ -38,6 +40,7 @@ class HfWeights {
     };
     void add(FileSystem& files, std::string const& name);
     void read_index(FileSystem& files);
+    void find_places();
     Place const& find(std::string const& name) const;
     ElementType type(std::string const& name) const;
     void check_tied() const;

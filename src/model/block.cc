@@ -9,32 +9,39 @@
 
 namespace perigee {
 
-BlockPlaces::BlockPlaces(ParamLayout const& layout, ModelOptions const& options) {
-    auto const name = [](char const* part) { return fmt::format("model.layers.0.{}", part); };
-    auto const one = [&](char const* part) { return layout.place(name(part)); };
-    auto const joined = [&](char const* first, char const* last) { return layout.place(name(first), name(last)); };
+BlockPlaces::BlockPlaces(ModelLayouts const& layouts, ModelOptions const& options, int64_t layer) {
+    auto const name = [&](char const* part) { return fmt::format("model.layers.{}.{}", layer, part); };
+    auto const one = [&](char const* part) { return layouts.place(name(part)); };
+    auto const product = [&](std::initializer_list<char const*> parts) {
+        std::vector<std::string> names;
+        for (char const* const part : parts) names.push_back(name(part));
+        return Product{layouts.place(names.front() + ".weight", names.back() + ".weight"),
+                       AdapterPlaces(layouts, names)};
+    };
     input_norm_ = one("input_layernorm.weight");
-    qkv_ = joined("self_attn.q_proj.weight", "self_attn.v_proj.weight");
-    o_ = one("self_attn.o_proj.weight");
+    qkv_ = product({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"});
+    o_ = product({"self_attn.o_proj"});
     post_norm_ = one("post_attention_layernorm.weight");
-    gate_up_ = joined("mlp.gate_proj.weight", "mlp.up_proj.weight");
-    down_ = one("mlp.down_proj.weight");
-    if (options.qkv_bias) qkv_bias_ = joined("self_attn.q_proj.bias", "self_attn.v_proj.bias");
+    gate_up_ = product({"mlp.gate_proj", "mlp.up_proj"});
+    down_ = product({"mlp.down_proj"});
+    if (options.qkv_bias) qkv_bias_ = layouts.place(name("self_attn.q_proj.bias"), name("self_attn.v_proj.bias"));
+    if (options.key_conv > 0) k_conv_ = one("self_attn.k_conv.weight");
     if (!options.qk_norm) return;
     q_norm_ = one("self_attn.q_norm.weight");
     k_norm_ = one("self_attn.k_norm.weight");
 }
 
-BlockTensors BlockPlaces::in(TensorView unit) const {
+BlockTensors BlockPlaces::in(UnitMemory const& unit) const {
     return {.input_norm_D = input_norm_.in(unit),
-            .qkv_XD = qkv_.in(unit),
+            .qkv = qkv_.in(unit),
             .qkv_bias_X = qkv_bias_.in(unit),
             .q_norm_K = q_norm_.in(unit),
             .k_norm_K = k_norm_.in(unit),
-            .o_DX = o_.in(unit),
+            .k_conv_CW = k_conv_.in(unit),
+            .o = o_.in(unit),
             .post_norm_D = post_norm_.in(unit),
-            .gate_up_2FD = gate_up_.in(unit),
-            .down_DF = down_.in(unit)};
+            .gate_up = gate_up_.in(unit),
+            .down = down_.in(unit)};
 }
 
 namespace {
@@ -61,6 +68,7 @@ void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, 
             break;
         case Recompute::attention:
             acts.rstd_P = arena.allocate("rstd", pass.statistics(), {P});
+            if (o.key_conv > 0) acts.key_TC = arena.allocate("keys", pass.compute(), {T, pass.key_width()});
             if (o.qk_norm) acts.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
             pass.attention.allocate_inputs(acts.attention, selection);
             acts.mid_PD = arena.allocate("mid", pass.compute(), {P, D});
@@ -83,7 +91,7 @@ std::vector<TensorView*> tensors_of(BlockActivations& acts, Recompute level) {
         case Recompute::mlp:
             return {&acts.gate_up_C2F};
         case Recompute::attention:
-            return {&acts.rstd_P,    &acts.qkv_TX,    &local.o_THK, &attended.q_THK,
+            return {&acts.rstd_P,    &acts.qkv_TX,    &acts.key_TC, &local.o_THK,    &attended.q_THK,
                     &attended.k_TGK, &attended.v_TGK, &acts.mid_PD, &acts.mid_rstd_P};
         case Recompute::block:
             return {&attended.o_THK, &lse_TH, &chosen_THS, &routing_L};
@@ -244,6 +252,19 @@ void each_mlp_chunk(Pass const& pass, BlockActivations const& acts, Visit visit)
     }
 }
 
+/// The gradient of gate and up, in their memory or quantised at once.
+OutputGradient swiglu_backward(Pass const& pass, TensorView gate_up_C2F, ConstView dy_CF, ConstView w_2FD) {
+    OutputGradient dy = quantised_gradient(pass, {gate_up_C2F[0], gate_up_C2F[1], w_2FD[1]});
+    TensorView const plain = dy.rows_TO.empty() ? gate_up_C2F : TensorView();
+    if (dy.rows_TO.empty()) dy.plain_TO = plain;
+    pass.ops.swiglu_backward({.dgate_up_T2F = plain,
+                              .dy_TF = dy_CF,
+                              .gate_up_T2F = gate_up_C2F,
+                              .quantised_T2F = dy.rows_TO,
+                              .transposed_2FT = dy.columns_OT});
+    return dy;
+}
+
 /// Reads the gradient of the stream from temporary.dx_PD, writes that of the MLP's input to temporary.dnormed_PD.
 /// First computes again what was dropped.
 void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors const& grads,
@@ -251,14 +272,14 @@ void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors c
     each_mlp_chunk(whole, acts, [&](MlpChunk const& chunk) {
         Pass pass = whole;
         pass.fresh = whole.fresh && chunk.begin == 0;  // later chunks add to what the first has written
-        if (acts.recompute >= Recompute::mlp) spread(pass, chunk.gate_up_C2F, chunk.mid_normed_PD, weights.gate_up_2FD);
+        pass.first_row = chunk.begin;
+        if (acts.recompute >= Recompute::mlp) spread(pass, chunk.gate_up_C2F, chunk.mid_normed_PD, weights.gate_up);
         if (acts.recompute >= Recompute::elementwise) pass.ops.swiglu_forward(chunk.y_CF, chunk.gate_up_C2F);
         TensorView const dy_CF = temporary.dy_CF.rows(0, chunk.y_CF[0]);
-        join_backward(pass, dy_CF, grads.down_DF, temporary.dx_PD.rows(chunk.begin, chunk.end), chunk.y_CF,
-                      weights.down_DF);
-        pass.ops.swiglu_backward({chunk.gate_up_C2F, dy_CF, chunk.gate_up_C2F});
-        spread_backward(pass, temporary.dnormed_PD.rows(chunk.begin, chunk.end), grads.gate_up_2FD, chunk.gate_up_C2F,
-                        chunk.mid_normed_PD, weights.gate_up_2FD);
+        join_backward(pass, dy_CF, grads.down, temporary.dx_PD.rows(chunk.begin, chunk.end), chunk.y_CF, weights.down);
+        spread_backward(pass, temporary.dnormed_PD.rows(chunk.begin, chunk.end), grads.gate_up,
+                        swiglu_backward(pass, chunk.gate_up_C2F, dy_CF, weights.gate_up.w_OI), chunk.mid_normed_PD,
+                        weights.gate_up);
     });
 }
 
@@ -267,10 +288,12 @@ void mlp_backward(Pass const& whole, BlockTensors const& weights, BlockTensors c
 void block_forward(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, ConstView previous_PD,
                    Selection const& selection) {
     up_to_mlp(pass, weights, acts, previous_PD, selection, /*attends=*/true);
+    Pass of_chunk = pass;
     each_mlp_chunk(pass, acts, [&](MlpChunk const& chunk) {
-        spread(pass, chunk.gate_up_C2F, chunk.mid_normed_PD, weights.gate_up_2FD);
+        of_chunk.first_row = chunk.begin;
+        spread(of_chunk, chunk.gate_up_C2F, chunk.mid_normed_PD, weights.gate_up);
         pass.ops.swiglu_forward(chunk.y_CF, chunk.gate_up_C2F);
-        join(pass, pass.branch_PD.rows(chunk.begin, chunk.end), chunk.y_CF, weights.down_DF);
+        join(of_chunk, pass.branch_PD.rows(chunk.begin, chunk.end), chunk.y_CF, weights.down);
     });
 }
 
@@ -281,7 +304,7 @@ void block_backward(Pass const& pass, BlockTensors const& weights, BlockTensors 
     recompute(pass, weights, acts, selection);
     mlp_backward(pass, weights, grads, acts, temporary);
     ops.rmsnorm_backward({.dx_TD = dx_PD,
-                          .dw_accumulated_D = grads.post_norm_D,
+                          .dw_accumulated_D = pass.wanted(grads.post_norm_D, weights.post_norm_D),
                           .dy_TD = temporary.dnormed_PD,
                           .x_TD = acts.mid_PD,
                           .w_D = weights.post_norm_D,

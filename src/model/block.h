@@ -7,7 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "model/adapter.h"
+#include "model/decoding.h"
 #include "model/memory_policy.h"
+#include "model/precision.h"
 #include "ops/ops.h"
 #include "parallel/context.h"
 #include "parallel/mesh.h"
@@ -20,24 +23,44 @@ namespace perigee {
 /// A block's parameters, or their gradients. Absent ones are empty views.
 struct BlockTensors {
     TensorView input_norm_D;
-    TensorView qkv_XD;  ///< q, k and v projections one after the other
+    Linear qkv;  ///< q, k and v projections one after the other, [X, D]
     TensorView qkv_bias_X = {};
     TensorView q_norm_K = {};
     TensorView k_norm_K = {};
-    TensorView o_DX;
+    TensorView k_conv_CW = {};
+    Linear o;  ///< [D, H K]
     TensorView post_norm_D;
-    TensorView gate_up_2FD;
-    TensorView down_DF;
+    Linear gate_up;  ///< [2 F, D]
+    Linear down;     ///< [D, F]
 };
 
-/// Where they are in the memory of a block's unit: the same for every block.
+/// Where they are in the memory of a block's unit.
 class BlockPlaces {
   public:
-    BlockPlaces(ParamLayout const& layout, ModelOptions const& options);
-    BlockTensors in(TensorView unit) const;
+    BlockPlaces(ModelLayouts const& layouts, ModelOptions const& options, int64_t layer);
+    BlockTensors in(UnitMemory const& unit) const;
 
   private:
-    UnitPlace input_norm_, qkv_, qkv_bias_, q_norm_, k_norm_, o_, post_norm_, gate_up_, down_;
+    struct Product {
+        UnitPlace weight;
+        AdapterPlaces adapters;
+        Linear in(UnitMemory const& unit) const { return {weight.in(unit), adapters.in(unit)}; }
+    };
+    UnitPlace input_norm_, qkv_bias_, q_norm_, k_norm_, k_conv_, post_norm_;
+    Product qkv_, o_, gate_up_, down_;
+};
+
+/// Memory for a quantised matrix: bytes, and scales enough for either kind of tiles.
+struct QuantPlace {
+    TensorView bytes;
+    TensorView scales;
+};
+/// Of the operands of one product and its backward.
+struct QuantMemory {
+    QuantPlace rows;     ///< x [T, I] or dy [T, O]
+    QuantPlace columns;  ///< dy^T [O, T]
+    QuantPlace input;    ///< x^T [I, T]
+    QuantPlace weight;   ///< W [O, I] or W^T [I, O]
 };
 
 /// What one pass over a micro-batch shares between its blocks.
@@ -53,7 +76,15 @@ struct Pass {
     TensorView cos_TR = {};
     TensorView sin_TR = {};
     TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
-    TensorView qkv_TX = {};     ///< the fused projection, where no block keeps its own; its gradient in the backward
+    AdapterMemory adapters = {};
+    DropoutPass dropout = {};
+    int64_t first_row = 0;     ///< of part(), in the chunk that products see
+    TensorView unwanted = {};  ///< takes gradients of what is frozen, where operations make all they can
+    TensorView qkv_TX = {};    ///< the fused projection, where no block keeps its own; its gradient in the backward
+    PrecisionOptions const* precision = nullptr;  ///< of the products of this block; null: all of compute()
+    std::optional<QuantMemory> quantised = {};
+    TensorView dkey_TC = {};  ///< with a convolution of keys: the gradient of what it gives
+    ConstView positions_T = {};
 
     DType compute() const { return ops.compute_dtype(); }
     DType statistics() const { return ops.main_dtype(); }
@@ -62,15 +93,17 @@ struct Pass {
     int64_t heads() const { return options.num_attention_heads / mesh.shape().tp; }
     int64_t kv_heads() const { return options.kv_heads() / mesh.shape().tp; }
     int64_t intermediate() const { return options.intermediate_size / mesh.shape().tp; }
-    int64_t qkv_width() const { return (heads() + 2 * kv_heads()) * options.head_size(); }
-};
-
-/// A layer's cache, for the newest token of each text.
-struct Decoding {
-    CachePages pages;
-    ConstView lengths_S;  ///< int32: tokens before the newest; -1: no text
-    int64_t first_head = 0;
-    double scale = 0;
+    bool takes_fp8(LinearShape const& shape) const {
+        return precision != nullptr && perigee::takes_fp8(*precision, shape);
+    }
+    /// Where a gradient that is no product's goes: where it has a place, or nowhere.
+    TensorView wanted(TensorView grad, ConstView weight) const {
+        if (!grad.empty() || weight.empty()) return grad;
+        return unwanted.rows(0, weight.size()).reshape(weight.shape);
+    }
+    int64_t query_width() const { return heads() * options.head_size(); }
+    int64_t key_width() const { return kv_heads() * options.head_size(); }
+    int64_t qkv_width() const { return query_width() + 2 * key_width(); }
 };
 
 /// What the backward of a block reads.
@@ -80,6 +113,7 @@ struct BlockActivations {
     TensorView rstd_P;
     TensorView normed_PD;
     TensorView qkv_TX;  ///< kept only for the norms of queries and keys
+    TensorView key_TC;  ///< keys before their convolution, where there is one
     AttentionActivations attention;
     TensorView mid_PD;  ///< the stream between attention and SwiGLU
     TensorView mid_rstd_P;

@@ -143,12 +143,16 @@ void classifier_loss(Ops& ops, Comm& tp, Arena& arena, ClassifierInputs const& i
             *result.correct_accumulated += chunk.nll_T.dtype == DType::f64 ? correct_weight<double>(ops, chunk, weights)
                                                                            : correct_weight<float>(ops, chunk, weights);
         if (!backward) continue;
-        ops.matmul(
-            {.c = result.dw_accumulated_VD, .a = chunk.logits_TV, .b = x, .transpose_a = true, .accumulate = !fresh});
+        if (!result.dw_accumulated_VD.empty())
+            ops.matmul({.c = result.dw_accumulated_VD,
+                        .a = chunk.logits_TV,
+                        .b = x,
+                        .transpose_a = true,
+                        .accumulate = !fresh});
         fresh = false;
         ops.matmul({.c = result.dx_TD.rows(begin, end), .a = chunk.logits_TV, .b = in.w_VD});
     }
-    if (backward && fresh) ops.fill_zero(result.dw_accumulated_VD);
+    if (backward && fresh && !result.dw_accumulated_VD.empty()) ops.fill_zero(result.dw_accumulated_VD);
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 
+#include "kernels/decode/scratch.h"
 #include "kernels/limits.h"
 
 namespace perigee {
@@ -37,12 +38,29 @@ int64_t page_size_of(int64_t block_size) {
 }
 
 bool KvCache::serves(Ops& ops, ModelOptions const& model) {
+    if (model.key_conv > 0) return false;
     return ops.device().is_host() || kernels::attention_takes_head(model.head_size());
 }
 
 int64_t KvCache::page_bytes(Ops& ops, ModelOptions const& model, MeshShape const& mesh, int64_t page_size) {
     int64_t const row = model.kv_heads() / mesh.tp * model.head_size() * size_of(ops.compute_dtype());
     return model.num_hidden_layers * (2 * page_size + 1) * row;
+}
+
+int64_t KvCache::decode_bytes(Ops& ops, ModelOptions const& model, MeshShape const& mesh, CacheRoom const& room) {
+    if (ops.device().is_host()) return 0;
+    int64_t const blocks = ceil_div(room.tokens + mesh.tp - 1, room.block_size);
+    int64_t const texts = ceil_div(room.texts, mesh.tp) * mesh.tp, heads = model.num_attention_heads / mesh.tp;
+    size_t const attend =
+        decode::attend_floats(texts, heads, model.head_size(), decode::most_splits(blocks, room.block_size));
+    return static_cast<int64_t>(sizeof(float) * std::max(attend, decode::select_floats(texts, heads, blocks)));
+}
+
+int64_t KvCache::pages_within(int64_t bytes, Ops& ops, ModelOptions const& model, MeshShape const& mesh,
+                              CacheRoom const& room) {
+    int64_t const page =
+        page_bytes(ops, model, mesh, room.page_size > 0 ? room.page_size : page_size_of(room.block_size));
+    return std::max<int64_t>(1, (bytes - decode_bytes(ops, model, mesh, room)) / page);
 }
 
 KvCache::KvCache(Ops& ops, ModelOptions const& model, MeshShape const& mesh, CacheRoom const& room)

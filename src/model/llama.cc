@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "model/linear.h"
 #include "model/llama_impl.h"
 
 namespace perigee {
@@ -93,8 +94,25 @@ Pass Llama::Impl::begin(Inputs const& inputs, std::span<Selection const> selecti
     pass.sin_TR = arena.allocate("sin", pass.statistics(), {T, R});
     pass.branch_PD = arena.allocate("branch", pass.compute(), {pass.part(), D});
     pass.qkv_TX = arena.allocate("qkv", pass.compute(), {T, pass.qkv_width()});
+    if (options.key_conv > 0) pass.dkey_TC = arena.allocate("dkeys", pass.compute(), {T, pass.key_width()});
+    pass.positions_T = inputs.positions_T;
+    if (inputs.dropout != nullptr) pass.dropout = *inputs.dropout;
+    if (options.lora.rank > 0) pass.adapters = allocate_adapters(arena, pass);
     ops.rope_table({pass.cos_TR, pass.sin_TR, inputs.positions_T, rope.inverse_frequencies, rope.magnitude});
     return pass;
+}
+
+/// Where products take quantised operands: while training.
+void Llama::Impl::allocate_for_precision(Pass& pass, Arena& arena) const {
+    auto const linears = block_linears(options, pass.tokens, pass.mlp_tokens(), mesh.shape().tp);
+    if (std::ranges::any_of(linears, [&](NamedLinear const& of) { return takes_fp8(precision, of.shape); }))
+        pass.quantised = allocate_quantised(arena, pass, precision);
+}
+
+/// Of the products of a layer.
+PrecisionOptions const* Llama::Impl::precision_of(Pass const& pass, int64_t layer) const {
+    bool const fp8 = pass.quantised && in_fp8_layers(precision, layer, options.num_hidden_layers);
+    return fp8 ? &precision : nullptr;
 }
 
 /// Up to the last block. What `kept` says stays for the backward; without it all layers use the same memory.
@@ -111,6 +129,7 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
         state.blocks.push_back(allocate_activations(arena, pass, selections));
     else
         state.blocks = allocate_activations(arena, pass, selections, *kept);
+    if (kept == &policy) allocate_for_precision(state.pass, arena);
     ConstView previous_PD;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
         BlockActivations acts = state.blocks[kept == nullptr ? 0 : layer];
@@ -125,7 +144,8 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
             pass.stream.add_up(acts.x_PD);
         }
         Needed const unit(weights, block_unit(index), next_block(index + 1));
-        block_forward(pass, block.in(unit.memory()), acts, previous_PD, selections[layer]);
+        state.pass.precision = precision_of(state.pass, index);
+        block_forward(pass, block(index, unit.memory()), acts, previous_PD, selections[layer]);
         close_cache(acts, inputs, index, selections[layer]);
         previous_PD = acts.mid_PD;
         if (kept == &policy) offload->end_forward(layer, acts.kept);
@@ -145,18 +165,21 @@ void Llama::Impl::normalise(Needed const& of_head, Forward const& state) const {
 }
 
 /// temporary.dx_PD holds the gradient of the last block's output, and becomes that of the embedding's.
-void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward const& state,
-                           BlockGradients const& temporary, std::span<Selection const> selections) const {
-    for (int64_t layer = std::ssize(selections); layer-- > 0;) {
+void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
+                           std::span<Selection const> selections) const {
+    // What is offloaded comes back in turn: then every layer takes part.
+    int64_t const last = policy.offload > 0 ? 0 : first_trained;
+    for (int64_t layer = std::ssize(selections); layer-- > last;) {
         auto const index = static_cast<size_t>(layer);
         int const unit = block_unit(layer);
-        Needed const needed(weights, unit, layer > 0 ? block_unit(layer - 1) : -1);
+        Needed const needed(weights, unit, layer > last ? block_unit(layer - 1) : -1);
         TensorView const unit_grads = begin_gradients(grads, unit);
         offload->begin_backward(index);
-        block_backward(state.pass, block.in(needed.memory()), block.in(unit_grads), state.blocks[index], temporary,
-                       selections[index]);
+        state.pass.precision = precision_of(state.pass, layer);
+        block_backward(state.pass, block(layer, needed.memory()), block(layer, unit_grads), state.blocks[index],
+                       temporary, selections[index]);
         if (index >= 2) offload->end_backward(index, state.blocks[index - 2].kept);
-        grads.done(unit);
+        end_gradients(grads, unit);
     }
 }
 
@@ -172,19 +195,25 @@ MemoryPolicy complete(MemoryPolicy policy, int64_t layers) {
 
 }  // namespace
 
-Llama::Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy)
+Llama::Llama(ModelOptions const& options, ModelLayouts const& layouts, Mesh const& mesh, Ops& ops, MemoryPolicy policy,
+             PrecisionOptions const& precision)
     : impl_(new Impl{.options = options,
-                     .layout = layout,
+                     .layouts = layouts,
                      .mesh = mesh,
                      .ops = ops,
                      .policy = complete(std::move(policy), options.num_hidden_layers),
+                     .precision = precision,
                      .offload = std::make_unique<Offload>(ops.device()),
                      .rope = make_rope(options),
                      .context_modes = resolve_context_modes(mesh.context_mode(), mesh.shape(), options.kv_heads()),
-                     .embedding = layout.place(kEmbedding),
-                     .final_norm = layout.place(kFinalNorm),
-                     .lm_head = options.tie_word_embeddings ? UnitPlace() : layout.place(kClassifier),
-                     .block = BlockPlaces(layout, options)}) {
+                     .embedding = layouts.place(kEmbedding),
+                     .final_norm = layouts.place(kFinalNorm),
+                     .lm_head = options.tie_word_embeddings ? UnitPlace() : layouts.place(kClassifier)}) {
+    for (int64_t layer = 0; layer < options.num_hidden_layers; ++layer)
+        impl_->blocks.emplace_back(impl_->layouts, options, layer);
+    int64_t& first = impl_->first_trained;
+    while (!impl_->trains(kEmbeddingUnit) && first < options.num_hidden_layers && !impl_->trains(block_unit(first)))
+        ++first;
     impl_->offload->resize(impl_->policy.offload);
     ops.forget_repeated();  // of an earlier model, whose place in memory this one may have
 }
@@ -201,6 +230,11 @@ void Llama::Impl::train(WeightUnits& weights, GradientSink const& sink, TensorVi
     Pass& pass = state.pass;
     pass.fresh = grads.fresh();
     BlockGradients const temporary = allocate_gradients(arena, pass);
+    if (options.lora.rank > 0) allocate_adapter_gradients(arena, pass, pass.adapters);
+    if (layouts.frozen != nullptr)
+        pass.unwanted = arena.allocate("unwanted gradients", pass.statistics(),
+                                       {std::max({options.hidden_size, pass.qkv_width(), options.head_size(),
+                                                  pass.key_width() * options.key_conv})});
     TensorView const head_grads = begin_gradients(grads, head());
     TensorView const embedding_grads =
         options.tie_word_embeddings ? begin_gradients(grads, kEmbeddingUnit) : TensorView();
@@ -217,19 +251,27 @@ void Llama::Impl::train(WeightUnits& weights, GradientSink const& sink, TensorVi
                          .fresh = pass.fresh,
                          .scale = sink.scale});
         pass.stream.add_up(temporary.dnormed_PD);
-        ops.rmsnorm_backward({.dx_TD = temporary.dx_PD,
-                              .dw_accumulated_D = final_norm.in(head_grads),
-                              .dy_TD = temporary.dnormed_PD,
-                              .x_TD = state.x_PD,
-                              .w_D = final_norm.in(of_head.memory()),
-                              .rstd_T = state.rstd_P});
+        ops.rmsnorm_backward(
+            {.dx_TD = temporary.dx_PD,
+             .dw_accumulated_D = pass.wanted(final_norm.in(head_grads), final_norm.in(of_head.memory())),
+             .dy_TD = temporary.dnormed_PD,
+             .x_TD = state.x_PD,
+             .w_D = final_norm.in(of_head.memory()),
+             .rstd_T = state.rstd_P});
     }
-    grads.done(head());
+    end_gradients(grads, head());
     backward(weights, grads, state, temporary, selections);
+    if (!trains(kEmbeddingUnit)) return;
     ops.embedding_backward(
         {embedding.in(options.tie_word_embeddings ? embedding_grads : begin_gradients(grads, kEmbeddingUnit)),
          inputs.ids_T, pass.stream.gather(temporary.dx_PD), vocab_begin()});
-    grads.done(kEmbeddingUnit);
+    end_gradients(grads, kEmbeddingUnit);
+}
+
+DropoutPass Llama::Impl::dropout_of(GradientSink const& sink, ContextShard const& shard, int64_t first_token) const {
+    DropoutPass dropout{.rate = options.lora.rank > 0 ? options.lora.dropout : 0, .seed = sink.seed, .step = sink.step};
+    for (TokenRange const& range : shard.ranges()) dropout.tokens.push_back({range.size(), first_token + range.begin});
+    return dropout;
 }
 
 namespace {
@@ -251,10 +293,13 @@ void Llama::accumulate(WeightUnits& weights, GradientSink const& sink, TensorVie
                        std::span<Selection const> selections, Arena& arena) {
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, selections);
-    Impl::Inputs const inputs = impl_->upload(local, arena);
+    Impl::Inputs inputs = impl_->upload(local, arena);
+    DropoutPass const dropout = impl_->dropout_of(sink, local.shard(), batch.first_token);
+    inputs.dropout = &dropout;
     auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, selections, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     bool const alone = shape.tp * shape.cp == 1 && weights.settled() && sink.grads.settled();
+    if (dropout.rate > 0) return pass();                                          // no two steps are the same
     if (!alone || impl_->policy.offload > 0) return impl_->ops.repeat({}, pass);  // other ranks or lanes take part
     void const* const first_weight = weights.need(kEmbeddingUnit, -1).data;
     void const* const first_gradient = sink.grads.begin(kEmbeddingUnit).data;

@@ -10,6 +10,7 @@
 #include "model/kv_cache.h"
 #include "model/memory_policy.h"
 #include "model/options.h"
+#include "model/precision.h"
 #include "model/reach.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
@@ -20,12 +21,23 @@
 
 namespace perigee {
 
-/// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours.
+/// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours. A layer's adapters follow
+/// its own parameters, which are frozen where there are any.
 std::vector<ParamSpec> llama_params(ModelOptions const& options);
+/// Whether a parameter convolves keys. Models without them go on with zeros, which change nothing.
+bool is_key_conv(std::string const& name);
+/// The same without both: what Hugging Face's folders hold.
+std::vector<ParamSpec> base_params(ModelOptions options);
+/// Freezes those that a pattern names, in which `*` stands for any text. Throws Category::config for a pattern that
+/// names none, for tensors of one product that are not all alike, and where nothing is left to train.
+void freeze(std::vector<ParamSpec>& params, std::span<std::string const> patterns);
+/// Whether a parameter belongs to an adapter.
+bool is_adapter(std::string const& name);
 // Their units: the embedding, the blocks, and the final norm with the classifier, where that is not the embedding.
 inline constexpr int kEmbeddingUnit = 0;
 inline int block_unit(int64_t layer) { return static_cast<int>(layer) + 1; }
 inline int head_unit(ModelOptions const& options) { return block_unit(options.num_hidden_layers); }
+inline int unit_count(ModelOptions const& options) { return head_unit(options) + 1; }
 
 /// Fills parts of this rank's flat buffer with initial values: each a function of (seed, name, global index) alone.
 void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed);
@@ -34,21 +46,35 @@ void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const
 /// over real document lengths, and for block-sparse layers the executed blocks and the gate. A training step costs 3
 /// times that, the gate counted once.
 struct ForwardFlops {
-    double linear = 0;        ///< projections and classifier
-    double attention = 0;     ///< scores and values
-    double gate = 0;          ///< MoBA's block scores, forward only
+    double linear = 0;     ///< projections, adapters and classifier
+    double attention = 0;  ///< scores and values
+    double gate = 0;       ///< MoBA's block scores, forward only
+    // What a backward leaves out of twice the forward, for what is frozen.
+    double linear_left_out = 0;
+    double attention_left_out = 0;
     double sparse_pairs = 0;  ///< query-key pairs that heads of block-sparse layers attend, one head of each layer
     double causal_pairs = 0;  ///< those that they would attend in full
-    double training() const { return 3 * (linear + attention) + gate; }
+    double training_linear() const { return 3 * linear - linear_left_out; }
+    double training_attention() const { return 3 * attention - attention_left_out; }
+    double training() const { return training_linear() + training_attention() + gate; }
     ForwardFlops& operator+=(ForwardFlops const& more);
 };
+/// What a backward does not compute.
+struct Untrained {
+    int64_t elements = 0;  ///< of frozen matrices: their gradients
+    int64_t layers = 0;    ///< so many from the first on: all of it, as nothing is trained there or before
+};
+Untrained untrained(std::span<ParamSpec const> params, ModelOptions const& model);
 ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,
-                           std::span<int32_t const> cu_seqlens);
+                           std::span<int32_t const> cu_seqlens, Untrained const& untrained = {});
 
 /// Where a backward pass adds its gradients.
 struct GradientSink {
     GradientUnits& grads;  ///< of the operations' main_dtype()
     double scale = 1;
+    // What dropout's random numbers are keyed by, beside the name of a layer and the place of a token in its batch.
+    uint64_t seed = 0;
+    int64_t step = 0;
 };
 
 /// Over the tokens of a batch, each times its loss weight.
@@ -57,9 +83,19 @@ struct LossSums {
     double correct = 0;  ///< 1 where no token of the vocabulary is likelier than the target
 };
 
+/// Draws of the tokens that follow some texts.
+struct TokenDraws {
+    std::span<DrawRule const> rules;  ///< one for each text
+    TensorView seen_SW = {};          ///< as in SampleTokens
+    int64_t allowed = 0;
+};
+
 class Llama {
   public:
-    Llama(ModelOptions const& options, ParamLayout const& layout, Mesh const& mesh, Ops& ops, MemoryPolicy policy = {});
+    /// `precision` is that of products in training; other passes compute in Ops::compute_dtype(). `layouts`, or the one
+    /// of all parameters where nothing is frozen, outlive it.
+    Llama(ModelOptions const& options, ModelLayouts const& layouts, Mesh const& mesh, Ops& ops,
+          MemoryPolicy policy = {}, PrecisionOptions const& precision = {});
     ~Llama();
 
     // The ranks of a cp x tp group are given the same batch, and each cp rank computes its tokens of it: T must divide
@@ -100,6 +136,11 @@ class Llama {
     /// [S, vocab_size]. With ids[s] = -1 the text stays as it is, and its logits mean nothing.
     std::vector<float> decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
                               KvCache& cache, Arena& arena);
+
+    /// The same, but the next tokens are drawn where the logits are: -1 for rules without a draw. Of a mesh without tp.
+    std::vector<int32_t> decode(WeightUnits& weights, std::span<int32_t const> ids,
+                                std::span<Selection const> selections, KvCache& cache, Arena& arena,
+                                TokenDraws const& draws);
 
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
     /// of the cp x tp group. Takes the memory of a training forward that keeps what the attention found.

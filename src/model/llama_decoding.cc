@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "model/block_decoding.h"
 #include "model/llama_impl.h"
+#include "ops/sampling.h"
 
 namespace perigee {
 
@@ -111,9 +113,42 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t co
     return logits;
 }
 
-/// From token ids to logits [rows, V].
+/// On one tp rank and without adapters, from token ids to logits [rows, V].
+void Llama::Impl::decode_whole(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
+                               TensorView logits_SV, Arena& arena) const {
+    PERIGEE_CHECK(options.key_conv == 0, "a cache has no keys from before their convolution");
+    Arena::Scope const scope(arena);
+    int64_t const rows = inputs.lengths_S.size(), R = options.head_size() / 2;
+    DecodeTensors tensors = allocate_decoding(arena, ops, options, rows, selections);
+    TensorView const cos_SR = arena.allocate("cos", ops.main_dtype(), {rows, R});
+    TensorView const sin_SR = arena.allocate("sin", ops.main_dtype(), {rows, R});
+    ops.rope_table({cos_SR, sin_SR, inputs.positions_T, rope.inverse_frequencies, rope.magnitude});
+    tensors.cos_SR = cos_SR, tensors.sin_SR = sin_SR;
+    {
+        Needed const unit(weights, kEmbeddingUnit, block_unit(0));
+        ops.embedding_forward({tensors.x_SD, inputs.ids_T, embedding.in(unit.memory()), 0});
+    }
+    AttentionProblem const problem = attention_problem(inputs);
+    for (int64_t layer = 0; layer < std::ssize(selections); ++layer) {
+        Needed const unit(weights, block_unit(layer), next_block(layer + 1));
+        Decoding const decoding{inputs.cache->pages(layer, 0, rows), inputs.lengths_S, problem.first_head,
+                                problem.scale};
+        block_decode(ops, options, block(layer, unit.memory()), tensors, decoding,
+                     selections[static_cast<size_t>(layer)]);
+    }
+    Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);
+    ops.normed_product({.y_SN = logits_SV,
+                        .x_SD = tensors.x_SD,
+                        .norm_D = final_norm.in(of_head.memory()),
+                        .w_ND = classifier(of_classifier.memory()),
+                        .eps = options.rms_norm_eps});
+}
+
+/// The same on any number of them, with adapters: logits of this rank's part of the vocabulary.
 void Llama::Impl::decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                               TensorView logits_SV, Arena& arena) const {
+    if (mesh.shape().tp == 1 && options.lora.rank == 0)
+        return decode_whole(weights, inputs, selections, logits_SV, arena);
     Arena::Scope const scope(arena);
     Forward const state = forward(weights, inputs, selections, arena);
     Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);
@@ -138,14 +173,13 @@ std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCa
     return lengths;
 }
 
-std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> ids,
-                                 std::span<Selection const> selections, KvCache& cache, Arena& arena) {
-    Arena::Scope const scope(arena);
-    Mesh const& mesh = impl_->mesh;
+/// Logits of this rank's part of the vocabulary, [S or more, V / tp], in the caller's scope of the arena.
+TensorView Llama::Impl::decode(WeightUnits& weights, std::span<int32_t const> ids,
+                               std::span<Selection const> selections, KvCache& cache, Arena& arena) const {
     PERIGEE_CHECK(mesh.shape().cp == 1 && !ids.empty() && std::ssize(ids) <= cache.texts(),
                   "{} texts of a cache for {} on a mesh with cp {}", ids.size(), cache.texts(), mesh.shape().cp);
-    int64_t const tp = mesh.shape().tp, texts = std::ssize(ids), vocab = impl_->options.vocab_size;
-    auto const lengths = impl_->take_places(ids, cache, round_up(texts, tp));
+    int64_t const tp = mesh.shape().tp, texts = std::ssize(ids), vocab = options.vocab_size;
+    auto const lengths = take_places(ids, cache, round_up(texts, tp));
     int64_t const rows = std::ssize(lengths);
     // Ids, positions and lengths: one upload.
     std::vector<int32_t> numbers(static_cast<size_t>(3 * rows));
@@ -156,31 +190,81 @@ std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> 
         numbers[i + 2 * lengths.size()] = lengths[i];
     }
     TensorView const numbers_R = arena.allocate("tokens", DType::i32, {3 * rows});
-    impl_->ops.upload(numbers_R, numbers.data());
+    ops.upload(numbers_R, numbers.data());
     Batch const batch = batch_of(std::span(numbers).first(lengths.size()), lengths);
-    LocalBatch const local = impl_->share(batch, selections);
-    Impl::Inputs const inputs{.local = local,
-                              .cu_seqlens = batch.cu_seqlens,
-                              .cache = &cache,
-                              .lengths_S = numbers_R.rows(2 * rows, 3 * rows),
-                              .ids_T = numbers_R.rows(0, rows),
-                              .positions_T = numbers_R.rows(rows, 2 * rows),
-                              .targets_T = {},
-                              .weights_T = {}};
-    TensorView const part = arena.allocate("logits", impl_->ops.compute_dtype(), {rows, vocab / tp}, Use::logits);
-    auto const step = [&] { impl_->decode_step(weights, inputs, selections, part, arena); };
+    LocalBatch const local = share(batch, selections);
+    Inputs const inputs{.local = local,
+                        .cu_seqlens = batch.cu_seqlens,
+                        .cache = &cache,
+                        .lengths_S = numbers_R.rows(2 * rows, 3 * rows),
+                        .ids_T = numbers_R.rows(0, rows),
+                        .positions_T = numbers_R.rows(rows, 2 * rows),
+                        .targets_T = {},
+                        .weights_T = {}};
+    TensorView const part = arena.allocate("logits", ops.compute_dtype(), {rows, vocab / tp}, Use::logits);
+    auto const step = [&] { decode_step(weights, inputs, selections, part, arena); };
     if (tp > 1 || !weights.settled()) {
-        impl_->ops.repeat({}, step);
+        ops.repeat({}, step);
     } else {
-        auto key = decoding_key({impl_.get(), &arena, weights.need(kEmbeddingUnit, -1).data, numbers_R.data}, rows,
-                                cache, selections);
+        auto key = decoding_key({this, &arena, weights.need(kEmbeddingUnit, -1).data, numbers_R.data}, rows, cache,
+                                selections);
         key.push_back(arena.growths());
         weights.release(kEmbeddingUnit);
-        impl_->ops.repeat(key, step);
+        ops.repeat(key, step);
     }
     for (int64_t text = 0; text < texts; ++text)
         if (lengths[static_cast<size_t>(text)] >= 0) cache.set_tokens(cache.tokens(text) + 1, text);
-    return impl_->join_logits(part, texts, arena);
+    return part;
+}
+
+std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> ids,
+                                 std::span<Selection const> selections, KvCache& cache, Arena& arena) {
+    Arena::Scope const scope(arena);
+    TensorView const part_SV = impl_->decode(weights, ids, selections, cache, arena);
+    return impl_->join_logits(part_SV, std::ssize(ids), arena);
+}
+
+/// A token that the device leaves to the host.
+int32_t Llama::Impl::draw_on_host(ConstView logits_V, DrawRule const& rule, TensorView seen_W, int64_t allowed) const {
+    std::vector<int32_t> words(static_cast<size_t>(seen_W.empty() ? 0 : seen_W.size())), seen;
+    if (!words.empty()) ops.download(words.data(), seen_W);
+    for (int64_t id = 0; id < 32 * std::ssize(words); ++id)
+        if ((words[static_cast<size_t>(id / 32)] >> id % 32 & 1) != 0) seen.push_back(static_cast<int32_t>(id));
+    std::vector<float> const floats = host_floats(logits_V);
+    int32_t const id = draw_token(std::span(floats).first(static_cast<size_t>(allowed)), rule, seen);
+    if (!words.empty()) {
+        words[static_cast<size_t>(id / 32)] |= static_cast<int32_t>(1u << id % 32);
+        ops.upload(seen_W, words.data());
+    }
+    return id;
+}
+
+std::vector<int32_t> Llama::decode(WeightUnits& weights, std::span<int32_t const> ids,
+                                   std::span<Selection const> selections, KvCache& cache, Arena& arena,
+                                   TokenDraws const& draws) {
+    Arena::Scope const scope(arena);
+    Impl const& impl = *impl_;
+    int64_t const texts = std::ssize(ids);
+    PERIGEE_CHECK(impl.mesh.shape().tp == 1 && std::ssize(draws.rules) == texts, "{} draws of {} texts with tp {}",
+                  draws.rules.size(), texts, impl.mesh.shape().tp);
+    TensorView const ids_S = arena.allocate("drawn", DType::i32, {texts});
+    TensorView const rules_SB = arena.allocate("rules", DType::u8, {texts, static_cast<int64_t>(sizeof(DrawRule))});
+    impl.ops.upload(rules_SB, draws.rules.data());
+    TensorView const logits_SV = impl.decode(weights, ids, selections, cache, arena).rows(0, texts);
+    impl.ops.sample_tokens({.ids_S = ids_S,
+                            .logits_SV = logits_SV,
+                            .rules_SB = rules_SB,
+                            .seen_SW = draws.seen_SW,
+                            .allowed = draws.allowed});
+    std::vector<int32_t> drawn(ids.size());
+    impl.ops.download(drawn.data(), ids_S);
+    for (int64_t text = 0; text < texts; ++text) {
+        auto const i = static_cast<size_t>(text);
+        if (drawn[i] >= 0 || draws.rules[i].index < 0) continue;
+        TensorView const seen_W = draws.seen_SW.empty() ? TensorView() : draws.seen_SW.rows(text, text + 1);
+        drawn[i] = impl.draw_on_host(logits_SV.rows(text, text + 1), draws.rules[i], seen_W, draws.allowed);
+    }
+    return drawn;
 }
 
 /// Of the first texts, from every tp rank's part of the vocabulary: the same on every rank.

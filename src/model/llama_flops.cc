@@ -44,27 +44,53 @@ Pairs pairs_of(std::optional<BlockBudget> const& budget, std::span<int32_t const
     return sum;
 }
 
+int64_t adapter_weights_per_layer(ModelOptions const& model) {
+    if (model.lora.rank == 0) return 0;
+    int64_t elements = 0;
+    for (ParamSpec const& spec : llama_params(model))
+        if (spec.unit == block_unit(0) && is_adapter(spec.name)) elements += spec.shape.size();
+    return elements;
+}
+
 }  // namespace
 
 ForwardFlops& ForwardFlops::operator+=(ForwardFlops const& more) {
     linear += more.linear;
     attention += more.attention;
+    linear_left_out += more.linear_left_out;
+    attention_left_out += more.attention_left_out;
     gate += more.gate;
     sparse_pairs += more.sparse_pairs;
     causal_pairs += more.causal_pairs;
     return *this;
 }
 
+Untrained untrained(std::span<ParamSpec const> params, ModelOptions const& model) {
+    Untrained result;
+    int first = head_unit(model);
+    for (ParamSpec const& spec : params) {
+        if (!spec.frozen) first = std::min(first, spec.unit);
+        bool const is_product = spec.unit != kEmbeddingUnit || model.tie_word_embeddings;
+        if (spec.frozen && spec.shape.rank() == 2 && is_product) result.elements += spec.shape.size();
+    }
+    result.layers = std::max(first - block_unit(0), 0);
+    return result;
+}
+
 ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,
-                           std::span<int32_t const> cu_seqlens) {
+                           std::span<int32_t const> cu_seqlens, Untrained const& untrained) {
     int64_t const K = model.head_size(), H = model.num_attention_heads, G = model.kv_heads();
-    int64_t const weights = model.num_hidden_layers * weights_per_layer(model) + model.vocab_size * model.hidden_size;
+    int64_t const of_layer = weights_per_layer(model) + adapter_weights_per_layer(model) + G * K * model.key_conv;
+    int64_t const weights = model.num_hidden_layers * of_layer + model.vocab_size * model.hidden_size;
+    double const per_weight = 2.0 * (cu_seqlens.empty() ? 0 : cu_seqlens.back());
     ForwardFlops flops;
-    flops.linear = 2.0 * static_cast<double>(weights) * (cu_seqlens.empty() ? 0 : cu_seqlens.back());
+    flops.linear = per_weight * static_cast<double>(weights);
+    flops.linear_left_out = per_weight * static_cast<double>(untrained.elements + untrained.layers * of_layer);
     Pairs const full = pairs_of(std::nullopt, cu_seqlens);
     std::optional<BlockBudget> known;  // layers share their budget as a rule
     Pairs sparse;
-    for (Selection const& selection : selections) {
+    for (size_t layer = 0; layer < selections.size(); ++layer) {
+        Selection const& selection = selections[layer];
         auto const budget = budget_of(selection);
         if (budget && budget != known) sparse = pairs_of(known = budget, cu_seqlens);
         Pairs const& pairs = budget ? sparse : full;
@@ -72,7 +98,9 @@ ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const>
             flops.sparse_pairs += sparse.attended;
             flops.causal_pairs += full.attended;
         }
-        flops.attention += 4.0 * static_cast<double>(K * H) * pairs.attended;
+        double const attention = 4.0 * static_cast<double>(K * H) * pairs.attended;
+        flops.attention += attention;
+        if (static_cast<int64_t>(layer) < untrained.layers) flops.attention_left_out += 2 * attention;
         if (auto const* const gate = std::get_if<MobaOptions>(&selection)) {
             int64_t const choosers = gate->selection == MobaSelection::per_group ? G : H;
             flops.gate += 2.0 * static_cast<double>(K * choosers) * pairs.scored;

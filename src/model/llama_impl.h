@@ -42,8 +42,9 @@ struct LossSum {
 /// A unit's weights for as long as this lives.
 class Needed {
   public:
+    /// Braces: need() is called first.
     Needed(WeightUnits& weights, int unit, int next)
-        : weights_(&weights), unit_(unit), memory_(weights.need(unit, next)) {}
+        : weights_(&weights), unit_(unit), memory_{weights.need(unit, next), weights.frozen()} {}
     /// Where the device has failed, who waits for it next is told so.
     ~Needed() {
         try {
@@ -53,26 +54,28 @@ class Needed {
     }
     Needed(Needed const&) = delete;
     Needed& operator=(Needed const&) = delete;
-    TensorView memory() const { return memory_; }
+    UnitMemory const& memory() const { return memory_; }
 
   private:
     WeightUnits* weights_;
     int unit_;
-    TensorView memory_;
+    UnitMemory memory_;
 };
 
 struct Llama::Impl {
     ModelOptions options;
-    ParamLayout const& layout;
+    ModelLayouts layouts;
     Mesh const& mesh;
     Ops& ops;
     MemoryPolicy policy;  ///< with a level for every layer
+    PrecisionOptions precision;
     std::unique_ptr<Offload> offload;
     Rope rope;
     ContextModes context_modes;
     // Where parameters are in the memory of their units.
     UnitPlace embedding, final_norm, lm_head;
-    BlockPlaces block;
+    std::vector<BlockPlaces> blocks = {};
+    int64_t first_trained = 0;  ///< layer, below which nothing is trained
 
     /// The tokens of one pass, on the device.
     struct Inputs {
@@ -84,6 +87,7 @@ struct Llama::Impl {
         TensorView k_TGK = {},
                    v_TGK = {};      ///< of the text up to its end, for a layer, where its pages are no neighbours
         TensorView lengths_S = {};  ///< or the newest of the first S texts: as Decoding says
+        DropoutPass const* dropout = nullptr;  ///< in training
         TensorView ids_T;
         TensorView positions_T;
         TensorView targets_T;
@@ -105,7 +109,7 @@ struct Llama::Impl {
     int head() const { return head_unit(options); }
     /// The unit that the classifier belongs to, and the classifier in its memory.
     int classifier_unit() const { return options.tie_word_embeddings ? kEmbeddingUnit : head(); }
-    TensorView classifier(TensorView unit) const {
+    TensorView classifier(UnitMemory const& unit) const {
         return (options.tie_word_embeddings ? embedding : lm_head).in(unit);
     }
     int next_block(int64_t layer) const { return layer < options.num_hidden_layers ? block_unit(layer) : head(); }
@@ -118,16 +122,27 @@ struct Llama::Impl {
                 .host_weights_T = inputs.local.batch().weights_T};
     }
 
-    /// A unit's gradients. Where they are fresh, with zeros for those that no product writes: those of vectors, and of
-    /// an embedding that is no classifier.
+    BlockTensors block(int64_t layer, UnitMemory const& unit) const {
+        return blocks[static_cast<size_t>(layer)].in(unit);
+    }
+    bool trains(int unit) const { return layouts.trained.unit(unit).size() > 0; }
+
+    /// A unit's gradients; empty where nothing of it is trained. Where they are fresh, with zeros for those that no
+    /// product writes: those of vectors, of convolutions, and of an embedding that is no classifier.
     TensorView begin_gradients(GradientUnits& grads, int unit) const {
+        if (!trains(unit)) return {};
         TensorView const memory = grads.begin(unit);
         if (!grads.fresh()) return memory;
-        int64_t const origin = layout.unit(unit).begin;
-        for (ParamLayout::Entry const& entry : layout.entries_of(unit))
-            if (entry.spec.shape.rank() == 1 || (unit == kEmbeddingUnit && !options.tie_word_embeddings))
+        int64_t const origin = layouts.trained.unit(unit).begin;
+        for (ParamLayout::Entry const& entry : layouts.trained.entries_of(unit))
+            if (entry.spec.shape.rank() == 1 || is_key_conv(entry.spec.name) ||
+                (unit == kEmbeddingUnit && !options.tie_word_embeddings))
                 ops.fill_zero(memory.rows(entry.offset - origin, entry.offset - origin + entry.local.size()));
         return memory;
+    }
+
+    void end_gradients(GradientUnits& grads, int unit) const {
+        if (trains(unit)) grads.done(unit);
     }
 
     int64_t vocab_begin() const { return mesh.tp_rank() * (options.vocab_size / mesh.shape().tp); }
@@ -138,6 +153,9 @@ struct Llama::Impl {
     std::vector<float> host_floats(ConstView values) const;
     std::vector<float> logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                        int64_t token, Arena& arena) const;
+    void allocate_for_precision(Pass& pass, Arena& arena) const;
+    PrecisionOptions const* precision_of(Pass const& pass, int64_t layer) const;
+    DropoutPass dropout_of(GradientSink const& sink, ContextShard const& shard, int64_t first_token) const;
     int64_t mlp_rows(int64_t tokens) const;
     Pass begin(Inputs const& inputs, std::span<Selection const> selections, Arena& arena) const;
     Forward forward(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections, Arena& arena,
@@ -146,12 +164,17 @@ struct Llama::Impl {
     void open_cache(BlockActivations& acts, Inputs const& inputs, int64_t layer) const;
     void close_cache(BlockActivations const& acts, Inputs const& inputs, int64_t layer,
                      Selection const& selection) const;
+    void decode_whole(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
+                      TensorView logits_SV, Arena& arena) const;
     void decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                      TensorView logits_SV, Arena& arena) const;
+    TensorView decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
+                      KvCache& cache, Arena& arena) const;
+    int32_t draw_on_host(ConstView logits_V, DrawRule const& rule, TensorView seen_W, int64_t allowed) const;
     std::vector<int32_t> take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const;
     std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;
     void normalise(Needed const& of_head, Forward const& state) const;
-    void backward(WeightUnits& weights, GradientUnits& grads, Forward const& state, BlockGradients const& temporary,
+    void backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
                   std::span<Selection const> selections) const;
     void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;

@@ -73,10 +73,15 @@ std::vector<float> Llama::Impl::host_floats(ConstView values) const {
     ops.download(raw.data(), values);
     ConstView const host{raw.data(), values.dtype, values.shape};
     std::vector<float> floats(static_cast<size_t>(values.size()));
-    for (size_t i = 0; i < floats.size(); ++i)
-        floats[i] = host.dtype == DType::f32   ? host.as<float>()[i]
-                    : host.dtype == DType::f64 ? static_cast<float>(host.as<double>()[i])
-                                               : to_float(host.as<bf16>()[i]);
+    auto const convert = [&]<class T>(T const* from, auto as_float) {
+        for (size_t i = 0; i < floats.size(); ++i) floats[i] = as_float(from[i]);
+    };
+    if (host.dtype == DType::f32)
+        convert(host.as<float>(), [](float x) { return x; });
+    else if (host.dtype == DType::f64)
+        convert(host.as<double>(), [](double x) { return static_cast<float>(x); });
+    else
+        convert(host.as<bf16>(), [](bf16 x) { return to_float(x); });
     return floats;
 }
 

@@ -1,5 +1,9 @@
+#include <fnmatch.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <span>
 
 #include "base/philox.h"
 #include "model/llama.h"
@@ -7,6 +11,8 @@
 namespace perigee {
 
 namespace {
+
+constexpr char const* kKeyConv = "self_attn.k_conv.weight";
 
 ParamSpec weight(std::string name, int64_t rows, int64_t columns, Cut cut, double stddev) {
     return {.name = std::move(name), .shape = {rows, columns}, .cut = cut, .init = Init::normal, .stddev = stddev};
@@ -16,6 +22,45 @@ ParamSpec norm(std::string name, int64_t size) {
 }
 ParamSpec bias(std::string name, int64_t size) {
     return {.name = std::move(name), .shape = {size}, .cut = Cut::rows, .init = Init::zeros, .decay = false};
+}
+
+/// Layers that are one product.
+constexpr std::array<char const*, 3> kQkv = {"q_proj", "k_proj", "v_proj"};
+constexpr std::array<char const*, 2> kGateUp = {"gate_proj", "up_proj"};
+constexpr std::array<char const*, 1> kO = {"o_proj"}, kDown = {"down_proj"};
+constexpr std::array<std::span<char const* const>, 4> kLoraProducts = {kQkv, kO, kGateUp, kDown};
+
+/// Of neighbours in the list.
+bool are_one_product(std::string const& a, std::string const& b) {
+    auto const in = [](std::span<char const* const> product, std::string const& name) {
+        return std::ranges::any_of(
+            product, [&](char const* layer) { return name.find(fmt::format(".{}.", layer)) != name.npos; });
+    };
+    bool const alike = a.substr(a.rfind('.')) == b.substr(b.rfind('.'));  // weights, or biases
+    return alike && ((in(kQkv, a) && in(kQkv, b)) || (in(kGateUp, a) && in(kGateUp, b)));
+}
+
+/// The A's and then the B's of layers that are one product, in its order, so that the A's are one matrix. A starts with
+/// the variance of PEFT's, B as zeros. A reads what the layer reads and is cut as its columns are, B as its rows.
+void add_adapters(std::vector<ParamSpec>& params, LoraOptions const& lora, int64_t first) {
+    std::vector<ParamSpec> const hosts(params.begin() + first, params.end());
+    for (std::span<char const* const> product : kLoraProducts) {
+        for (bool const is_a : {true, false})
+            for (char const* const target : product) {
+                if (!lora.has(target)) continue;
+                auto const host = std::ranges::find_if(hosts, [&](ParamSpec const& spec) {
+                    return spec.name.ends_with(fmt::format("{}.weight", target));
+                });
+                int64_t const out = host->shape[0], in = host->shape[1];
+                std::string const layer = host->name.substr(0, host->name.size() - std::string_view("weight").size());
+                Cut const cut = is_a == (host->cut == Cut::columns) ? host->cut : Cut::whole;
+                ParamSpec spec = is_a ? weight(layer + "lora_A.weight", lora.rank, in, cut,
+                                               1 / std::sqrt(3.0 * static_cast<double>(in)))
+                                      : weight(layer + "lora_B.weight", out, lora.rank, cut, 0);
+                if (!is_a) spec.init = Init::zeros;
+                params.push_back(std::move(spec));
+            }
+    }
 }
 
 /// Output projections start smaller, so that the stream's variance does not grow with depth (GPT-2).
@@ -39,11 +84,18 @@ void add_block(std::vector<ParamSpec>& params, ModelOptions const& o, int64_t la
         params.push_back(norm(name("self_attn.q_norm.weight"), K));
         params.push_back(norm(name("self_attn.k_norm.weight"), K));
     }
+    if (o.key_conv > 0)
+        params.push_back({.name = name(kKeyConv),
+                          .shape = {key, o.key_conv},
+                          .cut = Cut::rows,
+                          .init = Init::zeros,
+                          .decay = false});
     params.push_back(weight(name("self_attn.o_proj.weight"), D, query, Cut::columns, std_out));
     params.push_back(norm(name("post_attention_layernorm.weight"), D));
     params.push_back(weight(name("mlp.gate_proj.weight"), F, D, Cut::rows, std_in));
     params.push_back(weight(name("mlp.up_proj.weight"), F, D, Cut::rows, std_in));
     params.push_back(weight(name("mlp.down_proj.weight"), D, F, Cut::columns, std_out));
+    if (o.lora.rank > 0) add_adapters(params, o.lora, first);
     for (auto it = params.begin() + first; it != params.end(); ++it) it->unit = block_unit(layer);
 }
 
@@ -66,16 +118,46 @@ void fill_constant(Ops& ops, TensorView x, float value) {
 
 }  // namespace
 
+bool is_key_conv(std::string const& name) { return name.ends_with(kKeyConv); }
+
 std::vector<ParamSpec> llama_params(ModelOptions const& o) {
     std::vector<ParamSpec> params;
     params.push_back(weight("model.embed_tokens.weight", o.vocab_size, o.hidden_size, Cut::rows, o.initializer_range));
     for (int64_t layer = 0; layer < o.num_hidden_layers; ++layer) add_block(params, o, layer);
     params.push_back(norm("model.norm.weight", o.hidden_size));
     params.back().unit = head_unit(o);
-    if (o.tie_word_embeddings) return params;
-    params.push_back(weight("lm_head.weight", o.vocab_size, o.hidden_size, Cut::rows, o.initializer_range));
-    params.back().unit = head_unit(o);
+    if (!o.tie_word_embeddings) {
+        params.push_back(weight("lm_head.weight", o.vocab_size, o.hidden_size, Cut::rows, o.initializer_range));
+        params.back().unit = head_unit(o);
+    }
+    if (o.lora.rank > 0)
+        for (ParamSpec& spec : params) spec.frozen = !is_adapter(spec.name);
     return params;
+}
+
+std::vector<ParamSpec> base_params(ModelOptions options) {
+    options.lora.rank = 0, options.key_conv = 0;
+    return llama_params(options);
+}
+
+bool is_adapter(std::string const& name) {
+    return name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
+}
+
+void freeze(std::vector<ParamSpec>& params, std::span<std::string const> patterns) {
+    for (std::string const& pattern : patterns) {
+        bool found = false;
+        for (ParamSpec& spec : params)
+            if (::fnmatch(pattern.c_str(), spec.name.c_str(), 0) == 0) spec.frozen = found = true;
+        if (!found)
+            fail(Category::config, "train.freeze: no parameter is named \"{}\", as \"{}\" is", pattern,
+                 params.front().name);
+    }
+    for (size_t i = 1; i < params.size(); ++i)
+        if (params[i].frozen != params[i - 1].frozen && are_one_product(params[i - 1].name, params[i].name))
+            fail(Category::config, "train.freeze: `{}` and `{}` are one matrix: freeze both or none",
+                 params[i - 1].name, params[i].name);
+    if (std::ranges::all_of(params, &ParamSpec::frozen)) fail(Category::config, "train.freeze leaves nothing to train");
 }
 
 void initialise(Ops& ops, ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed) {

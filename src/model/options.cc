@@ -1,6 +1,7 @@
 #include "model/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -28,6 +29,38 @@ void describe(Schema& schema, RopeScaling& o) {
     schema.add("beta_slow", o.beta_slow, above(0), "yarn: dimensions turning less often than this are stretched fully");
     schema.add("attention_factor", o.attention_factor, at_least(0),
                "yarn: factor on queries and keys after rotation; 0 takes 0.1 ln(factor) + 1");
+}
+
+namespace {
+
+constexpr char const* kLoraTargets[] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+
+}  // namespace
+
+bool LoraOptions::has(std::string_view target) const {
+    return rank > 0 && std::ranges::find(targets, target) != targets.end();
+}
+
+void describe(Schema& schema, LoraOptions& o) {
+    schema
+        .add("rank", o.rank, between(0, 1 << 12),
+             "of the adapters; the model's own weights are then frozen, and checkpoints hold the adapters alone. 0: no "
+             "adapters")
+        .defines_model();
+    schema.add("alpha", o.alpha, above(0), "adapters count alpha / rank times").defines_model();
+    schema.add(
+        "dropout", o.dropout, between(0, 0.99),
+        "share of an adapter's inputs that are zero in a training step, the others scaled up; q, k and v see the "
+        "same ones, and so do gate and up");
+    schema
+        .add("targets", o.targets,
+             "the blocks' linear layers that have one: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj")
+        .defines_model();
+    schema.add(
+        "init_from", o.init_from,
+        "a new run, or eval and generate without a checkpoint, take the adapters in this folder: PEFT's "
+        "adapter_config.json and adapter_model.safetensors, of the same rank and targets; empty: new ones, whose "
+        "B is zero");
 }
 
 // The upper ends keep every size of a tensor, and the sum over a model's, within 64 bits.
@@ -68,6 +101,14 @@ void describe(Schema& schema, ModelOptions& o) {
                "tokenizer that of data.tokenizer");
 }
 
+void describe_key_conv(Schema& attention, ModelOptions& o) {
+    attention
+        .choice("key_conv", o.key_conv, {{"none", int64_t{0}}, {"3", int64_t{3}}, {"5", int64_t{5}}},
+                "in all layers, a causal convolution over so many keys of each channel before their rotation, with a "
+                "residual; its weights start at zero. Trains on the tokens of whole documents: parallel.context of 1")
+        .defines_model();
+}
+
 int64_t weights_per_layer(ModelOptions const& o) {
     int64_t const attention = (2 * o.num_attention_heads + 2 * o.kv_heads()) * o.head_size();
     return o.hidden_size * (attention + 3 * o.intermediate_size);
@@ -86,6 +127,14 @@ std::vector<std::string> problems(ModelOptions const& o) {
                         o.num_attention_heads, o.kv_heads()));
     if (o.head_size() % 2 != 0)
         found.push_back(fmt::format("model.head_dim = {} is odd; rotary embedding needs pairs", o.head_size()));
+    for (std::string const& target : o.lora.targets)
+        if (std::ranges::find(kLoraTargets, target) == std::end(kLoraTargets))
+            found.push_back(fmt::format("lora.targets: `{}` is no linear layer of a block; there are {}", target,
+                                        fmt::join(kLoraTargets, ", ")));
+    if (o.lora.rank > 0 && o.lora.targets.empty())
+        found.push_back(fmt::format("lora.rank is {} and lora.targets is empty: name a target", o.lora.rank));
+    if (o.lora.rank == 0 && !o.lora.init_from.empty())
+        found.push_back("lora.init_from has no effect where lora.rank is 0: give the adapters' rank");
     RopeScaling const& rope = o.rope_scaling;
     if (rope.type == RopeType::llama3 && rope.high_freq_factor <= rope.low_freq_factor)
         found.push_back(fmt::format("model.rope_scaling.high_freq_factor = {} must exceed low_freq_factor = {}",
@@ -108,6 +157,10 @@ void describe(Schema& schema, MobaOptions& o) {
     schema
         .add("force_previous", o.force_previous,
              "the block before the query's own is always among the top_k - 1 chosen ones")
+        .defines_model();
+    schema
+        .add("force_first", o.force_first,
+             "block 0 of the document is always among the top_k - 1 chosen ones (top_k of at least 3)")
         .defines_model();
     schema
         .choice("shared_selection", o.selection,
@@ -172,10 +225,11 @@ void describe(Schema& schema, AttentionOptions& o) {
                 "attention of the layers that are not in full_layers")
         .defines_model();
     schema
-        .choice("selection", o.selection, selection_names(),
-                "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
-                "centroid, nearest the ones before, sink_nearest block 0 of the document and the top_k - 2 ones before "
-                "(top_k of at least 2), random any; only the gate reads force_previous and shared_selection")
+        .choice(
+            "selection", o.selection, selection_names(),
+            "under moba, what selects a query's top_k - 1 past blocks: gate by the dot product with their "
+            "centroid, nearest the ones before, sink_nearest block 0 of the document and the top_k - 2 ones before "
+            "(top_k of at least 2), random any; only the gate reads force_previous, force_first and shared_selection")
         .defines_model();
     describe(schema, o.moba);
     schema
@@ -199,6 +253,10 @@ std::vector<std::string> problems(AttentionOptions const& o, ModelOptions const&
         if (o.schedule[i].step <= o.schedule[i - 1].step)
             found.push_back(fmt::format("attention.schedule: step {} comes after step {}; steps must increase",
                                         o.schedule[i].step, o.schedule[i - 1].step));
+    if (o.selection == MobaOptions::kName && o.moba.force_first && o.moba.top_k < MobaOptions::kLeastForced)
+        found.push_back(fmt::format(
+            "attention.top_k = {}, but attention.force_first needs at least {}; with 2 it would be selection: {}",
+            o.moba.top_k, MobaOptions::kLeastForced, SinkNearestBlocks::kName));
     each_rule([&]<class Rule>(Type<Rule>) {
         if constexpr (requires { Rule::kLeastTopK; })
             if (o.selection == Rule::kName && o.moba.top_k < Rule::kLeastTopK)

@@ -47,6 +47,13 @@ void check_same(ConstView to, ConstView from) {
                   from.shape.str(), to_string(to.dtype), to.shape.str());
 }
 
+void check_quantized(char const* what, ConstQuantTensor const& x, Shape const& shape) {
+    expect(what, x.values, shape);
+    expect("its scales", x.scales, scales_shape(x.tiles, shape));
+    PERIGEE_CHECK(x.values.dtype == DType::u8 && x.scales.dtype == DType::f32, "{} is {} with scales in {}", what,
+                  to_string(x.values.dtype), to_string(x.scales.dtype));
+}
+
 }  // namespace
 
 void check(Copy const& args) { check_same(args.to, args.from); }
@@ -68,6 +75,33 @@ Product check(MatMul const& args) {
     int64_t const n = args.b[args.transpose_b ? 0 : 1], k_b = args.b[args.transpose_b ? 1 : 0];
     PERIGEE_CHECK(k == k_b, "product of {}{} and {}{}", args.a.shape.str(), args.transpose_a ? "^T" : "",
                   args.b.shape.str(), args.transpose_b ? "^T" : "");
+    expect("c", args.c, {m, n});
+    return {m, n, k};
+}
+
+void check(Quantize const& args) {
+    expect_rank("x", args.x, 2);
+    int64_t const rows = args.x[0], columns = args.x[1];
+    bool const squares = (args.to.empty() ? args.transposed : args.to).tiles == Tiles::squares;
+    PERIGEE_CHECK(!args.to.empty() || !args.transposed.empty(), "{} quantised into nothing", args.x.shape.str());
+    PERIGEE_CHECK(columns % kQuantTile == 0 && (rows % kQuantTile == 0 || (!squares && args.transposed.empty())),
+                  "{} is no multiple of tiles of {}", args.x.shape.str(), kQuantTile);
+    if (!args.to.empty()) check_quantized("quantised", args.to, {rows, columns});
+    if (args.transposed.empty()) return;
+    check_quantized("transposed", args.transposed, {columns, rows});
+    PERIGEE_CHECK((args.transposed.tiles == Tiles::squares) == squares, "tiles of two kinds");
+}
+
+Product check(QuantMatMul const& args) {
+    expect_rank("a", args.a.values, 2);
+    expect_rank("b", args.b.values, 2);
+    int64_t const m = args.a.values[0], n = args.b.values[0], k = args.a.values[1];
+    check_quantized("a", args.a, {m, k});
+    check_quantized("b", args.b, {n, k});
+    PERIGEE_CHECK(
+        k % kQuantTile == 0 && args.a.tiles == Tiles::rows && (args.b.tiles == Tiles::rows || n % kQuantTile == 0),
+        "a product of quantised {} and {}, whose tiles do not fit", args.a.values.shape.str(),
+        args.b.values.shape.str());
     expect("c", args.c, {m, n});
     return {m, n, k};
 }
@@ -132,6 +166,28 @@ void check(QkvBackward const& args) {
     if (!args.k_norm_K.empty()) expect("dk_norm", args.dk_norm_accumulated_K, {size});
 }
 
+void check(KeyConvForward const& args) {
+    expect_rank("x", args.x_TC, 2);
+    expect_rank("y", args.y_TX, 2);
+    expect_rank("w", args.w_CW, 2);
+    int64_t const tokens = args.x_TC[0], channels = args.x_TC[1], taps = args.w_CW[1];
+    PERIGEE_CHECK(taps >= 1 && taps <= kWidestKeyConv, "a convolution of {} keys", taps);
+    expect("w", args.w_CW, {channels, taps});
+    expect("positions", args.positions_T, {tokens});
+    PERIGEE_CHECK(args.y_TX[0] == tokens && args.first >= 0 && args.first + channels <= args.y_TX[1],
+                  "columns [{}, {}) of {}", args.first, args.first + channels, args.y_TX.shape.str());
+}
+
+void check(KeyConvBackward const& args) {
+    check(KeyConvForward{.y_TX = args.dx_TX,
+                         .x_TC = args.x_TC,
+                         .w_CW = args.w_CW,
+                         .positions_T = args.positions_T,
+                         .first = args.first});
+    expect("dy", args.dy_TC, args.x_TC.shape);
+    expect("dw", args.dw_accumulated_CW, args.w_CW.shape);
+}
+
 void check(SwigluForward const& args) {
     expect_rank("y", args.y_TF, 2);
     expect("gate_up", args.gate_up_T2F, {args.y_TF[0], 2 * args.y_TF[1]});
@@ -139,8 +195,13 @@ void check(SwigluForward const& args) {
 
 void check(SwigluBackward const& args) {
     expect_rank("dy", args.dy_TF, 2);
-    expect("gate_up", args.gate_up_T2F, {args.dy_TF[0], 2 * args.dy_TF[1]});
-    expect("dgate_up", args.dgate_up_T2F, args.gate_up_T2F.shape);
+    int64_t const tokens = args.dy_TF[0], width = args.dy_TF[1];
+    expect("gate_up", args.gate_up_T2F, {tokens, 2 * width});
+    if (args.quantised_T2F.empty()) return expect("dgate_up", args.dgate_up_T2F, args.gate_up_T2F.shape);
+    check_quantized("quantised", args.quantised_T2F, {tokens, 2 * width});
+    check_quantized("transposed", args.transposed_2FT, {2 * width, tokens});
+    PERIGEE_CHECK(args.dgate_up_T2F.empty() && tokens % kQuantTile == 0 && width % kQuantTile == 0,
+                  "gradients of SwiGLU [{}, {}] in quantised tiles", tokens, 2 * width);
 }
 
 void check(SoftmaxStats const& args) {
@@ -174,11 +235,18 @@ void check(StochasticRounding const& args) {
                   to_string(args.from.dtype), args.from.shape.str(), to_string(args.to.dtype), args.to.shape.str());
 }
 
+void check(Dropout const& args) {
+    check_same(args.y, args.x);
+    PERIGEE_CHECK(args.rate >= 0 && dropout_threshold(args.rate) < 65536, "dropout at a rate of {}", args.rate);
+}
+
 void check(AdamW const& args) {
     PERIGEE_CHECK(args.step >= 1, "AdamW counts steps from 1, not {}", args.step);
     expect("m", args.m, args.w.shape);
     expect("v", args.v, args.w.shape);
     expect("g", args.g, args.w.shape);
+    PERIGEE_CHECK(args.m.dtype == args.v.dtype && (args.m.dtype == args.w.dtype || args.m.dtype == DType::bf16),
+                  "AdamW with moments of {} and {}", to_string(args.m.dtype), to_string(args.v.dtype));
 }
 
 void check(EmbeddingForward const& args) {
@@ -205,6 +273,7 @@ void check(SelectBlocks const& args) {
     auto const budget = budget_of(args.selection);
     PERIGEE_CHECK(budget.has_value(), "a selection of blocks for full attention");
     check_budget(*budget, args.chosen_THS, args.q_THK.shape);
+    check_forced(args.selection);
 }
 
 void check(HashBits const& args) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/sampling/draw_rule.h"
 #include "ops/attended.h"
 
 namespace perigee {
@@ -28,6 +29,36 @@ struct KvAppend {
     ConstView lengths_S;  ///< int32: tokens before the new one; -1: no sequence there, and nothing is written
 };
 
+/// y = norm(x) W^T, with RmsNormForward's norm; with `swiglu`, SwigluForward of that. For few rows.
+struct NormedProduct {
+    static constexpr char const* kName = "normed_product";
+    TensorView y_SN;
+    ConstView x_SD;
+    ConstView norm_D;
+    ConstView w_ND;
+    double eps = 0;
+    bool swiglu = false;  ///< W is [2F, D], y [S, F]
+};
+
+/// From the stream of the newest token of every sequence to its queries, keys and values: norm, product and what
+/// QkvForward does. Writes keys and values to the cache as KvAppend does; the means of blocks that they complete may be
+/// left to DecodeAttend.
+struct DecodeQkv {
+    static constexpr char const* kName = "decode_qkv";
+    TensorView q_SHK;
+    CachePages pages;
+    ConstView lengths_S;  ///< int32, as in KvAppend
+    ConstView x_SD;
+    ConstView norm_D;
+    ConstView w_XD;    ///< of queries, keys and values
+    ConstView cos_SR;  ///< as in QkvForward
+    ConstView sin_SR;
+    ConstView bias_X = {};
+    ConstView q_norm_K = {};
+    ConstView k_norm_K = {};
+    double eps = 0;
+};
+
 /// Mean keys of the complete blocks [first, first + count) of the table's one sequence.
 struct PoolBlocks {
     static constexpr char const* kName = "pool_blocks";
@@ -50,7 +81,8 @@ struct DecodeSelect {
 
 /// As AttentionForward, for the newest token of every sequence, which has been appended. Blocks are cut into splits of
 /// 128 keys whose results are merged in the order of the keys: a sequence's result depends neither on its pages nor on
-/// the other sequences. Rows without a sequence get zeros.
+/// the other sequences. Rows without a sequence get zeros. With `pools`, also writes the mean key of each block that a
+/// newest token completes.
 struct DecodeAttend {
     static constexpr char const* kName = "decode_attend";
     TensorView o_SHK;
@@ -59,6 +91,18 @@ struct DecodeAttend {
     ConstView lengths_S;  ///< int32, as in KvAppend
     double scale = 0;     ///< of the scores: positive, or refused
     Attended attended = FullAttention{};
+    bool pools = false;
+};
+
+/// Draws a token of each sequence from its logits. Only ids below `allowed` take part. What is drawn counts as seen.
+struct SampleTokens {
+    static constexpr char const* kName = "sample_tokens";
+    TensorView ids_S;  ///< int32; -1 where the rule draws nothing, or a GPU leaves it to the host: where more than
+                       ///< 4,096 tokens may be drawn, or logits are not numbers, for which the host's operation throws
+    ConstView logits_SV;
+    ConstView rules_SB;       ///< u8: DrawRule
+    TensorView seen_SW = {};  ///< int32: bit id % 32 of word id / 32; empty: no rule has a penalty
+    int64_t allowed = 0;
 };
 
 }  // namespace perigee

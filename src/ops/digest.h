@@ -23,7 +23,7 @@ Digest digest_of(std::span<int64_t const> numbers);
 template <class Args>
 constexpr bool kCanWait =
     !(std::is_same_v<Args, Upload> || std::is_same_v<Args, Download> || std::is_same_v<Args, FillNormal> ||
-      std::is_same_v<Args, StochasticRounding> || std::is_same_v<Args, AdamW>);
+      std::is_same_v<Args, StochasticRounding> || std::is_same_v<Args, Dropout> || std::is_same_v<Args, AdamW>);
 inline bool can_wait(Operation const& operation) {
     return std::visit([](auto const& args) { return kCanWait<std::remove_cvref_t<decltype(args)>>; }, operation);
 }

@@ -29,6 +29,13 @@ inline void check_budget(BlockBudget const& budget, ConstView chosen_THS, Shape 
                       chosen_THS.shape.str(), q.str(), budget.top_k);
 }
 
+/// Slots for what the gate must choose, and one for what it chooses.
+inline void check_forced(Selection const& selection) {
+    auto const* const gate = std::get_if<MobaOptions>(&selection);
+    PERIGEE_CHECK(gate == nullptr || !gate->force_first || gate->top_k >= MobaOptions::kLeastForced,
+                  "the first block forced with top_k {}", gate->top_k);
+}
+
 inline void check_scale(double scale) {
     PERIGEE_CHECK(scale > 0 && std::isfinite(scale), "attention with a scale of {}, which is not positive and finite",
                   scale);

@@ -17,6 +17,10 @@ void each_view(Operation const& operation, Visit&& visit) {
             if (!x.empty()) visit(ConstView(x), true);
         } else if constexpr (std::is_same_v<Member, ConstView>) {
             if (!x.empty()) visit(x, false);
+        } else if constexpr (std::is_same_v<Member, QuantTensor> || std::is_same_v<Member, ConstQuantTensor>) {
+            if (!x.empty())
+                for (ConstView const view : {ConstView(x.values), ConstView(x.scales)})
+                    visit(view, std::is_same_v<Member, QuantTensor>);
         } else if constexpr (std::is_same_v<Member, CachePages>) {
             for (TensorView const& view : {x.k_NPGK, x.v_NPGK, x.means_NGK}) visit(ConstView(view), true);
             visit(x.table_SM, false);

@@ -17,6 +17,7 @@
 #include "base/philox.h"
 #include "ops/attended.h"
 #include "ops/decode_operations.h"
+#include "tensor/quantized.h"
 #include "tensor/tensor.h"
 
 namespace perigee {
@@ -91,6 +92,28 @@ struct MatMul {
     bool accumulate = false;
 };
 
+/// A matrix x [R, C] as E4M3: each tile divided by its scale (base/fp8.h) and rounded to the nearest. A tile with an
+/// element that is not finite becomes NaN. `transposed` is x^T [C, R] with tiles of the same kind: of the values that
+/// `to` stands for, quantised anew along R where tiles are rows, which rounds only what is small beside its new tile;
+/// the same values where they are squares. Either output may be empty; R must be a multiple of 128 for `transposed` and
+/// for squares.
+struct Quantize {
+    static constexpr char const* kName = "quantize";
+    QuantTensor to;
+    QuantTensor transposed;
+    ConstView x;  ///< of compute_dtype()
+};
+
+/// c = a b^T, or c += a b^T, from a [M, K] with tiles of rows and b [N, K], K a multiple of 128. The product of the
+/// values that they stand for; c is of compute_dtype() or of main_dtype().
+struct QuantMatMul {
+    static constexpr char const* kName = "matmul8";
+    TensorView c;
+    ConstQuantTensor a;
+    ConstQuantTensor b;
+    bool accumulate = false;
+};
+
 /// accumulated += x
 struct Add {
     static constexpr char const* kName = "add";
@@ -104,6 +127,19 @@ struct Scale {
     TensorView x;
     double factor;
 };
+
+/// y = x / (1 - rate) where an element is kept, else 0; y may be the memory of x. Element n = part.index(i) of the
+/// tensor is dropped where the (n % 2)th half, low first, of word n % 8 / 2 of random.block(n / 8) is below
+/// dropout_threshold(rate), whose share of 65536 is the rate.
+struct Dropout {
+    static constexpr char const* kName = "dropout";
+    TensorView y;
+    ConstView x;
+    double rate = 0;
+    Philox random;
+    TensorPart part = {};
+};
+constexpr uint32_t dropout_threshold(double rate) { return static_cast<uint32_t>(rate * 65536 + 0.5); }
 
 /// x[t] = table[ids[t] - vocab_begin], or zeros where another shard of the vocabulary owns ids[t]; ids int32, in the
 /// whole vocabulary (checked by the data loader).
@@ -191,6 +227,31 @@ struct QkvBackward {
     double eps = 0;
 };
 
+/// A short convolution of keys before their rotation, per channel and causal, with a residual (FlashMoBA, arXiv
+/// 2511.11571): y[t, c] = x[t, c] + silu(sum over l < W of w[c, l] x[t - l, c]), where l goes back to the document's
+/// beginning at most: W of 1 to kWidestKeyConv. `y_TX` is the fused projection; only its columns [first, first + C) are
+/// written.
+struct KeyConvForward {
+    static constexpr char const* kName = "key_conv_forward";
+    TensorView y_TX;
+    ConstView x_TC;
+    ConstView w_CW;
+    ConstView positions_T;  ///< int32: tokens of the document before this one, all of which are rows here
+    int64_t first = 0;
+};
+/// `dx_TX` is the fused projection's gradient, of which the same columns are written.
+struct KeyConvBackward {
+    static constexpr char const* kName = "key_conv_backward";
+    TensorView dx_TX;
+    TensorView dw_accumulated_CW;
+    ConstView dy_TC;
+    ConstView x_TC;
+    ConstView w_CW;
+    ConstView positions_T;
+    int64_t first = 0;
+};
+inline constexpr int64_t kWidestKeyConv = 5;
+
 /// Causal softmax attention inside each document; query heads [g H/G, (g+1) H/G) share key/value head g.
 /// `cu_seqlens` (host memory) as in Batch; empty documents are allowed. lse is the natural log-sum-exp of the scaled
 /// scores.
@@ -246,11 +307,14 @@ struct SwigluForward {
     TensorView y_TF;
     ConstView gate_up_T2F;
 };
+/// The gradient, or what Quantize makes of it as computed, without a rounding before.
 struct SwigluBackward {
     static constexpr char const* kName = "swiglu_backward";
-    TensorView dgate_up_T2F;  ///< may be the same memory as gate_up
+    TensorView dgate_up_T2F;  ///< may be the same memory as gate_up; empty where `quantised` is not
     ConstView dy_TF;
     ConstView gate_up_T2F;
+    QuantTensor quantised_T2F = {};
+    QuantTensor transposed_2FT = {};  ///< together with quantised
 };
 
 /// Per-row statistics of a softmax over the vocabulary rows [vocab_begin, vocab_begin + V) of a sharded classifier.
@@ -309,7 +373,10 @@ struct WeightedSum {
 };
 
 /// AdamW with decoupled weight decay (Loshchilov & Hutter 2019) on flat ranges:
-/// m, v <- moments of g * grad_scale; w <- w - lr (m_hat / (sqrt(v_hat) + eps) + weight_decay w). All of main_dtype().
+/// m, v <- moments of g * grad_scale; w <- w - lr (m_hat / (sqrt(v_hat) + eps) + weight_decay w). All of main_dtype(),
+/// or m and v both in bf16: the update takes the new moments as computed, and they are stored as StochasticRounding
+/// rounds. Element n = part.index(i) of the tensor takes word n % 4 of random.block(n / 4): its low half for m, its
+/// high half for v.
 struct AdamW {
     static constexpr char const* kName = "adamw";
     TensorView w;
@@ -324,13 +391,17 @@ struct AdamW {
     double grad_scale = 1;    ///< clipping
     int64_t step = 1;         ///< 1 at the first update, for the bias correction
     TensorView rounded = {};  ///< receives the new w in compute_dtype(), where that is another
+    Philox random = {0, Purpose::rounding};
+    TensorPart part = {};
 };
 
-using Operation = std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Add,
-                               Scale, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward, RopeTable,
-                               QkvForward, QkvBackward, SelectBlocks, AttentionForward, AttentionBackward, KvAppend,
-                               PoolBlocks, DecodeSelect, DecodeAttend, SwigluForward, SwigluBackward, SoftmaxStats,
-                               SoftmaxRescale, CrossEntropy, SquaredNorm, HashBits, WeightedSum, AdamW>;
+using Operation =
+    std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Quantize,
+                 QuantMatMul, Add, Scale, Dropout, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
+                 RopeTable, QkvForward, QkvBackward, KeyConvForward, KeyConvBackward, SelectBlocks, AttentionForward,
+                 AttentionBackward, NormedProduct, DecodeQkv, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend,
+                 SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm,
+                 HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

@@ -48,8 +48,11 @@ class Ops {
     void round_stochastically(StochasticRounding const& args) { run(args); }
 
     void matmul(MatMul const& args) { run(args); }
+    void quantize(Quantize const& args) { run(args); }
+    void matmul8(QuantMatMul const& args) { run(args); }
     void add(TensorView accumulated, ConstView x) { run(Add{accumulated, x}); }
     void scale(TensorView x, double factor) { run(Scale{x, factor}); }
+    void dropout(Dropout const& args) { run(args); }
 
     void embedding_forward(EmbeddingForward const& args) { run(args); }
     void embedding_backward(EmbeddingBackward const& args) { run(args); }
@@ -58,13 +61,18 @@ class Ops {
     void rope_table(RopeTable const& args) { run(args); }
     void qkv_forward(QkvForward const& args) { run(args); }
     void qkv_backward(QkvBackward const& args) { run(args); }
+    void key_conv_forward(KeyConvForward const& args) { run(args); }
+    void key_conv_backward(KeyConvBackward const& args) { run(args); }
     void select_blocks(SelectBlocks const& args) { run(args); }
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }
+    void normed_product(NormedProduct const& args) { run(args); }
+    void decode_qkv(DecodeQkv const& args) { run(args); }
     void kv_append(KvAppend const& args) { run(args); }
     void pool_blocks(PoolBlocks const& args) { run(args); }
     void decode_select(DecodeSelect const& args) { run(args); }
     void decode_attend(DecodeAttend const& args) { run(args); }
+    void sample_tokens(SampleTokens const& args) { run(args); }
     void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) { run(SwigluForward{y_TF, gate_up_T2F}); }
     void swiglu_backward(SwigluBackward const& args) { run(args); }
 

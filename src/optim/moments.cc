@@ -29,8 +29,8 @@ struct Moments::Host {
         Event there = {};
     };
 
-    Host(Ops& ops, int64_t all, int64_t largest)
-        : device(ops.device()), dtype(ops.main_dtype()), m(device, bytes(all)), v(device, bytes(all)) {
+    Host(Ops& ops, DType type, int64_t all, int64_t largest)
+        : device(ops.device()), dtype(type), m(device, bytes(all)), v(device, bytes(all)) {
         for (Slot& slot : slots) {
             slot.memory = Buffer(device, 2 * bytes(largest));
             slot.m = flat(slot.memory.data(), dtype, largest);
@@ -86,19 +86,19 @@ struct Moments::Host {
     bool used_elsewhere = false;
 };
 
-Moments::Moments(ParamLayout const& layout, std::vector<FlatRange> updated, Ops& ops, bool on_host)
+Moments::Moments(ParamLayout const& layout, std::vector<FlatRange> updated, Ops& ops, Kept kept)
     : layout_(&layout), updated_(std::move(updated)), ops_(&ops) {
     int64_t const all = total(updated_);
-    if (on_host) {
+    if (kept.on_host) {
         int64_t largest = 1;
         for (int unit = 0; unit < layout.units(); ++unit) largest = std::max(largest, packed(unit).size());
-        host_ = std::make_unique<Host>(ops, all, largest);
+        host_ = std::make_unique<Host>(ops, kept.dtype, all, largest);
         m_ = flat(host_->m.data(), host_->dtype, all), v_ = flat(host_->v.data(), host_->dtype, all);
         return;
     }
-    auto const bytes = static_cast<size_t>(all * size_of(ops.main_dtype()));
+    auto const bytes = static_cast<size_t>(all * size_of(kept.dtype));
     memory_m_ = Buffer(ops.device(), bytes), memory_v_ = Buffer(ops.device(), bytes);
-    m_ = flat(memory_m_.data(), ops.main_dtype(), all), v_ = flat(memory_v_.data(), ops.main_dtype(), all);
+    m_ = flat(memory_m_.data(), kept.dtype, all), v_ = flat(memory_v_.data(), kept.dtype, all);
     ops.fill_zero(m_);
     ops.fill_zero(v_);
 }

@@ -16,8 +16,12 @@ inline constexpr char const* kMomentsLane = "moments";
 
 class Moments {
   public:
-    /// Zeros, of main_dtype(), for these ascending ranges of the flat buffer.
-    Moments(ParamLayout const& layout, std::vector<FlatRange> updated, Ops& ops, bool on_host);
+    struct Kept {
+        DType dtype;
+        bool on_host;
+    };
+    /// Zeros for these ascending ranges of the flat buffer.
+    Moments(ParamLayout const& layout, std::vector<FlatRange> updated, Ops& ops, Kept kept);
     Moments(Moments&&) noexcept;
     ~Moments();
 

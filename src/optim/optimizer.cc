@@ -33,6 +33,10 @@ std::vector<FlatRange> ranges_of(std::vector<FlatPart> const& parts) {
     return ranges;
 }
 
+DType moments_dtype(OptimizerOptions const& options, Ops& ops) {
+    return options.moments == MomentPrecision::bf16 ? DType::bf16 : ops.main_dtype();
+}
+
 constexpr double kBelowOne = 1.0 - 1e-9;
 
 }  // namespace
@@ -51,7 +55,10 @@ void describe(Schema& schema, OptimizerOptions& options) {
              "average; the optimizer keeps fp32 weights either way")
         .add("offload", options.offload,
              "moments wait in pinned memory of the host, from where those of a unit come while the unit before it is "
-             "updated; the same bits, 8 bytes a parameter less on the GPU and as many to copy each way in a step");
+             "updated; the same bits, 8 bytes a parameter less on the GPU and as many to copy each way in a step")
+        .choice("moments", options.moments, {{"fp32", MomentPrecision::fp32}, {"bf16", MomentPrecision::bf16}},
+                "what the moments are kept in; bf16 is rounded up or down at random, so that small updates count on "
+                "average, and takes 4 bytes a parameter less");
 }
 
 AdamWOptimizer::Packed::Packed(Ops& ops, int64_t elements)
@@ -68,7 +75,7 @@ AdamWOptimizer::AdamWOptimizer(OptimizerOptions const& options, ParamLayout cons
       ops_(&ops),
       weights_(std::move(weights)),
       seed_(seed),
-      moments_(layout, ownership_.updated, ops, options.offload) {
+      moments_(layout, ownership_.updated, ops, {moments_dtype(options, ops), options.offload}) {
     PERIGEE_CHECK(ranges_of(weights_) == ownership_.updated, "weights in {} parts for {} ranges", weights_.size(),
                   ownership_.updated.size());
     if (ops.compute_dtype() != ops.main_dtype()) main_weights_.emplace(ops, total(ownership_.updated));
@@ -91,24 +98,44 @@ void AdamWOptimizer::update(int unit, std::vector<FlatPart> const& grads, Update
     for (size_t i = 0; i < grads.size(); ++i) {
         FlatRange const range = intersection(grads[i].range, layout_->unit(unit));
         if (range.size() <= 0) continue;
-        for_runs(*layout_, range, [&](int64_t begin, int64_t end, bool decay) {
-            FlatRange const run{begin, end};
-            ops_->adamw({.w = main[i].of(run),
-                         .m = moments.m[i].of(run),
-                         .v = moments.v[i].of(run),
-                         .g = grads[i].of(run),
-                         .lr = update.lr,
-                         .beta1 = options_.beta1,
-                         .beta2 = options_.beta2,
-                         .eps = options_.eps,
-                         .weight_decay = decay ? options_.weight_decay : 0.0,
-                         .grad_scale = clip ? options_.max_grad_norm / update.norm : 1.0,
-                         .step = update.applied + 1,
-                         .rounded = rounds() && !stochastic ? weights_[i].of(run) : TensorView()});
-        });
+        for (Run const& run : runs_of(range)) {
+            AdamW args{.w = main[i].of(run.range),
+                       .m = moments.m[i].of(run.range),
+                       .v = moments.v[i].of(run.range),
+                       .g = grads[i].of(run.range),
+                       .lr = update.lr,
+                       .beta1 = options_.beta1,
+                       .beta2 = options_.beta2,
+                       .eps = options_.eps,
+                       .weight_decay = run.decays ? options_.weight_decay : 0.0,
+                       .grad_scale = clip ? options_.max_grad_norm / update.norm : 1.0,
+                       .step = update.applied + 1,
+                       .rounded = rounds() && !stochastic ? weights_[i].of(run.range) : TensorView()};
+            if (run.tensor != nullptr) {
+                auto const name = fmt::format("{} moments {}", run.tensor->spec.name, update.applied + 1);
+                args.random = {seed_, Purpose::rounding, hash_name(name)};
+                args.part = run.tensor->part(run.range.begin - run.tensor->offset);
+            }
+            ops_->adamw(args);
+        }
     }
     moments_.release(unit);
     if (stochastic) round_stochastically(layout_->unit(unit), update.applied + 1);
+}
+
+std::vector<AdamWOptimizer::Run> AdamWOptimizer::runs_of(FlatRange range) const {
+    std::vector<Run> runs;
+    if (options_.moments == MomentPrecision::fp32) {
+        for_runs(*layout_, range, [&](int64_t begin, int64_t end, bool decays) {
+            runs.push_back({{begin, end}, decays, nullptr});
+        });
+        return runs;
+    }
+    for (ParamLayout::Entry const& entry : layout_->entries()) {
+        FlatRange const part = intersection(range, {entry.offset, entry.offset + entry.local.size()});
+        if (part.size() > 0) runs.push_back({part, entry.spec.decay, &entry});
+    }
+    return runs;
 }
 
 void AdamWOptimizer::round_stochastically(FlatRange range, int64_t applied_updates) {

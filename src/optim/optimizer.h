@@ -15,6 +15,8 @@
 
 namespace perigee {
 
+enum class MomentPrecision { fp32, bf16 };
+
 struct OptimizerOptions {
     double lr = 3e-4;
     double beta1 = 0.9;
@@ -24,6 +26,7 @@ struct OptimizerOptions {
     double max_grad_norm = 1.0;  ///< 0 switches clipping off
     bool stochastic_rounding = false;
     bool offload = false;  ///< moments wait in memory of the host
+    MomentPrecision moments = MomentPrecision::fp32;
 };
 void describe(Schema& schema, OptimizerOptions& options);
 
@@ -88,6 +91,13 @@ class AdamWOptimizer {
     /// its element, number of the update) alone.
     void round_stochastically(FlatRange range, int64_t applied_updates);
     std::vector<FlatPart> parts(TensorView packed) const;
+    /// What of a unit is updated in one call.
+    struct Run {
+        FlatRange range;
+        bool decays;
+        ParamLayout::Entry const* tensor;  ///< where random numbers depend on it
+    };
+    std::vector<Run> runs_of(FlatRange range) const;
 
     OptimizerOptions options_;
     ParamLayout const* layout_;

@@ -74,31 +74,41 @@ TensorPart ParamLayout::Entry::part(int64_t begin) const {
             .stride = columns};
 }
 
-TensorView UnitPlace::in(TensorView unit) const {
-    if (empty()) return {};
+TensorView UnitPlace::in(UnitMemory const& memory) const {
+    TensorView const& unit = frozen ? memory.frozen : memory.trained;
+    if (empty() || (frozen && unit.empty())) return {};
     PERIGEE_CHECK(offset + shape.size() <= unit.size(), "a tensor at {} of {} in a unit of {} elements", offset,
                   shape.str(), unit.size());
     return {unit.data + offset * size_of(unit.dtype), unit.dtype, shape};
 }
 
-ParamLayout::ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple) {
+ParamSplit split(std::vector<ParamSpec> specs) {
+    ParamSplit parts;
+    for (ParamSpec& spec : specs) (spec.frozen ? parts.frozen : parts.trained).push_back(std::move(spec));
+    return parts;
+}
+
+ParamLayout::ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple, int units_of) {
     PERIGEE_CHECK(0 <= tp_rank && tp_rank < tp_size, "rank {} of {}", tp_rank, tp_size);
     auto const end_unit = [&] {
         size_ = (size_ + unit_multiple - 1) / unit_multiple * unit_multiple;
         if (!units_.empty()) units_.back().end = size_;
     };
+    auto const begin_unit = [&] {
+        end_unit();
+        units_.push_back({size_, size_});
+    };
     for (ParamSpec& spec : specs) {
         Shard const shard = cut_shard(spec, tp_size, tp_rank);
-        if (units_.empty() || spec.unit == units()) {
-            end_unit();
-            units_.push_back({size_, size_});
-        }
+        if (units_.empty() || spec.unit == units()) begin_unit();
+        while (units() <= spec.unit && units() < units_of) begin_unit();
         PERIGEE_CHECK(spec.unit == units() - 1, "`{}` of unit {} after unit {}", spec.name, spec.unit, units() - 1);
         bool const added = index_.emplace(spec.name, entries_.size()).second;
         PERIGEE_CHECK(added, "two parameters are named `{}`", spec.name);
         entries_.push_back({.spec = std::move(spec), .shard = shard, .local = shard.extent, .offset = size_});
         size_ += shard.extent.size();
     }
+    while (units() < units_of) begin_unit();
     end_unit();
 }
 
@@ -108,6 +118,7 @@ std::span<ParamLayout::Entry const> ParamLayout::entries_of(int unit) const {
 }
 
 FlatRange ParamLayout::gap(int unit) const {
+    if (entries_of(unit).empty()) return {this->unit(unit).end, this->unit(unit).end};
     Entry const& last = entries_of(unit).back();
     return {last.offset + last.local.size(), this->unit(unit).end};
 }
@@ -144,6 +155,12 @@ UnitPlace ParamLayout::place(std::string const& first, std::string const& last) 
     }
     PERIGEE_CHECK(rows > 0, "`{}` comes after `{}`", first, last);
     return {offset, from.local.rank() == 2 ? Shape{rows, from.local[1]} : Shape{rows}};
+}
+
+UnitPlace ModelLayouts::place(std::string const& first, std::string const& last) const {
+    UnitPlace place = of(first).place(first, last);
+    place.frozen = &of(first) == frozen;
+    return place;
 }
 
 }  // namespace perigee

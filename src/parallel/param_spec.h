@@ -26,8 +26,15 @@ struct ParamSpec {
     Init init = Init::normal;
     double stddev = 0.02;
     bool decay = true;
-    int unit = 0;  ///< numbers run from 0 and never fall along the list
+    int unit = 0;         ///< numbers run from 0 and never fall along the list
+    bool frozen = false;  ///< training leaves it as it is: no gradient, no optimizer state
 };
+
+/// One list of parameters in two, each in the order of the whole.
+struct ParamSplit {
+    std::vector<ParamSpec> trained, frozen;
+};
+ParamSplit split(std::vector<ParamSpec> specs);
 
 /// A box of a global tensor, or a flat range of that box: what one rank holds or one file stores.
 struct Shard {
@@ -66,20 +73,29 @@ struct FlatPart {
     TensorView of(FlatRange part) const { return values.rows(part.begin - range.begin, part.end - range.begin); }
 };
 
+/// The memory of a unit: of what is trained, and of what is frozen, which is empty for gradients.
+struct UnitMemory {
+    UnitMemory() = default;
+    UnitMemory(TensorView of_trained, TensorView of_frozen = {}) : trained(of_trained), frozen(of_frozen) {}
+    TensorView trained, frozen;
+};
+
 /// Where a tensor lies in the memory of its unit. Empty for one that a model does not have.
 struct UnitPlace {
     int64_t offset = 0;  ///< elements from the unit's begin
     Shape shape = {0};
+    bool frozen = false;
     bool empty() const { return shape.size() == 0; }
     /// The tensor, or an empty view.
-    TensorView in(TensorView unit) const;
+    TensorView in(UnitMemory const& unit) const;
 };
 
 class ParamLayout {
   public:
     /// The part of each tensor held by rank `tp_rank` of `tp_size`; sizes must divide (Category::config otherwise).
-    /// Units take a multiple of `unit_multiple` elements each: unused ones follow their last tensor.
-    ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple = 1);
+    /// Units take a multiple of `unit_multiple` elements each: unused ones follow their last tensor. There are `units`
+    /// of them, some of which may have no tensor; 0: as many as the list has, each with some.
+    ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple = 1, int units = 0);
 
     struct Entry {
         ParamSpec spec;
@@ -92,7 +108,8 @@ class ParamLayout {
     };
     std::vector<Entry> const& entries() const { return entries_; }
     Entry const& entry(std::string const& name) const;  ///< Category::internal for an unknown name
-    int64_t size() const { return size_; }              ///< elements of the flat buffer
+    bool has(std::string const& name) const { return index_.contains(name); }
+    int64_t size() const { return size_; }  ///< elements of the flat buffer
     FlatRange whole() const { return {0, size_}; }
     int units() const { return static_cast<int>(units_.size()); }
     FlatRange unit(int i) const { return units_.at(static_cast<size_t>(i)); }
@@ -112,6 +129,23 @@ class ParamLayout {
     std::vector<FlatRange> units_;
     std::unordered_map<std::string, size_t> index_;
     int64_t size_ = 0;
+};
+
+/// The parameters of a model in two layouts with the same units: of what is trained, and, unless null, of what is
+/// frozen.
+struct ModelLayouts {
+    ModelLayouts(ParamLayout const& of_trained, ParamLayout const* of_frozen = nullptr)
+        : trained(of_trained), frozen(of_frozen) {}
+    ParamLayout const& trained;
+    ParamLayout const* frozen;
+
+    bool has(std::string const& name) const { return trained.has(name) || (frozen != nullptr && frozen->has(name)); }
+    ParamLayout const& of(std::string const& name) const {
+        return frozen != nullptr && !trained.has(name) ? *frozen : trained;
+    }
+    /// As ParamLayout::place.
+    UnitPlace place(std::string const& first, std::string const& last) const;
+    UnitPlace place(std::string const& name) const { return place(name, name); }
 };
 
 }  // namespace perigee

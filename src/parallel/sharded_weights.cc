@@ -18,6 +18,8 @@ ShardedWeights::ShardedWeights(ParamLayout const& layout, Sharding const& shardi
 }
 
 TensorView ShardedWeights::need(int unit, int next) {
+    if (is_empty(unit)) return held_.rows(0, 0);
+    if (next >= 0 && is_empty(next)) next = -1;
     if (sharded()) {
         if (slots_.find(unit) == nullptr) gather_into_slot(unit);
         ++slots_.find(unit)->users;
@@ -32,18 +34,11 @@ TensorView ShardedWeights::need(int unit, int next) {
 }
 
 void ShardedWeights::release(int unit) {
-    if (!sharded()) return;
+    if (!sharded() || is_empty(unit)) return;
     UnitSlots::Slot* const slot = slots_.find(unit);
     PERIGEE_CHECK(slot != nullptr && slot->users > 0, "unit {} is released and was not needed", unit);
     --slot->users;  // first: what follows may throw
     slot->done = device_->queue().record();
-}
-
-void ShardedWeights::pass_without_tokens() {
-    for (int unit = 0; unit < layout_->units(); ++unit) {
-        need(unit, unit + 1 < layout_->units() ? unit + 1 : -1);
-        release(unit);
-    }
 }
 
 bool ShardedWeights::settled() const {

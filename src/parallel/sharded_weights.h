@@ -19,8 +19,6 @@ class ShardedWeights final : public WeightUnits {
     TensorView need(int unit, int next) override;
     void release(int unit) override;
     bool settled() const override;
-    /// Takes part in the gathers of a forward pass, for a rank that has nothing to compute while others do.
-    void pass_without_tokens();
 
     /// All that this rank holds for good: its shares, or everything. Who writes there waits for the device first where
     /// gathers may be under way.
@@ -40,6 +38,7 @@ class ShardedWeights final : public WeightUnits {
 
   private:
     bool sharded() const { return sharding_->stage == ShardStage::weights; }
+    bool is_empty(int unit) const { return layout_->unit(unit).size() == 0; }
     /// Collects the shares of a unit from memory that holds them, in the order of the lane.
     Pending gather(int unit, TensorView to);
     void gather_into_slot(int unit);

@@ -141,7 +141,7 @@ ModelLoop::Round ModelLoop::plan(WaitingTexts& queue, Hooks const& hooks) {
 
 void ModelLoop::score(Round const& round, Hooks const& hooks, WaitingTexts* queue) {
     hooks.alive();
-    TokenScores const all = session_.model().scores(session_.weights(), batch_of(round.scored), selections_,
+    TokenScores const all = session_.model().scores(session_.model_weights(), batch_of(round.scored), selections_,
                                                     limits_.vocabulary, session_.arena(), round.top);
     session_.arena().settle();
     size_t first = 0;

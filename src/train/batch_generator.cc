@@ -1,6 +1,7 @@
 #include "train/batch_generator.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "train/text_model.h"
 
@@ -27,6 +28,7 @@ BatchGenerator::BatchGenerator(Session& session, std::vector<Selection> selectio
       selections_(std::move(selections)),
       limits_(limits),
       running_(static_cast<size_t>(limits.texts)),
+      seen_(session.ops(), limits.texts),
       cache_(make_cache()),
       pages_(cache_.free_pages()) {}
 
@@ -35,14 +37,16 @@ KvCache BatchGenerator::make_cache() const {
     MeshShape const& mesh = session_.mesh().shape();
     Ops& ops = session_.ops();
     if (mesh.cp > 1) fail(Category::config, "many prompts at once need parallel.context = 1, not {}", mesh.cp);
+    if (model.key_conv > 0)
+        fail(Category::config, "many prompts at once need attention.key_conv: none, not {}", model.key_conv);
     if (!KvCache::serves(ops, model))
         fail(Category::config, "many prompts at once: the GPU has no kernels for heads of {}", model.head_size());
     CacheRoom room{.tokens = limits_.text_tokens, .block_size = block_size_of(selections_), .texts = limits_.texts};
     int64_t const page = page_size_of(room.block_size);
     int64_t const longest = (limits_.text_tokens + mesh.tp - 1 + page - 1) / page;
     if (limits_.cache_bytes > 0)
-        room.pages = std::clamp<int64_t>(limits_.cache_bytes / KvCache::page_bytes(ops, model, mesh, page), 1,
-                                         limits_.texts * longest);
+        room.pages =
+            std::min(KvCache::pages_within(limits_.cache_bytes, ops, model, mesh, room), limits_.texts * longest);
     return {ops, model, mesh, room};
 }
 
@@ -66,6 +70,7 @@ std::optional<int64_t> BatchGenerator::begin(GenerationRequest request) {
     auto const text = static_cast<int64_t>(free - running_.begin());
     if (free == running_.end() || !cache_.make_room(text, longest(request))) return std::nullopt;
     free->emplace(std::move(request), limits_.vocabulary);
+    seen_.forget(text);
     return text;
 }
 
@@ -110,15 +115,49 @@ void BatchGenerator::decode(std::vector<bool> const& ready, std::vector<Generate
     std::vector<int32_t> ids(texts, -1);
     for (size_t text = 0; text < texts; ++text)
         if (ready[text]) ids[text] = running_[text]->ids.back();
-    auto const logits = session_.model().decode(session_.weights(), ids, selections_, cache_, session_.arena());
+    bool const logprobs = std::ranges::any_of(std::views::iota(size_t{0}, texts), [&](size_t text) {
+        return ready[text] && running_[text]->request.logprobs;
+    });
+    if (logprobs || session_.mesh().shape().tp > 1)
+        draw_on_host(ids, ready, tokens);
+    else
+        draw_on_device(ids, ready, tokens);
+}
+
+void BatchGenerator::draw_on_host(std::vector<int32_t> ids, std::vector<bool> const& ready,
+                                  std::vector<GeneratedToken>& tokens) {
+    auto const logits = session_.model().decode(session_.model_weights(), ids, selections_, cache_, session_.arena());
     session_.arena().settle();
-    size_t const vocabulary = logits.size() / texts;
+    size_t const vocabulary = logits.size() / ids.size();
     auto const of = [&](size_t text) { return std::span(logits).subspan(text * vocabulary, vocabulary); };
-    for (size_t text = 0; text < texts; ++text)
-        if (ready[text]) ids[text] = running_[text]->sampler.draw(of(text));
+    for (size_t text = 0; text < ids.size(); ++text) {
+        if (!ready[text]) continue;
+        ids[text] = running_[text]->sampler.draw(of(text));
+        seen_.forget(static_cast<int64_t>(text));
+    }
     ids = agreed(std::move(ids));
-    for (size_t text = 0; text < texts; ++text)
+    for (size_t text = 0; text < ids.size(); ++text)
         if (ready[text]) tokens.push_back(take(static_cast<int64_t>(text), ids[text], of(text)));
+}
+
+void BatchGenerator::draw_on_device(std::vector<int32_t> ids, std::vector<bool> const& ready,
+                                    std::vector<GeneratedToken>& tokens) {
+    std::vector<DrawRule> rules(ids.size(), {.index = -1});
+    TokenDraws draws{.rules = rules, .allowed = limits_.vocabulary};
+    for (size_t text = 0; text < ids.size(); ++text) {
+        if (!ready[text]) continue;
+        rules[text] = running_[text]->sampler.next_rule();
+        if (running_[text]->sampler.penalises())
+            draws.seen_SW = seen_.with(static_cast<int64_t>(text), running_[text]->sampler).rows(0, std::ssize(ids));
+    }
+    ids = session_.model().decode(session_.model_weights(), ids, selections_, cache_, session_.arena(), draws);
+    session_.arena().settle();
+    ids = agreed(std::move(ids));
+    for (size_t text = 0; text < ids.size(); ++text) {
+        if (!ready[text]) continue;
+        running_[text]->sampler.take(ids[text]);
+        tokens.push_back(take(static_cast<int64_t>(text), ids[text], {}));
+    }
 }
 
 /// What rank 0 drew: ranks that take other tokens would end texts at other steps.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "eval/sampling.h"
+#include "train/seen_ids.h"
 #include "train/session.h"
 
 namespace perigee {
@@ -85,6 +86,8 @@ class BatchGenerator {
     KvCache make_cache() const;
     void read_prompts(std::function<void()> const& before_pass, std::vector<GeneratedToken>& tokens);
     void decode(std::vector<bool> const& ready, std::vector<GeneratedToken>& tokens);
+    void draw_on_host(std::vector<int32_t> ids, std::vector<bool> const& ready, std::vector<GeneratedToken>& tokens);
+    void draw_on_device(std::vector<int32_t> ids, std::vector<bool> const& ready, std::vector<GeneratedToken>& tokens);
     std::vector<int32_t> agreed(std::vector<int32_t> drawn) const;
     GeneratedToken take(int64_t text, int32_t id, std::span<float const> logits);
 
@@ -92,6 +95,7 @@ class BatchGenerator {
     std::vector<Selection> const selections_;
     BatchLimits const limits_;
     std::vector<std::optional<Running>> running_;  ///< by their number in the cache
+    SeenIds seen_;
     KvCache cache_;
     int64_t const pages_;
 };

@@ -12,7 +12,7 @@ std::string block_map(Session& session, DataSource const& data, int64_t step, st
     constexpr int64_t kMostCells = 32;  // along a side
     if (std::ranges::all_of(selections, is_full)) return "";
     BlockChoices const choices =
-        session.model().choices(session.weights(), make_batch(data, 0, 1), selections, session.arena());
+        session.model().choices(session.model_weights(), make_batch(data, 0, 1), selections, session.arena());
     std::vector<std::string> layers;
     for (size_t layer = 0; layer < selections.size(); ++layer) {
         if (is_full(selections[layer])) continue;

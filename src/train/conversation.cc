@@ -56,7 +56,7 @@ Conversation::Reply Conversation::answer(std::string const& message,
     bool ended = false;
     for (int64_t i = 0; i < options.generate.max_tokens && !ended && go_on(); ++i) {
         if (std::ssize(model_.text()) + std::ssize(ids) >= options.model.max_position_embeddings) break;
-        int32_t const next = sampler.draw(model_.append(ids));
+        int32_t const next = model_.draw(ids, sampler);
         ended = ending.push(next);
         ids = {next};
     }

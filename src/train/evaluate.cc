@@ -79,11 +79,11 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
     for (int64_t round = 0; round < samples; round += mesh.shape().dp * micro) {
         int64_t const first = round + mesh.dp_rank() * micro;
         if (first >= samples) {
-            session.weights().pass_without_tokens();
+            session.model_weights().pass_without_tokens();
             continue;
         }
         Batch const batch = make_batch(validation, first, std::min(micro, samples - first));
-        LossSums const more = session.model().loss(session.weights(), batch, selections, session.arena());
+        LossSums const more = session.model().loss(session.model_weights(), batch, selections, session.arena());
         sums = {.nll = sums.nll + more.nll, .correct = sums.correct + more.correct};
         weight = std::accumulate(batch.weights_T.begin(), batch.weights_T.end(), weight);
         text.add(batch);
@@ -108,14 +108,15 @@ std::vector<LayerReach> measure_reach(Session& session, DataSource const& train,
     for (int64_t round = first; round < end; round += mesh.shape().dp * micro) {
         int64_t const at = round + mesh.dp_rank() * micro;
         if (at >= end) {
-            session.weights().pass_without_tokens();
+            session.model_weights().pass_without_tokens();
             continue;
         }
         int64_t const samples = std::min(micro, end - at);
         Batch const batch = make_batch(train, at, samples);
         std::vector<Lookup> lookups;
         for (int64_t i = 0; i < samples; ++i) append_lookups(train.lookups(at + i), i * length, lookups);
-        BlockChoices const choices = session.model().choices(session.weights(), batch, selections, session.arena());
+        BlockChoices const choices =
+            session.model().choices(session.model_weights(), batch, selections, session.arena());
         count_reach(choices, batch, lookups, counts);
     }
     std::vector<LayerReach> layers;

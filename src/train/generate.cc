@@ -30,7 +30,7 @@ void generate(Session& session, RunState const& state, std::string const& prompt
     sampler.see(ids);
     for (int64_t i = 0; i < options.generate.max_tokens; ++i) {
         if (std::ssize(model.text()) + std::ssize(ids) >= most) break;
-        int32_t next = sampler.draw(model.append(ids));
+        int32_t next = model.draw(ids, sampler);
         session.mesh().world().broadcast(TensorView(&next, {1}), 0);  // ranks that leave early leave others waiting
         if (ending.push(next)) return sink(stream.finish());
         ids = {next};

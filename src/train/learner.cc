@@ -18,7 +18,8 @@ Learner::Learner(Session& session)
       grads_(session.layout(), session.sharding(), mesh_, session.ops()),
       sums_(session.ops().device(), sizeof(Sums)),
       optimizer_(options_.optimizer, session.layout(), session.sharding().ownership, session.weights().updated(),
-                 session.ops(), static_cast<uint64_t>(options_.seed)) {}
+                 session.ops(), static_cast<uint64_t>(options_.seed)),
+      untrained_(untrained(params_of(options_), options_.model)) {}
 
 StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     StepReport r{.step = state.step + 1, .ranks = mesh_.world().size()};
@@ -28,7 +29,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     for (Batch const& b : batches) {
         weight = std::accumulate(b.weights_T.begin(), b.weights_T.end(), weight);
         r.tokens += b.tokens();
-        flops += forward_flops(options_.model, selections, b.cu_seqlens);
+        flops += forward_flops(options_.model, selections, b.cu_seqlens, untrained_);
     }
     enter(Phase::communication);
     // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.
@@ -86,17 +87,20 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
     Ops& ops = session_.ops();
     TensorView const on_device(static_cast<std::byte*>(sums_.data()), DType::f64, {2});
     ops.fill_zero(on_device);
-    GradientSink const sink{.grads = grads_, .scale = 1.0 / work.loss_weight};
+    GradientSink const sink{.grads = grads_,
+                            .scale = 1.0 / work.loss_weight,
+                            .seed = static_cast<uint64_t>(options_.seed),
+                            .step = work.step};
     for (Batch const& b : batches) {
         grads_.begin_pass(&b == &batches.front(), &b == &batches.back());
         enter(Phase::forward);
         try {
-            session_.model().accumulate(session_.weights(), sink, on_device.rows(0, 1), b, work.selections,
+            session_.model().accumulate(session_.model_weights(), sink, on_device.rows(0, 1), b, work.selections,
                                         session_.arena());
         } catch (std::exception const& e) {
             Error const error = as_error(e);
             if (error.category() != Category::memory) throw;
-            MemoryUse const use{.weights = session_.weights().bytes(),
+            MemoryUse const use{.weights = session_.model_weights().bytes(),
                                 .gradients = grads_.bytes(),
                                 .optimizer = optimizer_.bytes(),
                                 .activations = session_.arena().capacity_bytes()};
@@ -114,15 +118,14 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
 }
 
 void Learner::initialise(uint64_t seed) {
-    ParamLayout const& layout = session_.layout();
-    if (options_.model.init_from.empty())
-        perigee::initialise(session_.ops(), layout, optimizer_.weights(), seed);
-    else
-        session_.read_initial(stored_tensors(layout, optimizer_.weights(), "", {layout.whole()}));
+    session_.load_frozen();
+    session_.initialise(session_.layout(), optimizer_.weights(), seed);
     publish(0);
 }
 
 void Learner::read(Checkpoint const& checkpoint) {
+    session_.load_frozen();
+    session_.check_base(checkpoint);
     session_.read(checkpoint, tensors({session_.layout().whole()}));
     publish(checkpoint.state().applied_updates);
 }

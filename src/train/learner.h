@@ -83,6 +83,7 @@ class Learner {
     ShardedGradients grads_;
     Buffer sums_;  ///< a Sums on the device
     AdamWOptimizer optimizer_;
+    Untrained const untrained_;
     Event read_until_;  ///< by a save
 };
 

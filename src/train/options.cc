@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "model/llama.h"
 #include "parallel/context.h"
 
 namespace perigee {
@@ -49,6 +50,12 @@ void describe(Schema& schema, TrainOptions& options) {
                 "see it")
         .add("max_skipped_in_a_row", options.max_skipped_in_a_row, between(0, kMostSteps),
              "with non_finite: skip, stop when more steps than this are skipped one after the other")
+        .add(
+            "freeze", options.freeze,
+            "parameters that keep the values they begin with, by Hugging Face's names, in which * stands for any text: "
+            "[\"model.embed_tokens.weight\", \"model.layers.[0-3].*\"]. They have no gradient and no optimizer state, "
+            "and checkpoints do not hold them")
+        .defines_model()
         .section("profile", options.profile, "A trace of some steps, for a viewer.");
 }
 
@@ -136,7 +143,10 @@ void describe(Schema& schema, RunOptions& options) {
              "on a GPU: the same bits every time, also where that costs speed; on the CPU they always are")
         .add("threads", options.threads, between(0, 4096), "CPU threads per rank; 0: every core the rank may use")
         .section("model", options.model, "Shape of the transformer, with Hugging Face's names and meanings.")
-        .section("attention", options.attention, "Which layers attend through MoBA, and how.")
+        .section("lora", options.model.lora, "Low-rank adapters, trained in place of the model's weights.")
+        .section("attention", options.attention, "Which layers attend through MoBA, and how.");
+    describe_key_conv(schema.inside(), options.model);
+    schema.section("precision", options.precision, "In which precision the products of the blocks are computed.")
         .section("data", options.data, "Where tokens come from and how samples are made of them.")
         .section("chat", options.chat, "How conversations become tokens, for `tokenize --chat` and `perigee generate`.")
         .section("train", options.train, "Length of the run, batch, and what to do about broken steps.")
@@ -198,6 +208,8 @@ int check_layout(RunOptions const& options, int world_size, Sentences& out) {
         out.add("data.sequence_length ({}) must be a multiple of parallel.context ({}) times parallel.tensor ({})",
                 options.data.sequence_length, parallel.context, parallel.tensor);
     }
+    if (model.key_conv > 0 && parallel.context > 1)
+        out.add("attention.key_conv ({}) needs parallel.context of 1, not {}", model.key_conv, parallel.context);
     try {
         MeshShape const shape = resolve_mesh(parallel, world_size);
         resolve_context_modes(parallel.context_mode, shape, model.kv_heads());
@@ -228,6 +240,21 @@ void check_size(RunOptions const& options, Sentences& out) {
         out.add("parallel.bucket_mib ({}) cuts {:.4g} MiB of gradients into more than {} buckets: make it at least {}",
                 options.parallel.bucket_mib, gradients, kMostBuckets,
                 static_cast<int64_t>(gradients / kMostBuckets) + 1);
+    }
+}
+
+void check_trained(RunOptions const& options, Sentences& out) {
+    if (options.model.lora.rank > 0 && options.precision.linear != LinearPrecision::bf16)
+        out.add("lora.rank ({}) needs precision.linear: bf16", options.model.lora.rank);
+    if (options.train.freeze.empty()) return;
+    if (options.model.lora.rank > 0)
+        return out.add("train.freeze and lora.rank ({}): with adapters all of the model's own weights are frozen",
+                       options.model.lora.rank);
+    try {
+        auto params = llama_params(options.model);
+        freeze(params, options.train.freeze);
+    } catch (Error const& error) {
+        out.add("{}", error.what());
     }
 }
 
@@ -322,12 +349,14 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     Sentences out;
     out.add_all(problems(options.model));
     out.add_all(problems(options.attention, options.model));
+    out.add_all(problems(options.precision, options.model));
     out.add_all(problems(options.data));
     out.add_all(problems(options.chat));
     int const dp = check_layout(options, world_size, out);
     check_batch(options, dp, out);
     check_size(options, out);
     check_memory_policy(options, out);
+    check_trained(options, out);
     if (options.train.epochs == 0) check_schedule(options, out);
     check_data(options, out);
     check_suites(options, out);

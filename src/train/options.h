@@ -13,6 +13,7 @@
 #include "eval/suite_options.h"
 #include "model/memory_policy.h"
 #include "model/options.h"
+#include "model/precision.h"
 #include "ops/ops.h"
 #include "optim/optimizer.h"
 #include "parallel/mesh.h"
@@ -42,6 +43,7 @@ struct TrainOptions {
     int64_t moba_scratch_mib = static_cast<int64_t>(CudaOptions{}.moba_scratch >> 20);  ///< on a GPU
     NonFinite non_finite = NonFinite::skip;
     int64_t max_skipped_in_a_row = 3;
+    std::vector<std::string> freeze = {};  ///< patterns of names: freeze() in model/llama.h
     ProfileOptions profile = {};
 };
 void describe(Schema& schema, TrainOptions& options);
@@ -97,6 +99,7 @@ struct RunOptions {
     int64_t threads = 0;         ///< per rank on the CPU; 0: every core the rank may use
     ModelOptions model;
     AttentionOptions attention;
+    PrecisionOptions precision;
     DataOptions data;
     ChatOptions chat;
     TrainOptions train;

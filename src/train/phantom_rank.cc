@@ -1,7 +1,5 @@
 #include "train/phantom_rank.h"
 
-#include "train/snapshot.h"
-
 namespace perigee {
 
 PhantomOptions phantom_options(RunOptions const& options, int world_size, int rank) {
@@ -17,14 +15,13 @@ PhantomOptions phantom_options(RunOptions const& options, int world_size, int ra
 
 void initialise_phantom(Session& session, Learner& learner, uint64_t seed) {
     learner.initialise(seed);
-    ParamLayout const& layout = session.layout();
-    fill_weights(layout, session.weights(), [&](int unit, TensorView values) {
-        std::vector<FlatPart> const parts = {{layout.unit(unit), values}};
-        if (session.options().model.init_from.empty())
-            initialise(session.ops(), layout, parts, seed);
-        else
-            session.read_initial(stored_tensors(layout, parts, "", {layout.unit(unit)}));
-    });
+    auto const fill = [&](ParamLayout const& layout, ShardedWeights& weights) {
+        fill_weights(layout, weights, [&](int unit, TensorView values) {
+            if (values.size() > 0) session.initialise(layout, {{layout.unit(unit), values}}, seed);
+        });
+    };
+    fill(session.layout(), session.weights());
+    if (ShardedWeights* const frozen = session.model_weights().frozen_part()) fill(*session.frozen_layout(), *frozen);
 }
 
 }  // namespace perigee

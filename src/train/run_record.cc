@@ -48,7 +48,8 @@ std::string run_record(Session& session, Launched const& launched, JobFacts cons
                    {"hardware", hardware},
                    {"ranks", mesh.world()},
                    {"layout", job.layout},
-                   {"parameters", session.layout().global_size()},
+                   {"parameters", session.parameters()},
+                   {"trained_parameters", session.layout().global_size()},
                    {"data", job.data}};
     if (auto const kernels = gpu_kernels(session.ops().device())) record["kernels"] = to_string(*kernels);
     if (launched.memory_planned_bytes) record["memory_planned_bytes"] = *launched.memory_planned_bytes;

@@ -58,7 +58,7 @@ std::vector<ItemScore> ForcedDecoding::score(std::span<Item const> items) {
         for (size_t i = packs[p].begin; i < packs[p].end; ++i) append_item(items[i], batch);
         model_.before_forward();
         TokenScores const scores =
-            session.model().scores(session.weights(), batch, model_.selections, model_.allowed, session.arena());
+            session.model().scores(session.model_weights(), batch, model_.selections, model_.allowed, session.arena());
         session.arena().settle();
         size_t place = 0;
         for (size_t i = packs[p].begin; i < packs[p].end; ++i)

@@ -9,6 +9,8 @@
 #include "checkpoint/agree.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
+#include "hf/base_fingerprint.h"
+#include "hf/peft.h"
 #include "hf/weights.h"
 #include "ops/traced_ops.h"
 #include "train/described.h"
@@ -25,6 +27,19 @@ void upload(Ops& ops, TensorView to, float const* values) {
     std::vector<bf16> rounded(static_cast<size_t>(to.size()));
     std::transform(values, values + to.size(), rounded.begin(), to_bf16);
     ops.upload(to, rounded.data());
+}
+
+/// Values on the device, as bf16 in memory of the host.
+std::vector<bf16> rounded(Ops& ops, ConstView values) {
+    std::vector<bf16> narrow(static_cast<size_t>(values.size()));
+    if (values.dtype == DType::bf16) {
+        ops.download(narrow.data(), values);
+    } else {
+        std::vector<float> wide(narrow.size());
+        ops.download(wide.data(), values);
+        std::ranges::transform(wide, narrow.begin(), to_bf16);
+    }
+    return narrow;
 }
 
 /// Says where these weights were trained as another model.
@@ -106,6 +121,29 @@ void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size) {
          tokenizer.vocab_size(), vocab_size);
 }
 
+std::vector<ParamSpec> params_of(RunOptions const& options) {
+    auto specs = llama_params(options.model);
+    freeze(specs, options.train.freeze);
+    return specs;
+}
+
+namespace {
+
+ParamLayout layout_of(std::vector<ParamSpec> specs, Mesh const& mesh, RunOptions const& options) {
+    return {std::move(specs), mesh.shape().tp, mesh.tp_rank(), unit_multiple(mesh.dp_cp().size()),
+            unit_count(options.model)};
+}
+
+}  // namespace
+
+Session::Frozen::Frozen(std::vector<ParamSpec> specs, Mesh const& mesh, RunOptions const& options)
+    : layout(layout_of(std::move(specs), mesh, options)), sharding(layout, mesh, options.parallel) {}
+
+std::unique_ptr<Session::Frozen> Session::make_frozen(RunOptions const& options, Mesh const& mesh) {
+    auto specs = split(params_of(options)).frozen;
+    return specs.empty() ? nullptr : std::make_unique<Frozen>(std::move(specs), mesh, options);
+}
+
 Session::Session(RunOptions const& options, HostComm& world, FileSystem& files)
     : Session(options, make_machine(options), world, files) {}
 
@@ -117,11 +155,69 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSy
       files_(&files),
       machine_(std::move(machine)),
       mesh_(std::move(mesh)),
-      layout_(llama_params(options.model), mesh_.shape().tp, mesh_.tp_rank(), unit_multiple(mesh_.dp_cp().size())),
+      layout_(layout_of(split(params_of(options)).trained, mesh_, options)),
+      frozen_(make_frozen(options, mesh_)),
       sharding_(layout_, mesh_, options.parallel),
-      weights_(layout_, sharding_, mesh_, ops()),
-      model_(options.model, layout_, mesh_, ops(), memory_policy(options)),
+      weights_(layout_, sharding_, frozen_layout(), frozen_ ? &frozen_->sharding : nullptr, mesh_, ops()),
+      model_(options.model, {layout_, frozen_layout()}, mesh_, ops(), memory_policy(options), options.precision),
       arena_(ops().device()) {}
+
+void Session::initialise(ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed) const {
+    bool const adapters = is_adapter(layout.entries().front().spec.name);  // all or none of a layout are
+    if ((adapters ? options_.model.lora.init_from : options_.model.init_from).empty())
+        perigee::initialise(ops(), layout, parts, seed);
+    else
+        read_initial(layout, stored_tensors(layout, parts, "", {layout.whole()}));
+}
+
+void Session::load_frozen() {
+    ShardedWeights* const weights = weights_.frozen_part();
+    if (weights == nullptr || !base_.empty()) return;
+    initialise(frozen_->layout, weights->parts(), static_cast<uint64_t>(options_.seed));
+    weights->loaded();
+    BaseFingerprint mine;
+    for (StoredTensor const& part :
+         stored_tensors(frozen_->layout, weights->parts(), "", frozen_->sharding.ownership.owned))
+        for (Shard::Run const& run : part.shard.runs())
+            mine.add(part.name, part.shard.global, run.global,
+                     rounded(ops(), part.values.rows(run.local, run.local + run.count)));
+    auto const sum_of = [&](uint64_t half) {
+        return static_cast<uint64_t>(mesh_.world().sum(static_cast<int64_t>(half)));
+    };
+    frozen_hash_ = hash_frozen();
+    base_ = BaseFingerprint::text(sum_of(mine.sum() & 0xffffffffu) + (sum_of(mine.sum() >> 32) << 32));
+}
+
+int64_t Session::hash_frozen() {
+    Buffer const memory(ops().device(), sizeof(int64_t));
+    TensorView const sum(static_cast<std::byte*>(memory.data()), DType::i64, {1});
+    ops().fill_zero(sum);
+    for (FlatPart const& part : weights_.frozen_part()->parts()) ops().hash_bits(sum, part.values);
+    int64_t hash = 0;
+    ops().download(&hash, sum);
+    return hash;
+}
+
+void Session::check_frozen() {
+    if (base_.empty() || hash_frozen() == frozen_hash_) return;
+    fail(Category::corruption,
+         "the frozen weights of rank {} are no longer those that it began with: a fault of its "
+         "memory. The next start goes on from the last checkpoint",
+         mesh_.world().rank());
+}
+
+void Session::check_base(Checkpoint const& checkpoint) const {
+    auto const& info = checkpoint.state().info;
+    auto const found = info.find(RunState::kBase);
+    std::string const then = found == info.end() ? "" : found->second;
+    if (then == base_) return;
+    auto const named = [](std::string const& base) { return base.empty() ? std::string("no frozen weights") : base; };
+    fail(Category::checkpoint,
+         "{} was trained beside other frozen weights: {} there, {} in this run, from {}. Name the model it began with "
+         "in model.init_from",
+         checkpoint.folder().string(), named(then), named(base_),
+         options_.model.init_from.empty() ? fmt::format("seed {}", options_.seed) : options_.model.init_from);
+}
 
 std::unique_ptr<DataSource> Session::open(Split split) const {
     return open_data(options_.data, split, static_cast<uint64_t>(options_.seed), options_.model.vocab_size, *files_);
@@ -153,12 +249,15 @@ std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& worl
 }
 
 RunState Session::load_weights(std::optional<Checkpoint> const& found) {
-    auto const parts = stored_tensors(layout_, weights_.parts(), "", {layout_.whole()});
-    if (found)
-        read(*found, parts);
-    else
-        read_initial(parts);
-    weights_.loaded();
+    load_frozen();
+    ShardedWeights& weights = weights_.trained();
+    if (found) {
+        check_base(*found);
+        read(*found, stored_tensors(layout_, weights.parts(), "", {layout_.whole()}));
+    } else {
+        initialise(layout_, weights.parts(), static_cast<uint64_t>(options_.seed));
+    }
+    weights.loaded();
     if (!found) return {};
     log::info("weights of step {} from {}", found->state().step, found->folder().string());
     return found->state();
@@ -178,34 +277,56 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
                                          parts.begin() + static_cast<int64_t>(end));
         float* to = values.data();
         for (StoredTensor& part : staged) {
-            part.values = TensorView(to, part.values.shape);
+            bool const narrow = checkpoint.dtype(part.name) == DType::bf16;  // moments; weights are stored in fp32
+            part.values = {reinterpret_cast<std::byte*>(to), narrow ? DType::bf16 : DType::f32, part.values.shape};
             to += part.values.size();
         }
         checkpoint.read(staged);
-        for (size_t i = begin; i < end; ++i) upload(ops(), parts[i].values, staged[i - begin].values.as<float>());
+        for (size_t i = begin; i < end; ++i) {
+            TensorView const from = staged[i - begin].values;
+            if (from.dtype == DType::f32)
+                upload(ops(), parts[i].values, from.as<float>());
+            else if (parts[i].values.dtype == from.dtype)
+                ops().upload(parts[i].values, from.data);
+            else
+                fail(Category::checkpoint, "{}: `{}` is in bf16, and in fp32 here: see optimizer.moments",
+                     checkpoint.folder().string(), parts[i].name);
+        }
         begin = end;
     }
 }
 
-void Session::read_initial(std::vector<StoredTensor> const& parts) const {
-    Path const from = options_.model.init_from;
-    if (files_->exists(from / kManifestName)) {
+void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> const& all) const {
+    ModelOptions const& model = options_.model;
+    bool const adapters = is_adapter(layout.entries().front().spec.name);
+    Path const from = adapters ? model.lora.init_from : model.init_from;
+    auto parts = all;  // but for convolutions of keys, which what is read may lack
+    auto const leave_out = [&](auto lacks) {
+        std::erase_if(parts, [&](StoredTensor const& part) {
+            if (!is_key_conv(part.name) || !lacks(part.name)) return false;
+            ops().fill_zero(part.values);
+            return true;
+        });
+    };
+    if (!adapters && files_->exists(from / kManifestName)) {
         Checkpoint const checkpoint = Checkpoint::open(*files_, mesh_.world(), from);
+        leave_out([&](std::string const& name) { return !checkpoint.tensors().contains(name); });
         read(checkpoint, parts);
         say_changes(checkpoint, options_);
     } else {
+        leave_out([](std::string const&) { return true; });
         agree(mesh_.world(), [&] {
-            HfWeights const stored(*files_, from);
-            stored.check(llama_params(options_.model));
+            HfWeights const stored = adapters ? open_adapters(*files_, from, model.lora) : HfWeights(*files_, from);
+            stored.check(adapters ? peft_params(model) : base_params(model));
             std::vector<float> values;
             for (StoredTensor const& part : parts) {
                 values.resize(static_cast<size_t>(part.values.size()));
-                stored.read(part.name, part.shard, values);
+                stored.read(adapters ? peft_name(part.name) : part.name, part.shard, values);
                 upload(ops(), part.values, values.data());
             }
         });
     }
-    log::info("weights from {}", from.string());
+    log::info("{} from {}", adapters ? "adapters" : "weights", from.string());
 }
 
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir,

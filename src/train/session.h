@@ -12,7 +12,7 @@
 #include "model/llama.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
-#include "parallel/sharded_weights.h"
+#include "parallel/model_weights.h"
 #include "tensor/arena.h"
 #include "train/options.h"
 
@@ -28,6 +28,9 @@ RunOptions with_steps_of_epochs(RunOptions options, FileSystem& files);
 
 /// Throws Category::config where the tokenizer knows ids that the model does not.
 void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size);
+
+/// Every parameter, frozen or not, as `lora` and `train.freeze` say. Throws Category::config.
+std::vector<ParamSpec> params_of(RunOptions const& options);
 
 /// What a rank computes on, and with.
 struct Machine {
@@ -58,12 +61,19 @@ class Session {
     FileSystem& files() const { return *files_; }
     Mesh const& mesh() const { return mesh_; }
     Ops& ops() const { return *machine_.ops; }
+    /// Of what is trained, and of what is frozen; null where nothing is.
     ParamLayout const& layout() const { return layout_; }
+    ParamLayout const* frozen_layout() const { return frozen_ ? &frozen_->layout : nullptr; }
+    /// Of the whole model, whatever is trained.
+    int64_t parameters() const { return layout_.global_size() + (frozen_ ? frozen_->layout.global_size() : 0); }
     Llama& model() { return model_; }
     Arena& arena() { return arena_; }
     Sharding const& sharding() const { return sharding_; }
-    ShardedWeights& weights() { return weights_; }
-    ShardedWeights const& weights() const { return weights_; }
+    /// All of the model, for its passes; and what is trained of it, in layout().
+    ModelWeights& model_weights() { return weights_; }
+    ModelWeights const& model_weights() const { return weights_; }
+    ShardedWeights& weights() { return weights_.trained(); }
+    ShardedWeights const& weights() const { return weights_.trained(); }
     std::unique_ptr<DataSource> open(Split split) const;
     std::vector<Selection> selections(int64_t step) const;
     /// Bytes of text that each token id of the tokenizer stands for, 0 for special tokens; empty for made-up data,
@@ -74,20 +84,47 @@ class Session {
     /// those in `model.init_from`. Returns their state; throws Category::checkpoint where there are none. Collective.
     RunState load_weights() { return load_weights(find_weights(options_, mesh_.world(), *files_)); }
     RunState load_weights(std::optional<Checkpoint> const& found);
+    /// The frozen weights: those in model.init_from, or random ones. Nothing where nothing is frozen. Collective.
+    void load_frozen();
+    /// What tells the frozen weights from others, whatever the layout; empty where nothing is frozen. As load_frozen()
+    /// found them.
+    std::string const& base() const { return base_; }
+    /// Throws Category::corruption where the frozen weights of this rank are not, bit for bit, those that load_frozen()
+    /// left. Waits for the device.
+    void check_frozen();
+    /// Throws Category::checkpoint where a checkpoint's weights were trained beside other frozen ones.
+    void check_base(Checkpoint const& checkpoint) const;
+
     /// Fills `parts`, which lie on the device, from a checkpoint, rounding where they are narrower than what it stores.
     void read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const;
-    /// Fills parts of weights, which lie on the device, from the folder `model.init_from` names. A rank reads the bytes
-    /// of its parts and no others. Collective: all ranks succeed or throw the same Category::checkpoint.
-    void read_initial(std::vector<StoredTensor> const& parts) const;
+    /// Fills parts of a layout's weights, which lie on the device, from the folder that `model.init_from` names, or
+    /// `lora.init_from` for adapters. A rank reads the bytes of its parts and no others. Collective: all ranks succeed
+    /// or throw the same Category::checkpoint.
+    void read_initial(ParamLayout const& layout, std::vector<StoredTensor> const& parts) const;
+    /// What a new run starts from: read_initial() where a folder is named, else random numbers, each a function of
+    /// (seed, name, index) alone. Collective.
+    void initialise(ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed) const;
 
   private:
+    /// Of what is frozen.
+    struct Frozen {
+        Frozen(std::vector<ParamSpec> specs, Mesh const& mesh, RunOptions const& options);
+        ParamLayout layout;
+        Sharding sharding;
+    };
+    static std::unique_ptr<Frozen> make_frozen(RunOptions const& options, Mesh const& mesh);
+    int64_t hash_frozen();
+
     RunOptions options_;
     FileSystem* files_;
     Machine machine_;
     Mesh mesh_;
     ParamLayout layout_;
+    std::unique_ptr<Frozen> frozen_;
     Sharding sharding_;
-    ShardedWeights weights_;
+    ModelWeights weights_;
+    std::string base_;
+    int64_t frozen_hash_ = 0;  ///< of the bits on this rank
     Llama model_;
     Arena arena_;
     std::optional<std::vector<int32_t>> token_bytes_;

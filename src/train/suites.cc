@@ -85,7 +85,7 @@ void run_position(SuiteRun const& run) {
         auto const repeat = repeats(batch, run.options().far_context, run.options().far_distance);
         for (size_t arm = 0; arm < arms.size(); ++arm) {
             run.before_forward();
-            auto const scores = session.model().scores(session.weights(), batch, arms[arm], 0, session.arena());
+            auto const scores = session.model().scores(session.model_weights(), batch, arms[arm], 0, session.arena());
             session.arena().settle();
             sums[static_cast<size_t>(sample) * arms.size() + arm].add(batch, repeat, scores.nll, bytes);
         }

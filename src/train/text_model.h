@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/kv_cache.h"
+#include "train/seen_ids.h"
 #include "train/session.h"
 
 namespace perigee {
@@ -26,6 +27,8 @@ class TextModel {
     /// keys and values are kept. Where parallel.context cuts the text, or a GPU does not take the model's heads
     /// (KvCache::serves), everything is computed from the whole text. Collective.
     std::vector<float> append(std::span<int32_t const> ids);
+    /// Appends the tokens, and draws the one that follows: beside the logits where `ids` is one token, on one tp rank.
+    int32_t draw(std::span<int32_t const> ids, Sampler& sampler);
     std::vector<int32_t> const& text() const { return text_; }
     /// The text ends after so many of its tokens.
     void keep(int64_t tokens);
@@ -40,6 +43,7 @@ class TextModel {
     std::vector<Selection> selections_;
     std::vector<int32_t> text_;
     std::optional<KvCache> cache_;
+    SeenIds seen_;
 };
 
 }  // namespace perigee

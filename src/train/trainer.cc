@@ -64,7 +64,7 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
     record(launched);
 }
 
-Trainer::~Trainer() { log::around_lines({}, {}); }
+Trainer::LeavesLog::~LeavesLog() { log::around_lines({}, {}); }
 
 void Trainer::enter(Section section) {
     bool const in_step = section == Section::first_step || section == Section::step;
@@ -72,8 +72,10 @@ void Trainer::enter(Section section) {
 }
 
 void Trainer::start() {
-    log::info("{} parameters, {}; {}", format_count(session_.layout().global_size()),
-              layout_text(mesh_, session_.ops()), train_data_->summary());
+    int64_t const trained = session_.layout().global_size(), all = session_.parameters();
+    std::string const of_them = trained == all ? "" : fmt::format(", {} of them trained", format_count(trained));
+    log::info("{} parameters{}, {}; {}", format_count(all), of_them, layout_text(mesh_, session_.ops()),
+              train_data_->summary());
     state_.seed = static_cast<uint64_t>(options_.seed);
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     state_.options = options_text(options_);
@@ -85,6 +87,8 @@ void Trainer::start() {
     std::string const run_id = world.broadcast_text(folder_ ? folder_->run_id() : "", 0);
     auto const found =
         find_checkpoint(options_.checkpoint, options_.output_dir, world, session_.files(), Damaged::set_aside, run_id);
+    session_.load_frozen();
+    if (!session_.base().empty()) state_.info[RunState::kBase] = session_.base();
     if (found) {
         resume(*found, run_id);
     } else {
@@ -119,6 +123,7 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
              "checkpoint.resume goes back to step {}, but {} holds {}, which a later `resume: auto` would prefer: "
              "choose another output_dir, or remove the later checkpoints",
              then.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
+    session_.check_base(found);
     for (std::string const& sentence : compare(found, options_, state_.data))
         if (folder_) log::warn("{}", sentence);
     for (auto const& [key, now] : state_.info) {
@@ -214,8 +219,11 @@ std::vector<Batch> Trainer::read_batches(int64_t first_sample) const {
     int64_t const dp = mesh_.shape().dp;
     int64_t const accumulation = options_.train.global_batch_size / (micro * dp);
     std::vector<Batch> batches;
-    for (int64_t i = 0; i < accumulation; ++i)
-        batches.push_back(make_batch(*train_data_, first_sample + (i * dp + mesh_.dp_rank()) * micro, micro));
+    for (int64_t i = 0; i < accumulation; ++i) {
+        int64_t const number = (i * dp + mesh_.dp_rank()) * micro;  // of its first sample, in the global batch
+        Batch& batch = batches.emplace_back(make_batch(*train_data_, first_sample + number, micro));
+        batch.first_token = number * options_.data.sequence_length;
+    }
     return batches;
 }
 
@@ -256,6 +264,7 @@ void Trainer::save(bool last) {
 
 void Trainer::begin_save(bool last) {
     enter(Section::save);
+    session_.check_frozen();
     try {
         save_began_ = Clock::now();
         // What was evaluated until now has its checkpoint, or never will: none is in flight. Later evaluations are of

@@ -31,7 +31,6 @@ class Trainer {
     /// are saved with the run. `watchdog`, which may be null, is told what goes on. Collective, like everything here.
     Trainer(RunOptions const& options, HostComm& world, FileSystem& files, std::string const& resolved_yaml,
             Watchdog* watchdog = nullptr, Launched const& launched = {});
-    ~Trainer();
     Trainer(Trainer const&) = delete;
     Trainer& operator=(Trainer const&) = delete;
 
@@ -102,6 +101,10 @@ class Trainer {
     Watchdog* watchdog_;
     RunState state_;
     Progress progress_;
+    /// The log draws the bar around its lines no longer, also where the constructor fails.
+    struct LeavesLog {
+        ~LeavesLog();
+    } leaves_log_;
     Profile profile_;
     std::optional<RunState::Best> in_flight_loss_;  ///< held-out loss of the step that is being saved
     int64_t failed_saves_ = 0;

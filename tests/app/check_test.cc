@@ -133,6 +133,31 @@ TEST(Check, PrintsLayoutParametersMemoryAndWork) {
     EXPECT_THAT(text, HasSubstr("# parameters: 86,352\n"));
 }
 
+TEST(Check, PrintsInWhatProductsRun) {
+    RunOptions options = tiny();
+    EXPECT_THAT(report(options, 2), ::testing::Not(HasSubstr("in FP8")));
+    options.model.hidden_size = 256;
+    options.model.intermediate_size = 320;  // gate and up together are a multiple of 128, down's inputs are not
+    options.model.head_dim = 64;
+    options.precision.linear = LinearPrecision::fp8_block;
+    options.precision.bf16_layers.first = 1;
+    std::string const text = report(options, 2);
+    EXPECT_THAT(text, HasSubstr("products of the blocks in training, 2 of 3 layers in FP8\n"));
+    auto const line = [](char const* name, char const* shape, char const* forward, char const* dgrad,
+                         char const* wgrad) {
+        return fmt::format("#   {:<10} {:>24} {:>9} {:>9} {:>9}\n", name, shape, forward, dgrad, wgrad);
+    };
+    EXPECT_THAT(text, HasSubstr(line("qkv", "128 x 512 x 256", "fp8", "fp8", "fp8")));
+    EXPECT_THAT(text, HasSubstr(line("gate_up", "128 x 640 x 256", "fp8", "fp8", "fp8")));
+    EXPECT_THAT(text, HasSubstr(line("down", "128 x 256 x 320", "fp32", "fp32", "fp32")));
+    double const fp8 = 2 * (512 + 256 + 640) * 256, all = 3 * (512 + 256 + 640 + 320) * 256 + 320 * 256;
+    EXPECT_THAT(text, HasSubstr(fmt::format("{:.1f}% of the FLOPs of all products", 100 * fp8 / all)));
+    options.precision.wgrad = GradientPrecision::bf16;
+    EXPECT_THAT(report(options, 2), HasSubstr(line("o", "128 x 256 x 256", "fp8", "fp8", "fp32")));
+    options.precision.linear = LinearPrecision::automatic;
+    EXPECT_THAT(report(options, 2), HasSubstr(line("o", "128 x 256 x 256", "fp32", "fp32", "fp32")));
+}
+
 /// The formulae of docs/parallelism.md, for these options.
 TEST(StepCost, OfMessagesIsWhatTheDocumentationSays) {
     RunOptions options = tiny();

@@ -101,7 +101,7 @@ int64_t logits_bytes(RunOptions const& options, MeshShape const& mesh) {
 void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, HostComm& inner) {
     auto owned = std::make_unique<CountingDevice>();
     CountingDevice& device = *owned;
-    ShardedWeights const* weights = nullptr;
+    ModelWeights const* weights = nullptr;
     ShardedGradients const* gradients = nullptr;
     CommCounts counts;
     CountingComm world(inner, counts, [&](ConstView x) {
@@ -115,10 +115,11 @@ void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, H
     StepMemory const& memory = predicted.memory;
     Learner learner(session);
     auto const& requests = device.requests();
-    ASSERT_EQ(requests.size(), 5u) << "weights, gradients, two sums, two moments";
-    expect_bytes("optimizer", memory.optimizer, requests[3] + requests[4]);
+    size_t const frozen = session.frozen_layout() != nullptr ? 1 : 0;
+    ASSERT_EQ(requests.size(), 5u + frozen) << "weights, frozen weights, gradients, two sums, two moments";
+    expect_bytes("optimizer", memory.optimizer, requests[3 + frozen] + requests[4 + frozen]);
 
-    weights = &session.weights();
+    weights = &session.model_weights();
     gradients = &learner.gradients();
     learner.initialise(1);
     int64_t const state_bytes = device.live_bytes();
@@ -129,13 +130,15 @@ void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, H
     for (int64_t i = session.mesh().dp_rank(); i < options.train.global_batch_size / micro; i += mesh.dp)
         batches.push_back(make_batch(*data, i * micro, micro));
     RunState state;
+    if (frozen == 1) learner.step(batches, state);  // what is gathered of frozen weights stays from step to step
     counts.clear();
     EXPECT_GT(learner.step(batches, state).grad_norm, 0);
     EXPECT_FALSE(learner.agree({}).stop);
     expect_bytes("buckets", memory.buckets, device.lane("sums", Priority::high).workspace_bytes());
     expect_bytes("weights", memory.weights, weights->bytes());
     expect_bytes("gradients", memory.gradients, gradients->bytes());
-    int64_t const slots = weights->bytes() - requests[0] + gradients->bytes() - requests[1];
+    int64_t const shares = requests[0] + (frozen == 1 ? requests[1] : 0) + requests[1 + frozen];
+    int64_t const slots = weights->bytes() + gradients->bytes() - shares;
     expect_bytes("host", memory.host, device.host_bytes());
     expect_bytes("step", memory.step + memory.buckets + slots, device.live_bytes() - state_bytes);
     expect_bytes("all", memory.sum(), device.live_bytes());
@@ -178,6 +181,14 @@ TEST(StepCost, IsWhatRealRanksTakeAndSend) {
         {2, {"parallel.shard=weights", "model.tie_word_embeddings=true", "train.global_batch_size=16"}},
         {8, {"parallel.tensor=2", "parallel.context=2", "parallel.shard=weights", "train.global_batch_size=24"}},
         {3, {"parallel.zero=false"}},
+        {1, {"lora.rank=4"}},
+        {1, {"lora.rank=4", "lora.dropout=0.1", "train.mlp_chunk=200", "lora.targets=[v_proj, down_proj]"}},
+        {8,
+         {"parallel.tensor=2", "parallel.context=2", "parallel.shard=weights", "train.global_batch_size=24",
+          "lora.rank=4", "lora.dropout=0.1"}},
+        {2,
+         {"parallel.shard=weights", "train.global_batch_size=16",
+          "train.freeze=[model.embed_tokens.weight, model.layers.0.*, \"*norm.weight\"]"}},
         {8, {"parallel.tensor=2", "parallel.context=2", "train.global_batch_size=24"}},
         {8,
          {"parallel.tensor=2", "parallel.context=2", "parallel.context_mode=allgather", "parallel.zero=false",
@@ -189,6 +200,18 @@ TEST(StepCost, IsWhatRealRanksTakeAndSend) {
         StepCost const predicted = step_cost(options, ranks);
         run_ranks(ranks, [&](HostComm& world) { hold_against_a_rank(options, predicted, world); });
     }
+}
+
+TEST(StepCost, OfFrozenParametersIsTheirWeightAlone) {
+    RunOptions const all = hybrid(), adapters = hybrid({"lora.rank=4"});
+    int64_t trained = 0, frozen = 0;
+    for (ParamSpec const& spec : params_of(adapters)) (spec.frozen ? frozen : trained) += spec.shape.size();
+    StepMemory const memory = step_cost(adapters, 1).memory;
+    EXPECT_EQ(trained, 3 * 4 * (6 * 64 + 192 + 2 * 64 + 2 * 32 + 2 * 192 + 64));
+    EXPECT_EQ(memory.weights, 4 * (frozen + trained));
+    EXPECT_EQ(memory.gradients, 4 * trained);
+    EXPECT_EQ(memory.optimizer, 8 * trained);
+    EXPECT_EQ(step_cost(all, 1).memory.optimizer, 8 * frozen);
 }
 
 /// What all ranks of a whole job of this many steps bring, saving at its end included.

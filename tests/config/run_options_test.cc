@@ -75,12 +75,18 @@ TEST(RunOptionsYaml, HasMobasKeysBesideTheOthersOfAttention) {
         "  block_size: 64\n"
         "  top_k: 5\n"
         "  force_previous: true\n"
+        "  force_first: true\n"
+        "  key_conv: 5\n"
         "  shared_selection: group\n"
         "  full_layers: [0, 3]\n"
         "  schedule: [{step: 0, kind: full}, {step: 100, kind: moba}]\n");
     EXPECT_EQ(options.attention.moba.block_size, 64);
     EXPECT_EQ(options.attention.moba.top_k, 5);
     EXPECT_TRUE(options.attention.moba.force_previous);
+    EXPECT_TRUE(options.attention.moba.force_first);
+    EXPECT_EQ(options.model.key_conv, 5);
+    EXPECT_EQ(with("").model.key_conv, 0);
+    EXPECT_THAT(refusal("attention: {key_conv: 4}\n"), HasSubstr("none, 3, 5"));
     EXPECT_EQ(options.attention.moba.selection, MobaSelection::per_group);
     EXPECT_THAT(options.attention.full_layers.layers, ElementsAre(0, 3));
     ASSERT_EQ(options.attention.schedule.size(), 2u);
@@ -144,6 +150,10 @@ class Randomizer {
         target->resize(below(4));
         for (int64_t& value : *target) set(range, &value);
     }
+    void set(Range const& range, std::vector<std::string>* target) {
+        target->resize(below(4));
+        for (std::string& value : *target) set(range, &value);
+    }
     void set(Range const&, Field::Choice const& target) { target.select(below(target.names.size())); }
     void set(Range const&, Field::Section const& target) { fill(*target.schema); }
     void set(Range const&, Field::List const& target) {
@@ -205,6 +215,8 @@ TEST(Problems, NameTheKeysAndBothNumbers) {
         {"model: {num_key_value_heads: 2}\nparallel: {context: 4, context_mode: ulysses}",
          4,
          {"2 key/value", "context = 4"}},
+        {"attention: {key_conv: 3}\nparallel: {context: 2}", 2, {"attention.key_conv (3)", "context of 1, not 2"}},
+        {"attention: {force_first: true, top_k: 2}", 1, {"top_k = 2", "force_first needs at least 3", "sink_nearest"}},
         {"train: {global_batch_size: 65536, micro_batch_size: 65536}", 1, {"65536", "1024", "16777216"}},
     };
     for (Rule const& rule : rules) {

@@ -280,6 +280,17 @@ TEST(HfConfig, an_export_without_origin_describes_every_model_that_an_architectu
         "no architecture of Hugging Face has both model.qkv_bias and model.qk_norm: the model cannot be exported");
 }
 
+TEST(HfConfig, a_convolution_of_keys_is_refused_by_name) {
+    ModelOptions o = model(small("llama"));
+    o.key_conv = 3;
+    std::string const refusal =
+        "no architecture of Hugging Face has attention.key_conv (3): the model cannot be exported";
+    EXPECT_EQ(error_of(Category::config, [&] { write_hf_config(o, {}, ElementType::f32, ""); }), refusal);
+    EXPECT_EQ(error_of(Category::config, [&] { write_hf_config(o, {}, ElementType::f32, small("llama").dump()); }),
+              refusal);
+    EXPECT_EQ(export_problem(o, {}), refusal);
+}
+
 TEST(HfConfig, a_changed_model_changes_the_fields_of_its_origin) {
     ModelOptions o = model(small("mistral"));
     o.max_position_embeddings = 256;

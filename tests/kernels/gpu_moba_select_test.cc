@@ -151,6 +151,31 @@ TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
                     << forced << " " << top_k;
 }
 
+TEST_F(GpuMobaSelection, ForcedFirst) {
+    for (auto const& cu : {std::vector<int32_t>{0, 40, 600}, {0, 8, 16, 1500}, {0, 5, 5, 300, 1000}})
+        for (bool const previous : {false, true})
+            for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
+                for (int64_t const dim : {64, 96, 128})
+                    for (int64_t const top_k : {3, 4, 9, 12, 17, 20})
+                        EXPECT_EQ(wrong_choices({.cu_seqlens = cu,
+                                                 .heads = 6,
+                                                 .kv_heads = 2,
+                                                 .head_dim = dim,
+                                                 .options = {.block_size = 8,
+                                                             .top_k = top_k,
+                                                             .force_previous = previous,
+                                                             .force_first = true,
+                                                             .selection = selection}}),
+                                  0)
+                            << previous << " " << dim << " " << top_k;
+    GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3, .force_first = true}};
+    auto const p = make_gpu_problem(c);
+    for (KernelArch const arch : archs_here()) {
+        GpuMoba gpu(p, c.options, 100, 333, kAttentionScratchBytes, arch);
+        EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), 100), 0);
+    }
+}
+
 TEST_F(GpuMobaSelection, ARangeOfQueries) {
     GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3}};
     auto const p = make_gpu_problem(c);

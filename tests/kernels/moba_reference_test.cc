@@ -136,6 +136,19 @@ TEST(MobaRoutingReference, ForcedPreviousTakesOneOfThePlaces) {
     EXPECT_THAT(last_choice({3, 8, 1, 9}, {.block_size = 1, .top_k = 2, .force_previous = true}), ElementsAre(2));
 }
 
+TEST(MobaRoutingReference, ForcedFirstTakesOneOfThePlaces) {
+    MobaOptions forced{.block_size = 1, .top_k = 3, .force_first = true};
+    EXPECT_THAT(last_choice({3, 8, 4, 1, 9}, forced), ElementsAre(0, 1));
+    EXPECT_THAT(last_choice({kNaN, 8, 4, 1, 9}, forced), ElementsAre(0, 1));
+    EXPECT_THAT(last_choice({9, 9}, forced), ElementsAre(0, -1));
+    EXPECT_THAT(last_choice({9}, forced), ElementsAre(-1, -1));
+    forced.force_previous = true;
+    EXPECT_THAT(last_choice({3, 8, 4, 1, 9}, forced), ElementsAre(0, 3));
+    EXPECT_THAT(last_choice({3, 9}, forced), ElementsAre(0, -1));
+    forced.top_k = 4;
+    EXPECT_THAT(last_choice({3, 8, 4, 1, 9}, forced), ElementsAre(0, 1, 3));
+}
+
 TEST(MobaRoutingReference, RoundingCentroidsToBf16CanMakeATie) {
     MobaOptions const options{.block_size = 1, .top_k = 2};
     EXPECT_THAT(last_choice({1.001, 1, 0}, options, CentroidRounding::f32), ElementsAre(0));

@@ -8,6 +8,7 @@
 
 #include "comm/host_comm.h"
 #include "model/llama.h"
+#include "ops/sampling.h"
 #include "support/random.h"
 
 namespace perigee::testing {
@@ -65,6 +66,11 @@ class GpuJob {
         auto logits = model_->decode(*flat_, ids, layers, cache, arena_);
         arena_.settle();
         return logits;
+    }
+    int32_t draw(int32_t id, KvCache& cache, DrawRule const& rule) {
+        auto const ids = model_->decode(*flat_, {&id, 1}, layers, cache, arena_, {.rules = {&rule, 1}, .allowed = 450});
+        arena_.settle();
+        return ids.front();
     }
     /// Of one forward, [T, V].
     std::vector<float> whole(std::vector<int32_t> const& ids) {
@@ -131,6 +137,27 @@ TEST_F(GpuDecodeModel, GivesTheLogitsOfOneForward) {
         }
 }
 
+TEST_F(GpuDecodeModel, TheComparisonSeesAWrongTokenAndWrongBlocks) {
+    auto const text = text_of(1);
+    auto const typical = [&](GpuJob& job, std::vector<float> const& all, KvCache& cache) {
+        std::vector<double> differences;
+        for (size_t t = 301; t < text.size(); ++t)
+            differences.push_back(difference(job.decode(std::span(text).subspan(t, 1), cache), all, t));
+        return spread(differences).first;
+    };
+    GpuJob job(64);
+    auto const all = job.whole(text);
+    auto other = text;
+    other[300] = (other[300] + 1) % kVocab;
+    KvCache wrong_token = job.cache(), wrong_blocks = job.cache();
+    job.next(std::span(other).first(301), wrong_token);
+    job.next(std::span(text).first(301), wrong_blocks);
+    EXPECT_GT(typical(job, all, wrong_token), kTypical);
+    for (Selection& layer : job.layers)
+        if (budget_of(layer)) layer = NearestBlocks{.block_size = kBlock, .top_k = 3};
+    EXPECT_GT(typical(job, all, wrong_blocks), kTypical);
+}
+
 TEST_F(GpuDecodeModel, GraphsChangeNoBit) {
     auto const text = text_of(2);
     std::vector<std::vector<float>> found;
@@ -145,6 +172,25 @@ TEST_F(GpuDecodeModel, GraphsChangeNoBit) {
         found.push_back(logits);
     }
     EXPECT_EQ(found[0], found[1]);
+}
+
+TEST_F(GpuDecodeModel, DrawsWhatTheHostDrawsFromTheLogits) {
+    GpuJob job(64);
+    KvCache logits_come = job.cache(), ids_come = job.cache();
+    auto const text = text_of(5);
+    for (KvCache* cache : {&logits_come, &ids_come}) job.next(std::span(text).first(100), *cache);
+    int64_t greedy = 0;
+    for (size_t t = 100; t < 300; ++t) {
+        auto const logits = job.decode(std::span(text).subspan(t, 1), logits_come);
+        DrawRule const rule{.temperature = t % 3 == 0 ? 0 : 1.5,
+                            .top_p = 0.95,
+                            .random = Philox(1, Purpose::generate),
+                            .index = static_cast<int64_t>(t)};
+        int32_t const want = draw_token(std::span(logits).first(450), rule);
+        ASSERT_EQ(job.draw(text[t], ids_come, rule), want) << t;
+        greedy += want == std::ranges::max_element(logits.begin(), logits.begin() + 450) - logits.begin();
+    }
+    EXPECT_LT(greedy, 150) << "numbers matter";
 }
 
 TEST_F(GpuDecodeModel, TextsOfABatchGiveTheLogitsOfOneForward) {

@@ -126,6 +126,15 @@ TEST_F(GpuLlama, AgreesWithTheCpuInAHybrid) {
     expect_agreement(two_layers(), {AttentionKind::moba, AttentionKind::full});
 }
 
+TEST_F(GpuLlama, AgreesWithTheCpuWithAConvolutionOfKeys) {
+    for (int64_t const keys : {3, 5}) {
+        ModelOptions options = two_layers();
+        options.key_conv = keys;
+        options.qk_norm = keys == 5;
+        expect_agreement(options, {AttentionKind::moba, AttentionKind::full}, 0.998);
+    }
+}
+
 TEST_F(GpuLlama, AgreesWithTheCpuWithBiasNormsTiedWeightsAndLargeHeads) {
     ModelOptions options = two_layers();
     options.qkv_bias = options.qk_norm = options.tie_word_embeddings = true;

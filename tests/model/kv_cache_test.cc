@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 
+#include "kernels/decode/scratch.h"
 #include "model/llama.h"
 #include "support/ragged_samples.h"
 #include "support/thread_comm.h"
@@ -20,8 +21,9 @@ constexpr int64_t kTokens = 600, kBlock = 16;
 constexpr double kRounding = 3e-5;        ///< of products of other heights
 constexpr double kDecodeRounding = 1e-5;  ///< relative to the largest logit
 
-ModelOptions small_options() {
+ModelOptions small_options(int64_t lora_rank = 0) {
     ModelOptions options;
+    options.lora = {.rank = lora_rank, .alpha = 6};
     options.vocab_size = 48;
     options.hidden_size = 32;
     options.intermediate_size = 40;
@@ -44,8 +46,9 @@ std::vector<int32_t> random_text() {
 
 class Job {
   public:
-    explicit Job(HostComm& world, int tp = 1)
-        : mesh_({.tensor = tp}, world),
+    explicit Job(HostComm& world, int tp = 1, int64_t lora_rank = 0)
+        : options_(small_options(lora_rank)),
+          mesh_({.tensor = tp}, world),
           layout_(llama_params(options_), tp, mesh_.tp_rank()),
           weights_(weights_of(layout_, 0.3)),
           model_(options_, layout_, mesh_, *ops_) {}
@@ -75,7 +78,7 @@ class Job {
     }
 
   private:
-    ModelOptions options_ = small_options();
+    ModelOptions options_;
     std::unique_ptr<Device> device_ = make_host_device();
     std::unique_ptr<Ops> ops_ = make_host_ops(*device_, 1);
     Mesh mesh_;
@@ -101,6 +104,29 @@ double largest(std::vector<float> const& logits) {
     double most = 0;
     for (float const x : logits) most = std::max(most, std::abs(static_cast<double>(x)));
     return most;
+}
+
+TEST(KvCache, GivesTheLogitsOfOneForwardWithAdapters) {
+    run_ranks(2, [&](HostComm& world) {
+        auto const alone = make_single_host_comm();
+        Job cut(world, 2, 3), whole(*alone, 1, 3);
+        auto const text = random_text();
+        auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
+        auto const all = whole.whole(text, layers);
+        KvCache cache = cut.cache();
+        EXPECT_LT(difference(cut.next(std::span(text).first(300), layers, cache), all, 299), kRounding);
+        for (size_t t = 300; t < 310; ++t)
+            EXPECT_LT(
+                difference(cut.decode(std::span(text).subspan(t, 1), layers, cache), all, static_cast<int64_t>(t)),
+                kRounding);
+        if (world.rank() != 0) return;
+        KvCache own = whole.cache();
+        whole.next(std::span(text).first(300), layers, own);
+        for (size_t t = 300; t < 310; ++t)
+            EXPECT_LT(
+                difference(whole.decode(std::span(text).subspan(t, 1), layers, own), all, static_cast<int64_t>(t)),
+                kRounding);
+    });
 }
 
 TEST(KvCache, TokenByTokenGivesTheLogitsOfOneForward) {
@@ -286,6 +312,20 @@ TEST(KvCache, TakesNoMoreThanItHasRoomFor) {
     job.next(std::span(text).first(40), layers, cache);
     EXPECT_THROW(job.next(std::span(text).first(1), layers, cache), Error);
     EXPECT_THROW(cache.set_tokens(41), Error);
+}
+
+TEST(KvCache, PagesFitWithWhatDecodingTakes) {
+    // Two texts of 4 heads of 8 with 3 blocks of 200 tokens: splits of 128 and of 72 keys.
+    EXPECT_EQ(decode::most_splits(3, 200), 6);
+    EXPECT_EQ(decode::attend_floats(2, 4, 8, 6), 2 * 4 * (6 * 8 + 6 + 1));
+    EXPECT_EQ(decode::select_floats(2, 4, 3), 24);
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device);
+    CacheRoom const room{.tokens = 600, .block_size = 200, .texts = 2};
+    EXPECT_EQ(KvCache::decode_bytes(*ops, small_options(), MeshShape{}, room), 0) << "on the CPU";
+    int64_t const page = KvCache::page_bytes(*ops, small_options(), MeshShape{}, page_size_of(200));
+    EXPECT_EQ(KvCache::pages_within(6 * page - 1, *ops, small_options(), MeshShape{}, room), 5);
+    EXPECT_EQ(KvCache::pages_within(1, *ops, small_options(), MeshShape{}, room), 1);
 }
 
 }  // namespace

@@ -38,12 +38,27 @@ std::vector<Variant> variants() {
                 [](ModelOptions& o) {
                     o.rope_scaling = {.type = RopeType::yarn, .factor = 4, .original_max_position_embeddings = 16};
                 }),
+        variant("lora", mixed(),
+                [](ModelOptions& o) {
+                    o.lora = {.rank = 2, .alpha = 3};
+                    o.qkv_bias = o.qk_norm = true;
+                }),
+        variant("lora_of_some", full,
+                [](ModelOptions& o) {
+                    o.lora = {.rank = 3, .alpha = 3, .targets = {"k_proj", "v_proj", "up_proj", "o_proj"}};
+                }),
         variant("block_local", all(AttentionKind::moba)),
         variant("per_group", mixed()),
     };
     v[v.size() - 2].moba.top_k = 1;
     v[v.size() - 1].moba.selection = MobaSelection::per_group;
     v[v.size() - 1].moba.force_previous = true;
+    v.push_back(variant("key_conv", mixed(), [](ModelOptions& o) { o.key_conv = 3; }));
+    v.back().moba.force_first = true;
+    v.push_back(variant("key_conv_with_everything", mixed(), [](ModelOptions& o) {
+        o.key_conv = 5;
+        o.qk_norm = o.qkv_bias = o.tie_word_embeddings = true;
+    }));
     return v;
 }
 
@@ -64,7 +79,7 @@ TEST_P(LlamaGradient, OfEveryParameterMatchesDifferences) {
             return 0.5 * model.loss(batch, v.kinds);
         };
         double const error = gradient_error(f, x, std::vector<double>(slope, slope + entry.local.size()), 9, 2e-6, 3);
-        EXPECT_LT(error, 1e-6) << entry.spec.name;
+        EXPECT_LT(error, 2e-6) << entry.spec.name;
         std::ranges::copy(x, first);
     }
 }

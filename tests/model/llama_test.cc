@@ -24,8 +24,9 @@ Batch document(Batch const& batch, size_t index) {
 }
 
 TEST(Llama, LossIsThatOfTheFormulas) {
-    for (int variant = 0; variant < 8; ++variant) {
+    for (int variant = 0; variant < 16; ++variant) {
         ModelOptions options = tiny_options();
+        options.key_conv = (variant & 8) != 0 ? 3 : 0;
         options.tie_word_embeddings = (variant & 1) != 0;
         options.qkv_bias = (variant & 2) != 0;
         options.qk_norm = (variant & 4) != 0;

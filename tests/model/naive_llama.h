@@ -67,10 +67,26 @@ class NaiveLlama {
         return x;
     }
 
+    /// Keys before bias, norm and rotation, of the token at `position`, from the normed streams up to it.
+    Vector convolved(std::string const& layer, Rows const& x, size_t position) const {
+        std::string const name = layer + "self_attn.k_proj.weight";
+        Vector y = times(name, x[position]);
+        Vector sum(y.size());
+        auto const taps = static_cast<size_t>(o_.key_conv);
+        for (size_t l = 0; l < taps && l <= position; ++l) {
+            Vector const key = times(name, x[position - l]);
+            for (size_t c = 0; c < sum.size(); ++c)
+                sum[c] += param(layer + "self_attn.k_conv.weight")[c * taps + l] * key[c];
+        }
+        for (size_t c = 0; c < y.size(); ++c) y[c] += sum[c] / (1 + std::exp(-sum[c]));
+        return y;
+    }
+
     /// Heads of one projection of the token at `position`; queries and keys are normed and rotated.
-    Rows heads(std::string const& layer, char which, Vector const& x, double position) const {
+    Rows heads(std::string const& layer, char which, Rows const& stream, size_t at) const {
         std::string const name = layer + "self_attn." + which;
-        Vector y = times(name + "_proj.weight", x);
+        auto const position = static_cast<double>(at);
+        Vector y = which == 'k' ? convolved(layer, stream, at) : times(name + "_proj.weight", stream[at]);
         if (o_.qkv_bias)
             for (size_t i = 0; i < y.size(); ++i) y[i] += param(name + "_proj.bias")[i];
         auto const size = static_cast<size_t>(o_.head_size());
@@ -123,11 +139,12 @@ class NaiveLlama {
         for (int64_t index = 0; index < o_.num_hidden_layers; ++index) {
             std::string const layer = "model.layers." + std::to_string(index) + ".";
             std::vector<Rows> q, k, v;
+            Rows n;
+            for (Vector const& token : x) n.push_back(normed(token, layer + "input_layernorm.weight"));
             for (size_t t = 0; t < x.size(); ++t) {
-                Vector const n = normed(x[t], layer + "input_layernorm.weight");
-                q.push_back(heads(layer, 'q', n, static_cast<double>(t)));
-                k.push_back(heads(layer, 'k', n, static_cast<double>(t)));
-                v.push_back(heads(layer, 'v', n, static_cast<double>(t)));
+                q.push_back(heads(layer, 'q', n, t));
+                k.push_back(heads(layer, 'k', n, t));
+                v.push_back(heads(layer, 'v', n, t));
             }
             for (size_t t = 0; t < x.size(); ++t) {
                 add(x[t], times(layer + "self_attn.o_proj.weight", attention(q, k, v, t)));

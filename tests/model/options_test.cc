@@ -130,8 +130,8 @@ TEST(Schema, AttentionDescribesEveryKey) {
     Schema schema;
     describe(schema, options);
     EXPECT_THAT(keys_of(schema), ElementsAre("kind", "selection", "block_size", "top_k", "force_previous",
-                                             "shared_selection", "full_layers", "schedule"));
-    auto const& full_layers = std::get<Field::Section>(schema.fields()[6].target);
+                                             "force_first", "shared_selection", "full_layers", "schedule"));
+    auto const& full_layers = std::get<Field::Section>(schema.fields()[7].target);
     EXPECT_EQ(full_layers.shorthand, &options.full_layers.layers);
     EXPECT_THAT(keys_of(*full_layers.schema), ElementsAre("last", "layers"));
 }

@@ -40,6 +40,7 @@ TEST(Recompute, GivesTheSameBitsInLessMemory) {
         options.hidden_size = 64;  // large enough that memory is more than alignment
         options.intermediate_size = 96;
         options.qkv_bias = options.qk_norm = options.tie_word_embeddings = variant;
+        options.key_conv = variant ? 5 : 0;
         for (auto const& kinds : {all(AttentionKind::full), all(AttentionKind::moba), mixed()}) {
             Trained const kept = train(options, kinds, "none");
             EXPECT_GT(relative_error(kept.grads, std::vector<float>(kept.grads.size())), 0);
@@ -59,6 +60,7 @@ TEST(Recompute, GivesTheSameBitsByLayer) {
     for (bool variant : {false, true}) {
         ModelOptions options = tiny_options();
         options.qkv_bias = options.qk_norm = options.tie_word_embeddings = variant;
+        options.key_conv = variant ? 5 : 0;
         for (auto const& kinds : {all(AttentionKind::full), all(AttentionKind::moba), mixed()}) {
             Trained const kept = train(options, kinds, "none");
             for (std::string const& list : mixed_lists()) {

@@ -70,13 +70,14 @@ class CountedOps final : public ObservedOps {
 template <class Real>
 class TinyModel {
   public:
-    TinyModel(ModelOptions const& options, MobaOptions const& moba, uint64_t seed, MemoryPolicy const& policy = {})
+    TinyModel(ModelOptions const& options, MobaOptions const& moba, uint64_t seed, MemoryPolicy const& policy = {},
+              PrecisionOptions const& precision = {})
         : layout(llama_params(options), 1, 0),
           weights(random_normal<Real>(layout.size(), seed, 0.4)),
           grads(weights.size()),
           ops_(make_ops()),
           moba_(moba),
-          model_(options, layout, mesh_, counted_, policy) {
+          model_(options, layout, mesh_, counted_, policy, precision) {
         for (ParamLayout::Entry const& entry : layout.entries())
             if (entry.spec.init == Init::ones)
                 for (int64_t i = 0; i < entry.local.size(); ++i) weights[static_cast<size_t>(entry.offset + i)] += 1;
@@ -103,7 +104,10 @@ class TinyModel {
         return value;
     }
     int64_t offloaded_bytes() const { return model_.offloaded_bytes(); }
-    int64_t calls(char const* operation) const { return counted_.calls.at(operation); }
+    int64_t calls(char const* operation) const {
+        auto const found = counted_.calls.find(operation);
+        return found == counted_.calls.end() ? 0 : found->second;
+    }
     std::vector<float> next_logits(Batch const& batch, std::vector<AttentionKind> const& kinds) {
         return model_.next_logits(flat_, batch, selections(kinds), arena);
     }

@@ -18,6 +18,7 @@ struct DecodeCase {
     uint64_t page_seed = 1;  ///< order of the pages
     uint64_t seed = 5;       ///< of sequence s: seed + s
     double scale = 0.125;
+    int64_t first_head = 0;  ///< number of the first head among all of the model
 };
 
 /// The numbers of one sequence, all of which bf16 holds.
@@ -105,10 +106,11 @@ class DecodeLab {
                            .q_SHK = queries(),
                            .pages = pages(),
                            .lengths_S = lengths_S,
-                           .selection = c_.selection});
+                           .selection = c_.selection,
+                           .first_head = c_.first_head});
         return ints(chosen_SHS);
     }
-    Values attend(bool all) {
+    Values attend(bool all, bool pools = false) {
         TensorView const o = lab_.compute({S_, c_.heads, c_.head_dim});
         Attended attended = FullAttention{};
         if (!all) attended = BlockSparse{.budget = *budget_of(c_.selection), .chosen_THS = chosen_SHS};
@@ -117,10 +119,19 @@ class DecodeLab {
                            .pages = pages(),
                            .lengths_S = lengths_S,
                            .scale = c_.scale,
-                           .attended = attended});
+                           .attended = attended,
+                           .pools = pools});
         return lab_.values(o);
     }
     Values means() { return lab_.values(means_NGK); }
+    Values keys() { return lab_.values(k_NPGK); }
+    Values values() { return lab_.values(v_NPGK); }
+    /// Row of the newest token of sequence s, of G K values, in keys() and values().
+    int64_t newest_row(size_t s) const {
+        int32_t const t = c_.lengths[s];
+        int64_t const page = table[s * static_cast<size_t>(M_) + static_cast<size_t>(t / c_.page_size)];
+        return page * c_.page_size + t % c_.page_size;
+    }
 
     /// The choice of training's operation for sequence s.
     std::vector<int32_t> training_select(size_t s) {
@@ -134,7 +145,8 @@ class DecodeLab {
                            .k_TGK = lab_.compute({tokens, c_.kv_heads, c_.head_dim}, x.k_TGK),
                            .cu_seqlens = borders,
                            .selection = c_.selection,
-                           .query_begin = tokens - 1});
+                           .query_begin = tokens - 1,
+                           .first_head = c_.first_head});
         return ints(chosen);
     }
 

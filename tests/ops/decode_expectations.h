@@ -40,6 +40,11 @@ inline std::vector<Selection> decode_rules() {
             for (bool const previous : {false, true})
                 rules.push_back(
                     MobaOptions{.block_size = 32, .top_k = k, .force_previous = previous, .selection = per});
+    for (int64_t const k : {3, 9, 17})
+        for (MobaSelection const per : {MobaSelection::per_head, MobaSelection::per_group})
+            for (bool const previous : {false, true})
+                rules.push_back(MobaOptions{
+                    .block_size = 32, .top_k = k, .force_previous = previous, .force_first = true, .selection = per});
     rules.push_back(NearestBlocks{.block_size = 32, .top_k = 3});
     rules.push_back(SinkNearestBlocks{.block_size = 32, .top_k = 3});
     rules.push_back(RandomBlocks{.block_size = 32, .top_k = 3});
@@ -91,12 +96,61 @@ inline void expect_training(Ops& ops, DecodeCase const& c, double tolerance) {
     EXPECT_LT(attention_error(c, chosen, lab.attend(true), true), tolerance);
 }
 
-/// Token by token, no pooling: the means are those of pooling, in every bit.
-inline void expect_means_of_appends(Ops& ops) {
-    DecodeCase const whole{.lengths = {96}, .page_size = 16};
+/// Every sequence's newest key and value are in their row, and no other row has changed.
+inline void expect_append_to_write(Ops& ops) {
+    for (int64_t const block : {32, 100}) {
+        DecodeCase c{.lengths = edge_lengths(block)};
+        c.selection = MobaOptions{.block_size = block, .top_k = 3};
+        c.page_size = block / 4, c.block_size = block;
+        DecodeLab lab(ops, c);
+        Values k = lab.keys(), v = lab.values();
+        int64_t const width = c.kv_heads * c.head_dim;
+        for (size_t s = 0; s < c.lengths.size(); ++s) {
+            if (c.lengths[s] < 0) continue;
+            SequenceValues const x = values_of(c, s);
+            std::copy_n(x.k_TGK.end() - width, width, k.begin() + lab.newest_row(s) * width);
+            std::copy_n(x.v_TGK.end() - width, width, v.begin() + lab.newest_row(s) * width);
+        }
+        EXPECT_NE(lab.keys(), k);
+        EXPECT_NE(lab.values(), v);
+        lab.append();
+        EXPECT_EQ(lab.keys(), k);
+        EXPECT_EQ(lab.values(), v);
+    }
+}
+
+/// A rank that has some of the heads chooses as the whole model does.
+inline void expect_first_head_to_count(Ops& ops) {
+    DecodeCase c = with_rule(RandomBlocks{.block_size = 32, .top_k = 3});
+    auto const chosen = [&] {
+        DecodeLab lab(ops, c);
+        auto const all = lab.select();
+        for (size_t s = 0; s < c.lengths.size(); ++s)
+            if (c.lengths[s] >= 0) {
+                EXPECT_EQ(row(all, s, c.lengths.size()), lab.training_select(s)) << c.lengths[s];
+            }
+        return all;
+    };
+    auto const first = chosen();
+    c.first_head = 3;
+    EXPECT_NE(chosen(), first);
+}
+
+/// Token by token, no pooling: the means are those of pooling, in every bit, from appending or, where `attends`, from
+/// attention.
+inline void expect_means_of_appends(Ops& ops, bool attends, int32_t block = 32) {
+    int32_t const tokens = 3 * block;
+    DecodeCase whole{.lengths = {tokens}, .page_size = 16};
+    whole.selection = MobaOptions{.block_size = block, .top_k = 3};
+    whole.block_size = block;
     DecodeLab pooled(ops, whole), appended(ops, whole);
     pooled.pool();
-    for (int32_t t = 0; t < 96; ++t) {
+    for (int32_t t = 0; t < tokens; ++t) {
+        if (attends) {
+            appended.set_lengths({t});
+            if (t % 16 == 15 || t < 16) appended.attend(true, /*pools=*/true);
+            continue;
+        }
         // The newest token of a sequence of t + 1 is token t of the longer one.
         SequenceValues const x = values_of(whole, 0);
         int64_t const width = whole.kv_heads * whole.head_dim;
@@ -115,7 +169,7 @@ inline void expect_means_of_appends(Ops& ops) {
         ASSERT_TRUE(found[i] == want[i] || (std::isnan(found[i]) && std::isnan(want[i]))) << i;
         written += !std::isnan(want[i]);
     }
-    EXPECT_EQ(written, 3 * whole.kv_heads * whole.head_dim);
+    EXPECT_EQ(written, 3 * whole.kv_heads * whole.head_dim) << "blocks of " << block;
 }
 
 inline void expect_covering_equals_full(Ops& ops) {

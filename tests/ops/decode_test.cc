@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/decode_expectations.h"
+#include "ops/project_case.h"
 
 namespace perigee::testing {
 namespace {
@@ -25,7 +26,19 @@ TEST_F(Decode, SelectsByEveryRule) {
     for (Selection const& rule : decode_rules()) expect_training(*f32_, with_rule(rule), 1e-5);
 }
 
-TEST_F(Decode, AppendedTokensLeaveTheMeansOfPooling) { expect_means_of_appends(*f32_); }
+TEST_F(Decode, AppendWritesTheNewestRowsAndNoOthers) { expect_append_to_write(*f32_); }
+
+TEST_F(Decode, TheFirstHeadsNumberCounts) { expect_first_head_to_count(*f32_); }
+
+TEST_F(Decode, AppendedTokensLeaveTheMeansOfPooling) {
+    for (bool const attends : {false, true}) expect_means_of_appends(*f32_, attends);
+}
+
+TEST_F(Decode, ProjectsAsTheOperationsThatItIsMadeOf) {
+    for (ProjectCase const& c : project_cases()) expect_projection(*f32_, c, 1e-5);
+}
+
+TEST_F(Decode, NormedProductsAreTheOperationsThatTheyAreMadeOf) { expect_normed_products(*f32_, 1e-5); }
 
 TEST_F(Decode, EnoughSlotsEqualFullAttentionInEveryBit) { expect_covering_equals_full(*f32_); }
 

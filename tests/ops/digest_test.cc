@@ -35,6 +35,8 @@ struct Change {
             x = NearestBlocks{};
         else if constexpr (std::is_same_v<T, CachePages>)
             x.table_SM.data = at_other(x.table_SM.data);
+        else if constexpr (std::is_same_v<T, QuantTensor> || std::is_same_v<T, ConstQuantTensor>)
+            x.scales.data = at_other(x.scales.data);
         else if constexpr (std::is_same_v<T, bool>)
             x = !x;
         else
@@ -105,9 +107,13 @@ TEST(Digest, KnowsWhatLiesBeneathTheMembers) {
         Operation const operation = args;
         return digest_of({&operation, 1});
     };
-    std::set<Digest> const rules = {select({}), select({.block_size = 64}), select({.top_k = 2}),
-                                    select({.force_previous = true}), select({.selection = MobaSelection::per_group})};
-    EXPECT_EQ(rules.size(), 5u);
+    std::set<Digest> const rules = {select({}),
+                                    select({.block_size = 64}),
+                                    select({.top_k = 2}),
+                                    select({.force_previous = true}),
+                                    select({.force_first = true}),
+                                    select({.selection = MobaSelection::per_group})};
+    EXPECT_EQ(rules.size(), 6u);
 }
 
 TEST(Digest, DependsOnTheOrderAndNumberOfOperations) {

@@ -202,6 +202,73 @@ TEST(FlatOps, AdamWFollowsThePublishedUpdate) {
     EXPECT_LT(adamw_error<float>(*make_host_ops(*device, 2), 70001), 1e-5);
 }
 
+/// Moments in bf16 after one update from given ones, and the weights.
+struct NarrowMoments {
+    std::vector<float> w;
+    std::vector<bf16> m, v;
+};
+NarrowMoments with_narrow_moments(Ops& ops, int64_t size, uint64_t stream, TensorPart part = {}) {
+    NarrowMoments x{random_normal<float>(size, 1), std::vector<bf16>(static_cast<size_t>(size), to_bf16(0.3f)),
+                    std::vector<bf16>(static_cast<size_t>(size), to_bf16(0.02f))};
+    std::vector<float> const g(static_cast<size_t>(size), 0.11f);
+    ops.adamw({.w = {x.w.data(), {size}},
+               .m = TensorView(x.m.data(), {size}),
+               .v = TensorView(x.v.data(), {size}),
+               .g = ConstView(g.data(), {size}),
+               .lr = 0.01,
+               .step = 3,
+               .random = Philox(7, Purpose::rounding, stream),
+               .part = part});
+    return x;
+}
+
+TEST(FlatOps, AdamWRoundsMomentsInBf16UpOrDownAtRandom) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 2);
+    int64_t const size = 100000;
+    NarrowMoments const found = with_narrow_moments(*ops, size, 1);
+    float const m0 = to_float(to_bf16(0.3f)), v0 = to_float(to_bf16(0.02f)), g = 0.11f;
+    double const m = 0.9 * m0 + 0.1 * g, v = 0.95 * v0 + 0.05 * g * g;
+    double sum_m = 0, sum_v = 0, both = 0;
+    auto const up = [](bf16 x, double exact) { return to_float(x) > exact; };
+    for (size_t i = 0; i < found.m.size(); ++i) {
+        ASSERT_NEAR(to_float(found.m[i]), m, m / 128);
+        ASSERT_NEAR(to_float(found.v[i]), v, v / 128);
+        sum_m += to_float(found.m[i]), sum_v += to_float(found.v[i]);
+        both += up(found.m[i], m) && up(found.v[i], v);
+    }
+    EXPECT_NEAR(sum_m / double(size), m, 2e-5 * m) << "on average nothing is lost";
+    EXPECT_NEAR(sum_v / double(size), v, 2e-5 * v);
+    double ups_m = 0, ups_v = 0;
+    for (size_t i = 0; i < found.m.size(); ++i) ups_m += up(found.m[i], m), ups_v += up(found.v[i], v);
+    EXPECT_NEAR(both / double(size), ups_m * ups_v / double(size) / double(size), 0.01) << "independent of each other";
+
+    // The weights take the moments before they are rounded.
+    std::vector<float> w = random_normal<float>(size, 1), wide_m(w.size(), m0), wide_v(w.size(), v0), grad(w.size(), g);
+    ops->adamw({.w = {w.data(), {size}},
+                .m = {wide_m.data(), {size}},
+                .v = {wide_v.data(), {size}},
+                .g = ConstView(grad.data(), {size}),
+                .lr = 0.01,
+                .step = 3});
+    EXPECT_EQ(found.w, w);
+}
+
+TEST(FlatOps, AdamWRoundsMomentsByTheirPlacesInTheTensor) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 2);
+    auto const bits = [](std::vector<bf16> const& x, size_t begin, size_t count) {
+        std::vector<uint16_t> bits;
+        for (size_t i = begin; i < begin + count; ++i) bits.push_back(x[i].bits);
+        return bits;
+    };
+    NarrowMoments const whole = with_narrow_moments(*ops, 1000, 1), other = with_narrow_moments(*ops, 1000, 2),
+                        part = with_narrow_moments(*ops, 300, 1, {.first = 77});
+    EXPECT_EQ(bits(part.m, 0, 300), bits(whole.m, 77, 300));
+    EXPECT_EQ(bits(part.v, 0, 300), bits(whole.v, 77, 300));
+    EXPECT_NE(bits(other.m, 0, 1000), bits(whole.m, 0, 1000));
+}
+
 }  // namespace
 
 }  // namespace perigee::testing

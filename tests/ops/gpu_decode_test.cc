@@ -1,5 +1,6 @@
 // Decoding on the GPU, held to the expectations of the CPU: choices in every slot, attention within bf16's rounding.
 #include "ops/decode_expectations.h"
+#include "ops/project_case.h"
 
 namespace perigee::testing {
 namespace {
@@ -31,7 +32,22 @@ TEST_F(GpuDecode, TakesManyBlocks) {
     expect_training(gpu(), c, kRounding);
 }
 
-TEST_F(GpuDecode, AppendedTokensLeaveTheMeansOfPooling) { expect_means_of_appends(gpu()); }
+TEST_F(GpuDecode, AppendWritesTheNewestRowsAndNoOthers) { expect_append_to_write(gpu()); }
+
+TEST_F(GpuDecode, TheFirstHeadsNumberCounts) { expect_first_head_to_count(gpu()); }
+
+TEST_F(GpuDecode, AppendedTokensLeaveTheMeansOfPooling) {
+    for (int32_t const block : {32, 256, 512}) {
+        expect_means_of_appends(gpu(), false, block);
+        expect_means_of_appends(gpu(), true, block);
+    }
+}
+
+TEST_F(GpuDecode, ProjectsAsTheOperationsThatItIsMadeOf) {
+    for (ProjectCase const& c : project_cases()) expect_projection(gpu(), c, kRounding);
+}
+
+TEST_F(GpuDecode, NormedProductsAreTheOperationsThatTheyAreMadeOf) { expect_normed_products(gpu(), kRounding); }
 
 TEST_F(GpuDecode, EnoughSlotsEqualFullAttentionInEveryBit) { expect_covering_equals_full(gpu()); }
 

@@ -212,6 +212,53 @@ TEST_F(GpuAdamW, MatchesTheHostAndRoundsTheWeights) {
         }
 }
 
+TEST_F(GpuAdamW, RoundsMomentsInBf16LikeTheHost) {
+    // Numbers whose update is exact in fp32: beta of 1/2, and gradients of few bits.
+    for (int64_t const count : kCounts)
+        for (auto const& [skipped, part] : {std::pair<int64_t, TensorPart>{0, {}},
+                                            {1, {.first = 3}},
+                                            {0, {.begin = 5, .first = 70, .width = 13, .stride = 29}},
+                                            {8, {.first = 8}}}) {
+            SCOPED_TRACE(fmt::format("{} from {}", count, skipped));
+            Shape const all{count + skipped};
+            auto const run = [&, skipped = skipped, part = part](Ops& ops) {
+                Lab lab(ops);
+                auto const range = [&](TensorView view) { return view.rows(skipped, all[0]); };
+                Values squares = random_sixteenths(all[0], 83);
+                for (double& v : squares) v = std::abs(v);
+                Buffer const memory(ops.device(), static_cast<size_t>(4 * all[0]));
+                auto* const bytes = static_cast<std::byte*>(memory.data());
+                TensorView const m(bytes, DType::bf16, all), v(bytes + 2 * all[0], DType::bf16, all);
+                auto const fill = [&](TensorView view, Values const& values) {
+                    std::vector<bf16> narrow;
+                    for (double x : values) narrow.push_back(to_bf16(static_cast<float>(x)));
+                    ops.upload(view, narrow.data());
+                };
+                fill(m, random_sixteenths(all[0], 82));
+                fill(v, squares);
+                TensorView const w = lab.f32(all, random_sixteenths(all[0], 81)),
+                                 g = lab.f32(all, random_sixteenths(all[0], 84));
+                ops.adamw({.w = range(w),
+                           .m = range(m),
+                           .v = range(v),
+                           .g = range(g),
+                           .lr = 0.01,
+                           .beta1 = 0.5,
+                           .beta2 = 0.5,
+                           .step = 2,
+                           .random = Philox(9, Purpose::rounding, 5),
+                           .part = part});
+                return std::array{lab.values(m), lab.values(v), lab.values(w)};
+            };
+            auto const device = make_host_device();
+            auto const narrow_host = make_host_ops(*device, 2);
+            auto const expected = run(*narrow_host), found = run(gpu());
+            EXPECT_EQ(found[0], expected[0]);
+            EXPECT_EQ(found[1], expected[1]);
+            EXPECT_LT(relative_error(found[2], expected[2]), 1e-6);
+        }
+}
+
 }  // namespace
 
 }  // namespace perigee::testing

@@ -82,8 +82,17 @@ INSTANTIATE_TEST_SUITE_P(
         MobaCase{{.cu_seqlens = kRagged, .seed = 7}, {.block_size = 32, .top_k = 3, .force_previous = true}},
         MobaCase{{.cu_seqlens = kRagged, .seed = 8},
                  {.block_size = 32, .top_k = 4, .selection = MobaSelection::per_group}},
+        MobaCase{{.cu_seqlens = kRagged, .seed = 10}, {.block_size = 32, .top_k = 3, .force_first = true}},
+        MobaCase{{.cu_seqlens = kRagged, .heads = 3, .kv_heads = 1, .seed = 11},
+                 {.block_size = 16, .top_k = 4, .force_previous = true, .force_first = true}},
         MobaCase{{.cu_seqlens = kRagged, .seed = 9},
                  {.block_size = 16, .top_k = 2, .force_previous = true, .selection = MobaSelection::per_group}}));
+
+TEST(MobaAttention, AForcedFirstBlockLeavesTheGateASlot) {
+    auto const problem = make_problem({.cu_seqlens = {0, 64}, .heads = 1, .kv_heads = 1});
+    EXPECT_THROW(HostAttention<float>().select(problem, MobaOptions{.block_size = 16, .top_k = 2, .force_first = true}),
+                 Error);
+}
 
 TEST(MobaAttention, RefusesAChoiceThatBreaksTheRules) {
     auto const problem = make_problem({.cu_seqlens = {0, 64}, .heads = 1, .kv_heads = 1});

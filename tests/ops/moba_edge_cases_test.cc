@@ -144,6 +144,16 @@ TEST(MobaEdgeCase, E8NaNIsNeverChosenAndInfinitiesAreOrdinaryScores) {
         EXPECT_THAT(choice(chosen, p, moba, 16), force_previous ? ElementsAre(1, 2, 3) : ElementsAre(1, 2, -1));
         EXPECT_THAT(choice(chosen, p, moba, 7), force_previous ? ElementsAre(0, -1, -1) : ElementsAre(-1, -1, -1));
     }
+    // Nor does the first block's, where that is forced.
+    for (bool force_previous : {false, true}) {
+        MobaOptions const first{.block_size = 4, .top_k = 3, .force_previous = force_previous, .force_first = true};
+        auto const p = scored({nan, 3, 1e30, 2, 0, 0}, 4);
+        auto const chosen = HostAttention<float>().select(p, first);
+        EXPECT_THAT(choice(chosen, p, first, 16), force_previous ? ElementsAre(0, 3) : ElementsAre(0, 2));
+        EXPECT_THAT(choice(chosen, p, first, 8), ElementsAre(0, 1));
+        EXPECT_THAT(choice(chosen, p, first, 7), ElementsAre(0, -1));
+        EXPECT_THAT(choice(chosen, p, first, 3), ElementsAre(-1, -1));
+    }
     // Scores that overflow to infinity in fp32.
     auto p = scored({1, -1, 1, 0, 0}, 4);
     for (double& x : p.q) x *= 1e30;

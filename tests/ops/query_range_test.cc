@@ -78,6 +78,7 @@ std::vector<RangeCase> cases() {
         {{.cu_seqlens = kRagged, .seed = 20}, RandomBlocks{.block_size = 16, .top_k = 4, .seed = 5, .layer = 2}},
         {{.cu_seqlens = {0, 640}, .heads = 2, .kv_heads = 2, .seed = 15}, MobaOptions{200, 2}},
         {{.cu_seqlens = kRagged, .heads = 3, .kv_heads = 1, .seed = 16}, MobaOptions{.block_size = 7, .top_k = 4}},
+        {{.cu_seqlens = kRagged, .seed = 22}, MobaOptions{.block_size = 16, .top_k = 3, .force_first = true}},
         {{.cu_seqlens = kRagged, .seed = 17}, MobaOptions{.block_size = 32, .top_k = 1}},
         {{.cu_seqlens = kRagged, .seed = 18},
          MobaOptions{.block_size = 16, .top_k = 4, .force_previous = true, .selection = MobaSelection::per_group}}};

@@ -79,7 +79,7 @@ TEST(OptimizerOptions, RefuseWhatCannotTrain) {
     Schema schema;
     describe(schema, adamw);
     describe(schema, course);
-    ASSERT_EQ(schema.fields().size(), 12u);
+    ASSERT_EQ(schema.fields().size(), 13u);
     for (auto const& field : schema.fields()) {
         EXPECT_FALSE(field.help.empty()) << field.key;
         if (field.key.starts_with("beta")) {

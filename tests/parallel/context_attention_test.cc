@@ -21,6 +21,7 @@ std::vector<Selection> selections() {
             MobaOptions{.block_size = 50, .top_k = 2, .force_previous = true},
             MobaOptions{.block_size = 7, .top_k = 4, .selection = MobaSelection::per_group},
             MobaOptions{.block_size = 16, .top_k = 3, .force_previous = true, .selection = MobaSelection::per_group},
+            MobaOptions{.block_size = 16, .top_k = 4, .force_first = true},
             NearestBlocks{.block_size = 16, .top_k = 4},
             SinkNearestBlocks{.block_size = 16, .top_k = 4},
             RandomBlocks{.block_size = 16, .top_k = 4, .seed = 7, .layer = 1},

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "parallel/model_weights.h"
 #include "parallel/sharded_gradients.h"
-#include "parallel/sharded_weights.h"
 #include "support/random.h"
 #include "support/thread_comm.h"
 
@@ -141,10 +141,10 @@ TEST(ShardedGradients, AreTheSumsOverRanksAndMicroBatches) {
                 });
 }
 
-TEST(ShardedWeights, ARankWithoutTokensTakesPartInTheGathersOfOthers) {
+TEST(ModelWeights, ARankWithoutTokensTakesPartInTheGathersOfOthers) {
     run_ranks(3, [&](HostComm& world) {
         Rank rank(world, ShardStage::weights);
-        ShardedWeights weights(rank.layout, rank.sharding, rank.mesh, *rank.ops);
+        ModelWeights weights(rank.layout, rank.sharding, &rank.layout, &rank.sharding, rank.mesh, *rank.ops);
         for (int pass = 0; pass < 2; ++pass) {
             if (world.rank() == 2) {
                 weights.pass_without_tokens();

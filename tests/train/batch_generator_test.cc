@@ -108,6 +108,31 @@ TEST(BatchGenerator, AnswersAreThoseOfEachPromptAlone) {
     EXPECT_LT(job.passes, one_by_one * 2 / 3);
 }
 
+TEST(BatchGenerator, DrawsTheSameBesideTheLogitsAndOnTheHost) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    auto asked = requests();
+    for (size_t i = 0; i < asked.size(); ++i) {
+        asked[i].sampling.repetition_penalty = i % 3 == 0 ? 1 : 1.5;
+        asked[i].sampling.top_k = i % 4 == 0 ? 7 : 0;
+    }
+    auto const on_host = job.answers(limits_of(3), asked);
+    // Some texts want their logits, and draw on the host with all that run beside them.
+    for (int64_t const every : {1, 4}) {
+        auto some = asked;
+        for (size_t i = 0; i < some.size(); ++i) some[i].logprobs = i % 4 == 1 && every == 4;
+        auto const found = job.answers(limits_of(3), some);
+        for (size_t i = 0; i < some.size(); ++i) {
+            EXPECT_EQ(found[i].ids, on_host[i].ids) << i;
+            EXPECT_EQ(found[i].finish, on_host[i].finish) << i;
+        }
+    }
+    auto const without_penalty = job.answers(limits_of(3), requests());
+    int64_t changed = 0;
+    for (size_t i = 0; i < asked.size(); ++i) changed += without_penalty[i].ids != on_host[i].ids;
+    EXPECT_GT(changed, 1);
+}
+
 TEST(BatchGenerator, PromptsWaitForPages) {
     auto const world = make_single_host_comm();
     Job job(*world);

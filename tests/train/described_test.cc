@@ -97,6 +97,8 @@ TEST_F(Described, ResumingAnotherModelIsRefusedWithEveryKeyUnlessAllowed) {
                                            "attention.full_layers={last: 0}",
                                            "attention.schedule=[{step: 1, kind: full}]",
                                            "attention.force_previous=true",
+                                           "attention.force_first=true",
+                                           "attention.key_conv=3",
                                            "attention.shared_selection=group",
                                            "attention.selection=nearest",
                                            "model.head_dim=16"};

@@ -134,6 +134,37 @@ TEST_F(InitFromTest, a_run_starts_from_another_runs_checkpoint_and_resumes_from_
     EXPECT_EQ(weights_of(resumed.session()), trained);
 }
 
+TEST_F(InitFromTest, a_convolution_of_keys_starts_at_zero_and_is_trained_and_resumed) {
+    auto const convolution_of = [](Session const& session) {
+        ParamLayout::Entry const& entry = session.layout().entry("model.layers.1.self_attn.k_conv.weight");
+        auto const* const first = session.weights().flat().as<float>() + entry.offset;
+        return std::vector<float>(first, first + entry.local.size());
+    };
+    Path const plain = save_at_start("plain", 1, 1, 1);
+    std::vector<std::string> shape = {
+        "model.hidden_size=12",        "model.intermediate_size=20",  "model.num_hidden_layers=2",
+        "model.num_attention_heads=4", "model.num_key_value_heads=2", "model.head_dim=6",
+        "model.vocab_size=24",         "model.qk_norm=true",          "model.tie_word_embeddings=true",
+        "attention.key_conv=3"};
+    for (std::string const& from : {hf_.string(), plain.string()}) {
+        SCOPED_TRACE(from);
+        auto overrides = shape;
+        overrides.push_back("model.init_from=" + from);
+        RunOptions const o = options(from == hf_ ? "from_hf" : "from_checkpoint", overrides);
+        std::vector<float> trained;
+        {
+            Trainer trainer(o, *alone_, *files_, "");
+            EXPECT_EQ(convolution_of(trainer.session()), std::vector<float>(36));
+            trainer.step();
+            trainer.save(true);
+            trained = convolution_of(trainer.session());
+            for (float const w : trained) EXPECT_NE(w, 0);
+        }
+        Trainer resumed(o, *alone_, *files_, "");
+        EXPECT_EQ(convolution_of(resumed.session()), trained);
+    }
+}
+
 TEST_F(InitFromTest, what_does_not_fit_is_named) {
     EXPECT_EQ(error(options("run", {"model.intermediate_size=24"})),
               (hf_ / "part-1.safetensors").string() +

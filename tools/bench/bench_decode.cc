@@ -11,7 +11,7 @@
 
 #include "comm/host_comm.h"
 #include "model/llama.h"
-#include "ops/ops.h"
+#include "ops/observed_ops.h"
 
 namespace perigee {
 namespace {
@@ -23,7 +23,8 @@ struct Settings {
     MobaOptions gate{.block_size = 512, .top_k = 3};
     int64_t layers = 16, full_layers = 0, hidden = 2048, intermediate = 8192, vocabulary = 128256;
     int repeats = 100;
-    bool cpu = false, attention_only = false;
+    std::vector<std::string> without = {"all"};
+    bool cpu = false, attention_only = false, steps_only = false, table = false;
 
     int64_t group() const { return heads / kv_heads; }
 };
@@ -34,6 +35,7 @@ struct Machine {
           ops(cpu ? make_host_ops(*device) : make_cuda_ops(*device)) {}
     std::unique_ptr<Device> device;
     std::unique_ptr<Ops> ops;
+    int64_t graphs = 0;  ///< of parts of a step, so far
 };
 
 /// Median milliseconds of one call, over rounds of `repeats` calls.
@@ -50,6 +52,18 @@ double milliseconds(Device& device, int repeats, Work work) {
     }
     std::ranges::nth_element(rounds, rounds.begin() + 2);
     return rounds[2];
+}
+
+/// Of work(layer), as part of a graph of all layers.
+template <class Work>
+double milliseconds_of_layer(Settings const& s, Machine& machine, Work work) {
+    int64_t const key[] = {++machine.graphs};
+    auto const all = [&] {
+        for (int64_t layer = 0; layer < s.layers; ++layer) work(layer);
+    };
+    int const repeats = std::max(1, s.repeats / static_cast<int>(s.layers));
+    return milliseconds(*machine.device, repeats, [&] { machine.ops->repeat(key, all); }) /
+           static_cast<double>(s.layers);
 }
 
 ModelOptions model_of(Settings const& s) {
@@ -131,75 +145,232 @@ void print(std::string const& what, int64_t tokens, int64_t texts, double ms, do
     std::fflush(stdout);
 }
 
-/// All layers in turn, so that no layer finds its keys in the L2 cache.
-void bench_attention(Settings const& s, Machine& machine, Mesh const& mesh, int64_t texts, int64_t tokens) {
-    Texts text(*machine.ops, mesh, s, texts, tokens);
-    Ops& ops = *machine.ops;
-    Arena arena(*machine.device);
-    TensorView const q = arena.allocate("q", ops.compute_dtype(), {texts, s.heads, s.head_dim});
-    TensorView const o = arena.allocate("o", ops.compute_dtype(), q.shape);
-    TensorView const chosen = arena.allocate("chosen", DType::i32, {texts, s.heads, s.gate.top_k - 1});
-    TensorView const lengths = arena.allocate("lengths", DType::i32, {texts});
-    std::vector<int32_t> const positions(static_cast<size_t>(texts), static_cast<int32_t>(tokens - 1));
-    ops.upload(lengths, positions.data());
-    ops.fill_normal({.x = q, .random = Philox(3, Purpose::mock_data)});
-    auto const each_layer = [&](auto work) {
-        return milliseconds(*machine.device, std::max(1, s.repeats / static_cast<int>(s.layers)),
-                            [&] {
-                                for (int64_t layer = 0; layer < s.layers; ++layer)
-                                    work(text.cache.pages(layer, 0, texts));
-                            }) /
-               static_cast<double>(s.layers);
-    };
-    auto const attend = [&](CachePages const& pages, Attended const& attended) {
-        ops.decode_attend(
-            {.o_SHK = o, .q_SHK = q, .pages = pages, .lengths_S = lengths, .scale = 0.125, .attended = attended});
-    };
-    double const select_ms = each_layer([&](CachePages const& pages) {
-        ops.decode_select(
-            {.chosen_SHS = chosen, .q_SHK = q, .pages = pages, .lengths_S = lengths, .selection = s.gate});
-    });
-    double const means = 2.0 * static_cast<double>(texts * s.kv_heads * s.head_dim * (tokens / s.gate.block_size));
-    print("select", tokens, texts, select_ms, means);
-    for (std::string const& agreement : s.agreement) {
-        auto const of_one = made_up_choices(s, (tokens - 1) / s.gate.block_size, agreement);
-        std::vector<int32_t> of_all;
-        for (int64_t i = 0; i < texts; ++i) of_all.insert(of_all.end(), of_one.begin(), of_one.end());
-        ops.upload(chosen, of_all.data());
-        double const ms = each_layer([&](CachePages const& pages) {
-            attend(pages, BlockSparse{.budget = *budget_of(Selection(s.gate)), .chosen_THS = chosen});
-        });
-        print("attend, heads " + agreement, tokens, texts, ms,
-              static_cast<double>(texts) * attention_bytes(s, tokens, of_one, false));
+/// Select and attend of all layers in turn, so that no layer finds its keys in the L2 cache: milliseconds of one.
+class AttentionBench {
+  public:
+    AttentionBench(Settings const& s, Machine& machine, Mesh const& mesh, int64_t texts, int64_t tokens)
+        : s_(s), machine_(machine), text_(*machine.ops, mesh, s, texts, tokens), arena_(*machine.device) {
+        Ops& ops = *machine.ops;
+        q_ = arena_.allocate("q", ops.compute_dtype(), {texts, s.heads, s.head_dim});
+        o_ = arena_.allocate("o", ops.compute_dtype(), q_.shape);
+        chosen_ = arena_.allocate("chosen", DType::i32, {texts, s.heads, s.gate.top_k - 1});
+        lengths_ = arena_.allocate("lengths", DType::i32, {texts});
+        std::vector<int32_t> const positions(static_cast<size_t>(texts), static_cast<int32_t>(tokens - 1));
+        ops.upload(lengths_, positions.data());
+        ops.fill_normal({.x = q_, .random = Philox(3, Purpose::mock_data)});
     }
-    double const full_ms = each_layer([&](CachePages const& pages) { attend(pages, FullAttention{}); });
-    print("attend, full", tokens, texts, full_ms, static_cast<double>(texts) * attention_bytes(s, tokens, {}, true));
+
+    double select() {
+        return each_layer([&](CachePages const& pages) {
+            machine_.ops->decode_select(
+                {.chosen_SHS = chosen_, .q_SHK = q_, .pages = pages, .lengths_S = lengths_, .selection = s_.gate});
+        });
+    }
+    /// Every text's heads choose these, [H, k - 1].
+    double attend(std::vector<int32_t> const& of_one) {
+        std::vector<int32_t> of_all;
+        for (int64_t i = 0; i < q_[0]; ++i) of_all.insert(of_all.end(), of_one.begin(), of_one.end());
+        machine_.ops->upload(chosen_, of_all.data());
+        return attend(Attended(BlockSparse{.budget = *budget_of(Selection(s_.gate)), .chosen_THS = chosen_}));
+    }
+    double attend(Attended const& attended) {
+        return each_layer([&](CachePages const& pages) {
+            machine_.ops->decode_attend({.o_SHK = o_,
+                                         .q_SHK = q_,
+                                         .pages = pages,
+                                         .lengths_S = lengths_,
+                                         .scale = 0.125,
+                                         .attended = attended});
+        });
+    }
+
+  private:
+    template <class Work>
+    double each_layer(Work work) {
+        return milliseconds_of_layer(s_, machine_, [&](int64_t layer) { work(text_.cache.pages(layer, 0, q_[0])); });
+    }
+
+    Settings const& s_;
+    Machine& machine_;
+    Texts text_;
+    Arena arena_;
+    TensorView q_, o_, chosen_, lengths_;
+};
+
+/// Bytes of the means of one text and layer.
+double mean_bytes(Settings const& s, int64_t tokens) {
+    return 2.0 * static_cast<double>(s.kv_heads * s.head_dim * ((tokens - 1) / s.gate.block_size));
 }
 
-/// Whole steps of a model with random weights, the logits' way to the host included.
+void bench_attention(Settings const& s, Machine& machine, Mesh const& mesh, int64_t texts, int64_t tokens) {
+    AttentionBench bench(s, machine, mesh, texts, tokens);
+    auto const all = static_cast<double>(texts);
+    print("select", tokens, texts, bench.select(), all * mean_bytes(s, tokens));
+    for (std::string const& agreement : s.agreement) {
+        auto const chosen = made_up_choices(s, (tokens - 1) / s.gate.block_size, agreement);
+        print("attend, heads " + agreement, tokens, texts, bench.attend(chosen),
+              all * attention_bytes(s, tokens, chosen, false));
+    }
+    print("attend, full", tokens, texts, bench.attend(FullAttention{}), all * attention_bytes(s, tokens, {}, true));
+}
+
+/// Bytes and milliseconds of one token and layer: select and attend beside full attention by the same kernels, for
+/// heads with keys of their own, groups of them, and all with the same.
+void bench_table(Settings const& given, Machine& machine, Mesh const& mesh) {
+    constexpr double kMostBytes = 56e9;  // of the cache
+    fmt::print("{:>6} {:>6} {:>8} {:>7} | {:>9} {:>9} {:>9} {:>5} | {:>9} {:>8} {:>8} {:>5}\n", "heads", "B/k",
+               "tokens", "heads", "MB", "full MB", "gain", "", "ms", "full ms", "gain", "TB/s");
+    for (int64_t const kv_heads : {given.heads, given.heads / 4, int64_t{1}})
+        for (MobaOptions const& gate : {MobaOptions{.block_size = 512, .top_k = 3}, {.block_size = 128, .top_k = 8}})
+            for (int64_t const tokens : given.tokens) {
+                Settings s = given;
+                s.kv_heads = kv_heads, s.gate = gate;
+                double const full = attention_bytes(s, tokens, {}, true);
+                s.layers = std::clamp<int64_t>(static_cast<int64_t>(kMostBytes / full), 1, 8);
+                AttentionBench bench(s, machine, mesh, 1, tokens);
+                double const full_ms = bench.attend(FullAttention{}), select_ms = bench.select();
+                for (std::string const& agreement : s.agreement) {
+                    if (kv_heads == s.heads && agreement != s.agreement.front()) continue;  // groups of one
+                    auto const chosen = made_up_choices(s, (tokens - 1) / gate.block_size, agreement);
+                    double const bytes = attention_bytes(s, tokens, chosen, false) + mean_bytes(s, tokens);
+                    double const ms = bench.attend(chosen) + select_ms;
+                    fmt::print(
+                        "{:>6} {:>6} {:>8} {:>7} | {:>9.2f} {:>9.2f} {:>9.1f} {:>5} | {:>9.4f} {:>8.4f} {:>8.1f} "
+                        "{:>5.2f}\n",
+                        fmt::format("{}/{}", s.heads, kv_heads), fmt::format("{}/{}", gate.block_size, gate.top_k),
+                        tokens, agreement, bytes / 1e6, full / 1e6, full / bytes, "", ms, full_ms, full_ms / ms,
+                        full / full_ms / 1e9);
+                    std::fflush(stdout);
+                }
+            }
+}
+
+/// A layer's products with its weights, and the head's, as decoding makes them.
+void bench_products(Settings const& s, Machine& machine, int64_t texts) {
+    Ops& ops = *machine.ops;
+    struct Product {
+        char const* name;
+        int64_t n, k;
+        bool norm = false, swiglu = false;
+    };
+    for (Product const& product :
+         {Product{"norm, product qkv", (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden, true},
+          {"product o, sum", s.hidden, s.heads * s.head_dim},
+          {"norm, up, SwiGLU", 2 * s.intermediate, s.hidden, true, true},
+          {"product down, sum", s.hidden, s.intermediate},
+          {"norm, head", s.vocabulary, s.hidden, true}}) {
+        Arena arena(*machine.device);
+        auto const random = [&](char const* name, Shape const& shape) {
+            TensorView const view = arena.allocate(name, ops.compute_dtype(), shape);
+            ops.fill_normal({.x = view, .random = Philox(5, Purpose::mock_data), .stddev = 0.02});
+            return view;
+        };
+        Settings of = s;
+        if (product.n == s.vocabulary) of.layers = 2;
+        TensorView const y = random("y", {texts, product.swiglu ? product.n / 2 : product.n});
+        TensorView const x = random("x", {texts, product.k}), norm = random("norm", {product.k});
+        TensorView const w = random("w", {of.layers * product.n, product.k});
+        double const ms = milliseconds_of_layer(of, machine, [&](int64_t layer) {
+            TensorView const of_layer = w.rows(layer * product.n, (layer + 1) * product.n);
+            if (product.norm)
+                ops.normed_product(
+                    {.y_SN = y, .x_SD = x, .norm_D = norm, .w_ND = of_layer, .eps = 1e-5, .swiglu = product.swiglu});
+            else
+                ops.matmul({.c = y, .a = x, .b = of_layer, .transpose_b = true, .accumulate = true});
+        });
+        print(product.name, 1, texts, ms, 2.0 * static_cast<double>(product.n * product.k));
+    }
+}
+
+/// The likeliest token, and a draw from a nucleus, of logits as a trained model's: few are likely.
+void bench_sampling(Settings const& s, Machine& machine, int64_t texts) {
+    Ops& ops = *machine.ops;
+    Arena arena(*machine.device);
+    TensorView const logits = arena.allocate("logits", ops.compute_dtype(), {texts, s.vocabulary});
+    TensorView const ids = arena.allocate("ids", DType::i32, {texts});
+    auto const rule_bytes = static_cast<int64_t>(sizeof(DrawRule));
+    TensorView const rules = arena.allocate("rules", DType::u8, {texts, rule_bytes});
+    ops.fill_normal({.x = logits, .random = Philox(6, Purpose::mock_data), .stddev = 3});
+    for (double const temperature : {0.0, 0.8}) {
+        std::vector<DrawRule> const all(
+            static_cast<size_t>(texts),
+            {.temperature = temperature, .top_p = 0.95, .random = Philox(7, Purpose::generate)});
+        ops.upload(rules, all.data());
+        double const ms = milliseconds_of_layer(s, machine, [&](int64_t) {
+            ops.sample_tokens({.ids_S = ids, .logits_SV = logits, .rules_SB = rules, .allowed = s.vocabulary});
+        });
+        std::vector<int32_t> drawn(static_cast<size_t>(texts));
+        ops.download(drawn.data(), ids);
+        print(temperature == 0 ? "sample, greedy" : "sample, nucleus", drawn[0], texts, ms,
+              static_cast<double>(logits.bytes()));
+    }
+}
+
+/// Operations of a step, with given choices of blocks and without those of one kind.
+class StepOps final : public ObservedOps {
+  public:
+    StepOps(Ops& inner, TensorView chosen, std::string without)
+        : ObservedOps(inner), chosen_(chosen), without_(std::move(without)) {}
+
+    void run(Operation const& operation) override {
+        if (name_of(operation) == without_) return;
+        auto const* const attend = std::get_if<DecodeAttend>(&operation);
+        if (attend == nullptr || !std::holds_alternative<BlockSparse>(attend->attended))
+            return ObservedOps::run(operation);
+        DecodeAttend injected = *attend;
+        std::get<BlockSparse>(injected.attended).chosen_THS = chosen_;
+        ObservedOps::run(injected);
+    }
+
+  private:
+    TensorView chosen_;
+    std::string without_;
+};
+
+/// Whole steps of a model with random weights, whose heads choose as the first agreement says; then without one
+/// operation after the other, or with all logits on their way to the host.
 void bench_steps(Settings const& s, Machine& machine, Mesh const& mesh, int64_t texts, int64_t tokens) {
     Texts text(*machine.ops, mesh, s, texts, tokens);
     ModelOptions const options = model_of(s);
     ParamLayout const layout(llama_params(options), 1, 0);
-    Arena state(*machine.device), arena(*machine.device);
+    Arena state(*machine.device);
     TensorView const flat = state.allocate("weights", machine.ops->compute_dtype(), {layout.size()});
     machine.ops->fill_normal({.x = flat, .random = Philox(4, Purpose::mock_data), .stddev = 0.02});
     FlatWeights weights(layout, flat);
-    Llama model(options, layout, mesh, *machine.ops);
     std::vector<Selection> layers(static_cast<size_t>(s.layers), Selection(s.gate));
     std::fill_n(layers.rbegin(), s.full_layers, Selection(FullAttention{}));
+    auto const of_one = made_up_choices(s, (tokens - 1) / s.gate.block_size, s.agreement.front());
+    TensorView const chosen = state.allocate("chosen", DType::i32, {texts, s.heads, s.gate.top_k - 1});
+    for (int64_t i = 0; i < texts; ++i) machine.ops->upload(chosen.rows(i, i + 1), of_one.data());
+    double const bytes =
+        static_cast<double>(flat.bytes() - 2 * s.vocabulary * s.hidden) +
+        static_cast<double>(texts) * (static_cast<double>(s.layers - s.full_layers) *
+                                          (attention_bytes(s, tokens, of_one, false) + mean_bytes(s, tokens)) +
+                                      static_cast<double>(s.full_layers) * attention_bytes(s, tokens, {}, true));
     std::vector<int32_t> const ids(static_cast<size_t>(texts), 1);
-    double const ms = milliseconds(*machine.device, s.repeats, [&] {
-        model.decode(weights, ids, layers, text.cache, arena);
-        arena.settle();
-    });
-    print(fmt::format("step, {} full layers", s.full_layers), tokens, texts, ms, static_cast<double>(flat.bytes()));
+    std::vector<DrawRule> const rules(ids.size(), {.temperature = 0});
+    for (std::string const& without : s.without) {
+        StepOps ops(*machine.ops, chosen, without);
+        Arena arena(*machine.device);
+        Llama model(options, layout, mesh, ops);
+        double const ms = milliseconds(*machine.device, s.repeats, [&] {
+            for (int64_t i = 0; i < texts; ++i) text.cache.set_tokens(tokens - 2, i);
+            if (without == "draws")
+                model.decode(weights, ids, layers, text.cache, arena);
+            else
+                model.decode(weights, ids, layers, text.cache, arena, {.rules = rules, .allowed = s.vocabulary});
+            arena.settle();
+        });
+        machine.ops->forget_repeated();
+        print(without == "all" ? fmt::format("step, {} full layers", s.full_layers) : "- " + without, tokens, texts, ms,
+              bytes);
+    }
 }
 
 void declare(CLI::App& app, Settings& s) {
     app.add_option("--tokens", s.tokens, "Tokens of each text");
     app.add_option("--texts", s.texts, "Texts at a time");
-    app.add_option("--agreement", s.agreement, "Of a group's heads: agree, half, differ");
+    app.add_option("--agreement", s.agreement, "Of a group's heads: agree, half, differ; whole steps take the first");
     app.add_option("--heads", s.heads);
     app.add_option("--kv-heads", s.kv_heads);
     app.add_option("--head-dim", s.head_dim);
@@ -211,8 +382,12 @@ void declare(CLI::App& app, Settings& s) {
     app.add_option("--intermediate", s.intermediate);
     app.add_option("--vocabulary", s.vocabulary);
     app.add_option("--repeats", s.repeats);
+    app.add_option("--without", s.without,
+                   "Whole steps, each without the operations of a name; all: with all; draws: logits go to the host");
     app.add_flag("--cpu", s.cpu);
     app.add_flag("--attention-only", s.attention_only, "No whole steps");
+    app.add_flag("--table", s.table, "Bytes and milliseconds of a token and layer: MHA, GQA, MQA");
+    app.add_flag("--steps-only", s.steps_only, "Whole steps alone");
 }
 
 }  // namespace
@@ -228,9 +403,15 @@ int main(int argc, char** argv) {
         Machine machine(settings.cpu);
         auto const world = make_single_host_comm();
         Mesh const mesh(ParallelOptions{}, *world);
+        if (settings.table) return bench_table(settings, machine, mesh), 0;
+        if (!settings.steps_only && !settings.attention_only)
+            for (int64_t const texts : settings.texts) {
+                bench_products(settings, machine, texts);
+                bench_sampling(settings, machine, texts);
+            }
         for (int64_t const tokens : settings.tokens)
             for (int64_t const texts : settings.texts) {
-                bench_attention(settings, machine, mesh, texts, tokens);
+                if (!settings.steps_only) bench_attention(settings, machine, mesh, texts, tokens);
                 if (!settings.attention_only) bench_steps(settings, machine, mesh, texts, tokens);
             }
     } catch (std::exception const& e) {

@@ -46,6 +46,7 @@ class Bench {
         swiglu();
         embedding();
         loss();
+        quantize();
         adamw();
     }
 
@@ -120,6 +121,11 @@ class Bench {
     void swiglu();
     void embedding();
     void loss();
+    void quantize();
+    QuantTensor quantised(Tiles tiles, int64_t rows, int64_t columns) {
+        Shape const shape{rows, columns};
+        return {make(DType::u8, shape), make(DType::f32, scales_shape(tiles, shape)), tiles};
+    }
     void adamw();
 
     Settings s_;
@@ -257,6 +263,29 @@ void Bench::loss() {
                             .max_T = max,
                             .sum_T = sum,
                             .target_T = target});
+    });
+    buffers_.clear();
+}
+
+void Bench::quantize() {
+    int64_t const rows = s_.tokens, columns = s_.intermediate;
+    TensorView const x = compute({rows, columns}), dy = compute({rows, columns}),
+                     gate_up = compute({rows, 2 * columns});
+    for (Tiles const tiles : {Tiles::rows, Tiles::squares}) {
+        std::string const name = tiles == Tiles::rows ? "quantize rows" : "quantize squares";
+        QuantTensor const to = quantised(tiles, rows, columns), turned = quantised(tiles, columns, rows);
+        int64_t const bytes = to.values.bytes() + to.scales.bytes();
+        report(name, x.bytes() + bytes, [=, this] { ops_.quantize({.to = to, .transposed = {}, .x = x}); });
+        report(name + ", transpose", x.bytes() + bytes,
+               [=, this] { ops_.quantize({.to = {}, .transposed = turned, .x = x}); });
+        report(name + ", both", x.bytes() + 2 * bytes,
+               [=, this] { ops_.quantize({.to = to, .transposed = turned, .x = x}); });
+    }
+    QuantTensor const d = quantised(Tiles::rows, rows, 2 * columns),
+                      d_turned = quantised(Tiles::rows, 2 * columns, rows);
+    report("swiglu_backward, quantised", 3 * x.bytes() + 2 * (d.values.bytes() + d.scales.bytes()), [=, this] {
+        ops_.swiglu_backward(
+            {.dgate_up_T2F = {}, .dy_TF = dy, .gate_up_T2F = gate_up, .quantised_T2F = d, .transposed_2FT = d_turned});
     });
     buffers_.clear();
 }

@@ -1,6 +1,8 @@
 #include <numeric>
+#include <optional>
 
 #include "hf/config.h"
+#include "hf/peft.h"
 #include "hf/weights.h"
 #include "model/llama.h"
 #include "tools/probe/probe.h"
@@ -32,7 +34,8 @@ Batch read_document(FileSystem& files, std::string const& path, int64_t vocab_si
 }  // namespace
 
 void probe_model(FileSystem& files, ProbeRequest const& request) {
-    HfConfig const config = read_hf_config(files, request.folder);
+    HfConfig config = read_hf_config(files, request.folder);
+    if (!request.adapters.empty()) config.model.lora = read_adapter_config(files, request.adapters);
     for (std::string const& problem : problems(request.attention, config.model)) fail(Category::config, "{}", problem);
     Batch const batch = read_document(files, request.in, config.model.vocab_size);
     auto const world = make_single_host_comm();
@@ -41,13 +44,22 @@ void probe_model(FileSystem& files, ProbeRequest const& request) {
     auto const ops = make_host_ops(*device);
     ParamLayout const layout(llama_params(config.model), 1, 0);
     HfWeights const stored(files, request.folder);
-    stored.check(llama_params(config.model));
+    stored.check(base_params(config.model));
+    std::optional<HfWeights> adapters;
+    if (!request.adapters.empty()) {
+        adapters.emplace(open_adapters(files, request.adapters, config.model.lora));
+        adapters->check(peft_params(config.model));
+    }
     std::vector<float> weights(static_cast<size_t>(layout.size())), grads(weights.size());
     TensorView const grads_view(grads.data(), {layout.size()});
-    for (ParamLayout::Entry const& entry : layout.entries())
-        stored.read(
-            entry.spec.name, entry.shard,
-            std::span(weights).subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.local.size())));
+    for (ParamLayout::Entry const& entry : layout.entries()) {
+        auto const values =
+            std::span(weights).subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.local.size()));
+        if (is_adapter(entry.spec.name))
+            adapters->read(peft_name(entry.spec.name), entry.shard, values);
+        else
+            stored.read(entry.spec.name, entry.shard, values);
+    }
 
     Llama model(config.model, layout, mesh, *ops);
     Arena arena(*device);

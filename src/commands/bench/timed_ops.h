@@ -37,8 +37,11 @@ class TimedOps : public ObservedOps {
         if (waits_) device().synchronize();
         std::chrono::duration<double> const elapsed = std::chrono::steady_clock::now() - start;
         auto const* const product = std::get_if<MatMul>(&operation);
-        Entry& entry =
-            table_[product != nullptr && product->accumulate ? "matmul (weight gradients)" : name_of(operation)];
+        auto const* const quantised = std::get_if<QuantMatMul>(&operation);
+        bool const of_weights =
+            product != nullptr ? product->accumulate : quantised != nullptr && quantised->accumulate;
+        std::string const name = name_of(operation);
+        Entry& entry = table_[of_weights ? name + " (weight gradients)" : name];
         ++entry.calls;
         entry.seconds += elapsed.count();
         entry.blas_seconds += host_matrix_clock().seconds - blas;

@@ -131,7 +131,7 @@ View make_view(Session& session, int64_t step, int64_t samples, bool weights) {
         Batch const batch = make_batch(*source, first + done, count);
         Analysed of{.batch = batch, .depth_T = std::vector<int64_t>(batch.ids_T.size()), .block_size = view.block_size};
         if (weights)
-            of.depth_T = add_reach(session.model().choices(session.weights(), batch, selections, session.arena()),
+            of.depth_T = add_reach(session.model().choices(session.model_weights(), batch, selections, session.arena()),
                                    batch, view.layers);
         view.tokens += batch.tokens();
         view.loss_tokens += std::ranges::count_if(batch.weights_T, [](float w) { return w > 0; });

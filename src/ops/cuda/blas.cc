@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/checks.h"
+#include "ops/gpu_kernels.h"
 
 namespace perigee {
 
@@ -57,12 +58,16 @@ class Timer {
     cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
+template <class T>
+void set(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttributes_t what, T const& value) {
+    check_blas(cublasLtMatmulDescSetAttribute(handle, what, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+}
+
 cublasLtMatmulDesc_t describe(bool transpose_a, bool transpose_b) {
     cublasLtMatmulDesc_t handle = nullptr;
     check_blas(cublasLtMatmulDescCreate(&handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-    cublasOperation_t const a = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, b = transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    check_blas(cublasLtMatmulDescSetAttribute(handle, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a), "transpose a");
-    check_blas(cublasLtMatmulDescSetAttribute(handle, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b), "transpose b");
+    set(handle, CUBLASLT_MATMUL_DESC_TRANSA, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(handle, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     return handle;
 }
 
@@ -71,14 +76,31 @@ cublasLtMatmulDesc_t describe(bool transpose_a, bool transpose_b) {
 /// Column-major, c^T = op(b)^T op(a)^T: cuBLASLt's first factor is our b.
 struct Blas::Plan {
     explicit Plan(Key const& key)
-        : product(describe(key.transpose_b, key.transpose_a)),
-          first(CUDA_R_16BF, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n),
-          second(CUDA_R_16BF, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k),
-          result(key.wide ? CUDA_R_32F : CUDA_R_16BF, key.m, key.n) {}
+        : quantised(key.operands != Operands::bf16),
+          product(describe(key.transpose_b, key.transpose_a)),
+          first(operand(key), key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n),
+          second(operand(key), key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k),
+          result(key.wide ? CUDA_R_32F : CUDA_R_16BF, key.m, key.n) {
+        if (!quantised) return;
+        set(product, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+            key.operands == Operands::quantised_rows ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                                                     : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+        set(product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
+    }
     ~Plan() { cublasLtMatmulDescDestroy(product); }
     Plan(Plan const&) = delete;
     Plan& operator=(Plan const&) = delete;
 
+    static cudaDataType_t operand(Key const& key) {
+        return key.operands == Operands::bf16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
+    }
+    void scale_by(Memory const& memory) const {
+        if (!quantised) return;
+        set(product, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, memory.b_scales);
+        set(product, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, memory.a_scales);
+    }
+
+    bool quantised;
     cublasLtMatmulDesc_t product;
     Layout first, second, result;
     cublasLtMatmulAlgo_t algorithm{};
@@ -93,10 +115,11 @@ Blas::~Blas() {
     cublasLtDestroy(handle_);
 }
 
-Blas::Plan const& Blas::plan(Key const& key, MatMul const& args) {
+Blas::Plan& Blas::plan(Key const& key, Memory const& memory) {
     auto& plan = plans_[key];
     if (plan) return *plan;
     auto made = std::make_unique<Plan>(key);
+    made->scale_by(memory);
     cublasLtMatmulPreference_t preference = nullptr;
     check_blas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
     check_blas(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
@@ -111,27 +134,37 @@ Blas::Plan const& Blas::plan(Key const& key, MatMul const& args) {
         handle_, made->product, made->first.handle, made->second.handle, made->result.handle, made->result.handle,
         preference, tune ? kCandidates : 1, candidates.data(), &found);
     cublasLtMatmulPreferenceDestroy(preference);
+    if (found == 0 && made->quantised)
+        if (auto const kernels = gpu_kernels(device_); kernels && kernels->capability != 90)
+            fail(
+                Category::config,
+                "precision.linear: products with quantised operands need a GPU of compute capability 9.0, and this one "
+                "is of {}.{}",
+                kernels->capability / 10, kernels->capability % 10);
     if (code != CUBLAS_STATUS_SUCCESS || found == 0)
-        fail(Category::internal, "cuBLASLt has no algorithm for a product [{}, {}] = [{}, {}] [{}, {}]: {}", key.m,
-             key.n, key.m, key.k, key.k, key.n, cublasLtGetStatusName(code));
+        fail(Category::internal, "cuBLASLt has no algorithm for a {}product [{}, {}] = [{}, {}] [{}, {}]: {}",
+             made->quantised ? "quantised " : "", key.m, key.n, key.m, key.k, key.k, key.n,
+             cublasLtGetStatusName(code));
     made->algorithm = candidates[0].algo;
-    if (found > 1) choose_by_trial(*made, std::span(candidates).first(static_cast<size_t>(found)), args);
+    if (found > 1) choose_by_trial(*made, std::span(candidates).first(static_cast<size_t>(found)), key, memory);
     plan = std::move(made);
     return *plan;
 }
 
 /// Rounds through all candidates, so that a clock that drifts is fair to them; the best time of each counts.
-void Blas::choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t const> candidates,
-                           MatMul const& args) try {
-    Buffer const elsewhere(device_, args.accumulate ? static_cast<size_t>(args.c.bytes()) : 0);  // sums stay unharmed
-    void* const result = args.accumulate ? elsewhere.data() : args.c.data;
+void Blas::choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t const> candidates, Key const& key,
+                           Memory const& memory) try {
+    auto const bytes = static_cast<size_t>(memory.c.bytes());
+    Buffer const elsewhere(device_, key.accumulate ? bytes : 0);  // sums stay unharmed
+    Memory trial = memory;
+    if (key.accumulate) trial.c.data = static_cast<std::byte*>(elsewhere.data());
     Timer const timer;
     std::array<float, kCandidates> best;
     best.fill(std::numeric_limits<float>::infinity());
     for (int round = 0; round < 3; ++round)
         for (size_t i = 0; i < candidates.size(); ++i) {
             timer.begin(device_.stream());
-            if (run(plan, candidates[i].algo, args, result) != CUBLAS_STATUS_SUCCESS) continue;
+            if (run(plan, candidates[i].algo, key.accumulate, trial) != CUBLAS_STATUS_SUCCESS) continue;
             float const milliseconds = timer.end(device_.stream());
             if (round > 0) best[i] = std::min(best[i], milliseconds);
         }
@@ -141,11 +174,19 @@ void Blas::choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t
     // Then the first has to do.
 }
 
-cublasStatus_t Blas::run(Plan const& p, cublasLtMatmulAlgo_t const& algorithm, MatMul const& args, void* result) {
-    float const one = 1, beta = args.accumulate ? 1 : 0;
-    return cublasLtMatmul(handle_, p.product, &one, args.b.data, p.first.handle, args.a.data, p.second.handle, &beta,
-                          result, p.result.handle, result, p.result.handle, &algorithm, workspace_.data(), kWorkspace,
+cublasStatus_t Blas::run(Plan& p, cublasLtMatmulAlgo_t const& algorithm, bool accumulate, Memory const& memory) {
+    float const one = 1, beta = accumulate ? 1 : 0;
+    p.scale_by(memory);
+    void* const c = memory.c.data;
+    return cublasLtMatmul(handle_, p.product, &one, memory.b, p.first.handle, memory.a, p.second.handle, &beta, c,
+                          p.result.handle, c, p.result.handle, &algorithm, workspace_.data(), kWorkspace,
                           device_.stream());
+}
+
+void Blas::multiply(Key const& key, Memory const& memory) {
+    if (key.m == 0 || key.n == 0) return;
+    Plan& p = plan(key, memory);
+    check_blas(run(p, p.algorithm, key.accumulate, memory), "cublasLtMatmul");
 }
 
 void Blas::matmul(MatMul const& args) {
@@ -154,16 +195,35 @@ void Blas::matmul(MatMul const& args) {
                       (args.c.dtype == DType::bf16 || args.c.dtype == DType::f32),
                   "a product of {} and {} in {}", to_string(args.a.dtype), to_string(args.b.dtype),
                   to_string(args.c.dtype));
-    if (m == 0 || n == 0) return;
-    Plan const& p = plan({.m = m,
-                          .n = n,
-                          .k = k,
-                          .transpose_a = args.transpose_a,
-                          .transpose_b = args.transpose_b,
-                          .accumulate = args.accumulate,
-                          .wide = args.c.dtype == DType::f32},
-                         args);
-    check_blas(run(p, p.algorithm, args, args.c.data), "cublasLtMatmul");
+    multiply({.m = m,
+              .n = n,
+              .k = k,
+              .operands = Operands::bf16,
+              .transpose_a = args.transpose_a,
+              .transpose_b = args.transpose_b,
+              .accumulate = args.accumulate,
+              .wide = args.c.dtype == DType::f32},
+             {.a = args.a.data, .b = args.b.data, .a_scales = nullptr, .b_scales = nullptr, .c = args.c});
+}
+
+void Blas::matmul8(QuantMatMul const& args) {
+    auto const [m, n, k] = check(args);
+    PERIGEE_CHECK(args.c.dtype == DType::bf16 || args.c.dtype == DType::f32, "a quantised product in {}",
+                  to_string(args.c.dtype));
+    bool const rows = args.b.tiles == Tiles::rows;
+    multiply({.m = m,
+              .n = n,
+              .k = k,
+              .operands = rows ? Operands::quantised_rows : Operands::quantised_squares,
+              .transpose_a = false,
+              .transpose_b = true,
+              .accumulate = args.accumulate,
+              .wide = args.c.dtype == DType::f32},
+             {.a = args.a.values.data,
+              .b = args.b.values.data,
+              .a_scales = args.a.scales.data,
+              .b_scales = args.b.scales.data,
+              .c = args.c});
 }
 
 }  // namespace perigee

@@ -1,5 +1,5 @@
-// Matrix products by cuBLASLt: bf16 in, fp32 accumulation, bf16 or fp32 out. The algorithm for each shape is chosen
-// once, at its first product.
+// Matrix products by cuBLASLt: bf16 or quantised operands, fp32 accumulation, bf16 or fp32 out. The algorithm for each
+// shape is chosen once, at its first product.
 #pragma once
 
 #include <cublasLt.h>
@@ -22,20 +22,32 @@ class Blas {
     Blas(Blas const&) = delete;
     Blas& operator=(Blas const&) = delete;
 
-    /// As Ops::matmul. Throws Category::internal, naming the shape, where cuBLASLt has no algorithm.
+    // As those of Ops. Throw Category::internal, naming the shape, where cuBLASLt has no algorithm.
     void matmul(MatMul const& args);
+    /// Category::config where the GPU is not of compute capability 9.0.
+    void matmul8(QuantMatMul const& args);
 
   private:
+    enum class Operands : uint8_t { bf16, quantised_rows, quantised_squares };  ///< the last two: tiles of b
     /// Everything an algorithm is chosen by.
     struct Key {
         int64_t m, n, k;
+        Operands operands;
         bool transpose_a, transpose_b, accumulate, wide;
         auto operator<=>(Key const&) const = default;
     };
+    /// Of one product; scales where operands are quantised.
+    struct Memory {
+        void const *a, *b;
+        void const *a_scales, *b_scales;
+        TensorView c;
+    };
     struct Plan;
-    Plan const& plan(Key const& key, MatMul const& args);
-    void choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t const> candidates, MatMul const& args);
-    cublasStatus_t run(Plan const& plan, cublasLtMatmulAlgo_t const& algorithm, MatMul const& args, void* result);
+    void multiply(Key const& key, Memory const& memory);
+    Plan& plan(Key const& key, Memory const& memory);
+    void choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t const> candidates, Key const& key,
+                         Memory const& memory);
+    cublasStatus_t run(Plan& plan, cublasLtMatmulAlgo_t const& algorithm, bool accumulate, Memory const& memory);
 
     CudaDevice& device_;
     bool tune_;

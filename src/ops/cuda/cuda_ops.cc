@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/block_sparse_attention/block_sparse_attention.h"
+#include "kernels/gemv/gemv.h"
 #include "ops/checks.h"
 #include "ops/cuda/dense_attention.h"
 
@@ -29,7 +30,24 @@ void CudaOps::compute(FillZero const& args) {
     check_cuda(cudaMemsetAsync(args.x.data, 0, static_cast<size_t>(args.x.bytes()), stream()), "cudaMemsetAsync");
 }
 
-void CudaOps::compute(MatMul const& args) { blas_.matmul(args); }
+void CudaOps::compute(MatMul const& args) {
+    if (args.transpose_b && !args.transpose_a && args.c.dtype == DType::bf16) {
+        auto const [m, n, k] = check(args);
+        kernels::Gemv const few_rows{.x = args.a.as<bf16>(), .w = args.b.as<bf16>(), .rows = m, .n = n, .k = k};
+        if (kernels::takes_gemv(few_rows)) return kernels::gemv(few_rows, args.c.as<bf16>(), args.accumulate, stream());
+    }
+    blas_.matmul(args);
+}
+
+unsigned* CudaOps::arrivals(size_t count) {
+    if (arrivals_.bytes() < count * sizeof(unsigned)) {
+        device_.synchronize();  // earlier operations may still use it
+        arrivals_ = {};
+        arrivals_ = Buffer(device_, count * sizeof(unsigned));
+        check_cuda(cudaMemsetAsync(arrivals_.data(), 0, arrivals_.bytes(), stream()), "cudaMemsetAsync");
+    }
+    return static_cast<unsigned*>(arrivals_.data());
+}
 
 void* CudaOps::scratch(size_t bytes) {
     if (scratch_.bytes() < bytes) {

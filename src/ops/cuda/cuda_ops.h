@@ -61,8 +61,11 @@ class CudaOps final : public Ops {
     void compute(FillNormal const& args);
     void compute(StochasticRounding const& args);
     void compute(MatMul const& args);
+    void compute(Quantize const& args);
+    void compute(QuantMatMul const& args);
     void compute(Add const& args);
     void compute(Scale const& args);
+    void compute(Dropout const& args);
     void compute(EmbeddingForward const& args);
     void compute(EmbeddingBackward const& args);
     void compute(RmsNormForward const& args);
@@ -70,13 +73,18 @@ class CudaOps final : public Ops {
     void compute(RopeTable const& args);
     void compute(QkvForward const& args);
     void compute(QkvBackward const& args);
+    void compute(KeyConvForward const& args);
+    void compute(KeyConvBackward const& args);
     void compute(SelectBlocks const& args);
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);
+    void compute(NormedProduct const& args);
+    void compute(DecodeQkv const& args);
     void compute(KvAppend const& args);
     void compute(PoolBlocks const& args);
     void compute(DecodeSelect const& args);
     void compute(DecodeAttend const& args);
+    void compute(SampleTokens const& args);
     void compute(SwigluForward const& args);
     void compute(SwigluBackward const& args);
     void compute(SoftmaxStats const& args);
@@ -87,9 +95,9 @@ class CudaOps final : public Ops {
     void compute(WeightedSum const& args);
     void compute(AdamW const& args);
 
-    /// Memory that graphs know by its address: scratch, borders, frequencies, and cuDNN's tables with the documents
-    /// they have room for, on which their layout depends.
-    using Places = std::tuple<void const*, void const*, void const*, std::pair<void const*, int64_t>>;
+    /// Memory that graphs know by its address: scratch, counters, borders, frequencies, and cuDNN's tables with the
+    /// documents they have room for, on which their layout depends.
+    using Places = std::tuple<void const*, void const*, void const*, void const*, std::pair<void const*, int64_t>>;
 
     /// What is known of the operations of a key.
     struct Repeated {
@@ -111,6 +119,8 @@ class CudaOps final : public Ops {
     cudaStream_t stream() const { return device_.stream(); }
     /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.
     void* scratch(size_t bytes);
+    /// Counters that are zero before an operation, which leaves them so; they grow as scratch does.
+    unsigned* arrivals(size_t count);
     /// Values that are uploaded anew only when they change.
     template <class T>
     struct Table {
@@ -141,7 +151,7 @@ class CudaOps final : public Ops {
     Staging staging_;
     Blas blas_;
     std::unique_ptr<DenseAttention> dense_;
-    Buffer scratch_;
+    Buffer scratch_, arrivals_;
     AttentionPlans plans_;
     Table<int32_t> borders_;
     Table<double> frequencies_;  ///< of RoPE

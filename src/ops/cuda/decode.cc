@@ -1,10 +1,14 @@
 // Decoding on the GPU: kernels/decode.
 #include "kernels/decode/decode.h"
 #include "kernels/block_sparse_attention/block_sparse_attention.h"
+#include "kernels/decode/project.h"
 #include "kernels/limits.h"
 #include "kernels/moba_gate/plan.h"
+#include "kernels/sampling/sampling.h"
 #include "ops/checks.h"
+#include "ops/cuda/arguments.h"
 #include "ops/cuda/cuda_ops.h"
+#include "ops/parts.h"
 
 namespace perigee {
 
@@ -30,7 +34,54 @@ decode::Cache cache_of(CachePages const& pages, ConstView lengths_S = {}) {
             .head_dim = narrow(k[3])};
 }
 
+/// Of NormedProduct or DecodeQkv.
+template <class Args>
+kernels::Gemv normed_gemv(Args const& args) {
+    ConstView w;
+    if constexpr (std::is_same_v<Args, NormedProduct>)
+        w = args.w_ND;
+    else
+        w = args.w_XD;
+    return {.x = args.x_SD.template as<bf16>(),
+            .w = w.as<bf16>(),
+            .norm = args.norm_D.template as<bf16>(),
+            .eps = static_cast<float>(args.eps),
+            .rows = args.x_SD[0],
+            .n = w[0],
+            .k = w[1]};
+}
+
 }  // namespace
+
+void CudaOps::compute(NormedProduct const& args) {
+    check(args);
+    kernels::Gemv const product = normed_gemv(args);
+    if (!kernels::takes_gemv(product) || (args.swiglu && product.n % 8 != 0))
+        return compute_in_parts(
+            args, main_dtype(), [this](size_t bytes) { return static_cast<std::byte*>(scratch(bytes)); },
+            [this](auto const& part) { compute(part); });
+    if (args.swiglu)
+        kernels::gemv_swiglu(product, args.y_SN.as<bf16>(), stream());
+    else
+        kernels::gemv(product, args.y_SN.as<bf16>(), false, stream());
+}
+
+void CudaOps::compute(DecodeQkv const& args) {
+    check(args);
+    kernels::Gemv const product = normed_gemv(args);
+    if (!kernels::takes_gemv(product) || !args.q_norm_K.empty() || !args.k_norm_K.empty())
+        return compute_in_parts(
+            args, main_dtype(), [this](size_t bytes) { return static_cast<std::byte*>(scratch(bytes)); },
+            [this](auto const& part) { compute(part); });
+    decode::project({.product = product,
+                     .cache = cache_of(args.pages, args.lengths_S),
+                     .q = args.q_SHK.as<bf16>(),
+                     .bias = optional<bf16>(args.bias_X),
+                     .cos = args.cos_SR.as<float>(),
+                     .sin = args.sin_SR.as<float>(),
+                     .heads = static_cast<int32_t>(args.q_SHK[1])},
+                    stream());
+}
 
 void CudaOps::compute(KvAppend const& args) {
     check(args);
@@ -62,8 +113,9 @@ void CudaOps::compute(DecodeSelect const& args) {
                                  .top_k = gate->top_k,
                                  .arch = kernel_arch()},
                                 *gate);
-        size_t const floats = decode::select_floats(select.cache, select.heads);
+        size_t const floats = decode::select_floats(select.cache.sequences, select.heads, select.cache.most_blocks());
         select.scores = static_cast<float*>(scratch(floats * sizeof(float)));
+        select.arrived = arrivals(static_cast<size_t>(select.cache.sequences * select.cache.kv_heads));
     }
     decode::select(select, args.selection);
 }
@@ -79,10 +131,32 @@ void CudaOps::compute(DecodeAttend const& args) {
                           .heads = static_cast<int32_t>(args.q_SHK[1]),
                           .slots = static_cast<int32_t>(slots),
                           .all = sparse == nullptr,
+                          .pools = args.pools,
                           .scale = static_cast<float>(args.scale),
                           .stream = stream()};
-    attend.scratch = static_cast<float*>(scratch(decode::attend_floats(attend) * sizeof(float)));
+    size_t const floats =
+        decode::attend_floats(attend.cache.sequences, attend.heads, attend.cache.head_dim, decode::most_splits(attend));
+    attend.scratch = static_cast<float*>(scratch(floats * sizeof(float)));
     decode::attend(attend);
+}
+
+void CudaOps::compute(SampleTokens const& args) {
+    check(args);
+    int64_t const rows = args.ids_S.size();
+    if (rows == 0) return;
+    auto* const rules = reinterpret_cast<DrawRule const*>(args.rules_SB.as<uint8_t>());
+    auto* const seen = args.seen_SW.empty() ? nullptr : reinterpret_cast<uint32_t*>(args.seen_SW.as<int32_t>());
+    kernels::sample_tokens({.ids = args.ids_S.as<int32_t>(),
+                            .logits = args.logits_SV.as<bf16>(),
+                            .rules = rules,
+                            .seen = seen,
+                            .rows = rows,
+                            .width = args.logits_SV[1],
+                            .words = seen != nullptr ? args.seen_SW[1] : 0,
+                            .allowed = args.allowed,
+                            .scratch = scratch(kernels::sample_scratch_bytes(rows)),
+                            .zeros = arrivals(kernels::sample_zeros(rows))},
+                           stream());
 }
 
 }  // namespace perigee

@@ -70,6 +70,19 @@ void CudaOps::compute(Scale const& args) {
         kernels::scale(x.as<float>(), static_cast<float>(factor), x.size(), stream());
 }
 
+void CudaOps::compute(Dropout const& args) {
+    check(args);
+    uint32_t const threshold = dropout_threshold(args.rate);
+    kernels::dropout({.y = args.y.as<bf16>(),
+                      .x = args.x.as<bf16>(),
+                      .threshold = threshold,
+                      .factor = static_cast<float>(65536.0 / (65536.0 - threshold)),
+                      .random = args.random,
+                      .part = args.part,
+                      .count = args.x.size()},
+                     stream());
+}
+
 void CudaOps::compute(SquaredNorm const& args) {
     auto const [sum_accumulated, x] = args;
     auto* const sum = sum_accumulated.as<double>();
@@ -98,9 +111,12 @@ void CudaOps::compute(WeightedSum const& args) {
 
 void CudaOps::compute(AdamW const& args) {
     check(args);
+    bool const narrow = args.m.dtype == DType::bf16;
     kernels::adamw({.w = args.w.as<float>(),
-                    .m = args.m.as<float>(),
-                    .v = args.v.as<float>(),
+                    .m = narrow ? nullptr : args.m.as<float>(),
+                    .v = narrow ? nullptr : args.v.as<float>(),
+                    .narrow_m = narrow ? args.m.as<bf16>() : nullptr,
+                    .narrow_v = narrow ? args.v.as<bf16>() : nullptr,
                     .g = args.g.as<float>(),
                     .rounded = optional<bf16>(args.rounded),
                     .count = args.w.size(),
@@ -110,7 +126,9 @@ void CudaOps::compute(AdamW const& args) {
                     .eps = args.eps,
                     .weight_decay = args.weight_decay,
                     .grad_scale = args.grad_scale,
-                    .step = args.step},
+                    .step = args.step,
+                    .random = args.random,
+                    .part = args.part},
                    stream());
 }
 

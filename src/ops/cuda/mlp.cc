@@ -1,5 +1,6 @@
 #include "kernels/swiglu/swiglu.h"
 #include "ops/checks.h"
+#include "ops/cuda/arguments.h"
 #include "ops/cuda/cuda_ops.h"
 
 namespace perigee {
@@ -13,12 +14,13 @@ void CudaOps::compute(SwigluForward const& args) {
 
 void CudaOps::compute(SwigluBackward const& args) {
     check(args);
-    auto const [dgate_up_T2F, dy_TF, gate_up_T2F] = args;
-    kernels::swiglu_backward({.dgate_up = dgate_up_T2F.as<bf16>(),
-                              .dy = dy_TF.as<bf16>(),
-                              .gate_up = gate_up_T2F.as<bf16>(),
-                              .tokens = dy_TF[0],
-                              .width = dy_TF[1]},
+    kernels::swiglu_backward({.dgate_up = optional<bf16>(args.dgate_up_T2F),
+                              .dy = args.dy_TF.as<bf16>(),
+                              .gate_up = args.gate_up_T2F.as<bf16>(),
+                              .tokens = args.dy_TF[0],
+                              .width = args.dy_TF[1],
+                              .quantised = quantized(args.quantised_T2F),
+                              .transposed = quantized(args.transposed_2FT)},
                              stream());
 }
 

@@ -21,7 +21,8 @@ constexpr size_t kFewestOperations = 3;
 }  // namespace
 
 CudaOps::Places CudaOps::places() const {
-    return {scratch_.data(), borders_.memory.data(), frequencies_.memory.data(), dense_->tables_place()};
+    return {scratch_.data(), arrivals_.data(), borders_.memory.data(), frequencies_.memory.data(),
+            dense_->tables_place()};
 }
 
 void CudaOps::restore_tables(Repeated const& known) {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/moba_gate/options.h"
+
 namespace perigee::host {
 
 /// mean = the mean of `rows` rows, in their order; row_at(i) points to the i-th.
@@ -24,15 +26,18 @@ void mean_of_rows(Real* mean, int64_t width, int64_t rows, At row_at) {
 template <class Real>
 class Chooser {
   public:
-    Chooser(int64_t slots, bool force_previous) : force_previous_(force_previous), best_(slots) {}
+    Chooser(int64_t slots, MobaOptions const& gate)
+        : force_previous_(gate.force_previous), force_first_(gate.force_first), best_(slots) {}
 
     /// `scores` of the blocks before `current`; writes all slots of `chosen`.
     void choose(Real const* scores, int64_t current, int32_t* chosen) {
-        int64_t const slots = std::ssize(best_);
-        int64_t const forced = force_previous_ && current > 0 ? 1 : 0;
+        int64_t const first = force_first_ && current > 0 ? 1 : 0;  // blocks that compete, and their slots, come after
+        if (first > 0) *chosen++ = 0;
+        int64_t const slots = std::ssize(best_) - first;
+        int64_t const forced = force_previous_ && current > first ? 1 : 0;
         if (forced > 0) chosen[0] = static_cast<int32_t>(current - 1);
         int64_t found = forced;
-        for (int64_t block = current - forced; block-- > 0 && forced < slots;) {
+        for (int64_t block = current - forced; block-- > first && forced < slots;) {
             Real const score = scores[block];
             if (std::isnan(score) || (found == slots && !(score > best_[slots - 1]))) continue;
             int64_t place = std::min(found, slots - 1);
@@ -49,7 +54,7 @@ class Chooser {
     }
 
   private:
-    bool force_previous_;
+    bool force_previous_, force_first_;
     std::vector<Real> best_;  ///< scores of the chosen blocks, best first
 };
 

@@ -5,6 +5,7 @@
 
 #include "ops/host/best_blocks.h"
 #include "ops/host/tiles.h"
+#include "ops/sampling.h"
 
 namespace perigee::host {
 namespace {
@@ -62,7 +63,7 @@ void select_by_gate(DecodeSelect const& args, MobaOptions const& gate, int64_t s
     Sequence<Real> const sequence(args.pages, s);
     auto const* const q = args.q_SHK.as<Real>() + s * H * K;
     auto* const chosen = args.chosen_SHS.as<int32_t>() + s * H * slots;
-    Chooser<Real> chooser(slots, gate.force_previous);
+    Chooser<Real> chooser(slots, gate);
     std::vector<Real> means(current * K), scores(current), query(K);
     for (int64_t h = 0; h < H; h += shared) {
         if (h % R == 0)
@@ -161,6 +162,14 @@ void attend(DecodeAttend const& args, int64_t s, int64_t h, std::span<int32_t co
     attention.merge(o);
 }
 
+template <class Real>
+void pool_completed(DecodeAttend const& args) {
+    auto const* const lengths = args.lengths_S.as<int32_t>();
+    int64_t const B = args.pages.block_size;
+    for (int64_t s = 0; s < args.lengths_S.size(); ++s)
+        if (lengths[s] >= 0 && (lengths[s] + 1) % B == 0) Sequence<Real>(args.pages, s).pool(lengths[s] / B, B);
+}
+
 }  // namespace
 
 template <class Real>
@@ -208,6 +217,7 @@ void decode_attend(DecodeAttend const& args) {
     int64_t const S = args.q_SHK[0], H = args.q_SHK[1], slots = sparse != nullptr ? sparse->budget.slots() : 0;
     auto const* const chosen = slots > 0 ? sparse->chosen_THS.as<int32_t>() : nullptr;
     if (slots > 0) check_chosen(args, sparse->chosen_THS);
+    if (args.pools) pool_completed<Real>(args);
 #pragma omp parallel
     {
         Attention<Real> attention(args.q_SHK[2]);
@@ -220,6 +230,26 @@ void decode_attend(DecodeAttend const& args) {
     }
 }
 
+template <class Real>
+void sample_tokens(SampleTokens const& args) {
+    auto const* const rules = reinterpret_cast<DrawRule const*>(args.rules_SB.as<uint8_t>());
+    for (int64_t s = 0; s < args.ids_S.size(); ++s) {
+        int32_t& id = args.ids_S.as<int32_t>()[s];
+        id = -1;
+        if (rules[s].index < 0) continue;
+        auto const* const logits = args.logits_SV.as<Real>() + s * args.logits_SV[1];
+        std::vector<float> const narrow(logits, logits + args.allowed);
+        int32_t* const seen = args.seen_SW.empty() ? nullptr : args.seen_SW.as<int32_t>() + s * args.seen_SW[1];
+        std::vector<int32_t> ids;
+        for (int32_t i = 0; seen != nullptr && i < args.allowed; ++i)
+            if ((seen[i / 32] >> i % 32 & 1) != 0) ids.push_back(i);
+        id = draw_token(narrow, rules[s], ids);
+        if (seen != nullptr) seen[id / 32] |= static_cast<int32_t>(1u << id % 32);
+    }
+}
+
+template void sample_tokens<float>(SampleTokens const&);
+template void sample_tokens<double>(SampleTokens const&);
 template void kv_append<float>(KvAppend const&);
 template void kv_append<double>(KvAppend const&);
 template void pool_blocks<float>(PoolBlocks const&);

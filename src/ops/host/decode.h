@@ -15,5 +15,7 @@ template <class Real>
 void decode_select(DecodeSelect const& args);
 template <class Real>
 void decode_attend(DecodeAttend const& args);
+template <class Real>
+void sample_tokens(SampleTokens const& args);
 
 }  // namespace perigee::host

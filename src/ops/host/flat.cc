@@ -46,6 +46,13 @@ void fill_normal(FillNormal const& args) {
     });
 }
 
+namespace {
+/// With 16 random bits added below the last that stays.
+bf16 rounded_up_or_down(float x, uint32_t added) {
+    return std::isfinite(x) ? bf16{static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + added) >> 16)} : to_bf16(x);
+}
+}  // namespace
+
 template <class Real>
 void round_stochastically(StochasticRounding const& args) {
     bf16* const to = args.to.as<bf16>();
@@ -55,8 +62,25 @@ void round_stochastically(StochasticRounding const& args) {
             auto const x = static_cast<float>(from[i]);
             auto const n = static_cast<uint64_t>(args.part.index(i));
             uint32_t const added = args.random.block(n / 8)[n % 8 / 2] >> (n % 2 * 16) & 0xffffu;
-            to[i] =
-                std::isfinite(x) ? bf16{static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + added) >> 16)} : to_bf16(x);
+            to[i] = rounded_up_or_down(x, added);
+        }
+    });
+}
+
+template <class Real>
+void dropout(Dropout const& args) {
+    Real* const y = args.y.as<Real>();
+    Real const* const x = args.x.as<Real>();
+    uint32_t const threshold = dropout_threshold(args.rate);
+    Real const factor = static_cast<Real>(65536.0 / (65536.0 - threshold));
+    parallel_ranges(args.x.size(), kGrain, [&](int64_t begin, int64_t end) {
+        uint64_t known = ~uint64_t{0};  // block of the draws at hand: neighbours share one
+        std::array<uint32_t, 4> draws{};
+        for (int64_t i = begin; i < end; ++i) {
+            auto const n = static_cast<uint64_t>(args.part.index(i));
+            if (n / 8 != known) draws = args.random.block(known = n / 8);
+            uint32_t const draw = draws[n % 8 / 2] >> (n % 2 * 16) & 0xffffu;
+            y[i] = draw < threshold ? Real(0) : x[i] * factor;
         }
     });
 }
@@ -117,27 +141,65 @@ double weighted_sum(ConstView values_T, ConstView weights_T) {
     return sum;
 }
 
+namespace {
+
+/// The numbers of an update in this precision.
+template <class Real>
+struct Update {
+    Real lr, unbias, keep, b1, c1, b2, c2, eps, grad_scale;
+
+    explicit Update(AdamW const& args)
+        : keep(static_cast<Real>(1 - args.lr * args.weight_decay)),
+          b1(static_cast<Real>(args.beta1)),
+          c1(static_cast<Real>(1 - args.beta1)),
+          b2(static_cast<Real>(args.beta2)),
+          c2(static_cast<Real>(1 - args.beta2)),
+          eps(static_cast<Real>(args.eps)),
+          grad_scale(static_cast<Real>(args.grad_scale)) {
+        auto const steps = static_cast<double>(args.step);
+        lr = static_cast<Real>(args.lr / (1 - std::pow(args.beta1, steps)));
+        unbias = static_cast<Real>(1 / std::sqrt(1 - std::pow(args.beta2, steps)));
+    }
+    void operator()(Real& w, Real& m, Real& v, Real g) const {
+        Real const grad = g * grad_scale;
+        m = b1 * m + c1 * grad;
+        v = b2 * v + c2 * grad * grad;
+        w = keep * w - lr * (m / (std::sqrt(v) * unbias + eps));
+    }
+};
+
+template <class Real>
+void adamw_with_bf16_moments(AdamW const& args) {
+    Real* const w = args.w.as<Real>();
+    bf16* const m = args.m.as<bf16>();
+    bf16* const v = args.v.as<bf16>();
+    Real const* const g = args.g.as<Real>();
+    Update<Real> const update(args);
+    parallel_ranges(args.w.size(), kGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            Real first = to_float(m[i]), second = to_float(v[i]);
+            update(w[i], first, second, g[i]);
+            auto const n = static_cast<uint64_t>(args.part.index(i));
+            uint32_t const random = args.random.block(n / 4)[n % 4];
+            m[i] = rounded_up_or_down(static_cast<float>(first), random & 0xffffu);
+            v[i] = rounded_up_or_down(static_cast<float>(second), random >> 16);
+        }
+    });
+}
+
+}  // namespace
+
 template <class Real>
 void adamw(AdamW const& args) {
+    if (args.m.dtype == DType::bf16) return adamw_with_bf16_moments<Real>(args);
     Real* const w = args.w.as<Real>();
     Real* const m = args.m.as<Real>();
     Real* const v = args.v.as<Real>();
     Real const* const g = args.g.as<Real>();
-    auto const steps = static_cast<double>(args.step);
-    Real const lr = static_cast<Real>(args.lr / (1 - std::pow(args.beta1, steps)));
-    Real const unbias = static_cast<Real>(1 / std::sqrt(1 - std::pow(args.beta2, steps)));
-    Real const keep = static_cast<Real>(1 - args.lr * args.weight_decay);
-    Real const b1 = static_cast<Real>(args.beta1), c1 = static_cast<Real>(1 - args.beta1);
-    Real const b2 = static_cast<Real>(args.beta2), c2 = static_cast<Real>(1 - args.beta2);
-    Real const eps = static_cast<Real>(args.eps), grad_scale = static_cast<Real>(args.grad_scale);
+    Update<Real> const update(args);
     parallel_ranges(args.w.size(), kGrain, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-        for (int64_t i = begin; i < end; ++i) {
-            Real const grad = g[i] * grad_scale;
-            m[i] = b1 * m[i] + c1 * grad;
-            v[i] = b2 * v[i] + c2 * grad * grad;
-            w[i] = keep * w[i] - lr * (m[i] / (std::sqrt(v[i]) * unbias + eps));
-        }
+        for (int64_t i = begin; i < end; ++i) update(w[i], m[i], v[i], g[i]);
     });
 }
 
@@ -145,6 +207,8 @@ template void add<float>(Add const&);
 template void add<double>(Add const&);
 template void scale<float>(Scale const&);
 template void scale<double>(Scale const&);
+template void dropout<float>(Dropout const&);
+template void dropout<double>(Dropout const&);
 template double squared_norm<float>(ConstView);
 template double squared_norm<double>(ConstView);
 template void fill_normal<float>(FillNormal const&);

@@ -24,9 +24,20 @@ template <class Real>
 void qkv_backward(QkvBackward const& args, std::vector<Real>& scratch);
 
 template <class Real>
+void key_conv_forward(KeyConvForward const& args);
+template <class Real>
+void key_conv_backward(KeyConvBackward const& args, std::vector<Real>& scratch);
+
+template <class Real>
 void swiglu_forward(SwigluForward const& args);
 template <class Real>
 void swiglu_backward(SwigluBackward const& args);
+
+template <class Real>
+void quantize(Quantize const& args);
+/// The values that x stands for, row by row.
+template <class Real>
+void dequantize(Real* to, ConstQuantTensor const& x);
 
 template <class Real>
 void embedding_forward(EmbeddingForward const& args);
@@ -44,6 +55,8 @@ template <class Real>
 void add(Add const& args);
 template <class Real>
 void scale(Scale const& args);
+template <class Real>
+void dropout(Dropout const& args);
 template <class Real>
 double squared_norm(ConstView x);
 uint64_t hash_bits(ConstView x);

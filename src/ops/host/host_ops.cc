@@ -7,8 +7,20 @@
 #include "ops/host/blas.h"
 #include "ops/host/decode.h"
 #include "ops/host/functions.h"
+#include "ops/parts.h"
 
 namespace perigee {
+
+namespace {
+
+auto room_in(std::vector<std::byte>& memory) {
+    return [&memory](size_t bytes) {
+        memory.resize(bytes);
+        return memory.data();
+    };
+}
+
+}  // namespace
 
 template <class Real>
 HostOps<Real>::HostOps(Device& device, int threads) : device_(&device) {
@@ -68,6 +80,30 @@ void HostOps<Real>::compute(MatMul const& args) {
 }
 
 template <class Real>
+void HostOps<Real>::compute(Quantize const& args) {
+    check(args);
+    host::quantize<Real>(args);
+}
+
+template <class Real>
+void HostOps<Real>::compute(QuantMatMul const& args) {
+    Product const p = check(args);
+    // As `scratch_`, so that a training step allocates nothing.
+    auto const a = static_cast<size_t>(p.m * p.k), b = static_cast<size_t>(p.n * p.k);
+    if (scratch_.size() < a + b) scratch_.resize(a + b);
+    host::dequantize<Real>(scratch_.data(), args.a);
+    host::dequantize<Real>(scratch_.data() + a, args.b);
+    host::gemm<Real>({.c = {args.c.as<Real>(), p.n},
+                      .a = {scratch_.data(), p.k},
+                      .b = {scratch_.data() + a, p.k},
+                      .m = p.m,
+                      .n = p.n,
+                      .k = p.k,
+                      .transpose_b = true,
+                      .beta = args.accumulate ? Real(1) : Real(0)});
+}
+
+template <class Real>
 void HostOps<Real>::compute(Add const& args) {
     check(args);
     host::add<Real>(args);
@@ -75,6 +111,12 @@ void HostOps<Real>::compute(Add const& args) {
 template <class Real>
 void HostOps<Real>::compute(Scale const& args) {
     host::scale<Real>(args);
+}
+
+template <class Real>
+void HostOps<Real>::compute(Dropout const& args) {
+    check(args);
+    host::dropout<Real>(args);
 }
 
 template <class Real>
@@ -114,6 +156,16 @@ void HostOps<Real>::compute(QkvBackward const& args) {
     check(args);
     host::qkv_backward<Real>(args, scratch_);
 }
+template <class Real>
+void HostOps<Real>::compute(KeyConvForward const& args) {
+    check(args);
+    host::key_conv_forward<Real>(args);
+}
+template <class Real>
+void HostOps<Real>::compute(KeyConvBackward const& args) {
+    check(args);
+    host::key_conv_backward<Real>(args, scratch_);
+}
 
 template <class Real>
 void HostOps<Real>::compute(SelectBlocks const& args) {
@@ -128,6 +180,18 @@ void HostOps<Real>::compute(AttentionBackward const& args) {
     host::attention_backward<Real>(args);
 }
 
+template <class Real>
+void HostOps<Real>::compute(NormedProduct const& args) {
+    check(args);
+    std::vector<std::byte> memory;
+    compute_in_parts(args, main_dtype(), room_in(memory), [this](auto const& part) { compute(part); });
+}
+template <class Real>
+void HostOps<Real>::compute(DecodeQkv const& args) {
+    check(args);
+    std::vector<std::byte> memory;
+    compute_in_parts(args, main_dtype(), room_in(memory), [this](auto const& part) { compute(part); });
+}
 template <class Real>
 void HostOps<Real>::compute(KvAppend const& args) {
     check(args);
@@ -150,6 +214,12 @@ void HostOps<Real>::compute(DecodeAttend const& args) {
 }
 
 template <class Real>
+void HostOps<Real>::compute(SampleTokens const& args) {
+    check(args);
+    host::sample_tokens<Real>(args);
+}
+
+template <class Real>
 void HostOps<Real>::compute(SwigluForward const& args) {
     check(args);
     host::swiglu_forward<Real>(args);
@@ -157,7 +227,12 @@ void HostOps<Real>::compute(SwigluForward const& args) {
 template <class Real>
 void HostOps<Real>::compute(SwigluBackward const& args) {
     check(args);
-    host::swiglu_backward<Real>(args);
+    if (args.quantised_T2F.empty()) return host::swiglu_backward<Real>(args);
+    if (scratch_.size() < static_cast<size_t>(args.gate_up_T2F.size()))
+        scratch_.resize(static_cast<size_t>(args.gate_up_T2F.size()));
+    TensorView const dgate_up(scratch_.data(), args.gate_up_T2F.shape);
+    host::swiglu_backward<Real>({dgate_up, args.dy_TF, args.gate_up_T2F});
+    host::quantize<Real>({.to = args.quantised_T2F, .transposed = args.transposed_2FT, .x = dgate_up});
 }
 
 template <class Real>

@@ -36,7 +36,7 @@ void choose_blocks(SelectBlocks const& args, MobaOptions const& gate, BlockGrid 
     int64_t const tasks = std::ssize(pieces) * choices;
 #pragma omp parallel
     {
-        Chooser<Real> chooser(S, gate.force_previous);
+        Chooser<Real> chooser(S, gate);
         std::vector<Real> scores, summed(shared ? kTileRows * K : 0);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {

@@ -1,0 +1,75 @@
+// The choice of past blocks from their scores, by the last of the thread blocks that made them.
+#pragma once
+
+#include "kernels/common/arrivals.cuh"
+#include "kernels/common/reduce.cuh"
+#include "kernels/decode/scores.h"
+#include "kernels/moba_gate/top_k_rows.cuh"
+
+namespace perigee::decode {
+
+/// Scores and blocks as one number, higher for what is chosen first: the later of equal scores. 0: never chosen.
+__device__ __forceinline__ unsigned long long rank_of(float score, int32_t block) {
+    if (isnan(score)) return 0;
+    uint32_t const high = static_cast<uint32_t>(moba_gate::ordered(score)) ^ 0x80000000u;
+    return static_cast<unsigned long long>(high) << 32 | static_cast<uint32_t>(block + 1);
+}
+
+/// One warp, for one head or `summed` heads that share a choice, from `head` on of [S H]: k - 1 times the best score
+/// below the last pick, or k - 2 times and block 0; then in ascending order.
+__device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t current) {
+    using namespace kernels;
+    constexpr int kHeld = 16;                                          // scores of a lane that are read once
+    int const lane = threadIdx.x % 32, first = a.force_first ? 1 : 0;  // block 0 has a slot and does not compete
+    float const* const scores = a.scores + head * a.cache.most_blocks();
+    auto const rank = [&](float score, int32_t block) {
+        return rank_of(a.force_previous && block == current - 1 ? INFINITY : score, block);
+    };
+    float held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i] = i * 32 + lane < current ? __ldcg(scores + i * 32 + lane) : NAN;
+    unsigned long long last = ~0ull;
+    int32_t best[2] = {-1, -1};  // of slots lane and 32 + lane
+    int32_t found = 0;
+    auto const keep = [&](int32_t block) {
+        if (lane == found % 32) (found < 32 ? best[0] : best[1]) = block;
+        ++found;
+    };
+    while (found < a.slots - first) {
+        unsigned long long most = 0;
+        auto const compete = [&](float score, int32_t block) {
+            unsigned long long const its = rank(score, block);
+            if (block >= first && its < last && its > most) most = its;
+        };
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i)
+            if (i * 32 < current) compete(held[i], i * 32 + lane);
+        for (int32_t block = kHeld * 32 + lane; block < current; block += 32) compete(__ldcg(scores + block), block);
+        most = across_lanes<32>(most, [](auto x, auto y) { return x > y ? x : y; });
+        if (most == 0) break;
+        last = most;
+        keep(static_cast<int32_t>(most & 0xffffffffu) - 1);
+    }
+    if (first > 0 && current > 0) keep(0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int32_t const slot = half * 32 + lane;
+        int32_t place = slot < found ? 0 : slot;
+        for (int32_t i = 0; i < found; ++i) {
+            int32_t const other = __shfl_sync(kAllLanes, i < 32 ? best[0] : best[1], i % 32);
+            if (slot < found) place += other < best[half];
+        }
+        if (slot >= a.slots) continue;
+        for (int h = 0; h < a.summed; ++h) a.chosen[(head + h) * a.slots + place] = slot < found ? best[half] : -1;
+    }
+}
+
+/// By all threads of a thread block whose scores of heads [head, head + group) are written; the last one picks.
+__device__ __forceinline__ void pick_if_last(ScoreArgs const& a, int64_t head, int32_t current) {
+    unsigned const tiles = max((current + kScoreBlocks - 1) / kScoreBlocks, 1);
+    if (!kernels::last_to_arrive(a.arrived + blockIdx.z * a.cache.kv_heads + blockIdx.y, tiles)) return;
+    for (int h = threadIdx.x / 32 * a.summed; h < a.group; h += kScoreThreads / 32 * a.summed)
+        pick(a, head + h, current);
+}
+
+}  // namespace perigee::decode

@@ -1,0 +1,57 @@
+#include "kernels/gemv/stream.cuh"
+
+namespace perigee::kernels {
+
+namespace {
+
+using namespace gemv_detail;
+
+struct Plain {
+    InOrder rows;
+    bf16* y;
+    bool accumulate;
+    __device__ __forceinline__ void finish(int row, int32_t tile, int column, float value, float, bool there) const {
+        int64_t const at = int64_t{tile} * kColumns + column;
+        if (!there || at >= rows.n) return;
+        bf16* const to = y + row * int64_t{rows.n} + at;
+        *to = narrow<bf16>(accumulate ? widen(*to) + value : value);
+    }
+};
+
+/// A tile has four gates and the four values that they weigh.
+struct HalvesInTurn {
+    int32_t half;
+    __device__ int64_t row(int32_t tile, int i) const { return i / 4 * int64_t{half} + int64_t{tile} * 4 + i % 4; }
+};
+
+struct Swiglu {
+    HalvesInTurn rows;
+    bf16* y;
+    __device__ __forceinline__ void finish(int row, int32_t tile, int column, float value, float other,
+                                           bool there) const {
+        if (!there || column >= 4) return;
+        float const gate = widen(narrow<bf16>(value)), up = widen(narrow<bf16>(other));
+        y[row * int64_t{rows.half} + int64_t{tile} * 4 + column] =
+            narrow<bf16>(up * (gate * (1 / (1 + __expf(-gate)))));
+    }
+};
+
+}  // namespace
+
+bool takes_gemv(Gemv const& args) {
+    constexpr size_t kFixed = 9 << 10;  // of shared memory: sums
+    bool const normed = args.norm == nullptr || args.k <= int64_t{kNormVectors} * 8 * kThreads;
+    return 0 < args.rows && args.rows <= kMostRows && args.k > 0 && args.k % kChunk == 0 && args.n > 0 &&
+           args.n <= INT_MAX && args.k <= INT_MAX && normed && in_runs_of_eight(args.k, {args.x, args.w, args.norm}) &&
+           shared_bytes(args) + kFixed <= static_cast<size_t>(shared_of_block());
+}
+
+void gemv(Gemv const& args, bf16* y, bool accumulate, cudaStream_t stream) {
+    run(args, ceil_div(args.n, kColumns), Plain{{static_cast<int32_t>(args.n)}, y, accumulate}, stream);
+}
+
+void gemv_swiglu(Gemv const& args, bf16* y, cudaStream_t stream) {
+    run(args, args.n / 8, Swiglu{{static_cast<int32_t>(args.n / 2)}, y}, stream);
+}
+
+}  // namespace perigee::kernels

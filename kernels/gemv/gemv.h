@@ -1,0 +1,33 @@
+// Products of a few rows with a matrix of weights, as decoding makes them: bound by the bytes of the weights. What
+// comes before and after a product in a transformer's block is done on the way.
+#pragma once
+
+#include <driver_types.h>
+
+#include <cstdint>
+
+#include "base/bf16.h"
+
+namespace perigee::kernels {
+
+/// x W^T in fp32. Device pointers, aligned to 16 bytes.
+struct Gemv {
+    bf16 const* x = nullptr;     ///< [rows, k]
+    bf16 const* w = nullptr;     ///< [n, k]
+    bf16 const* norm = nullptr;  ///< [k]: rows of x are normalised first (RMSNorm), and rounded
+    float eps = 0;               ///< of the norm
+    int64_t rows = 0;            ///< 1 to 16
+    int64_t n = 0;
+    int64_t k = 0;  ///< a multiple of 32
+};
+
+/// Whether the functions below take these.
+bool takes_gemv(Gemv const& args);
+
+// A row's bits depend on that row and W alone. Results repeat bitwise. y and x do not overlap.
+/// y [rows, n] = product, rounded; or y += product.
+void gemv(Gemv const& args, bf16* y, bool accumulate, cudaStream_t stream);
+/// y [rows, n / 2] = SwiGLU of the rounded product, whose first half are the gates; n is a multiple of 8.
+void gemv_swiglu(Gemv const& args, bf16* y, cudaStream_t stream);
+
+}  // namespace perigee::kernels

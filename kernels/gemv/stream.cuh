@@ -1,0 +1,273 @@
+// The kernel of products of few rows. There is one thread block on each multiprocessor. It makes tiles of 8 columns of
+// the product, one after the other, from as many rows of W. Its warps share k; their sums are added in their order.
+//
+// A thread copies the weights that it multiplies itself to its own part of a ring in shared memory, far ahead: the ring
+// is full before the kernels before this one have ended, and is never empty between tiles.
+//
+// In a product of two fragments the order of k is free, as long as both have the same: a lane's 16 bytes of a row are
+// its parts of two products.
+#pragma once
+
+#include <bit>
+
+#include "kernels/ampere/tile.cuh"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/vector.cuh"
+#include "kernels/gemv/gemv.h"
+
+namespace perigee::kernels::gemv_detail {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kChunk = 32;    // of k: 16 bytes of each lane of a quad
+constexpr int kTogether = 2;  // chunks of a stage
+constexpr int kStages = 10;   // of the ring: 80 KiB
+constexpr int kColumns = 8;   // of a tile
+constexpr int kMostRows = 16;
+constexpr int kPadding = 32;     // of a row of x in shared memory: two rows are in different banks
+constexpr int kNormVectors = 4;  // of a thread and row
+constexpr size_t kRingBytes = size_t{kStages} * kTogether * kThreads * sizeof(uint4);
+
+struct Args {
+    bf16 const *x, *w, *norm;
+    float eps;
+    int32_t rows, n, k, tiles;
+};
+
+/// What is read once leaves the L2 cache to the rest.
+__device__ __forceinline__ uint64_t read_once() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+/// copy_16 with such a policy.
+__device__ __forceinline__ void copy_16_once(void* to, void const* from, bool there, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(there ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+
+/// Row of W that is a tile's i-th, where tiles are neighbours.
+struct InOrder {
+    int32_t n;
+    __device__ int64_t row(int32_t tile, int i) const { return min(int64_t{tile} * kColumns + i, int64_t{n} - 1); }
+};
+
+/// A warp's chunks of k, stage by stage and tile after tile, through the thread's part of the ring.
+template <class Rows>
+class Weights {
+  public:
+    __device__ Weights(Args const& a, Rows const& rows, uint4* ring, int begin, int end)
+        : a_(a), rows_(rows), ring_(ring + threadIdx.x), begin_(begin), end_(end), chunk_(begin), tile_(blockIdx.x) {
+        find_row();
+#pragma unroll 1
+        for (int i = 1; i < kStages; ++i) fetch();
+    }
+    /// The oldest stage is there, and another begins to come.
+    __device__ __forceinline__ void advance() {
+        fetch();
+        wait_for_copy_groups<kStages - 1>();
+        reading_ = reading_ == kStages - 1 ? 0 : reading_ + 1;
+    }
+    __device__ __forceinline__ uint4 chunk(int i) const { return ring_[(reading_ * kTogether + i) * kThreads]; }
+
+  private:
+    __device__ __forceinline__ void find_row() {
+        int const lane = threadIdx.x % 32;
+        if (tile_ < a_.tiles) from_ = a_.w + rows_.row(tile_, lane / 4) * a_.k + lane % 4 * 8;
+    }
+    __device__ __forceinline__ void fetch() {
+        if (tile_ < a_.tiles) {
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
+                copy_16_once(ring_ + (filling_ * kTogether + i) * kThreads, from_ + (chunk_ + i) * kChunk,
+                             chunk_ + i < end_, once_);
+            chunk_ += kTogether;
+            if (chunk_ >= end_) {
+                chunk_ = begin_;
+                tile_ += static_cast<int32_t>(gridDim.x);
+                find_row();
+            }
+        }
+        end_copy_group();
+        filling_ = filling_ == kStages - 1 ? 0 : filling_ + 1;
+    }
+
+    uint64_t const once_ = read_once();
+    Args const& a_;
+    Rows const& rows_;
+    uint4* const ring_;
+    int const begin_, end_;
+    int chunk_;
+    int32_t tile_;
+    bf16 const* from_ = nullptr;
+    int filling_ = 0, reading_ = kStages - 1;
+};
+
+/// Rows of x to shared memory.
+__device__ inline void load_x(Args const& a, bf16* x) {
+    int const vectors = a.k / 8, all = a.rows * vectors, stride = a.k + kPadding;
+    constexpr int kAtOnce = 4;
+    for (int from = threadIdx.x; from < all; from += kAtOnce * kThreads) {
+        uint4 held[kAtOnce];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+            int const i = min(from + j * kThreads, all - 1);
+            held[j] = *reinterpret_cast<uint4 const*>(a.x + int64_t{i} * 8);
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+            int const i = from + j * kThreads, row = i / vectors;
+            if (i < all) *reinterpret_cast<uint4*>(x + row * stride + (i - row * vectors) * 8) = held[j];
+        }
+    }
+    __syncthreads();
+}
+
+/// The same, normalised. `weights`: the norm's, of this thread's columns.
+__device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVectors], bf16* x) {
+    __shared__ float squares[kMostRows][kWarps];
+    int const vectors = a.k / 8, stride = a.k + kPadding, thread = threadIdx.x;
+    constexpr int kAtOnce = 4;  // rows
+    for (int row = 0; row < a.rows; row += kAtOnce) {
+        float sum[kAtOnce] = {};
+#pragma unroll
+        for (int j = 0; j < kNormVectors; ++j) {
+            int const vector = thread + j * kThreads;
+            if (vector >= vectors) break;
+            uint4 held[kAtOnce];
+#pragma unroll
+            for (int r = 0; r < kAtOnce; ++r)
+                if (row + r < a.rows)
+                    held[r] = *reinterpret_cast<uint4 const*>(a.x + int64_t{row + r} * a.k + vector * 8);
+#pragma unroll
+            for (int r = 0; r < kAtOnce; ++r) {
+                if (row + r >= a.rows) break;
+                float values[8];
+                unpack(values, std::bit_cast<Run<bf16, 8>>(held[r]));
+#pragma unroll
+                for (int i = 0; i < 8; ++i) sum[r] += values[i] * values[i];
+                *reinterpret_cast<uint4*>(x + (row + r) * stride + vector * 8) = held[r];
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < kAtOnce; ++r) {
+            float const of_warp = warp_sum(sum[r]);
+            if (thread % 32 == 0 && row + r < a.rows) squares[row + r][thread / 32] = of_warp;
+        }
+    }
+    __syncthreads();
+    for (int row = 0; row < a.rows; ++row) {
+        float sum = 0;
+#pragma unroll
+        for (int warp = 0; warp < kWarps; ++warp) sum += squares[row][warp];
+        float const rstd = 1 / sqrtf(sum / static_cast<float>(a.k) + a.eps);
+#pragma unroll
+        for (int j = 0; j < kNormVectors; ++j) {
+            int const vector = thread + j * kThreads;
+            if (vector >= vectors) break;
+            auto* const at = reinterpret_cast<uint4*>(x + row * stride + vector * 8);
+            float values[8], of_norm[8];
+            unpack(values, std::bit_cast<Run<bf16, 8>>(*at));
+            unpack(of_norm, std::bit_cast<Run<bf16, 8>>(weights[j]));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[i] *= rstd * of_norm[i];
+            *at = std::bit_cast<uint4>(pack<bf16>(values));
+        }
+    }
+    __syncthreads();
+}
+
+/// sums [16, 8] += 16 rows of x times a warp's chunks of a tile. Rows from 8 on only where kHigh.
+template <bool kHigh, class Rows>
+__device__ __forceinline__ void multiply(float (&sums)[4], Weights<Rows>& weights, bf16 const* x, int rows, int stride,
+                                         int begin, int end) {
+    int const lane = threadIdx.x % 32, row = lane / 4;
+    bool const low_there = row < rows, high_there = kHigh && row + 8 < rows;
+    bf16 const* const low = x + (low_there ? row : 0) * stride + lane % 4 * 8;
+    bf16 const* const high = x + (high_there ? row + 8 : 0) * stride + lane % 4 * 8;
+    uint4 const zero = make_uint4(0, 0, 0, 0);
+    for (int chunk = begin; chunk < end; chunk += kTogether) {
+        weights.advance();
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            int const at = min(chunk + i, end - 1) * kChunk;  // weights beyond the end are zero
+            uint4 const w = weights.chunk(i);
+            uint4 const p = low_there ? *reinterpret_cast<uint4 const*>(low + at) : zero;
+            uint4 const q = high_there ? *reinterpret_cast<uint4 const*>(high + at) : zero;
+            uint32_t const first[4] = {p.x, q.x, p.y, q.y}, second[4] = {p.z, q.z, p.w, q.w};
+            ampere::mma(sums, first, w.x, w.y);
+            ampere::mma(sums, second, w.z, w.w);
+        }
+    }
+}
+
+/// `Finish` has `Rows rows`, and finish(row, tile, column, value, other): by whole warps, of the sums of a tile, where
+/// `other` is that of column ^ 4. It writes where `there`.
+template <bool kNorm, bool kHigh, class Finish>
+__global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const f) {
+    constexpr int kRows = kHigh ? 16 : 8;
+    __shared__ alignas(16) float parts[2][kWarps][kRows][kColumns];
+    let_next_begin();
+    auto* const ring = reinterpret_cast<uint4*>(ampere::dynamic_shared());
+    auto* const x = reinterpret_cast<bf16*>(ampere::dynamic_shared() + kRingBytes);
+    int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    int const chunks = a.k / kChunk, of_warp = (chunks + kWarps - 1) / kWarps;
+    int const begin = min(warp * of_warp, chunks), end = min(begin + of_warp, chunks);
+    Weights weights(a, f.rows, ring, begin, end);
+    if constexpr (kNorm) {
+        uint4 of_norm[kNormVectors];
+#pragma unroll
+        for (int j = 0; j < kNormVectors; ++j)
+            if (int const vector = thread + j * kThreads; vector < a.k / 8)
+                of_norm[j] = *reinterpret_cast<uint4 const*>(a.norm + vector * 8);
+        wait_for_previous();
+        load_normed(a, of_norm, x);
+    } else {
+        wait_for_previous();
+        load_x(a, x);
+    }
+    int turn = 0;
+    for (int32_t tile = blockIdx.x; tile < a.tiles; tile += static_cast<int32_t>(gridDim.x), turn ^= 1) {
+        float sums[4] = {};
+        multiply<kHigh>(sums, weights, x, a.rows, a.k + kPadding, begin, end);
+        *reinterpret_cast<float2*>(&parts[turn][warp][lane / 4][lane % 4 * 2]) = make_float2(sums[0], sums[1]);
+        if (kHigh)
+            *reinterpret_cast<float2*>(&parts[turn][warp][(lane / 4 + 8) % kRows][lane % 4 * 2]) =
+                make_float2(sums[2], sums[3]);
+        __syncthreads();
+        if (thread >= kRows * kColumns) continue;
+        int const row = thread / kColumns, column = thread % kColumns;
+        float sum = parts[turn][0][row][column];
+#pragma unroll
+        for (int other = 1; other < kWarps; ++other) sum += parts[turn][other][row][column];
+        f.finish(row, tile, column, sum, __shfl_xor_sync(kAllLanes, sum, 4), row < a.rows);
+    }
+}
+
+/// Of dynamic shared memory: the ring and x.
+inline size_t shared_bytes(Gemv const& g) {
+    return kRingBytes + static_cast<size_t>(g.rows * (g.k + kPadding)) * sizeof(bf16);
+}
+
+template <class Finish>
+void run(Gemv const& g, int64_t tiles, Finish const& finish, cudaStream_t stream) {
+    Args const args{g.x,
+                    g.w,
+                    g.norm,
+                    g.eps,
+                    static_cast<int32_t>(g.rows),
+                    static_cast<int32_t>(g.n),
+                    static_cast<int32_t>(g.k),
+                    static_cast<int32_t>(tiles)};
+    auto const pick = [&]<bool kNorm>() {
+        return g.rows > 8 ? kernel<kNorm, true, Finish> : kernel<kNorm, false, Finish>;
+    };
+    auto* const chosen = g.norm != nullptr ? pick.template operator()<true>() : pick.template operator()<false>();
+    size_t const bytes = shared_bytes(g);
+    allow_shared(chosen, bytes);
+    follow(chosen, dim3(static_cast<unsigned>(std::min(tiles, multiprocessors()))), dim3(kThreads), bytes, stream, args,
+           finish);
+}
+
+}  // namespace perigee::kernels::gemv_detail

@@ -1,0 +1,64 @@
+#include "model/precision.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tensor/quantized.h"
+
+namespace perigee {
+
+void describe(Schema& schema, EdgeLayers& options) {
+    schema.add("first", options.first, between(0, kMostLayers), "layers at the beginning")
+        .add("last", options.last, between(0, kMostLayers), "layers at the end");
+}
+
+void describe(Schema& schema, PrecisionOptions& options) {
+    schema
+        .choice("linear", options.linear,
+                {{"bf16", LinearPrecision::bf16},
+                 {"fp8_block", LinearPrecision::fp8_block},
+                 {"auto", LinearPrecision::automatic}},
+                "operands of the products with the blocks' matrices while training: bf16 (fp32 on the CPU); fp8_block, "
+                "E4M3 with a power of two for every 128 elements of activations and gradients and every 128 x 128 of "
+                "weights, where all extents are multiples of 128; auto, the same where it is large enough to be "
+                "faster. `check` prints which products run in what; docs/fp8.md describes it")
+        .choice("wgrad", options.wgrad, {{"fp8", GradientPrecision::fp8}, {"bf16", GradientPrecision::bf16}},
+                "operands of the weights' gradients where precision.linear is not bf16")
+        .section("bf16_layers", options.bf16_layers, "Layers whose products stay in bf16.");
+}
+
+std::vector<std::string> problems(PrecisionOptions const& options, ModelOptions const& model) {
+    auto const [first, last] = options.bf16_layers;
+    if (first + last <= model.num_hidden_layers) return {};
+    return {
+        fmt::format("precision.bf16_layers.first ({}) and precision.bf16_layers.last ({}) together must be at most "
+                    "model.num_hidden_layers ({})",
+                    first, last, model.num_hidden_layers)};
+}
+
+bool takes_fp8(PrecisionOptions const& options, LinearShape const& shape) {
+    if (options.linear == LinearPrecision::bf16) return false;
+    for (int64_t const extent : {shape.tokens, shape.outputs, shape.inputs})
+        if (extent == 0 || extent % kQuantTile != 0) return false;
+    if (options.linear == LinearPrecision::fp8_block) return true;
+    // Casts cost by the element, products save by the FLOP: measured on an H100, 2048 x 2048 gains nothing.
+    auto const [less, more] = std::minmax(shape.outputs, shape.inputs);
+    return shape.tokens >= 4096 && less >= 2048 && more >= 3072;
+}
+
+bool in_fp8_layers(PrecisionOptions const& options, int64_t layer, int64_t layers) {
+    return options.bf16_layers.first <= layer && layer < layers - options.bf16_layers.last;
+}
+
+std::vector<NamedLinear> block_linears(ModelOptions const& model, int64_t tokens, int64_t mlp_tokens, int64_t tp) {
+    int64_t const queries = model.num_attention_heads / tp * model.head_size(),
+                  keys = model.kv_heads() / tp * model.head_size();
+    int64_t const hidden = model.hidden_size, intermediate = model.intermediate_size / tp;
+    return {{"qkv", {tokens, queries + 2 * keys, hidden}},
+            {"o", {tokens, hidden, queries}},
+            {"gate_up", {mlp_tokens, 2 * intermediate, hidden}},
+            {"down", {mlp_tokens, hidden, intermediate}}};
+}
+
+}  // namespace perigee

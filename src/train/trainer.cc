@@ -176,7 +176,8 @@ Outcome Trainer::run() {
             if (!accept(r)) continue;
         } catch (Error const& e) {
             // All ranks judge alike: the last good state is worth keeping before they leave.
-            if (e.category() == Category::numeric && saver_.in_flight()) finish_save(/*last=*/false);
+            bool const alike = e.category() == Category::numeric || e.category() == Category::corruption;
+            if (alike && saver_.in_flight()) finish_save(/*last=*/false);
             throw;
         }
         bool const stop = told_to_stop();

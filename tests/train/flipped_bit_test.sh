@@ -5,8 +5,7 @@ set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
 folder=$scratch/run whole=$scratch/whole
-# With asynchronous saves the fault can end the job while step 20 is still being written.
-options=(parallel.shard=none guard.hash_every=10 checkpoint.async=false ${more_options:-})
+options=(parallel.shard=none guard.hash_every=10 ${more_options:-})
 ranks=${ranks:-4}
 run "$ranks" "$whole" perigee "${options[@]}"
 [ "$code" = 0 ] || complain "the unbroken run ended with $code"

@@ -81,6 +81,7 @@ struct Measured {
     int64_t bytes = 0;                      ///< of the device in use, the largest seen after a step
     std::map<std::string, double> exposed;  ///< seconds of a step in which the compute queue waited, by axis
     PhaseSeconds phases = {};               ///< of a step
+    std::vector<double> waited = {};        ///< of each rank: seconds of a step in which its compute queue waited
     nlohmann::json operations = {};         ///< of one more step, where they are asked for
 };
 
@@ -101,6 +102,13 @@ std::map<std::string, double> by_axis(std::map<int, double> const& communication
         if (mean > 0) seconds[to_string(axis)] = mean;
     }
     return seconds;
+}
+
+/// One number of each rank, on all ranks.
+std::vector<double> of_each(HostComm& world, double own) {
+    std::vector<double> all;
+    for (int rank = 0; rank < world.size(); ++rank) all.push_back(world.sum(rank == world.rank() ? own : 0));
+    return all;
 }
 
 /// What is known of a run before it is measured.
@@ -150,7 +158,11 @@ Measured time_steps(Options const& o, Session& session, LabelledOps& ops, Learne
     m.bytes = together.max(m.bytes);
     m.phases = device.phases().take();
     for (double& seconds : m.phases) seconds /= steps;
-    m.exposed = by_axis(device.phases().take_communication(), steps, together);
+    std::map<int, double> const communication = device.phases().take_communication();
+    m.exposed = by_axis(communication, steps, together);
+    double waited = 0;
+    for (auto const& [axis, seconds] : communication) waited += seconds / steps;
+    m.waited = of_each(together, waited);
     if (o.operations) {
         device.trace().start(device.queue());
         step();
@@ -178,11 +190,9 @@ Measured as_phantom(Options const& o, Run const& run, Machine machine, FileSyste
 }
 
 Measured as_rank(Options const& o, Run const& run, HostComm& world, Machine machine, FileSystem& files) {
-    std::unique_ptr<Ops> const inner = std::move(machine.ops);
-    auto owned = std::make_unique<LabelledOps>(*inner, "", run.rates ? &*run.rates : nullptr);
+    auto owned = std::make_unique<LabelledOps>(*machine.ops, "", run.rates ? &*run.rates : nullptr);
     LabelledOps& ops = *owned;
-    machine.ops = std::move(owned);
-    Session session(run.options, std::move(machine), world, files);
+    Session session(run.options, {nullptr, std::move(owned)}, world, files);
     Learner learner(session);
     learner.initialise(1);
     return time_steps(o, session, ops, learner, world, [] { return 0.0; });
@@ -228,6 +238,8 @@ nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predict
         all["link_gb_s"] = o.gigabytes_per_second;
         all["latency_us"] = o.microseconds;
         all["traffic"] = o.traffic;
+    } else {
+        for (double const seconds : m.waited) all["exposed_ms_of_ranks"].push_back(1e3 * seconds);
     }
     return all;
 }

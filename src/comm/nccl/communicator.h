@@ -1,5 +1,6 @@
-// One NCCL communicator that never blocks the calling thread for good: NCCL's calls return at once, and what waits for
-// them can be ended by a watchdog. NCCL's codes become errors.
+// One NCCL communicator. A call queues its collective and returns; only the first between two ranks, which connects
+// them, waits for the other rank, and a watchdog ends the process where that rank never comes. NCCL's codes become
+// errors. Its mode that never waits starts a thread for each call: 0.12 ms where 0.02 are enough.
 #pragma once
 
 #include <nccl.h>
@@ -25,7 +26,7 @@ class Communicator {
     Communicator(Communicator const&) = delete;
     Communicator& operator=(Communicator const&) = delete;
 
-    /// Makes a call of NCCL and waits until NCCL has queued what it asks for. Throws Category::communication.
+    /// Makes a call of NCCL. Throws Category::communication.
     void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body);
     /// The same between ncclGroupStart and ncclGroupEnd, which a call() is to bring.
     void call_in_group(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) const;
@@ -34,11 +35,9 @@ class Communicator {
     void abort() noexcept;
 
   private:
-    void settle(ncclResult_t code, char const* what) const;
     [[noreturn]] void fail_with(ncclResult_t code, char const* what) const;
 
-    /// Held through a call and the waiting after it. Whoever asks NCCL how a communicator is ends its last call too,
-    /// and two threads must not do that at once.
+    /// Held through a call: nobody asks NCCL about a communicator that it works on.
     mutable std::mutex calling_;
     std::atomic<ncclComm_t> comm_ = nullptr;
     Axis axis_;

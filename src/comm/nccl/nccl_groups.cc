@@ -145,7 +145,7 @@ class NcclComm final : public Comm {
                 if (code == ncclSuccess && x.size() > 0)
                     code = ncclRecv(x.data, count(x), nccl_type(x.dtype), from, comm, stream(queue));
             ncclResult_t const end = ncclGroupEnd();
-            return code != ncclSuccess && code != ncclInProgress ? code : end;
+            return code != ncclSuccess ? code : end;
         });
     }
     void queue_broadcast(Queue& queue, TensorView x, int root) override {

@@ -47,7 +47,6 @@ struct GateArgs {
     int32_t first;   ///< 1: block 0 does not compete, but has a slot before them; else 0
     int32_t summed;  ///< heads that share a selection
     bool force_previous;
-
     __host__ __device__ int32_t all_slots() const { return first + slots; }
 };
 GateArgs gate_args(Stage const& stage, int32_t* chosen = nullptr);

@@ -110,13 +110,17 @@ class GpuPrecision : public ::testing::Test {
     }
 };
 
+/// Each quantised product is about 4% off (3 bits of mantissa), and the gradients of the last blocks have gone through
+/// some twenty of them.
+constexpr double kFp8Cosine = 0.98;
+
 TEST_F(GpuPrecision, OfFp8GivesNearlyTheGradientsOfTheCpu) {
     Trained const exact = on_host(AttentionKind::full, {}), fp8 = on_gpu(AttentionKind::full, kFp8);
     EXPECT_GT(fp8.products, 0);
-    expect_near(fp8, exact, 0.99);
-    expect_near(fp8, on_host(AttentionKind::full, kFp8), 0.99);
+    expect_near(fp8, exact, kFp8Cosine);
+    expect_near(fp8, on_host(AttentionKind::full, kFp8), kFp8Cosine);
     expect_near(on_gpu(AttentionKind::full, {.linear = LinearPrecision::fp8_block, .wgrad = GradientPrecision::bf16}),
-                exact, 0.99);
+                exact, kFp8Cosine);
 }
 
 TEST_F(GpuPrecision, OfFp8GivesTheSameBitsEveryTimeAndUnderEveryPolicy) {

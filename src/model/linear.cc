@@ -26,7 +26,7 @@ void quantised_input_gradient(Pass const& pass, LinearBackward const& x, QuantTe
 }
 
 void quantised_weight_gradient(Pass const& pass, LinearBackward const& x, QuantTensor const& dy_OT) {
-    QuantTensor const x_IT = matrix_in(pass.quantised->input, Tiles::rows, x.x_TI[1], x.x_TI[0]);
+    QuantTensor const x_IT = matrix_in(pass.quantised->input, Tiles::squares, x.x_TI[1], x.x_TI[0]);
     pass.ops.quantize({.to = {}, .transposed = x_IT, .x = x.x_TI});
     pass.ops.matmul8({.c = x.dw_OI, .a = dy_OT, .b = x_IT, .accumulate = !pass.fresh});
 }

@@ -81,7 +81,7 @@ class Bench {
         TensorView const x = random(T, I, 1), dy = random(T, O, 1e-4), w = random(O, I, 0.02);
         TensorView const y = make(DType::bf16, {T, O}), dx = make(DType::bf16, {T, I}), dw = make(DType::f32, {O, I});
         ops_.fill_zero(dw);
-        QuantTensor const x_TI = quantised(Tiles::rows, T, I), x_IT = quantised(Tiles::rows, I, T);
+        QuantTensor const x_TI = quantised(Tiles::rows, T, I), x_IT = quantised(Tiles::squares, I, T);
         QuantTensor const dy_TO = quantised(Tiles::rows, T, O), dy_OT = quantised(Tiles::rows, O, T);
         QuantTensor const w_OI = quantised(Tiles::squares, O, I), w_IO = quantised(Tiles::squares, I, O);
         auto const cast = [&](QuantTensor const& to, QuantTensor const& transposed, TensorView from) {

@@ -10,12 +10,12 @@ namespace perigee::kernels {
 
 namespace {
 
-/// Random bits for the moments of elements in a tensor.
+/// Random bits for stochastic rounding of a tensor's moments.
 struct Rounding {
     Philox random;
     TensorPart part;
 
-    /// Of elements [i, i + N): a word for each.
+    /// One word per element of [i, i + N).
     template <int N>
     __device__ __forceinline__ void words(uint32_t (&to)[N], int64_t i) const {
         int64_t const first = part.index(i);

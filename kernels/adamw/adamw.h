@@ -1,5 +1,5 @@
-// AdamW (Loshchilov & Hutter 2019) in one pass over flat ranges: fp32 weights, moments and gradients, as Ops::adamw
-// defines it, and the new weights rounded to bf16. Or with moments in bf16, rounded up or down at random.
+// AdamW (Loshchilov & Hutter 2019) in one pass over flat ranges, as Ops::adamw defines it: fp32 weights, moments and
+// gradients, and a bf16 copy of the new weights. Moments may also be bf16 with stochastic rounding.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,9 +15,9 @@ namespace perigee::kernels {
 /// n elements each.
 struct AdamW {
     float* w;
-    float* m;  ///< or null, where moments are in bf16
+    float* m;  ///< null if the moments are bf16
     float* v;
-    bf16* narrow_m;  ///< or null
+    bf16* narrow_m;  ///< null if the moments are fp32
     bf16* narrow_v;
     float const* g;
     bf16* rounded;  ///< or null
@@ -29,7 +29,7 @@ struct AdamW {
     double weight_decay;
     double grad_scale;
     int64_t step;   ///< 1 at the first update
-    Philox random;  ///< of moments in bf16
+    Philox random;  ///< for stochastic rounding of bf16 moments
     TensorPart part;
 };
 void adamw(AdamW const& args, cudaStream_t stream);

@@ -54,16 +54,16 @@ __device__ void list_blocks(AttendArgs const& a, int32_t const* from, int32_t cu
     __syncthreads();
 }
 
-/// Keys [begin, begin + keys), of `block`.
+/// Keys [begin, begin + keys) of `block`.
 struct Split {
     int32_t block, begin, keys;
     bool local;
-    int64_t at;  ///< place of its partial result for the group's first head in [S, H, most_splits]
+    int64_t at;  ///< offset of its partial result in [S, H, most_splits], for the group's first head
 };
 
-/// The splits of one sequence and key/value head.
+/// All splits of one sequence and KV head.
 struct Splits {
-    int32_t const* list;  ///< of blocks; null: all
+    int32_t const* list;  ///< block indices; null: all blocks
     int32_t count, per_block, block_size, current, tokens;
     int64_t at;
 
@@ -75,7 +75,7 @@ struct Splits {
     }
 };
 
-/// Starts copying a split of key/value head g: keys are one group of copies, values the next.
+/// Starts copying one split for KV head g. Keys are one cp.async group, values the next.
 template <int D>
 __device__ __forceinline__ void load_split(AttendShared<D>& shared, Cache const& c, Pages const& pages,
                                            Split const& split, int32_t g) {
@@ -225,7 +225,7 @@ __device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D
 template <int D>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const a) {
     wait_for_previous();
-    let_next_begin();  // products that read ahead would take the bandwidth of what comes before this
+    let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
     auto& shared = *reinterpret_cast<AttendShared<D>*>(dynamic_shared());
     auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
     int32_t* const list = chosen + 2 * a.listed;
@@ -266,8 +266,8 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const
     }
 }
 
-/// Thread blocks of a sequence and key/value head: those that fill `resident` places in whole turns, as few as do.
-/// Results do not depend on it.
+/// Thread blocks per sequence and KV head: the fewest that fill whole waves of `resident` thread blocks, to within 3%
+/// of the best possible. Results do not depend on it.
 int64_t grid_columns(AttendArgs const& args, int64_t resident) {
     constexpr int64_t kTurns = 4;
     int64_t const rows = int64_t{args.cache.kv_heads} * args.cache.sequences;

@@ -43,7 +43,7 @@ struct Select {
     int32_t first_head = 0;     ///< number of the first among all of the model
     KernelArch arch = KernelArch::sm80;
     float* scores = nullptr;      ///< scratch memory: select_floats() of most_blocks()
-    unsigned* arrived = nullptr;  ///< [S, G]: zeros, before and after
+    unsigned* arrived = nullptr;  ///< [S, G], zero before and after the call
     cudaStream_t stream = nullptr;
 };
 /// Writes all of `chosen`: past blocks, ascending, then -1. With the gate, those that moba_gate_select chooses.
@@ -57,7 +57,7 @@ struct Attend {
     int32_t heads = 0;                ///< H
     int32_t slots = 0;
     bool all = false;          ///< every block of the past, and no `chosen`
-    bool pools = false;        ///< writes the means of the blocks that the newest tokens complete
+    bool pools = false;        ///< also writes the means of blocks that the newest tokens complete
     float scale = 0;           ///< of the scores: positive
     float* scratch = nullptr;  ///< attend_floats() of most_splits()
     cudaStream_t stream = nullptr;

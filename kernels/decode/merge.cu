@@ -1,4 +1,4 @@
-// Partial results of attention, merged by log-sum-exp.
+// Merges partial attention results by log-sum-exp.
 #include "kernels/common/fragments.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
@@ -13,10 +13,10 @@ namespace {
 using namespace kernels;
 
 constexpr int kMergeThreads = 512;
-constexpr int64_t kFewPooled = 256;  // tokens of a block that fewer threads pool
+constexpr int64_t kFewPooled = 256;  // up to this block size fewer threads pool a block
 static_assert(pool_threads(kFewPooled) < kMergeThreads && pool_threads(kFewPooled + 1) == kMergeThreads);
 
-/// The mean of the block that the newest token completes, if it does.
+/// Writes the mean of the block that the newest token completes, if any.
 template <int D>
 __device__ void pool_completed(Cache const& c, int32_t s, int32_t g) {
     int32_t const token = c.lengths[s], block = token / c.block_size;
@@ -30,12 +30,12 @@ __device__ void pool_completed(Cache const& c, int32_t s, int32_t g) {
         pool_block<D, kMergeThreads>(c.block_size, c.block_size, key, mean);
 }
 
-/// One head of one sequence. A run of lanes adds every kRuns-th partial result up, then the sums of the runs are
-/// added in their order: results depend on nothing but the splits.
+/// One head of one sequence. Each run of lanes sums every kRuns-th partial result. The sums of the runs are then added
+/// in a fixed order, so the result depends only on the splits.
 template <int D>
 __global__ void __launch_bounds__(kMergeThreads, 1) merge_kernel(AttendArgs const a) {
     wait_for_previous();
-    let_next_begin();  // products that read ahead would take the bandwidth of what comes before this
+    let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
     constexpr int kLanes = D / 4, kRuns = kMergeThreads / kLanes, kAtOnce = 8;
     __shared__ alignas(16) float results[kRuns][D];
     __shared__ float sums[kRuns];

@@ -1,4 +1,4 @@
-// What attention's kernel leaves and the merge takes.
+// Partial results that attend.cu writes and merge.cu reads.
 #pragma once
 
 #include "kernels/decode/decode.h"
@@ -11,17 +11,17 @@ struct AttendArgs {
     bf16* o;
     int32_t const* chosen;  ///< [S, H, slots]
     float* partial;         ///< [S, H, most_splits, K]
-    float* partial_lse;     ///< [S, H, most_splits], in base 2
-    int32_t* counts;        ///< [S, G]: splits
+    float* partial_lse;     ///< [S, H, most_splits], base 2
+    int32_t* counts;        ///< [S, G]: number of splits
     int32_t heads, group, slots;
-    int32_t listed;  ///< slots of a group: group * slots
+    int32_t listed;  ///< slots per group: group * slots
     int32_t splits_per_block;
-    int32_t most_splits;  ///< of a sequence and key/value head
+    int32_t most_splits;  ///< per sequence and KV head
     bool all, pools;
     float scale_log2;
 };
 
-/// o from the partial results.
+/// Merges the partial results into o.
 void merge(AttendArgs const& args, cudaStream_t stream);
 
 }  // namespace perigee::decode

@@ -1,4 +1,4 @@
-// The choice of past blocks from their scores, by the last of the thread blocks that made them.
+// Top-k selection of past blocks from their scores, in the last thread block to finish scoring.
 #pragma once
 
 #include "kernels/common/arrivals.cuh"
@@ -8,18 +8,19 @@
 
 namespace perigee::decode {
 
-/// Scores and blocks as one number, higher for what is chosen first: the later of equal scores. 0: never chosen.
+/// A sort key from score and block index. Equal scores rank the later block higher. 0 is never selected.
 __device__ __forceinline__ unsigned long long rank_of(float score, int32_t block) {
     if (isnan(score)) return 0;
     uint32_t const high = static_cast<uint32_t>(moba_gate::ordered(score)) ^ 0x80000000u;
     return static_cast<unsigned long long>(high) << 32 | static_cast<uint32_t>(block + 1);
 }
 
-/// One warp, for one head or `summed` heads that share a choice, from `head` on of [S H]: k - 1 times the best score
-/// below the last pick, or k - 2 times and block 0; then in ascending order.
+/// Top-k selection by one warp, for head `head` of [S H] or for the `summed` heads from there on that share a
+/// selection. Each pick is the best score below the previous pick. There are k - 1 picks, or k - 2 and block 0. The
+/// result is in ascending order.
 __device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t current) {
     using namespace kernels;
-    constexpr int kHeld = 16;                                          // scores of a lane that are read once
+    constexpr int kHeld = 16;                                          // scores per lane kept in registers
     int const lane = threadIdx.x % 32, first = a.force_first ? 1 : 0;  // block 0 has a slot and does not compete
     float const* const scores = a.scores + head * a.cache.most_blocks();
     auto const rank = [&](float score, int32_t block) {
@@ -29,7 +30,7 @@ __device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t c
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) held[i] = i * 32 + lane < current ? __ldcg(scores + i * 32 + lane) : NAN;
     unsigned long long last = ~0ull;
-    int32_t best[2] = {-1, -1};  // of slots lane and 32 + lane
+    int32_t best[2] = {-1, -1};  // of slots `lane` and 32 + `lane`
     int32_t found = 0;
     auto const keep = [&](int32_t block) {
         if (lane == found % 32) (found < 32 ? best[0] : best[1]) = block;
@@ -64,7 +65,8 @@ __device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t c
     }
 }
 
-/// By all threads of a thread block whose scores of heads [head, head + group) are written; the last one picks.
+/// Called by all threads of a thread block after it has written its scores of heads [head, head + group). The last
+/// thread block to arrive picks.
 __device__ __forceinline__ void pick_if_last(ScoreArgs const& a, int64_t head, int32_t current) {
     unsigned const tiles = max((current + kScoreBlocks - 1) / kScoreBlocks, 1);
     if (!kernels::last_to_arrive(a.arrived + blockIdx.z * a.cache.kv_heads + blockIdx.y, tiles)) return;

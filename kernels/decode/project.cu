@@ -8,7 +8,7 @@ namespace {
 
 using namespace kernels;
 
-/// A tile has four columns of the lower half of a head and those that they rotate with.
+/// A tile has four columns of the lower half of a head and their four RoPE partners in the upper half.
 struct HalvesOfHeads {
     int32_t tiles_of_head, size;
     __device__ int32_t head(int32_t tile) const { return tile / tiles_of_head; }

@@ -1,5 +1,5 @@
-// Scores of past blocks, and the choice from them, by warpgroup products, in the order of products of the gate's
-// gate_sm90.cu: bitwise its scores.
+// Scores of past blocks by wgmma, and top-k selection. Products are in the order of the gate's gate_sm90.cu, so scores
+// are bitwise equal to the gate's.
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/decode/pick.cuh"
@@ -22,7 +22,7 @@ template <int D>
 __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     wait_for_previous();
-    let_next_begin();  // products that read ahead would take the bandwidth of what comes before this
+    let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
     uint32_t const means = shared_address(hopper::dynamic_tiles<ScoreShared<D>>().means);
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s], from = blockIdx.x * kScoreBlocks;
     int32_t const current = length < 0 ? 0 : length / a.cache.block_size;

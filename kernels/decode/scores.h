@@ -1,4 +1,4 @@
-// What select.cu and its two kernels of scores and choices share.
+// Shared by select.cu and the two scoring kernels.
 #pragma once
 
 #include "kernels/decode/decode.h"
@@ -11,11 +11,11 @@ constexpr int kScoreBlocks = 64;  ///< candidates of a thread block
 struct ScoreArgs {
     Cache cache;
     bf16 const* q;
-    float* scores;      ///< [S, H, most_blocks()]; of heads that share a choice, the first has the scores
+    float* scores;      ///< [S, H, most_blocks()]; heads that share a selection store their sum at the first head
     int32_t* chosen;    ///< [S, H, slots]
-    unsigned* arrived;  ///< [S, G]: thread blocks whose scores are written; zeros before and after
+    unsigned* arrived;  ///< [S, G]: thread blocks that have written their scores; zero before and after
     int32_t heads, group, slots;
-    int32_t summed;  ///< heads that share a choice
+    int32_t summed;  ///< heads that share a selection
     bool force_previous, force_first;
 };
 

@@ -11,7 +11,7 @@ using Draws = std::array<uint32_t, 4>;
 struct Drop {
     Dropout a;
 
-    /// `n`: the element's place among the eight that share a block of random numbers.
+    /// `n`: index of the element among the eight that share one Philox block.
     __device__ __forceinline__ float kept(float x, Draws const& draws, int n) const {
         uint32_t const draw = draws[n / 2] >> (n % 2 * 16) & 0xffffu;
         return draw < a.threshold ? 0.0f : x * a.factor;

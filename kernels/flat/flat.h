@@ -77,7 +77,7 @@ struct StochasticRounding {
 };
 void round_stochastically(StochasticRounding const& args, cudaStream_t stream);
 
-/// As Ops::dropout: what is kept is multiplied by `factor`. y may be the memory of x.
+/// As Ops::dropout: kept elements are multiplied by `factor`. y may alias x.
 struct Dropout {
     bf16* y;
     bf16 const* x;

@@ -18,7 +18,7 @@ struct Plain {
     }
 };
 
-/// A tile has four gates and the four values that they weigh.
+/// A tile has four gate columns and the four matching up columns.
 struct HalvesInTurn {
     int32_t half;
     __device__ int64_t row(int32_t tile, int i) const { return i / 4 * int64_t{half} + int64_t{tile} * 4 + i % 4; }
@@ -39,7 +39,7 @@ struct Swiglu {
 }  // namespace
 
 bool takes_gemv(Gemv const& args) {
-    constexpr size_t kFixed = 9 << 10;  // of shared memory: sums
+    constexpr size_t kFixed = 9 << 10;  // shared memory for the partial sums
     bool const normed = args.norm == nullptr || args.k <= int64_t{kNormVectors} * 8 * kThreads;
     return 0 < args.rows && args.rows <= kMostRows && args.k > 0 && args.k % kChunk == 0 && args.n > 0 &&
            args.n <= INT_MAX && args.k <= INT_MAX && normed && in_runs_of_eight(args.k, {args.x, args.w, args.norm}) &&

@@ -1,10 +1,12 @@
-// The kernel of products of few rows. There is one thread block on each multiprocessor. It makes tiles of 8 columns of
-// the product, one after the other, from as many rows of W. Its warps share k; their sums are added in their order.
+// Kernel for products of few rows. A persistent grid has one thread block per SM. Each thread block computes tiles of 8
+// output columns, from 8 rows of W, one tile after the other. Its warps split k; their partial sums are added in a
+// fixed order.
 //
-// A thread copies the weights that it multiplies itself to its own part of a ring in shared memory, far ahead: the ring
-// is full before the kernels before this one have ended, and is never empty between tiles.
+// Each thread copies its own weights to its own part of a ring buffer in shared memory, far ahead. The ring buffer
+// fills before the preceding kernels have ended and never drains between tiles.
 //
-// In a product of two fragments the order of k is free, as long as both have the same: a lane's 16 bytes of a row are
+// The order of k within an mma is free if both operands use the same one. So the 16 bytes that a lane loads from a row
+// feed two mma instructions.
 // its parts of two products.
 #pragma once
 
@@ -19,13 +21,13 @@ namespace perigee::kernels::gemv_detail {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kChunk = 32;    // of k: 16 bytes of each lane of a quad
-constexpr int kTogether = 2;  // chunks of a stage
-constexpr int kStages = 10;   // of the ring: 80 KiB
-constexpr int kColumns = 8;   // of a tile
+constexpr int kChunk = 32;    // elements of k: 16 bytes for each lane of a quad
+constexpr int kTogether = 2;  // chunks per stage
+constexpr int kStages = 10;   // of the ring buffer: 80 KiB
+constexpr int kColumns = 8;   // per tile
 constexpr int kMostRows = 16;
-constexpr int kPadding = 32;     // of a row of x in shared memory: two rows are in different banks
-constexpr int kNormVectors = 4;  // of a thread and row
+constexpr int kPadding = 32;     // of each row of x in shared memory, so that adjacent rows use different banks
+constexpr int kNormVectors = 4;  // per thread and row
 constexpr size_t kRingBytes = size_t{kStages} * kTogether * kThreads * sizeof(uint4);
 
 struct Args {
@@ -34,26 +36,26 @@ struct Args {
     int32_t rows, n, k, tiles;
 };
 
-/// What is read once leaves the L2 cache to the rest.
+/// L2 policy for data that is read once: evict it first.
 __device__ __forceinline__ uint64_t read_once() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-/// copy_16 with such a policy.
+/// copy_16 with an L2 cache policy.
 __device__ __forceinline__ void copy_16_once(void* to, void const* from, bool there, uint64_t policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
                  "l"(from), "r"(there ? 16 : 0), "l"(policy)
                  : "memory");
 }
 
-/// Row of W that is a tile's i-th, where tiles are neighbours.
+/// Row of W for the i-th column of a tile, for tiles of adjacent columns.
 struct InOrder {
     int32_t n;
     __device__ int64_t row(int32_t tile, int i) const { return min(int64_t{tile} * kColumns + i, int64_t{n} - 1); }
 };
 
-/// A warp's chunks of k, stage by stage and tile after tile, through the thread's part of the ring.
+/// Streams a warp's chunks of k through this thread's part of the ring buffer, stage by stage, tile after tile.
 template <class Rows>
 class Weights {
   public:
@@ -63,7 +65,7 @@ class Weights {
 #pragma unroll 1
         for (int i = 1; i < kStages; ++i) fetch();
     }
-    /// The oldest stage is there, and another begins to come.
+    /// Waits for the oldest stage and starts the copy of another.
     __device__ __forceinline__ void advance() {
         fetch();
         wait_for_copy_groups<kStages - 1>();
@@ -104,7 +106,7 @@ class Weights {
     int filling_ = 0, reading_ = kStages - 1;
 };
 
-/// Rows of x to shared memory.
+/// Copies the rows of x to shared memory.
 __device__ inline void load_x(Args const& a, bf16* x) {
     int const vectors = a.k / 8, all = a.rows * vectors, stride = a.k + kPadding;
     constexpr int kAtOnce = 4;
@@ -124,7 +126,7 @@ __device__ inline void load_x(Args const& a, bf16* x) {
     __syncthreads();
 }
 
-/// The same, normalised. `weights`: the norm's, of this thread's columns.
+/// Copies the rows of x to shared memory, normalised. `weights`: norm weights for this thread's columns.
 __device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVectors], bf16* x) {
     __shared__ float squares[kMostRows][kWarps];
     int const vectors = a.k / 8, stride = a.k + kPadding, thread = threadIdx.x;
@@ -178,7 +180,7 @@ __device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVe
     __syncthreads();
 }
 
-/// sums [16, 8] += 16 rows of x times a warp's chunks of a tile. Rows from 8 on only where kHigh.
+/// sums [16, 8] += 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh.
 template <bool kHigh, class Rows>
 __device__ __forceinline__ void multiply(float (&sums)[4], Weights<Rows>& weights, bf16 const* x, int rows, int stride,
                                          int begin, int end) {
@@ -202,8 +204,8 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights<Rows>& weight
     }
 }
 
-/// `Finish` has `Rows rows`, and finish(row, tile, column, value, other): by whole warps, of the sums of a tile, where
-/// `other` is that of column ^ 4. It writes where `there`.
+/// `Finish` is the epilogue. It has a member `Rows rows` and finish(row, tile, column, value, other, there), which
+/// whole warps call with the sums of a tile. `other` is the sum of column ^ 4. finish() writes only if `there`.
 template <bool kNorm, bool kHigh, class Finish>
 __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const f) {
     constexpr int kRows = kHigh ? 16 : 8;
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const
     }
 }
 
-/// Of dynamic shared memory: the ring and x.
+/// Dynamic shared memory: the ring buffer and x.
 inline size_t shared_bytes(Gemv const& g) {
     return kRingBytes + static_cast<size_t>(g.rows * (g.k + kPadding)) * sizeof(bf16);
 }

@@ -1,5 +1,5 @@
-// A thread walks through a stretch of tokens with two channels, whose last keys it has in registers: memory is read
-// once, but for the W - 1 tokens at either end of a stretch.
+// Each thread handles two channels over a range of tokens and keeps their last W keys in registers. Memory is read
+// once, except for the W - 1 tokens at either end of a range.
 #include "kernels/key_conv/key_conv.h"
 
 #include "kernels/common/column_sum.h"
@@ -12,7 +12,7 @@ namespace perigee::kernels {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kStretch = 64;  // tokens of a thread
+constexpr int kStretch = 64;  // tokens per thread
 
 /// Two channels of one token.
 struct Pair {
@@ -33,7 +33,7 @@ __device__ __forceinline__ float silu_slope(float s) {
     return p * (1 + s * (1 - p));
 }
 
-/// What a thread works on: channels `channel` and the next, tokens [begin, end).
+/// Work of a thread: channels `channel` and `channel` + 1, tokens [begin, end).
 struct Place {
     int channel;
     int64_t begin, end;
@@ -54,7 +54,7 @@ struct Weights {
     }
 };
 
-/// The latest keys, the newest first.
+/// The last W keys, newest first.
 template <int W>
 struct Window {
     Pair x[W];
@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(kThreads) forward(KeyConvForward const a) {
     }
 }
 
-/// With ds = dy silu'(s): dx[t] = dy[t] + sum of w[l] ds[t + l], dw[l] = sum of ds[t] x[t - l]. Token t is done when t
-/// + W - 1 has been seen: until then its gradient grows in `pending`.
+/// With ds = dy silu'(s): dx[t] = dy[t] + sum of w[l] ds[t + l], dw[l] = sum of ds[t] x[t - l]. dx[t] accumulates in
+/// `pending` until token t + W - 1 has been read.
 template <int W>
 __global__ void __launch_bounds__(kThreads) backward(KeyConvBackward const a) {
     Place const place(a.shape);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) backward(KeyConvBackward const a) {
     Window<W> window, pending;
     Pair dw[W];
     int64_t const first = max(place.begin - (W - 1), int64_t{0});
-    int64_t const last = place.end + W - 1;  // beyond the tokens nothing is added
+    int64_t const last = place.end + W - 1;  // nothing is added beyond the last token
     for (int64_t t = first; t < last; ++t) {
         bool const there = t < shape.tokens, ours = t >= place.begin && t < place.end;
         int64_t const at = t * shape.channels + place.channel;
@@ -136,7 +136,7 @@ dim3 grid(KeyConvShape const& shape) {
     return {static_cast<unsigned>(ceil_div(shape.channels, 2 * kThreads)), static_cast<unsigned>(stretches(shape))};
 }
 
-/// body.operator()<W>() with the number of keys.
+/// Calls body.operator()<W>() with W = `taps`.
 template <class Body>
 void with_taps(int taps, Body body) {
     switch (taps) {

@@ -1,5 +1,5 @@
-// The convolution of keys before their rotation and its backward, as Ops::key_conv_forward and Ops::key_conv_backward
-// define them. Sums in fp32; results repeat bitwise. C even.
+// Forward and backward of the key convolution before RoPE, as Ops::key_conv_forward and Ops::key_conv_backward define
+// them. Sums are fp32 and bitwise reproducible. C must be even.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,8 @@
 
 namespace perigee::kernels {
 
-/// T tokens of C channels, W keys each; rows of the fused projection are `width` apart, and its keys begin at `first`.
+/// T tokens of C channels, W taps. Rows of the fused projection are `width` elements apart; keys start at column
+/// `first`.
 struct KeyConvShape {
     int64_t tokens;
     int channels;

@@ -43,8 +43,8 @@ struct GateArgs {
     block_sparse::Block const* blocks;
     int32_t const* block_of;
     int32_t block_size, queries, query_begin, heads, kv_heads, group;
-    int32_t slots;   ///< that blocks compete for
-    int32_t first;   ///< 1: block 0 does not compete, but has a slot before them; else 0
+    int32_t slots;   ///< slots that blocks compete for
+    int32_t first;   ///< 1: block 0 has its own slot and does not compete; else 0
     int32_t summed;  ///< heads that share a selection
     bool force_previous;
     __host__ __device__ int32_t all_slots() const { return first + slots; }

@@ -68,7 +68,7 @@ __device__ void compete(GateArgs const& a, float const* scores, Slot* best, int 
     }
 }
 
-/// Writes a row's blocks in ascending order, counted from its document's first, then -1. A lane's business.
+/// Writes a row's blocks in ascending order, counted from its document's first, then -1. Called by one lane per row.
 __device__ void write_selection(GateArgs const& a, Slot const* best, int row, int32_t first, int32_t local,
                                 int32_t* out) {
     if (a.first > 0) *out++ = first < local ? 0 : -1;

@@ -138,7 +138,7 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
         if (n / 4 * 8 + n % 2 == range[n / 2 % 2].high - 1 - block) s[n] = INFINITY;
 }
 
-/// The row's blocks, counted from its document's first, by the two lanes that have them.
+/// Writes the row's blocks, counted from its document's first. Called by the two lanes that hold them.
 template <int kSlots>
 __device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots], TileArgs const& a, Range const& range,
                                                 int64_t row) {

@@ -13,11 +13,11 @@ enum class MobaSelection { per_head, per_group };
 /// The gate: a query's blocks are the top-k past ones by the dot product with their centroid.
 struct MobaOptions {
     static constexpr char const* kName = "gate";
-    static constexpr int64_t kLeastForced = 3;  ///< with fewer slots the gate would have none
+    static constexpr int64_t kLeastForced = 3;  ///< smallest top_k with force_first: leaves the gate one slot
     int64_t block_size = 512;                   ///< B: keys per block
     int64_t top_k = 3;  ///< k: blocks a query attends, the local block included; k = 1 is block-local attention
     bool force_previous = false;  ///< the block before the local block is always among the k - 1
-    bool force_first = false;     ///< block 0 of the document is always among the k - 1; k of at least kLeastForced
+    bool force_first = false;     ///< block 0 of the document is always one of the k - 1; k >= kLeastForced
     MobaSelection selection = MobaSelection::per_head;
     bool operator==(MobaOptions const&) const = default;
 };

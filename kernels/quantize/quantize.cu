@@ -7,7 +7,7 @@ namespace perigee::kernels {
 namespace quantizing {
 namespace {
 
-/// A tile's first element.
+/// First element of a tile.
 struct Corner {
     int64_t row, column;
     __device__ explicit Corner(int64_t columns) {
@@ -17,7 +17,7 @@ struct Corner {
     }
 };
 
-/// Scales for every 128 elements of a row.
+/// One scale per 128 elements of a row.
 template <bool transposes>
 __global__ void __launch_bounds__(kThreads) quantize_rows(Quantize const a) {
     Corner const corner(a.columns);
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) quantize_rows(Quantize const a) {
     }
 }
 
-/// Rows of scales of square tiles are padded with zeros.
+/// Pads rows of square-tile scales with zeros.
 __device__ __forceinline__ void store_square_scale(float* to, int64_t across, int64_t down, int64_t width,
                                                    uint32_t amax) {
     int64_t const pitch = (width / kTile + 3) / 4 * 4;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_square_scale(float* to, int64_t across, in
         for (int64_t i = across + 1; i < pitch; ++i) to[down * pitch + i] = 0;
 }
 
-/// A scale for all of the tile.
+/// One scale per 128 x 128 tile.
 __global__ void __launch_bounds__(kThreads) quantize_squares(Quantize const a) {
     __shared__ Shared shared;
     Corner const corner(a.columns);

@@ -1,4 +1,4 @@
-// Matrices of bf16 as E4M3 with a scale for each tile, and as their transposes, in one pass: as Ops::quantize defines
+// Quantises bf16 matrices to E4M3 with one scale per tile, and their transposes, in one pass, as Ops::quantize defines
 // it.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace perigee::kernels {
 
-/// Bytes and scales of a quantised matrix as tensor/quantized.h lays them out; null where it is not wanted.
+/// Bytes and scales of a quantised matrix, in the layout of tensor/quantized.h. Null: not wanted.
 struct Quantized {
     uint8_t* bytes = nullptr;
     float* scales = nullptr;
@@ -20,9 +20,9 @@ struct Quantize {
     Quantized to;          ///< of x [rows, columns]
     Quantized transposed;  ///< of x^T [columns, rows]
     bf16 const* x;         ///< at a multiple of 16 bytes
-    int64_t rows;          ///< a multiple of 128 where there is a transpose or tiles are squares
+    int64_t rows;          ///< a multiple of 128 with `transposed` or `squares`
     int64_t columns;       ///< a multiple of 128
-    bool squares;          ///< tiles
+    bool squares;          ///< 128 x 128 tiles instead of 1 x 128
 };
 void quantize(Quantize const& args, cudaStream_t stream);
 

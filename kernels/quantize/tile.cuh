@@ -1,5 +1,5 @@
-// A block of 256 threads quantises a tile of 128 x 128: a half-warp has eight rows of it, a thread eight columns of
-// them.
+// A thread block of 256 threads quantises a 128 x 128 tile. Each half-warp handles eight rows, each thread eight
+// columns of them.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -13,13 +13,13 @@ namespace perigee::kernels::quantizing {
 
 constexpr int kTile = 128, kThreads = 256, kRows = 8, kColumns = 8, kWarps = kThreads / 32;
 
-/// Eight bytes of E4M3.
+/// Eight E4M3 bytes.
 struct Octet {
     uint32_t words[2];
 };
 
 struct Place {
-    int half, lane;  ///< number of the half-warp, and of the thread in it
+    int half, lane;  ///< index of the half-warp, and of the lane in it
     __device__ Place() : half(static_cast<int>(threadIdx.x) / 16), lane(static_cast<int>(threadIdx.x) % 16) {}
     __device__ int row(int i) const { return half * kRows + i; }
     __device__ int column() const { return lane * kColumns; }
@@ -27,7 +27,7 @@ struct Place {
 
 __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
-/// The largest magnitude of eight values of bf16, as the bits of an fp32 number.
+/// The largest magnitude of eight bf16 values, as the bits of an fp32 number.
 __device__ __forceinline__ uint32_t magnitude(Run<bf16, 8> const& run) {
     uint4 const words = reinterpret_cast<uint4 const&>(run);
     constexpr uint32_t kMagnitudes = 0x7fff7fffu;
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint32_t magnitude(Run<bf16, 8> const& run) {
     return max(pairs << 16, pairs & 0xffff0000u);
 }
 
-/// The largest over the 16 lanes of a half-warp.
+/// Maximum over the 16 lanes of a half-warp.
 __device__ __forceinline__ uint32_t largest_of_half(uint32_t x) {
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, mask));
@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
     return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
 
-/// Values of a tile with this largest magnitude, divided by its scale and rounded.
+/// Eight values, divided by the scale that `amax` gives their tile and rounded.
 __device__ __forceinline__ Octet quantized(float const (&x)[8], uint32_t amax) {
     if (!is_finite_amax(amax)) return {{0x7f7f7f7fu, 0x7f7f7f7fu}};
     float const by = __uint_as_float(inverse_scale_bits(scale_bits(amax)));
@@ -59,7 +59,7 @@ __device__ __forceinline__ Octet quantized(float const (&x)[8], uint32_t amax) {
     return octet;
 }
 
-/// What a byte of each half stands for, exactly.
+/// Two E4M3 bytes as fp16, exactly.
 __device__ __forceinline__ __half2 halves(uint32_t two) {
     return __half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two & 0xffffu), __NV_E4M3));
 }
@@ -68,8 +68,8 @@ __device__ __forceinline__ void store_octet(uint8_t* to, Octet const& octet) {
     *reinterpret_cast<uint2*>(to) = make_uint2(octet.words[0], octet.words[1]);
 }
 
-/// Shared memory of a tile on its way to its transpose. A row of `bytes` is a column of the tile, in 16 chunks of eight
-/// bytes whose places are exchanged so that neither side meets bank conflicts.
+/// Shared memory for transposing a tile. A row of `chunks` is a column of the tile, as 16 chunks of eight bytes. The
+/// chunks are swizzled to avoid bank conflicts on both sides.
 struct Shared {
     uint2 chunks[kTile][kTile / 8];
     uint32_t column_amax[kWarps][kTile];
@@ -78,8 +78,8 @@ struct Shared {
     __device__ uint2& chunk(int column, int i) { return chunks[column][i ^ (column / 8 % 16)]; }
 };
 
-/// Writes the transpose of a tile whose bytes are in `shared` to rows [column, column + 128) of a matrix [., pitch],
-/// from place `row` on.
+/// Writes the transposed tile from `shared` to rows [column, column + 128) of a matrix [., pitch], from column `row`
+/// on.
 __device__ __forceinline__ void write_transpose(uint8_t* to, int64_t pitch, int64_t row, int64_t column,
                                                 Shared& shared) {
     int const part = static_cast<int>(threadIdx.x) % 8;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_transpose(uint8_t* to, int64_t pitch, int6
     }
 }
 
-/// Four words of four bytes, transposed.
+/// Transposes a 4 x 4 matrix of bytes.
 __device__ __forceinline__ void transpose_bytes(uint32_t (&x)[4]) {
     uint32_t const low = __byte_perm(x[0], x[1], 0x5140), high = __byte_perm(x[0], x[1], 0x7362);
     uint32_t const lower = __byte_perm(x[2], x[3], 0x5140), higher = __byte_perm(x[2], x[3], 0x7362);
@@ -101,7 +101,7 @@ __device__ __forceinline__ void transpose_bytes(uint32_t (&x)[4]) {
     x[3] = __byte_perm(high, higher, 0x7632);
 }
 
-/// Bytes of a thread's rows and columns into `shared`, as columns of eight.
+/// Stores this thread's 8 x 8 bytes in `shared`, transposed.
 __device__ __forceinline__ void put_transpose(Shared& shared, Place const& place, Octet const (&octets)[kRows]) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void put_transpose(Shared& shared, Place const& place
     }
 }
 
-/// The transpose of a tile that is NaN as a whole.
+/// Writes the transpose of a tile that is all NaN.
 __device__ __forceinline__ void write_nan(Quantized const& to, int64_t rows, int64_t columns, int64_t row,
                                           int64_t column) {
     for (int i = static_cast<int>(threadIdx.x); i < kTile * kTile; i += kThreads)
@@ -124,8 +124,8 @@ __device__ __forceinline__ void write_nan(Quantized const& to, int64_t rows, int
     if (threadIdx.x < kTile) to.scales[row / kTile * columns + column + threadIdx.x] = 1;
 }
 
-/// The bits of the inverse scales of this thread's columns; their scales are stored. `amax` has the largest magnitudes
-/// of its rows.
+/// Computes and stores the scales of the tile's columns, and returns the inverse scales of this thread's columns.
+/// `amax`: the largest magnitudes over this thread's rows.
 __device__ __forceinline__ void scale_columns(float* scales, uint32_t (&inverse)[kColumns],
                                               float const (&amax)[kColumns], Shared& shared) {
     Place const place;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void scale_columns(float* scales, uint32_t (&inverse)
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) largest = max(largest, shared.column_amax[w][threadIdx.x]);
         uint32_t const scale = scale_bits(largest);
-        // What a byte of the largest fp32 numbers stands for can be infinite: its column becomes NaN.
+        // Dequantised values can overflow fp32 here. Such a column becomes NaN.
         constexpr uint32_t kNan = 0x7fc00000u;
         shared.column_amax[0][threadIdx.x] = is_finite_amax(largest) ? inverse_scale_bits(scale) : kNan;
         scales[threadIdx.x] = __uint_as_float(scale);
@@ -151,8 +151,8 @@ __device__ __forceinline__ void scale_columns(float* scales, uint32_t (&inverse)
     for (int c = 0; c < kColumns; ++c) inverse[c] = shared.column_amax[0][place.column() + c];
 }
 
-/// A tile with a scale for each row, a thread's bytes in `octets`: its transpose, with a scale for each column. A row
-/// that is not finite makes all of it NaN. All threads of the block take part.
+/// Writes the transpose of a tile that has one scale per row, with one scale per column. `octets` are this thread's
+/// bytes. A non-finite row makes the whole transposed tile NaN. All threads of the thread block must call it.
 __device__ __forceinline__ void transpose_rows(Quantized const& to, int64_t rows, int64_t columns, int64_t row,
                                                int64_t column, Octet (&octets)[kRows], float const (&scale)[kRows],
                                                bool finite, Shared& shared) {

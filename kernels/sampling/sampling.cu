@@ -1,5 +1,6 @@
-// Three kernels, each of several thread blocks a row: the likeliest token; a histogram of exponents, which says how
-// many of the likeliest tokens it takes; and those tokens, of which the last thread block draws.
+// Three kernels, each with several thread blocks per row. The first finds the most likely token. The second makes a
+// histogram of the exponents and finds how many of the most likely tokens are needed. The third collects those tokens,
+// and its last thread block draws one.
 #include "kernels/common/arrivals.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/reduce.cuh"
@@ -12,24 +13,24 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kPerThread = 8;
-constexpr int kSlice = kThreads * kPerThread;  // of a row: a thread block's
-constexpr int kMost = 4096;                    // tokens that are sorted
+constexpr int kSlice = kThreads * kPerThread;  // logits per thread block
+constexpr int kMost = 4096;                    // tokens that can be sorted
 constexpr int kHeld = kMost / kThreads;
-constexpr int kPerUnit = 16;  // bins of an exponent
+constexpr int kPerUnit = 16;  // bins per unit of the exponent
 constexpr int kBins = 87 * kPerUnit;
-constexpr double kOne = 1ull << 40;  // of sums of weights in whole numbers
-constexpr double kSlack = 1e-5;      // by which sums of single precision may differ from the host's
+constexpr double kOne = 1ull << 40;  // fixed-point 1 for sums of weights
+constexpr double kSlack = 1e-5;      // allowed relative difference from the host's fp32 sums
 
 using Wide = unsigned long long;
 
-/// What the thread blocks of a row leave for each other.
+/// What the thread blocks of a row share.
 struct Row {
-    Wide best;  ///< sorts as logits do, then as lower ids first
+    Wide best;  ///< sorts by logit, then lower ids first
     Wide weights[kBins];
     unsigned counts[kBins];
     unsigned broken, after_histogram, after_collection, candidates;
-    int last_bin;   ///< of those that are collected
-    unsigned none;  ///< too many, or no numbers
+    int last_bin;   ///< last bin that is collected
+    unsigned none;  ///< nothing is drawn: too many candidates
 };
 static_assert(sizeof(Row) % sizeof(Wide) == 0);
 
@@ -39,7 +40,7 @@ struct Args {
     Wide* collected;  ///< [rows, kMost]
 };
 
-/// In the order of logits; both zeros are the same.
+/// Bits that sort like the logits; -0 equals +0.
 __device__ __forceinline__ uint32_t sortable(float x) {
     uint32_t const bits = __float_as_uint(x + 0.0f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -48,7 +49,7 @@ __device__ __forceinline__ float from_sortable(uint32_t key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-/// visit(logit, id) for the thread's tokens of its slice of row blockIdx.y.
+/// Calls visit(logit, id) for this thread's part of its slice of row blockIdx.y.
 template <class Visit>
 __device__ __forceinline__ void each_logit(SampleTokens const& s, Visit const& visit) {
     int64_t const row = blockIdx.y;
@@ -98,7 +99,7 @@ struct Best {
     }
 };
 
-/// Running sums of the bins, over the thread block.
+/// Prefix sums over the bins.
 struct Sums {
     Wide weights[kBins];
     unsigned counts[kBins];
@@ -118,7 +119,7 @@ __device__ void add_up(T (&values)[kBins]) {
     }
 }
 
-/// Number of bins whose sums fall short, at most kBins - 1: the bin that reaches them.
+/// Index of the first bin whose prefix sum does not fall short, at most kBins - 1.
 template <class Short>
 __device__ int first_bin(Short const& falls_short) {
     int bin = 0;
@@ -129,7 +130,7 @@ __device__ int first_bin(Short const& falls_short) {
     return min(bin, kBins - 1);
 }
 
-/// The last bin of which tokens may be drawn.
+/// Last bin whose tokens may be drawn.
 __device__ int last_bin(DrawRule const& rule, int64_t allowed, Sums const& sums) {
     auto const total = static_cast<double>(sums.weights[kBins - 1]);
     int bin = kBins - 1;
@@ -175,16 +176,17 @@ __global__ void __launch_bounds__(kThreads) histogram_kernel(Args const a) {
     if (threadIdx.x != 0) return;
     row.last_bin = last;
     row.none = sums.counts[last] > kMost;
-    row.weights[0] = sums.weights[kBins - 1];  // of all
+    row.weights[0] = sums.weights[kBins - 1];  // total
 }
 
-/// Candidates, likelier ones and of equal ones higher ids first, with sums of their weights.
+/// Candidates with prefix sums of their weights. Likelier tokens come first, then higher ids.
 struct Sorted {
     Wide keys[kMost];
     double sums[kMost];
 };
 
-/// Bitonic, descending; `size` is a power of two. Source: Batcher, "Sorting networks and their applications", 1968.
+/// Bitonic sort, descending; `size` is a power of two. Source: Batcher, "Sorting networks and their applications",
+/// 1968.
 __device__ void sort(Wide* keys, int size) {
     for (int run = 2; run <= size; run *= 2)
         for (int distance = run / 2; distance > 0; distance /= 2) {
@@ -197,7 +199,7 @@ __device__ void sort(Wide* keys, int size) {
         }
 }
 
-/// Running sums of the weights of `count` candidates, which all threads need.
+/// Prefix sums of the weights of `count` candidates. All threads must call it.
 __device__ void sum_weights(Sorted& sorted, int count, LogitWeight const& weight) {
     __shared__ double of_warps[kThreads / 32];
     int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -224,7 +226,7 @@ __device__ void sum_weights(Sorted& sorted, int count, LogitWeight const& weight
     __syncthreads();
 }
 
-/// Of i < count with is(i): how many.
+/// Number of i < count with is(i).
 template <class Is>
 __device__ int count_of(int count, Is const& is) {
     int found = 0;
@@ -235,7 +237,7 @@ __device__ int count_of(int count, Is const& is) {
     return found;
 }
 
-/// Which of the candidates is drawn: draw_token()'s rules.
+/// Index of the candidate to draw, by draw_token()'s rules.
 __device__ int draw(DrawRule const& rule, Best const& best, Sorted& sorted, int count, double everything,
                     int64_t allowed) {
     bool const cut = rule.top_k > 0 && rule.top_k < allowed;
@@ -255,7 +257,7 @@ __device__ int draw(DrawRule const& rule, Best const& best, Sorted& sorted, int 
         };
         kept = max(1, count_of(kept, likely));
     }
-    bool const more = !cut && rule.top_p == 1 && rule.min_p <= 0;  // may be drawn, but not by this number
+    bool const more = !cut && rule.top_p == 1 && rule.min_p <= 0;  // later tokens may be drawn, but not by this number
     double const drawn =
         rule.random.uniform(static_cast<uint64_t>(rule.index)) * (more ? total : sorted.sums[kept - 1]);
     return min(count_of(kept, [&](int i) { return sorted.sums[i] <= drawn; }), kept - 1);
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(Args const a) {
         int const drawn = draw(a.s.rules[blockIdx.y], best, sorted, count, everything, a.s.allowed);
         id = static_cast<int32_t>(static_cast<uint32_t>(sorted.keys[drawn]));
     }
-    __syncthreads();  // what the row has is read
+    __syncthreads();  // every thread has read the row
     finish(a, id);
 }
 

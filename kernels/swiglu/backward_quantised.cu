@@ -7,7 +7,7 @@ namespace {
 
 using namespace quantizing;
 
-/// A tile of the gradient of gate or up while a block makes it.
+/// A gradient tile of gate or up in one thread block.
 struct Tile {
     Octet octets[kRows];
     float scale[kRows];
@@ -33,7 +33,7 @@ struct Tile {
     }
 };
 
-/// Blocks have 128 tokens and 128 channels, of gate and of up.
+/// Each thread block covers 128 tokens and 128 channels, for both gate and up.
 __global__ void __launch_bounds__(kThreads, 2) quantised_backward(SwigluBackward const a) {
     __shared__ Shared shared;
     int64_t const across = a.width / kTile;

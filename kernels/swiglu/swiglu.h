@@ -20,13 +20,13 @@ struct SwigluForward {
 void swiglu_forward(SwigluForward const& args, cudaStream_t stream);
 
 struct SwigluBackward {
-    bf16* dgate_up;       ///< [T, 2F]; may be the memory of gate_up; null where the gradient is quantised
+    bf16* dgate_up;       ///< [T, 2F]; may alias gate_up; null if the gradient is quantised
     bf16 const* dy;       ///< [T, F]
     bf16 const* gate_up;  ///< [T, 2F]
     int64_t tokens;
     int64_t width;              ///< F
-    Quantized quantised = {};   ///< the gradient with tiles of rows; T and F are then multiples of 128
-    Quantized transposed = {};  ///< its transpose, together with it
+    Quantized quantised = {};   ///< gradient with 1 x 128 tiles; needs T and F to be multiples of 128
+    Quantized transposed = {};  ///< its transpose; set together with `quantised`
 };
 void swiglu_backward(SwigluBackward const& args, cudaStream_t stream);
 

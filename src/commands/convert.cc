@@ -37,9 +37,10 @@ void declare(CLI::App& app, Options& options) {
         ->capture_default_str();
     app.add_option("--config", options.config, "YAML that describes the model, where the checkpoint does not");
     app.add_flag("--merge", options.merge,
-                 "add adapters to the weights of their model; without it, they become a folder of PEFT's");
+                 "add adapters to the weights of their model; without it, write a folder in PEFT's format");
     app.add_option("--base", options.base,
-                   "folder of the model that training froze, or a part of it; by default model.init_from of the run");
+                   "folder of the model that the run started from, for adapters and frozen weights; default: "
+                   "model.init_from of the run");
     app.add_option("--companions", options.companions, "folder with tokenizer files for the export");
 }
 

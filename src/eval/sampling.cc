@@ -29,8 +29,8 @@ void describe(Schema& schema, SamplingOptions& options) {
         .add("output", options.output, "file that receives their answers, one JSON object a line in the same order")
         .add("batch", options.batch, between(1, 4096), "prompts of the file that are answered at a time")
         .add("cache_gib", options.cache_gib, at_least(0),
-             "GiB for the keys and values of prompts that are answered at a time and for decoding them; 0: as much as "
-             "they may need")
+             "GiB for keys and values of the prompts that are answered at a time and for the scratch memory of "
+             "decoding; 0: as much as they may need")
         .add("logprobs", options.logprobs, "also write the log-probability of every token of an answer")
         .add("chat", options.chat,
              "converse on the terminal: each line of input is a message, and the conversation's keys and values are "

@@ -44,23 +44,21 @@ bool LoraOptions::has(std::string_view target) const {
 void describe(Schema& schema, LoraOptions& o) {
     schema
         .add("rank", o.rank, between(0, 1 << 12),
-             "of the adapters; the model's own weights are then frozen, and checkpoints hold the adapters alone. 0: no "
-             "adapters")
+             "rank of the adapters. Above 0 the model's own weights are frozen, and checkpoints hold only the "
+             "adapters. 0: no adapters")
         .defines_model();
-    schema.add("alpha", o.alpha, above(0), "adapters count alpha / rank times").defines_model();
-    schema.add(
-        "dropout", o.dropout, between(0, 0.99),
-        "share of an adapter's inputs that are zero in a training step, the others scaled up; q, k and v see the "
-        "same ones, and so do gate and up");
+    schema.add("alpha", o.alpha, above(0), "adapters are scaled by alpha / rank").defines_model();
+    schema.add("dropout", o.dropout, between(0, 0.99),
+               "dropout rate on the adapters' inputs in training; q, k and v share one mask, and so do gate and up");
     schema
         .add("targets", o.targets,
-             "the blocks' linear layers that have one: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj")
+             "linear layers of the blocks that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+             "down_proj")
         .defines_model();
-    schema.add(
-        "init_from", o.init_from,
-        "a new run, or eval and generate without a checkpoint, take the adapters in this folder: PEFT's "
-        "adapter_config.json and adapter_model.safetensors, of the same rank and targets; empty: new ones, whose "
-        "B is zero");
+    schema.add("init_from", o.init_from,
+               "folder in PEFT's format (adapter_config.json, adapter_model.safetensors) with the adapters that a new "
+               "run starts from, or that eval and generate use without a checkpoint. Rank, alpha and targets must "
+               "match. Empty: new adapters with B = 0");
 }
 
 // The upper ends keep every size of a tensor, and the sum over a model's, within 64 bits.
@@ -104,8 +102,8 @@ void describe(Schema& schema, ModelOptions& o) {
 void describe_key_conv(Schema& attention, ModelOptions& o) {
     attention
         .choice("key_conv", o.key_conv, {{"none", int64_t{0}}, {"3", int64_t{3}}, {"5", int64_t{5}}},
-                "in all layers, a causal convolution over so many keys of each channel before their rotation, with a "
-                "residual; its weights start at zero. Trains on the tokens of whole documents: parallel.context of 1")
+                "width of a causal per-channel convolution of keys before RoPE, with a residual, in all layers; its "
+                "weights start at zero. Needs parallel.context of 1")
         .defines_model();
 }
 
@@ -160,7 +158,7 @@ void describe(Schema& schema, MobaOptions& o) {
         .defines_model();
     schema
         .add("force_first", o.force_first,
-             "block 0 of the document is always among the top_k - 1 chosen ones (top_k of at least 3)")
+             "block 0 of the document is always one of the top_k - 1 selected blocks (top_k of at least 3)")
         .defines_model();
     schema
         .choice("shared_selection", o.selection,

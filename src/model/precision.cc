@@ -19,12 +19,12 @@ void describe(Schema& schema, PrecisionOptions& options) {
                 {{"bf16", LinearPrecision::bf16},
                  {"fp8_block", LinearPrecision::fp8_block},
                  {"auto", LinearPrecision::automatic}},
-                "operands of the products with the blocks' matrices while training: bf16 (fp32 on the CPU); fp8_block, "
-                "E4M3 with a power of two for every 128 elements of activations and gradients and every 128 x 128 of "
-                "weights, where all extents are multiples of 128; auto, the same where it is large enough to be "
-                "faster. `check` prints which products run in what; docs/fp8.md describes it")
+                "operands of the blocks' matrix products in training. bf16 (fp32 on the CPU). fp8_block: E4M3 with a "
+                "power-of-two scale per tile, for products whose extents are all multiples of 128. auto: fp8_block "
+                "only for products large enough to gain from it. `check` prints the precision of each product; "
+                "docs/fp8.md has the details")
         .choice("wgrad", options.wgrad, {{"fp8", GradientPrecision::fp8}, {"bf16", GradientPrecision::bf16}},
-                "operands of the weights' gradients where precision.linear is not bf16")
+                "operands of weight-gradient products if precision.linear is not bf16")
         .section("bf16_layers", options.bf16_layers, "Layers whose products stay in bf16.");
 }
 

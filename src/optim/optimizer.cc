@@ -57,8 +57,8 @@ void describe(Schema& schema, OptimizerOptions& options) {
              "moments wait in pinned memory of the host, from where those of a unit come while the unit before it is "
              "updated; the same bits, 8 bytes a parameter less on the GPU and as many to copy each way in a step")
         .choice("moments", options.moments, {{"fp32", MomentPrecision::fp32}, {"bf16", MomentPrecision::bf16}},
-                "what the moments are kept in; bf16 is rounded up or down at random, so that small updates count on "
-                "average, and takes 4 bytes a parameter less");
+                "type of the stored moments; bf16 uses stochastic rounding, so that small updates count on average, "
+                "and saves 4 bytes per parameter");
 }
 
 AdamWOptimizer::Packed::Packed(Ops& ops, int64_t elements)

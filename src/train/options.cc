@@ -50,11 +50,10 @@ void describe(Schema& schema, TrainOptions& options) {
                 "see it")
         .add("max_skipped_in_a_row", options.max_skipped_in_a_row, between(0, kMostSteps),
              "with non_finite: skip, stop when more steps than this are skipped one after the other")
-        .add(
-            "freeze", options.freeze,
-            "parameters that keep the values they begin with, by Hugging Face's names, in which * stands for any text: "
-            "[\"model.embed_tokens.weight\", \"model.layers.[0-3].*\"]. They have no gradient and no optimizer state, "
-            "and checkpoints do not hold them")
+        .add("freeze", options.freeze,
+             "parameters that are not trained, by Hugging Face name; * matches any text: "
+             "[\"model.embed_tokens.weight\", \"model.layers.[0-3].*\"]. They have no gradient and no optimizer state, "
+             "and checkpoints do not hold them")
         .defines_model()
         .section("profile", options.profile, "A trace of some steps, for a viewer.");
 }
@@ -146,7 +145,7 @@ void describe(Schema& schema, RunOptions& options) {
         .section("lora", options.model.lora, "Low-rank adapters, trained in place of the model's weights.")
         .section("attention", options.attention, "Which layers attend through MoBA, and how.");
     describe_key_conv(schema.inside(), options.model);
-    schema.section("precision", options.precision, "In which precision the products of the blocks are computed.")
+    schema.section("precision", options.precision, "Precision of the blocks' matrix products.")
         .section("data", options.data, "Where tokens come from and how samples are made of them.")
         .section("chat", options.chat, "How conversations become tokens, for `tokenize --chat` and `perigee generate`.")
         .section("train", options.train, "Length of the run, batch, and what to do about broken steps.")

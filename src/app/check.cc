@@ -107,7 +107,7 @@ void print_flops(RunOptions const& options, MeshShape const& mesh) {
     line("sum", flops.linear + flops.attention + flops.gate, flops.training());
 }
 
-/// In what the blocks' products run while training, where not all run in bf16.
+/// Precision of each product of the blocks in training, unless all are bf16.
 void print_precision(RunOptions const& options, MeshShape const& mesh) {
     PrecisionOptions const& precision = options.precision;
     if (precision.linear == LinearPrecision::bf16) return;

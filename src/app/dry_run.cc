@@ -289,7 +289,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
         learner.agree({});
         return ledger.take();
     };
-    if (session.frozen_layout() != nullptr) play(0);  // what is gathered of frozen weights stays from step to step
+    if (session.frozen_layout() != nullptr) play(0);  // only the first step gathers frozen weights
     Traffic const one = play(0);
     // One step of each kind is enough, however often the schedule switches.
     for (AttentionKind const kind : {AttentionKind::full, AttentionKind::moba}) {

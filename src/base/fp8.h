@@ -1,5 +1,5 @@
-// E4M3, the 8-bit floating-point format of OCP's "OFP8" (2023): 4 bits of exponent, 3 of fraction, no infinity, largest
-// value 448. And the power of two that brings a tile of numbers into its range. Exact, the same on host and device.
+// E4M3, the 8-bit floating-point format of OCP's "OFP8" (2023): 4 exponent bits, 3 mantissa bits, no infinity, largest
+// value 448. Also the power-of-two scale of a tile. Exact, and identical on host and device.
 #pragma once
 
 #include <bit>
@@ -23,14 +23,14 @@ inline float to_float(e4m3 x) {
     return std::bit_cast<float>(sign | (exponent + 120) << 23 | fraction << 20);
 }
 
-/// To the nearest, ties to even. What is finite and larger than 448 becomes 448; infinity becomes NaN.
+/// Rounds to nearest, ties to even. Finite values beyond 448 saturate; infinity becomes NaN.
 inline e4m3 to_e4m3(float x) {
     uint32_t const u = std::bit_cast<uint32_t>(x), magnitude = u & 0x7fffffffu;
     auto const sign = static_cast<uint8_t>(u >> 24 & 0x80u);
     auto const signed_bits = [sign](uint32_t bits) { return e4m3{static_cast<uint8_t>(sign | bits)}; };
     if (magnitude >= 0x7f800000u) return signed_bits(kE4m3Nan);
-    if (magnitude < 0x3c800000u) {  // below 2^-6, the smallest normal number: a multiple of 2^-9
-        // Adding 2^14 leaves the multiple in the last bits of the fraction, rounded.
+    if (magnitude < 0x3c800000u) {  // subnormal, below 2^-6: a multiple of 2^-9
+        // Adding 2^14 leaves that multiple, rounded, in the lowest mantissa bits.
         uint32_t const sum = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f);
         return signed_bits(sum & 0xfu);
     }
@@ -39,17 +39,17 @@ inline e4m3 to_e4m3(float x) {
     return signed_bits(bits < 0x7eu ? bits : 0x7eu);
 }
 
-/// Whether the largest magnitude of a tile, as the bits of an fp32 number, says that all of it is finite.
+/// Whether a tile is finite, from its largest magnitude as fp32 bits.
 constexpr bool is_finite_amax(uint32_t amax_bits) { return amax_bits < 0x7f800000u; }
 
-/// The bits of an fp32 number: the smallest power of two, at least 2^-126, that a tile of this largest magnitude can be
-/// divided by to lie within 448. 1 for a tile of zeros, and for one that is not finite.
+/// The scale of a tile as fp32 bits: the smallest power of two, at least 2^-126, that divides the tile's largest
+/// magnitude to 448 or below. 1 if the tile is all zero or not finite.
 constexpr uint32_t scale_bits(uint32_t amax_bits) {
     if (amax_bits == 0 || !is_finite_amax(amax_bits)) return 127u << 23;
     uint32_t const exponent = amax_bits >> 23, above = (amax_bits & 0x7fffffu) > 0x600000u ? 1 : 0;  // 448 = 1.75 2^8
     return (exponent + above > 9 ? exponent + above - 8 : 1u) << 23;
 }
-/// The bits of 1 / scale.
+/// 1 / scale as fp32 bits.
 constexpr uint32_t inverse_scale_bits(uint32_t scale) { return (254u << 23) - scale; }
 
 }  // namespace perigee

@@ -119,7 +119,7 @@ class Schema {
         return push(key, help, {}, Field::Section{std::move(nested), shorthand, std::move(reset)});
     }
 
-    /// The section added last.
+    /// Schema of the section added last.
     Schema& inside() { return *std::get<Field::Section>(fields_.back().target).schema; }
 
     /// A list of sections, each described by the `describe` of the element's struct.

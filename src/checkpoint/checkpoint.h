@@ -72,7 +72,7 @@ struct RunState {
     std::map<std::string, std::string> info;
     /// In `info`: the Jinja chat template that rendered the training data.
     static constexpr char kChatTemplate[] = "chat_template";
-    /// In `info`: what tells the frozen weights that the tensors belong to.
+    /// In `info`: fingerprint of the frozen weights that the tensors were trained with.
     static constexpr char kBase[] = "base";
     bool operator==(RunState const&) const = default;
 };
@@ -156,7 +156,7 @@ class Checkpoint {
     RunState const& state() const;
     Path const& folder() const { return folder_; }
     std::map<std::string, Shape> const& tensors() const { return tensors_; }  ///< global shapes by name
-    /// What a tensor is stored in; nothing where there is no such tensor.
+    /// Stored type of a tensor; empty if there is no such tensor.
     std::optional<DType> dtype(std::string const& name) const;
     /// Fills each part from whatever files hold its elements, for any layout on either side. Throws
     /// Category::checkpoint for missing tensors, other shapes and other types before it touches any part.

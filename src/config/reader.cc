@@ -94,7 +94,7 @@ class Reader {
         std::string advice;
         std::vector<std::string> elsewhere;
         find_elsewhere(root_, "", key.text, elsewhere);
-        if (elsewhere.size() == 1) {  // the very name is likelier than one like it
+        if (elsewhere.size() == 1) {  // an exact match elsewhere beats a similar key here
             bool const at_top = elsewhere[0] == key.text;
             advice = fmt::format("did you mean \"{}\"{}?", elsewhere[0], at_top ? " at the top level" : "");
         } else if (std::string const guess = nearest(key.text, keys_of(schema)); !guess.empty()) {

@@ -38,7 +38,7 @@ void describe(Schema& schema, SamplingOptions& options);
 int32_t sample_token(std::span<float const> logits, int64_t allowed, SamplingOptions const& options,
                      Philox const& random, int64_t index, std::span<int32_t const> seen = {});
 
-/// The same for draw_token().
+/// The rule by which draw_token() draws the same token.
 DrawRule draw_rule(SamplingOptions const& options, Philox const& random, int64_t index);
 
 /// Draws the tokens of one text, each from its logits.
@@ -50,11 +50,11 @@ class Sampler {
     void see(std::span<int32_t const> ids);
     /// The next token, which counts as seen from then on.
     int32_t draw(std::span<float const> logits);
-    /// The same in two parts, for who draws elsewhere.
+    /// next_rule() and take() split draw() in two, for callers that draw elsewhere, such as on a GPU.
     DrawRule next_rule() const { return draw_rule(options_, random_, drawn_); }
     void take(int32_t id);
     int64_t allowed() const { return allowed_; }
-    /// Whether the penalty falls on what is seen, and that as bits: id % 32 of word id / 32.
+    /// Whether there is a repetition penalty. seen_words(): the seen ids, as bit id % 32 of word id / 32.
     bool penalises() const { return options_.repetition_penalty != 1; }
     std::vector<int32_t> seen_words() const;
 

@@ -1,4 +1,4 @@
-// What tells the weights that adapters were trained on, or that training froze, from others.
+// Fingerprint of frozen weights, by which a run recognises the base that adapters or other weights were trained with.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,12 @@
 
 namespace perigee {
 
-/// 64 bits from names, shapes and values, rounded to bf16: the same for any layout, in any order, on the CPU and on a
-/// GPU. Elements that several ranks add are added up: their sums are.
+/// 64-bit hash of names, shapes and values rounded to bf16. It does not depend on layout, order or device. Ranks hash
+/// their own elements; the sum over ranks is the fingerprint.
 class BaseFingerprint {
   public:
-    /// Elements `first`, `first` + 1, ... of a tensor. Every element of the model's frozen tensors counts once.
+    /// Adds elements `first`, `first` + 1, ... of a tensor. Every element of the model's frozen tensors must be added
+    /// once.
     void add(std::string const& name, Shape const& shape, int64_t first, std::span<bf16 const> values);
     uint64_t sum() const { return sum_; }
     static std::string text(uint64_t sum);  ///< 16 hexadecimal digits

@@ -119,7 +119,7 @@ size_t group_end(std::vector<ParamSpec> const& specs, size_t begin, int64_t elem
     return end;
 }
 
-/// Fills parts with whole tensors.
+/// Fills the parts, which are whole tensors.
 using ReadTensors = std::function<void(std::vector<StoredTensor> const&)>;
 
 /// Writes the values of `specs` to one file, a group at a time.

@@ -28,14 +28,14 @@ struct ExportOptions {
     int64_t shard_bytes = int64_t{5} << 30;  ///< values per file; a larger tensor has a file of its own
     Path origin;                             ///< folder whose config.json the model began with; may be empty
     Path companions;                         ///< folder of companion files to take along; empty takes those of `origin`
-    Path base;                               ///< of a checkpoint of adapters: the model that they belong to
+    Path base;                               ///< base model of an adapter checkpoint; may be empty
     std::string chat_template;               ///< Jinja, which the model was trained with; empty: the companions' own
 };
-/// Makes `output` a Hugging Face folder of a checkpoint's weights: adapters are added to those that they belong to.
+/// Makes `output` a Hugging Face folder with a checkpoint's weights. Adapters are merged into the weights.
 void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOptions const& options, Path const& output,
                    ConversionProgress const& progress);
 
-/// Makes `output` a folder of PEFT's with the adapters of a checkpoint; they name `options.base`.
+/// Makes `output` a PEFT folder with a checkpoint's adapters. Its config names `options.base` as the base model.
 void export_adapters(FileSystem& files, Checkpoint const& checkpoint, ExportOptions const& options, Path const& output);
 
 /// The type of the weights that a converted checkpoint was made from; fp32 where it does not say.

@@ -1,5 +1,5 @@
-// The weights of a checkpoint that holds a part of them: the others are those of the model that training began with,
-// and adapters are added to the weights that they belong to.
+// All weights of a model whose checkpoint holds only a part of them. The others come from the base model, and adapters
+// are merged into the weights.
 #pragma once
 
 #include <functional>
@@ -15,13 +15,13 @@ namespace perigee {
 
 class MergedWeights {
   public:
-    /// `base` is a Hugging Face folder or a checkpoint; empty where the checkpoint has every weight.
+    /// `base` is a Hugging Face folder or a checkpoint. It may be empty if the checkpoint has every weight.
     MergedWeights(FileSystem& files, Checkpoint const& checkpoint, ModelOptions const& model, Path const& base);
 
-    /// Whole tensors, by Hugging Face's names, in fp32.
+    /// Reads whole tensors, by Hugging Face name, as fp32.
     void read(std::vector<StoredTensor> const& parts);
-    /// After every tensor was read once: throws Category::checkpoint where the base is not the one that the checkpoint
-    /// was trained with.
+    /// Call after every tensor has been read once. Throws Category::checkpoint if the checkpoint was trained with
+    /// another base.
     void check_base() const;
 
   private:

@@ -18,19 +18,19 @@ constexpr int kMaxDepth = 8;
 constexpr int64_t kMostRank = 1 << 12;
 constexpr char kPrefix[] = "base_model.model.";
 
-/// Without effect where it is missing, null, false, or an empty list or object.
+/// Whether a key has no effect: missing, null, false, or an empty list or object.
 bool is_off(Json const& value) {
     return value.is_null() || value == false || ((value.is_array() || value.is_object()) && value.empty());
 }
 
-/// What changes an adapter's meaning, and has to be off.
+/// Keys that change what an adapter computes. They must be off.
 constexpr char const* kOff[] = {
     "use_rslora",   "use_dora",      "fan_in_fan_out", "modules_to_save",   "layers_to_transform",
     "rank_pattern", "alpha_pattern", "lora_bias",      "target_parameters", "trainable_token_indices"};
 
 std::set<std::string> as_set(std::vector<std::string> const& texts) { return {texts.begin(), texts.end()}; }
 
-/// The values of adapter_config.json, each of the kind that is expected.
+/// adapter_config.json with type checks.
 class AdapterConfig {
   public:
     AdapterConfig(Json const& json, std::string const& path) : json_(json), path_(path) {

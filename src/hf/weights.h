@@ -19,7 +19,7 @@ class HfWeights {
   public:
     /// Reads the headers, and no values.
     HfWeights(FileSystem& files, Path const& folder);
-    /// Of one file alone.
+    /// Reads one file only.
     HfWeights(FileSystem& files, Path const& folder, std::string const& name);
 
     Path const& folder() const { return folder_; }

@@ -8,18 +8,18 @@ namespace perigee {
 
 namespace {
 
-/// The first elements of flat memory as a matrix.
+/// rows * columns elements of flat memory, from `begin` on, as a matrix.
 TensorView matrix_in(TensorView memory, int64_t begin, int64_t rows, int64_t columns) {
     return memory.rows(begin, begin + rows * columns).reshape({rows, columns});
 }
 
-/// Where the gradient of A x lies: in memory of its own for every layer.
+/// Memory for the gradient of A x. Each layer has its own.
 TensorView du_of(Pass const& pass, Adapters const& adapters, int64_t rows) {
     return matrix_in(pass.adapters.du, adapters.first * pass.tokens * adapters.rank(), rows, adapters.a_RI[0]);
 }
 
-/// visit(begin, end, first token) for runs of the `rows` of an input, of which each tp rank brings as many from the
-/// pass's first_row on.
+/// Calls visit(begin, end, first token) for each run of consecutive tokens among the `rows` of an input. Each tp rank
+/// contributes rows / tp of them, from the pass's first_row on.
 template <class Visit>
 void each_run(Pass const& pass, int64_t rows, Visit visit) {
     int64_t const tp = pass.mesh.shape().tp, of_rank = rows / tp;
@@ -63,7 +63,7 @@ TensorView project(Pass const& pass, ConstView input_TI, Adapters const& adapter
     return u_TR;
 }
 
-/// The B's of `rows` rows as one matrix, times the scale.
+/// The B matrices as one matrix with `rows` rows, block by block, multiplied by the scale.
 TensorView joined_b(Pass const& pass, Adapters const& adapters, int64_t rows) {
     int64_t const width = adapters.a_RI[0], rank = adapters.rank();
     TensorView const b_OR = matrix_in(pass.adapters.b, 0, rows, width);
@@ -83,7 +83,7 @@ TensorView joined_b(Pass const& pass, Adapters const& adapters, int64_t rows) {
     return b_OR;
 }
 
-/// dB = scale dy^T u, of each layer's own rows and columns.
+/// dB = scale dy^T u, for each layer's block of rows and columns.
 void b_backward(Pass const& pass, Adapters const& grads, ConstView dy_TO, ConstView u_TR) {
     int64_t const width = u_TR[1], rank = grads.rank();
     TensorView const db_OR = matrix_in(pass.adapters.db, 0, dy_TO[1], width);
@@ -148,10 +148,10 @@ Adapters AdapterPlaces::in(UnitMemory const& unit) const {
 
 namespace {
 
-/// The largest sizes of what the adapters of a product take.
+/// Largest sizes of the buffers that a product's adapters need.
 struct Sizes {
     int64_t layers = 1;  ///< with an adapter
-    int64_t joined = 0;  ///< elements of the B's as one matrix
+    int64_t joined = 0;  ///< elements of the joined B matrix
     int64_t layer = 0;   ///< elements of one B
     int64_t inputs = 0;  ///< elements of an input
 };

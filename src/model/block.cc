@@ -252,7 +252,7 @@ void each_mlp_chunk(Pass const& pass, BlockActivations const& acts, Visit visit)
     }
 }
 
-/// The gradient of gate and up, in their memory or quantised at once.
+/// Backward of SwiGLU. The gradient overwrites gate_up, or is written quantised.
 OutputGradient swiglu_backward(Pass const& pass, TensorView gate_up_C2F, ConstView dy_CF, ConstView w_2FD) {
     OutputGradient dy = quantised_gradient(pass, {gate_up_C2F[0], gate_up_C2F[1], w_2FD[1]});
     TensorView const plain = dy.rows_TO.empty() ? gate_up_C2F : TensorView();

@@ -23,7 +23,7 @@ namespace perigee {
 /// A block's parameters, or their gradients. Absent ones are empty views.
 struct BlockTensors {
     TensorView input_norm_D;
-    Linear qkv;  ///< q, k and v projections one after the other, [X, D]
+    Linear qkv;  ///< fused q, k and v projections, [X, D]
     TensorView qkv_bias_X = {};
     TensorView q_norm_K = {};
     TensorView k_norm_K = {};
@@ -34,7 +34,7 @@ struct BlockTensors {
     Linear down;     ///< [D, F]
 };
 
-/// Where they are in the memory of a block's unit.
+/// Where a block's parameters are in the memory of its unit.
 class BlockPlaces {
   public:
     BlockPlaces(ModelLayouts const& layouts, ModelOptions const& options, int64_t layer);
@@ -50,12 +50,12 @@ class BlockPlaces {
     Product qkv_, o_, gate_up_, down_;
 };
 
-/// Memory for a quantised matrix: bytes, and scales enough for either kind of tiles.
+/// Memory for a quantised matrix. The scales have room for either kind of tile.
 struct QuantPlace {
     TensorView bytes;
     TensorView scales;
 };
-/// Of the operands of one product and its backward.
+/// Memory for the quantised operands of one product and its backward.
 struct QuantMemory {
     QuantPlace rows;     ///< x [T, I] or dy [T, O]
     QuantPlace columns;  ///< dy^T [O, T]
@@ -78,12 +78,12 @@ struct Pass {
     TensorView branch_PD = {};  ///< output of the latest attention or SwiGLU, not yet added to the stream
     AdapterMemory adapters = {};
     DropoutPass dropout = {};
-    int64_t first_row = 0;     ///< of part(), in the chunk that products see
-    TensorView unwanted = {};  ///< takes gradients of what is frozen, where operations make all they can
-    TensorView qkv_TX = {};    ///< the fused projection, where no block keeps its own; its gradient in the backward
-    PrecisionOptions const* precision = nullptr;  ///< of the products of this block; null: all of compute()
+    int64_t first_row = 0;     ///< of part(), within the MLP chunk of the current product
+    TensorView unwanted = {};  ///< scratch for gradients of frozen vectors that a backward operation always writes
+    TensorView qkv_TX = {};    ///< fused projection if blocks do not keep their own; in the backward, its gradient
+    PrecisionOptions const* precision = nullptr;  ///< precision of this block's products; null: all in compute()
     std::optional<QuantMemory> quantised = {};
-    TensorView dkey_TC = {};  ///< with a convolution of keys: the gradient of what it gives
+    TensorView dkey_TC = {};  ///< with key convolution: the gradient of its output
     ConstView positions_T = {};
 
     DType compute() const { return ops.compute_dtype(); }
@@ -96,7 +96,7 @@ struct Pass {
     bool takes_fp8(LinearShape const& shape) const {
         return precision != nullptr && perigee::takes_fp8(*precision, shape);
     }
-    /// Where a gradient that is no product's goes: where it has a place, or nowhere.
+    /// Where an operation writes a gradient that no product makes: `grad`, or scratch if the parameter is frozen.
     TensorView wanted(TensorView grad, ConstView weight) const {
         if (!grad.empty() || weight.empty()) return grad;
         return unwanted.rows(0, weight.size()).reshape(weight.shape);
@@ -113,7 +113,7 @@ struct BlockActivations {
     TensorView rstd_P;
     TensorView normed_PD;
     TensorView qkv_TX;  ///< kept only for the norms of queries and keys
-    TensorView key_TC;  ///< keys before their convolution, where there is one
+    TensorView key_TC;  ///< keys before the key convolution, if there is one
     AttentionActivations attention;
     TensorView mid_PD;  ///< the stream between attention and SwiGLU
     TensorView mid_rstd_P;

@@ -37,7 +37,7 @@ struct QkvPart {
     static TensorView none_of(TensorView x) { return {nullptr, x.dtype, {x[0], 0, x[2]}}; }
 };
 
-/// The columns of the keys of a whole fused projection.
+/// Copies the key columns of the fused projection.
 void take_keys(Pass const& pass, TensorView key_TC, ConstView qkv_TX) {
     pass.ops.copy_rows({.to = key_TC,
                         .to_stride = pass.key_width(),
@@ -89,9 +89,9 @@ class ProjectionBackward {
         split_gradient(which);
         linear_backward(pass_, of_weights(which));
     }
-    /// dx = dqkv W, or dx += it: partial sums over tp, where x of all tokens has been.
+    /// dx = dqkv W, or dx += dqkv W. Partial sums over tp, in the memory that x of all tokens used.
     void input(Part which, bool adds) const { linear_backward(pass_, of_input(which, adds)); }
-    /// dqkv, dW and dx of the whole projection.
+    /// Computes dqkv, dW and dx of the whole projection.
     void all() const {
         split_gradient(Part::all);
         LinearBackward both = of_input(Part::all, /*adds=*/false);

@@ -11,8 +11,7 @@
 
 namespace perigee {
 
-/// Where results go; the views of the gradient are empty where only the loss is wanted, and that of w where w is
-/// frozen.
+/// Outputs. Gradient views are empty if only the loss is wanted; the view of dw is also empty if w is frozen.
 struct ClassifierResult {
     TensorView loss_accumulated;  ///< f64 [1] on the device
     /// Unless null, also receives the sum of the weights of tokens than whose target none is likelier; this waits.

@@ -1,4 +1,4 @@
-// What a layer decodes with.
+// Per-layer state of decoding.
 #pragma once
 
 #include "ops/decode_operations.h"

@@ -34,9 +34,9 @@ class KvCache {
     /// Bytes of a page, of all layers: per layer 2 P G K elements and a mean of G K, with G of this tp rank.
     static int64_t page_bytes(Ops& ops, ModelOptions const& model, MeshShape const& mesh, int64_t page_size);
 
-    /// Bytes that decoding all texts takes besides, by the operations: partial results and scores.
+    /// Scratch bytes for decoding all texts, besides the cache: partial results and scores.
     static int64_t decode_bytes(Ops& ops, ModelOptions const& model, MeshShape const& mesh, CacheRoom const& room);
-    /// Pages that fit in `bytes` with what decoding takes; at least one.
+    /// Pages that fit in `bytes` together with that scratch memory; at least one.
     static int64_t pages_within(int64_t bytes, Ops& ops, ModelOptions const& model, MeshShape const& mesh,
                                 CacheRoom const& room);
 

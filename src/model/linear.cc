@@ -18,7 +18,7 @@ QuantPlace allocate_place(Arena& arena, char const* name, int64_t elements) {
             .scales = arena.allocate(name, DType::f32, {elements / kQuantTile})};
 }
 
-/// dx = dy W, where dy is quantised by itself.
+/// dx = dy W with quantised operands.
 void quantised_input_gradient(Pass const& pass, LinearBackward const& x, QuantTensor const& dy) {
     QuantTensor const w_IO = matrix_in(pass.quantised->weight, Tiles::squares, x.w_OI[1], x.w_OI[0]);
     pass.ops.quantize({.to = {}, .transposed = w_IO, .x = x.w_OI});
@@ -75,7 +75,7 @@ void linear_backward(Pass const& pass, LinearBackward const& x) {
 
 void spread_backward(Pass const& pass, TensorView dx_PI, Linear const& dw, OutputGradient const& dy, TensorView x_PI,
                      Linear const& w) {
-    // With several ranks, x of all tokens and the partial sums of dx are the same memory: dW comes first.
+    // With several ranks, x of all tokens and the partial sums of dx share memory, so dW is computed first.
     linear_backward(pass, {.dx_TI = pass.stream.partial(dx_PI),
                            .dw_OI = dw.w_OI,
                            .dy = dy,
@@ -91,13 +91,13 @@ QuantMemory allocate_quantised(Arena& arena, Pass const& pass, PrecisionOptions 
     bool const wgrad = precision.wgrad == GradientPrecision::fp8;
     for (auto const& [name, shape] :
          block_linears(pass.options, pass.tokens, pass.mlp_tokens(), pass.mesh.shape().tp)) {
-        // Parts of the fused projection are products of their own, which may fit where the whole does not.
+        // Parts of the fused projection can be separate products. A part may have valid extents if the whole does not.
         auto const up = [](int64_t extent) { return (extent + kQuantTile - 1) / kQuantTile * kQuantTile; };
         int64_t const tokens = up(shape.tokens), outputs = up(shape.outputs), inputs = up(shape.inputs);
         rows = std::max(rows, tokens * std::max(outputs, inputs));
         columns = std::max(columns, wgrad ? tokens * outputs : 0);
         input = std::max(input, wgrad ? tokens * inputs : 0);
-        auto const padded = [](int64_t extent) {  // scales of 128 x 128 come in rows of four
+        auto const padded = [](int64_t extent) {  // rows of 128 x 128 scales are padded to a multiple of four
             return (extent + 4 * kQuantTile - 1) / (4 * kQuantTile) * (4 * kQuantTile);
         };
         weight = std::max({weight, outputs * padded(inputs), inputs * padded(outputs)});

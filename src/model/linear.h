@@ -1,5 +1,5 @@
-// A block's matrix products, in the precision of the pass, as tensor parallelism cuts them: of rows of W, which read
-// all tokens, and of its columns, whose partial sums are added up over the ranks.
+// Matrix products of a block, in the precision of the pass and split by tensor parallelism. If the rows of W are split,
+// each rank reads all tokens. If its columns are split, partial sums are added over the ranks.
 #pragma once
 
 #include "model/block.h"
@@ -13,7 +13,7 @@ inline TensorView matrix(TensorView heads_THK) {
 /// y = x W^T
 void linear(Pass const& pass, TensorView y_TO, ConstView x_TI, ConstView w_OI);
 
-/// dy [T, O]: plain, or quantised as both products take it.
+/// dy [T, O]: plain, or quantised for both backward products.
 struct OutputGradient {
     ConstView plain_TO = {};
     QuantTensor rows_TO = {};
@@ -21,11 +21,11 @@ struct OutputGradient {
     Shape shape() const { return rows_TO.empty() ? plain_TO.shape : rows_TO.values.shape; }
 };
 
-/// Memory of the pass for a quantised gradient, where linear_backward of this shape takes one; else nothing.
+/// Allocates a quantised gradient if linear_backward() uses one for this shape; otherwise returns an empty one.
 OutputGradient quantised_gradient(Pass const& pass, LinearShape const& shape);
 
-/// dW += dy^T x, or = where the pass is fresh, and dx = dy W, or += where it `adds`. Either may be an empty view. What
-/// adapters add to both comes with them: their own gradients where there is x, which then is read before dx is written.
+/// dW += dy^T x (dW = dy^T x if the pass is fresh) and dx = dy W (dx += dy W if `adds`). Either view may be empty.
+/// Adapters add their part to dx; their own gradients are computed if x is given. x is read before dx is written.
 struct LinearBackward {
     TensorView dx_TI = {};
     bool adds = false;
@@ -38,7 +38,7 @@ struct LinearBackward {
 };
 void linear_backward(Pass const& pass, LinearBackward const& args);
 
-/// y = x W^T of all tokens, from x in parts: W's rows are cut. Adapters are W's in all of this.
+/// y = x W^T for all tokens, gathered from parts of x. The rows of W are split. The same holds for its adapters below.
 inline void spread(Pass const& pass, TensorView y_TO, TensorView x_PI, Linear const& w) {
     ConstView const x_TI = pass.stream.gather(x_PI);
     linear(pass, y_TO, x_TI, w.w_OI);
@@ -67,7 +67,7 @@ inline void join_backward(Pass const& pass, TensorView dx_TI, Linear const& dw, 
                            .adapters = w.adapters});
 }
 
-/// Memory for the quantised operands of one product at a time.
+/// Memory for the quantised operands, one product at a time.
 QuantMemory allocate_quantised(Arena& arena, Pass const& pass, PrecisionOptions const& precision);
 
 }  // namespace perigee

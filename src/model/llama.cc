@@ -102,14 +102,14 @@ Pass Llama::Impl::begin(Inputs const& inputs, std::span<Selection const> selecti
     return pass;
 }
 
-/// Where products take quantised operands: while training.
+/// Allocates memory for quantised operands. Only training uses them.
 void Llama::Impl::allocate_for_precision(Pass& pass, Arena& arena) const {
     auto const linears = block_linears(options, pass.tokens, pass.mlp_tokens(), mesh.shape().tp);
     if (std::ranges::any_of(linears, [&](NamedLinear const& of) { return takes_fp8(precision, of.shape); }))
         pass.quantised = allocate_quantised(arena, pass, precision);
 }
 
-/// Of the products of a layer.
+/// Precision of a layer's products.
 PrecisionOptions const* Llama::Impl::precision_of(Pass const& pass, int64_t layer) const {
     bool const fp8 = pass.quantised && in_fp8_layers(precision, layer, options.num_hidden_layers);
     return fp8 ? &precision : nullptr;
@@ -167,7 +167,7 @@ void Llama::Impl::normalise(Needed const& of_head, Forward const& state) const {
 /// temporary.dx_PD holds the gradient of the last block's output, and becomes that of the embedding's.
 void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
                            std::span<Selection const> selections) const {
-    // What is offloaded comes back in turn: then every layer takes part.
+    // Offloaded activations come back in layer order, so every layer takes part.
     int64_t const last = policy.offload > 0 ? 0 : first_trained;
     for (int64_t layer = std::ssize(selections); layer-- > last;) {
         auto const index = static_cast<size_t>(layer);
@@ -299,7 +299,7 @@ void Llama::accumulate(WeightUnits& weights, GradientSink const& sink, TensorVie
     auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, selections, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     bool const alone = shape.tp * shape.cp == 1 && weights.settled() && sink.grads.settled();
-    if (dropout.rate > 0) return pass();                                          // no two steps are the same
+    if (dropout.rate > 0) return pass();                                          // masks differ between steps
     if (!alone || impl_->policy.offload > 0) return impl_->ops.repeat({}, pass);  // other ranks or lanes take part
     void const* const first_weight = weights.need(kEmbeddingUnit, -1).data;
     void const* const first_gradient = sink.grads.begin(kEmbeddingUnit).data;

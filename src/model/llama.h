@@ -21,15 +21,16 @@
 
 namespace perigee {
 
-/// Every parameter in forward order; q, k and v (and gate and up) of a layer are neighbours. A layer's adapters follow
-/// its own parameters, which are frozen where there are any.
+/// Every parameter in forward order. q, k and v (and gate and up) of a layer are adjacent. A layer's adapters follow
+/// its own parameters. With adapters, all other parameters are frozen.
 std::vector<ParamSpec> llama_params(ModelOptions const& options);
-/// Whether a parameter convolves keys. Models without them go on with zeros, which change nothing.
+/// Whether a parameter is a weight of the key convolution. If a model has none, they are set to zero, which changes
+/// nothing.
 bool is_key_conv(std::string const& name);
-/// The same without both: what Hugging Face's folders hold.
+/// Every parameter except adapters and key convolutions, as in Hugging Face folders.
 std::vector<ParamSpec> base_params(ModelOptions options);
-/// Freezes those that a pattern names, in which `*` stands for any text. Throws Category::config for a pattern that
-/// names none, for tensors of one product that are not all alike, and where nothing is left to train.
+/// Freezes parameters whose name matches a pattern; `*` matches any text. Throws Category::config if a pattern matches
+/// nothing, if only some tensors of a fused matrix are frozen, or if nothing is left to train.
 void freeze(std::vector<ParamSpec>& params, std::span<std::string const> patterns);
 /// Whether a parameter belongs to an adapter.
 bool is_adapter(std::string const& name);
@@ -49,7 +50,7 @@ struct ForwardFlops {
     double linear = 0;     ///< projections, adapters and classifier
     double attention = 0;  ///< scores and values
     double gate = 0;       ///< MoBA's block scores, forward only
-    // What a backward leaves out of twice the forward, for what is frozen.
+    // FLOPs that the backward saves because of frozen parameters.
     double linear_left_out = 0;
     double attention_left_out = 0;
     double sparse_pairs = 0;  ///< query-key pairs that heads of block-sparse layers attend, one head of each layer
@@ -59,10 +60,10 @@ struct ForwardFlops {
     double training() const { return training_linear() + training_attention() + gate; }
     ForwardFlops& operator+=(ForwardFlops const& more);
 };
-/// What a backward does not compute.
+/// What a backward skips because of frozen parameters.
 struct Untrained {
-    int64_t elements = 0;  ///< of frozen matrices: their gradients
-    int64_t layers = 0;    ///< so many from the first on: all of it, as nothing is trained there or before
+    int64_t elements = 0;  ///< of frozen matrices, whose gradients are skipped
+    int64_t layers = 0;    ///< leading layers without any backward
 };
 Untrained untrained(std::span<ParamSpec const> params, ModelOptions const& model);
 ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,
@@ -72,7 +73,7 @@ ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const>
 struct GradientSink {
     GradientUnits& grads;  ///< of the operations' main_dtype()
     double scale = 1;
-    // What dropout's random numbers are keyed by, beside the name of a layer and the place of a token in its batch.
+    // Key of the dropout random numbers, with the layer's name and the token's index in the global batch.
     uint64_t seed = 0;
     int64_t step = 0;
 };
@@ -83,17 +84,17 @@ struct LossSums {
     double correct = 0;  ///< 1 where no token of the vocabulary is likelier than the target
 };
 
-/// Draws of the tokens that follow some texts.
+/// How to draw the next token of each text.
 struct TokenDraws {
-    std::span<DrawRule const> rules;  ///< one for each text
+    std::span<DrawRule const> rules;  ///< one per text
     TensorView seen_SW = {};          ///< as in SampleTokens
     int64_t allowed = 0;
 };
 
 class Llama {
   public:
-    /// `precision` is that of products in training; other passes compute in Ops::compute_dtype(). `layouts`, or the one
-    /// of all parameters where nothing is frozen, outlive it.
+    /// `precision` applies to products in training; other passes compute in Ops::compute_dtype(). `layouts` must
+    /// outlive the model.
     Llama(ModelOptions const& options, ModelLayouts const& layouts, Mesh const& mesh, Ops& ops,
           MemoryPolicy policy = {}, PrecisionOptions const& precision = {});
     ~Llama();
@@ -137,7 +138,7 @@ class Llama {
     std::vector<float> decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
                               KvCache& cache, Arena& arena);
 
-    /// The same, but the next tokens are drawn where the logits are: -1 for rules without a draw. Of a mesh without tp.
+    /// Decodes and draws the next tokens on the device. -1 if a rule draws nothing. Needs a mesh without tp.
     std::vector<int32_t> decode(WeightUnits& weights, std::span<int32_t const> ids,
                                 std::span<Selection const> selections, KvCache& cache, Arena& arena,
                                 TokenDraws const& draws);

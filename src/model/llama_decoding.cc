@@ -113,7 +113,7 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t co
     return logits;
 }
 
-/// On one tp rank and without adapters, from token ids to logits [rows, V].
+/// One decoding step on one tp rank, without adapters: from token ids to logits [rows, V].
 void Llama::Impl::decode_whole(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                                TensorView logits_SV, Arena& arena) const {
     PERIGEE_CHECK(options.key_conv == 0, "a cache has no keys from before their convolution");
@@ -144,7 +144,7 @@ void Llama::Impl::decode_whole(WeightUnits& weights, Inputs const& inputs, std::
                         .eps = options.rms_norm_eps});
 }
 
-/// The same on any number of them, with adapters: logits of this rank's part of the vocabulary.
+/// The same for any tp and with adapters. Writes the logits of this rank's part of the vocabulary.
 void Llama::Impl::decode_step(WeightUnits& weights, Inputs const& inputs, std::span<Selection const> selections,
                               TensorView logits_SV, Arena& arena) const {
     if (mesh.shape().tp == 1 && options.lora.rank == 0)
@@ -173,7 +173,7 @@ std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCa
     return lengths;
 }
 
-/// Logits of this rank's part of the vocabulary, [S or more, V / tp], in the caller's scope of the arena.
+/// Logits of this rank's part of the vocabulary, [S or more, V / tp]. They live in the caller's scope of the arena.
 TensorView Llama::Impl::decode(WeightUnits& weights, std::span<int32_t const> ids,
                                std::span<Selection const> selections, KvCache& cache, Arena& arena) const {
     PERIGEE_CHECK(mesh.shape().cp == 1 && !ids.empty() && std::ssize(ids) <= cache.texts(),
@@ -224,7 +224,7 @@ std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> 
     return impl_->join_logits(part_SV, std::ssize(ids), arena);
 }
 
-/// A token that the device leaves to the host.
+/// Draws a token that the device left to the host.
 int32_t Llama::Impl::draw_on_host(ConstView logits_V, DrawRule const& rule, TensorView seen_W, int64_t allowed) const {
     std::vector<int32_t> words(static_cast<size_t>(seen_W.empty() ? 0 : seen_W.size())), seen;
     if (!words.empty()) ops.download(words.data(), seen_W);

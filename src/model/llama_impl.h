@@ -42,7 +42,7 @@ struct LossSum {
 /// A unit's weights for as long as this lives.
 class Needed {
   public:
-    /// Braces: need() is called first.
+    /// Brace initialisation is ordered: need() must come before frozen().
     Needed(WeightUnits& weights, int unit, int next)
         : weights_(&weights), unit_(unit), memory_{weights.need(unit, next), weights.frozen()} {}
     /// Where the device has failed, who waits for it next is told so.
@@ -75,7 +75,7 @@ struct Llama::Impl {
     // Where parameters are in the memory of their units.
     UnitPlace embedding, final_norm, lm_head;
     std::vector<BlockPlaces> blocks = {};
-    int64_t first_trained = 0;  ///< layer, below which nothing is trained
+    int64_t first_trained = 0;  ///< first layer of the backward: nothing below it is trained
 
     /// The tokens of one pass, on the device.
     struct Inputs {
@@ -87,7 +87,7 @@ struct Llama::Impl {
         TensorView k_TGK = {},
                    v_TGK = {};      ///< of the text up to its end, for a layer, where its pages are no neighbours
         TensorView lengths_S = {};  ///< or the newest of the first S texts: as Decoding says
-        DropoutPass const* dropout = nullptr;  ///< in training
+        DropoutPass const* dropout = nullptr;  ///< in training only
         TensorView ids_T;
         TensorView positions_T;
         TensorView targets_T;
@@ -127,8 +127,8 @@ struct Llama::Impl {
     }
     bool trains(int unit) const { return layouts.trained.unit(unit).size() > 0; }
 
-    /// A unit's gradients; empty where nothing of it is trained. Where they are fresh, with zeros for those that no
-    /// product writes: those of vectors, of convolutions, and of an embedding that is no classifier.
+    /// Memory of a unit's gradients; empty if the unit has no trained parameter. If the gradients are fresh, zeroes
+    /// those that no product overwrites: vectors, key convolutions, and an embedding that is not the classifier.
     TensorView begin_gradients(GradientUnits& grads, int unit) const {
         if (!trains(unit)) return {};
         TensorView const memory = grads.begin(unit);

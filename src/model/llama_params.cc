@@ -24,24 +24,25 @@ ParamSpec bias(std::string name, int64_t size) {
     return {.name = std::move(name), .shape = {size}, .cut = Cut::rows, .init = Init::zeros, .decay = false};
 }
 
-/// Layers that are one product.
+/// Layers that share one product.
 constexpr std::array<char const*, 3> kQkv = {"q_proj", "k_proj", "v_proj"};
 constexpr std::array<char const*, 2> kGateUp = {"gate_proj", "up_proj"};
 constexpr std::array<char const*, 1> kO = {"o_proj"}, kDown = {"down_proj"};
 constexpr std::array<std::span<char const* const>, 4> kLoraProducts = {kQkv, kO, kGateUp, kDown};
 
-/// Of neighbours in the list.
+/// Whether two adjacent parameters belong to the same product.
 bool are_one_product(std::string const& a, std::string const& b) {
     auto const in = [](std::span<char const* const> product, std::string const& name) {
         return std::ranges::any_of(
             product, [&](char const* layer) { return name.find(fmt::format(".{}.", layer)) != name.npos; });
     };
-    bool const alike = a.substr(a.rfind('.')) == b.substr(b.rfind('.'));  // weights, or biases
+    bool const alike = a.substr(a.rfind('.')) == b.substr(b.rfind('.'));  // both weights, or both biases
     return alike && ((in(kQkv, a) && in(kQkv, b)) || (in(kGateUp, a) && in(kGateUp, b)));
 }
 
-/// The A's and then the B's of layers that are one product, in its order, so that the A's are one matrix. A starts with
-/// the variance of PEFT's, B as zeros. A reads what the layer reads and is cut as its columns are, B as its rows.
+/// Adds the adapters of one layer: for each product first its A matrices, then its B matrices, so the A matrices are
+/// contiguous. A is initialised with PEFT's variance, B with zeros. A is split like the layer's columns, B like its
+/// rows.
 void add_adapters(std::vector<ParamSpec>& params, LoraOptions const& lora, int64_t first) {
     std::vector<ParamSpec> const hosts(params.begin() + first, params.end());
     for (std::span<char const* const> product : kLoraProducts) {

@@ -27,14 +27,14 @@ struct RopeScaling {
 };
 void describe(Schema& schema, RopeScaling& options);
 
-/// Low-rank adapters on the blocks' linear layers: y = W x + alpha / rank B A dropout(x), where only A [rank, in] and B
-/// [out, rank] are trained. Hu et al., LoRA, arXiv 2106.09685.
+/// Low-rank adapters on the blocks' linear layers (LoRA; Hu et al., arXiv 2106.09685):
+/// y = W x + alpha / rank B A dropout(x). Only A [rank, in] and B [out, rank] are trained.
 struct LoraOptions {
     int64_t rank = 0;  ///< 0: none
     double alpha = 16;
     double dropout = 0;
     std::vector<std::string> targets = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
-    std::string init_from = {};  ///< a folder of PEFT's whose adapters a new run starts from
+    std::string init_from = {};  ///< PEFT folder with the adapters that a new run starts from
     double scale() const { return alpha / static_cast<double>(rank); }
     bool has(std::string_view target) const;
 };
@@ -56,15 +56,15 @@ struct ModelOptions {
     bool tie_word_embeddings = false;
     bool qkv_bias = false;       ///< Qwen2
     bool qk_norm = false;        ///< Qwen3
-    int64_t key_conv = 0;        ///< keys that each key's convolution sees, 0: none; the key attention.key_conv
+    int64_t key_conv = 0;        ///< attention.key_conv: width of the key convolution; 0: none
     std::string init_from = {};  ///< a folder whose weights a new run starts from; empty: random ones
-    LoraOptions lora = {};       ///< a section of its own
+    LoraOptions lora = {};       ///< the section `lora`
 
     int64_t kv_heads() const { return num_key_value_heads > 0 ? num_key_value_heads : num_attention_heads; }
     int64_t head_size() const { return head_dim > 0 ? head_dim : hidden_size / num_attention_heads; }
 };
 void describe(Schema& schema, ModelOptions& options);
-/// attention.key_conv: it has parameters, and so belongs to the model.
+/// Describes attention.key_conv, which belongs to the model because it has parameters.
 void describe_key_conv(Schema& attention, ModelOptions& options);
 /// Sentences about fields that contradict each other; empty when all is well. Keys are given as in the YAML.
 std::vector<std::string> problems(ModelOptions const& options);

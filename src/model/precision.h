@@ -1,5 +1,5 @@
-// In which precision the products of the blocks are computed. The embedding, the classifier, norms and attention stay
-// as they are, and so do master weights, gradients and moments.
+// Precision of the blocks' matrix products. The embedding, the classifier, norms, attention, master weights, gradients
+// and moments are not affected.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +27,20 @@ struct PrecisionOptions {
     EdgeLayers bf16_layers = {};
 };
 void describe(Schema& schema, PrecisionOptions& options);
-/// As problems() of ModelOptions.
+/// As problems() for ModelOptions.
 std::vector<std::string> problems(PrecisionOptions const& options, ModelOptions const& model);
 
-/// y [T, O] = x [T, I] W^T with W [O, I], and its backward: as a rank computes them.
+/// Extents of y [T, O] = x [T, I] W^T, with W [O, I], on one rank.
 struct LinearShape {
     int64_t tokens, outputs, inputs;
 };
 
-/// Whether a product of a layer takes quantised operands in its forward and in the gradient of its input.
+/// Whether the forward and input-gradient products of a layer use quantised operands.
 bool takes_fp8(PrecisionOptions const& options, LinearShape const& shape);
-/// Whether this layer is not one of bf16_layers.
+/// Whether a layer is outside bf16_layers.
 bool in_fp8_layers(PrecisionOptions const& options, int64_t layer, int64_t layers);
 
-/// The products of a block.
+/// One of a block's products.
 struct NamedLinear {
     char const* name;
     LinearShape shape;

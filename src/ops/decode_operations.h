@@ -29,7 +29,7 @@ struct KvAppend {
     ConstView lengths_S;  ///< int32: tokens before the new one; -1: no sequence there, and nothing is written
 };
 
-/// y = norm(x) W^T, with RmsNormForward's norm; with `swiglu`, SwigluForward of that. For few rows.
+/// y = norm(x) W^T, with RmsNormForward's norm, for few rows. With `swiglu`, SwigluForward of that product.
 struct NormedProduct {
     static constexpr char const* kName = "normed_product";
     TensorView y_SN;
@@ -40,8 +40,8 @@ struct NormedProduct {
     bool swiglu = false;  ///< W is [2F, D], y [S, F]
 };
 
-/// From the stream of the newest token of every sequence to its queries, keys and values: norm, product and what
-/// QkvForward does. Writes keys and values to the cache as KvAppend does; the means of blocks that they complete may be
+/// Projects the residual stream of every sequence's newest token to queries, keys and values: norm, product and what
+/// QkvForward does. Writes keys and values to the cache as KvAppend does. The means of blocks that they complete may be
 /// left to DecodeAttend.
 struct DecodeQkv {
     static constexpr char const* kName = "decode_qkv";
@@ -50,7 +50,7 @@ struct DecodeQkv {
     ConstView lengths_S;  ///< int32, as in KvAppend
     ConstView x_SD;
     ConstView norm_D;
-    ConstView w_XD;    ///< of queries, keys and values
+    ConstView w_XD;    ///< fused QKV weights
     ConstView cos_SR;  ///< as in QkvForward
     ConstView sin_SR;
     ConstView bias_X = {};
@@ -80,8 +80,8 @@ struct DecodeSelect {
 };
 
 /// As AttentionForward, for the newest token of every sequence, which has been appended. Blocks are cut into splits of
-/// 128 keys whose results are merged in the order of the keys: a sequence's result depends neither on its pages nor on
-/// the other sequences. Rows without a sequence get zeros. With `pools`, also writes the mean key of each block that a
+/// 128 keys, whose results are merged in a fixed order. A sequence's result depends neither on its pages nor on the
+/// other sequences. Rows without a sequence get zeros. With `pools`, also writes the mean key of each block that a
 /// newest token completes.
 struct DecodeAttend {
     static constexpr char const* kName = "decode_attend";
@@ -94,14 +94,15 @@ struct DecodeAttend {
     bool pools = false;
 };
 
-/// Draws a token of each sequence from its logits. Only ids below `allowed` take part. What is drawn counts as seen.
+/// Draws one token per sequence from its logits. Only ids below `allowed` may be drawn. A drawn token is marked as
+/// seen.
 struct SampleTokens {
     static constexpr char const* kName = "sample_tokens";
-    TensorView ids_S;  ///< int32; -1 where the rule draws nothing, or a GPU leaves it to the host: where more than
-                       ///< 4,096 tokens may be drawn, or logits are not numbers, for which the host's operation throws
+    TensorView ids_S;  ///< int32; -1 if the rule draws nothing, or if a GPU leaves the draw to the host: more than
+                       ///< 4,096 tokens may be drawn, or a logit is not a number, for which the host's operation throws
     ConstView logits_SV;
-    ConstView rules_SB;       ///< u8: DrawRule
-    TensorView seen_SW = {};  ///< int32: bit id % 32 of word id / 32; empty: no rule has a penalty
+    ConstView rules_SB;       ///< u8: one DrawRule per sequence
+    TensorView seen_SW = {};  ///< int32: bit id % 32 of word id / 32; empty if no rule has a penalty
     int64_t allowed = 0;
 };
 

@@ -29,7 +29,7 @@ inline void check_budget(BlockBudget const& budget, ConstView chosen_THS, Shape 
                       chosen_THS.shape.str(), q.str(), budget.top_k);
 }
 
-/// Slots for what the gate must choose, and one for what it chooses.
+/// `force_first` needs a slot for block 0 and at least one for the gate.
 inline void check_forced(Selection const& selection) {
     auto const* const gate = std::get_if<MobaOptions>(&selection);
     PERIGEE_CHECK(gate == nullptr || !gate->force_first || gate->top_k >= MobaOptions::kLeastForced,

@@ -92,11 +92,11 @@ struct MatMul {
     bool accumulate = false;
 };
 
-/// A matrix x [R, C] as E4M3: each tile divided by its scale (base/fp8.h) and rounded to the nearest. A tile with an
-/// element that is not finite becomes NaN. `transposed` is x^T [C, R] with tiles of the same kind: of the values that
-/// `to` stands for, quantised anew along R where tiles are rows, which rounds only what is small beside its new tile;
-/// the same values where they are squares. Either output may be empty; R must be a multiple of 128 for `transposed` and
-/// for squares.
+/// Quantises a matrix x [R, C] to E4M3. Each tile is divided by its scale (base/fp8.h) and rounded to nearest. A tile
+/// with a non-finite element becomes all NaN. `transposed` is x^T [C, R] with the same kind of tiles. With square tiles
+/// it holds the same values as `to`. With row tiles it is requantised from the dequantised values of `to`, along R,
+/// which rounds only values that are small within their new tile. Either output may be empty. R must be a multiple of
+/// 128 for `transposed` and for square tiles.
 struct Quantize {
     static constexpr char const* kName = "quantize";
     QuantTensor to;
@@ -104,8 +104,8 @@ struct Quantize {
     ConstView x;  ///< of compute_dtype()
 };
 
-/// c = a b^T, or c += a b^T, from a [M, K] with tiles of rows and b [N, K], K a multiple of 128. The product of the
-/// values that they stand for; c is of compute_dtype() or of main_dtype().
+/// c = a b^T, or c += a b^T, of the dequantised values. a [M, K] has row tiles, b [N, K] either kind; K is a multiple
+/// of 128. c is of compute_dtype() or main_dtype().
 struct QuantMatMul {
     static constexpr char const* kName = "matmul8";
     TensorView c;
@@ -128,9 +128,9 @@ struct Scale {
     double factor;
 };
 
-/// y = x / (1 - rate) where an element is kept, else 0; y may be the memory of x. Element n = part.index(i) of the
-/// tensor is dropped where the (n % 2)th half, low first, of word n % 8 / 2 of random.block(n / 8) is below
-/// dropout_threshold(rate), whose share of 65536 is the rate.
+/// Inverted dropout: y = x / (1 - rate) for kept elements, else 0. y may alias x. Element n = part.index(i) of the
+/// tensor draws the 16-bit half n % 2 (low half first) of word n % 8 / 2 of random.block(n / 8). It is dropped if this
+/// is below dropout_threshold(rate), which is rate * 65536 rounded.
 struct Dropout {
     static constexpr char const* kName = "dropout";
     TensorView y;
@@ -227,19 +227,18 @@ struct QkvBackward {
     double eps = 0;
 };
 
-/// A short convolution of keys before their rotation, per channel and causal, with a residual (FlashMoBA, arXiv
-/// 2511.11571): y[t, c] = x[t, c] + silu(sum over l < W of w[c, l] x[t - l, c]), where l goes back to the document's
-/// beginning at most: W of 1 to kWidestKeyConv. `y_TX` is the fused projection; only its columns [first, first + C) are
-/// written.
+/// Causal per-channel convolution of keys before RoPE, with a residual (FlashMoBA, arXiv 2511.11571): y[t, c] = x[t, c]
+/// + silu(sum over l < W of w[c, l] x[t - l, c]), with W from 1 to kWidestKeyConv. The sum stops at the start of the
+/// document. `y_TX` is the fused projection; only its columns [first, first + C) are written.
 struct KeyConvForward {
     static constexpr char const* kName = "key_conv_forward";
     TensorView y_TX;
     ConstView x_TC;
     ConstView w_CW;
-    ConstView positions_T;  ///< int32: tokens of the document before this one, all of which are rows here
+    ConstView positions_T;  ///< int32: tokens of the document before this one; all of them are rows of x
     int64_t first = 0;
 };
-/// `dx_TX` is the fused projection's gradient, of which the same columns are written.
+/// `dx_TX` is the gradient of the fused projection; only the same columns are written.
 struct KeyConvBackward {
     static constexpr char const* kName = "key_conv_backward";
     TensorView dx_TX;
@@ -307,14 +306,14 @@ struct SwigluForward {
     TensorView y_TF;
     ConstView gate_up_T2F;
 };
-/// The gradient, or what Quantize makes of it as computed, without a rounding before.
+/// Writes the plain gradient, or the gradient quantised as by Quantize, without an intermediate rounding to bf16.
 struct SwigluBackward {
     static constexpr char const* kName = "swiglu_backward";
-    TensorView dgate_up_T2F;  ///< may be the same memory as gate_up; empty where `quantised` is not
+    TensorView dgate_up_T2F;  ///< may alias gate_up; empty if and only if `quantised` is set
     ConstView dy_TF;
     ConstView gate_up_T2F;
     QuantTensor quantised_T2F = {};
-    QuantTensor transposed_2FT = {};  ///< together with quantised
+    QuantTensor transposed_2FT = {};  ///< set if and only if quantised is
 };
 
 /// Per-row statistics of a softmax over the vocabulary rows [vocab_begin, vocab_begin + V) of a sharded classifier.
@@ -374,9 +373,9 @@ struct WeightedSum {
 
 /// AdamW with decoupled weight decay (Loshchilov & Hutter 2019) on flat ranges:
 /// m, v <- moments of g * grad_scale; w <- w - lr (m_hat / (sqrt(v_hat) + eps) + weight_decay w). All of main_dtype(),
-/// or m and v both in bf16: the update takes the new moments as computed, and they are stored as StochasticRounding
-/// rounds. Element n = part.index(i) of the tensor takes word n % 4 of random.block(n / 4): its low half for m, its
-/// high half for v.
+/// or m and v both in bf16. The update then uses the new moments before rounding, and stores them with stochastic
+/// rounding as in StochasticRounding. Element n = part.index(i) of the tensor uses word n % 4 of random.block(n / 4):
+/// its low half for m, its high half for v.
 struct AdamW {
     static constexpr char const* kName = "adamw";
     TensorView w;

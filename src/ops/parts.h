@@ -1,4 +1,4 @@
-// Operations made of others, where a backend has no kernel that does all at once.
+// Fused operations computed as several simpler ones, for backends without a fused kernel.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 
 namespace perigee {
 
-/// The views with their places in memory(bytes), one after the other at multiples of 256 bytes.
+/// Places the views one after the other in memory(bytes), at multiples of 256 bytes.
 template <size_t N, class Memory>
 std::array<TensorView, N> lay_out(std::array<TensorView, N> views, Memory&& memory) {
     auto const place = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
@@ -18,7 +18,7 @@ std::array<TensorView, N> lay_out(std::array<TensorView, N> views, Memory&& memo
     return views;
 }
 
-/// `statistics`: dtype of rstd. `memory(bytes)` is theirs until the last of them is done.
+/// `statistics`: dtype of rstd. `memory(bytes)` must stay valid until the last operation is done.
 template <class Memory, class Compute>
 void compute_in_parts(NormedProduct const& args, DType statistics, Memory&& memory, Compute&& compute) {
     DType const type = args.x_SD.dtype;

@@ -11,7 +11,7 @@ namespace perigee {
 namespace {
 
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
-constexpr size_t kLanes = 16;  // loops over so many independent results vectorise
+constexpr size_t kLanes = 16;  // independent lanes, so that loops vectorise
 
 double sum_of(LogitWeight const& weight, std::span<float const> logits) {
     constexpr size_t kBlock = 1024;
@@ -29,7 +29,7 @@ double sum_of(LogitWeight const& weight, std::span<float const> logits) {
     return sum;
 }
 
-/// The largest logit; NaN where one of them is NaN or infinite.
+/// The largest logit; NaN if any logit is NaN or +infinity.
 float largest(std::span<float const> logits) {
     float best[kLanes];
     int broken[kLanes] = {};
@@ -50,11 +50,11 @@ float largest(std::span<float const> logits) {
 struct Candidate {
     float logit = 0;
     int32_t id = 0;
-    /// Before another one: likelier, or as likely and of higher id.
+    /// Order of drawing: likelier tokens first, then higher ids.
     bool operator<(Candidate const& other) const { return logit != other.logit ? logit > other.logit : id > other.id; }
 };
 
-/// All with logits from `least` on.
+/// All tokens with logits of at least `least`.
 std::vector<Candidate> candidates_of(std::span<float const> logits, float least) {
     std::vector<Candidate> candidates;
     for (size_t i = 0; i < logits.size(); ++i)
@@ -62,7 +62,7 @@ std::vector<Candidate> candidates_of(std::span<float const> logits, float least)
     return candidates;
 }
 
-/// Without those less likely than number k.
+/// Removes tokens less likely than the k-th. Ties with it stay.
 void keep_top(std::vector<Candidate>& candidates, int64_t k) {
     if (k >= std::ssize(candidates)) return;
     auto const last = candidates.begin() + k - 1;
@@ -70,14 +70,14 @@ void keep_top(std::vector<Candidate>& candidates, int64_t k) {
     std::erase_if(candidates, [least = last->logit](Candidate const& c) { return c.logit < least; });
 }
 
-/// What is drawn from: some of the likeliest tokens, in order.
+/// The most likely tokens, in drawing order.
 struct Candidates {
     std::vector<Candidate> tokens;
-    double total = 0;       ///< weight of all that top_p counts
-    bool complete = false;  ///< none that may be drawn is missing
+    double total = 0;       ///< weight of all tokens that top_p counts
+    bool complete = false;  ///< includes every token that may be drawn
 };
 
-/// As few as it takes to tell what number `uniform` draws.
+/// As few candidates as are needed to find the token that `uniform` draws.
 Candidates likely_enough(std::span<float const> logits, LogitWeight const& weight, DrawRule const& rule,
                          double uniform) {
     bool const cut = 0 < rule.top_k && rule.top_k < std::ssize(logits);
@@ -102,7 +102,7 @@ Candidates likely_enough(std::span<float const> logits, LogitWeight const& weigh
     }
 }
 
-/// By the inverse of the distribution function, likelier tokens first.
+/// Draws by inverse transform sampling, likelier tokens first.
 int32_t draw(std::span<float const> logits, float best, DrawRule const& rule, double uniform) {
     LogitWeight const weight{best, LogitWeight::scale_of(rule.temperature)};
     Candidates const candidates = likely_enough(logits, weight, rule, uniform);
@@ -117,13 +117,13 @@ int32_t draw(std::span<float const> logits, float best, DrawRule const& rule, do
         kept = std::min(kept, static_cast<size_t>(last - cumulative.begin()) + 1);
     }
     while (kept > 1 && static_cast<double>(weight(candidates.tokens[kept - 1].logit)) < rule.min_p) --kept;
-    bool const more = !candidates.complete && rule.top_p == 1;  // may be drawn, but not by this number
+    bool const more = !candidates.complete && rule.top_p == 1;  // other tokens may be drawn, but not by this number
     double const drawn = uniform * (more ? candidates.total : cumulative[kept - 1]);
     auto const chosen = static_cast<size_t>(std::ranges::upper_bound(cumulative, drawn) - cumulative.begin());
     return candidates.tokens[std::min(chosen, kept - 1)].id;
 }
 
-/// In place of those that are seen.
+/// Logits after the repetition penalty.
 std::vector<float> penalised(std::span<float const> logits, std::span<int32_t const> seen, double penalty) {
     std::vector<float> result(logits.begin(), logits.end());
     auto const factor = static_cast<float>(penalty);

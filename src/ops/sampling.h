@@ -1,4 +1,4 @@
-// Drawing a token from logits on the host: the reference of SampleTokens.
+// Draws a token from logits on the host. Reference for SampleTokens.
 #pragma once
 
 #include <span>
@@ -8,11 +8,11 @@
 
 namespace perigee {
 
-/// By the inverse of the distribution function, likelier tokens first, and of equally likely ones the higher ids.
-/// `seen`: what the repetition penalty falls on, each once. Throws Category::numeric for logits that are not numbers.
+/// Inverse transform sampling over tokens sorted by probability; ties put higher ids first. `seen`: ids with repetition
+/// penalty, each once. Throws Category::numeric if a logit is not a number.
 int32_t draw_token(std::span<float const> logits, DrawRule const& rule, std::span<int32_t const> seen = {});
 
-/// log of the sum of e^logit.
+/// log(sum of e^logit).
 double log_sum(std::span<float const> logits);
 
 }  // namespace perigee

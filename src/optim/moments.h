@@ -20,7 +20,7 @@ class Moments {
         DType dtype;
         bool on_host;
     };
-    /// Zeros for these ascending ranges of the flat buffer.
+    /// Zero moments for these ascending ranges of the flat buffer.
     Moments(ParamLayout const& layout, std::vector<FlatRange> updated, Ops& ops, Kept kept);
     Moments(Moments&&) noexcept;
     ~Moments();

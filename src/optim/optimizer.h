@@ -91,11 +91,11 @@ class AdamWOptimizer {
     /// its element, number of the update) alone.
     void round_stochastically(FlatRange range, int64_t applied_updates);
     std::vector<FlatPart> parts(TensorView packed) const;
-    /// What of a unit is updated in one call.
+    /// Part of a unit that one call updates.
     struct Run {
         FlatRange range;
         bool decays;
-        ParamLayout::Entry const* tensor;  ///< where random numbers depend on it
+        ParamLayout::Entry const* tensor;  ///< determines the random numbers
     };
     std::vector<Run> runs_of(FlatRange range) const;
 

@@ -1,5 +1,5 @@
-// All weights of a model on a rank: those that are trained, and those that are frozen, each in a layout and shares of
-// their own. What gathers, updates and stores the trained ones knows nothing of the others.
+// All weights of a model on a rank. Trained and frozen weights have separate layouts and shardings. Code that gathers,
+// updates and stores trained weights does not see the frozen ones.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@ namespace perigee {
 
 class ModelWeights final : public WeightUnits {
   public:
-    /// Layouts and shardings outlive this; `frozen` may be null, and both of its arguments then are.
+    /// Layouts and shardings must outlive this. `frozen` and `frozen_sharding` are both null if nothing is frozen.
     ModelWeights(ParamLayout const& trained, Sharding const& sharding, ParamLayout const* frozen,
                  Sharding const* frozen_sharding, Mesh const& mesh, Ops& ops)
         : layout_(&trained), trained_(trained, sharding, mesh, ops) {
@@ -27,7 +27,7 @@ class ModelWeights final : public WeightUnits {
         trained_.release(unit);
     }
     bool settled() const override { return trained_.settled() && (!frozen_ || frozen_->settled()); }
-    /// Takes part in the gathers of a forward pass, for a rank that has nothing to compute while others do.
+    /// Joins the gathers of a forward pass, for a rank without tokens to compute.
     void pass_without_tokens() {
         for (int unit = 0; unit < layout_->units(); ++unit) {
             need(unit, unit + 1 < layout_->units() ? unit + 1 : -1);
@@ -38,7 +38,7 @@ class ModelWeights final : public WeightUnits {
     ShardedWeights& trained() { return trained_; }
     ShardedWeights const& trained() const { return trained_; }
     ShardedWeights* frozen_part() { return frozen_ ? &*frozen_ : nullptr; }
-    int64_t bytes() const { return trained_.bytes() + (frozen_ ? frozen_->bytes() : 0); }  ///< taken so far
+    int64_t bytes() const { return trained_.bytes() + (frozen_ ? frozen_->bytes() : 0); }  ///< allocated so far
     bool holds(void const* address) const { return trained_.holds(address) || (frozen_ && frozen_->holds(address)); }
 
   private:

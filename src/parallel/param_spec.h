@@ -26,11 +26,11 @@ struct ParamSpec {
     Init init = Init::normal;
     double stddev = 0.02;
     bool decay = true;
-    int unit = 0;         ///< numbers run from 0 and never fall along the list
-    bool frozen = false;  ///< training leaves it as it is: no gradient, no optimizer state
+    int unit = 0;         ///< starts at 0 and never decreases along the list
+    bool frozen = false;  ///< not trained: no gradient, no optimizer state
 };
 
-/// One list of parameters in two, each in the order of the whole.
+/// A list of parameters split in two. Each part keeps the order.
 struct ParamSplit {
     std::vector<ParamSpec> trained, frozen;
 };
@@ -73,7 +73,7 @@ struct FlatPart {
     TensorView of(FlatRange part) const { return values.rows(part.begin - range.begin, part.end - range.begin); }
 };
 
-/// The memory of a unit: of what is trained, and of what is frozen, which is empty for gradients.
+/// Memory of a unit's trained and frozen tensors. For gradients `frozen` is empty.
 struct UnitMemory {
     UnitMemory() = default;
     UnitMemory(TensorView of_trained, TensorView of_frozen = {}) : trained(of_trained), frozen(of_frozen) {}
@@ -93,8 +93,8 @@ struct UnitPlace {
 class ParamLayout {
   public:
     /// The part of each tensor held by rank `tp_rank` of `tp_size`; sizes must divide (Category::config otherwise).
-    /// Units take a multiple of `unit_multiple` elements each: unused ones follow their last tensor. There are `units`
-    /// of them, some of which may have no tensor; 0: as many as the list has, each with some.
+    /// Each unit takes a multiple of `unit_multiple` elements; padding follows its last tensor. There are `units`
+    /// units, some of which may be empty. 0: as many as the list has, none of them empty.
     ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple = 1, int units = 0);
 
     struct Entry {
@@ -131,8 +131,7 @@ class ParamLayout {
     int64_t size_ = 0;
 };
 
-/// The parameters of a model in two layouts with the same units: of what is trained, and, unless null, of what is
-/// frozen.
+/// Layouts of a model's trained and frozen parameters, with the same units. `frozen` is null if nothing is frozen.
 struct ModelLayouts {
     ModelLayouts(ParamLayout const& of_trained, ParamLayout const* of_frozen = nullptr)
         : trained(of_trained), frozen(of_frozen) {}

@@ -13,8 +13,8 @@ class WeightUnits {
     /// weights there. `next` is the unit that will be needed after it, or -1. Units may be needed several times; every
     /// rank of a mesh needs and releases the same ones in the same order.
     virtual TensorView need(int unit, int next) = 0;
-    /// The memory of the frozen tensors of the unit that need() was called for last, in a layout of their own; empty
-    /// where there are none. It lasts as long as the unit's.
+    /// Memory of the frozen tensors of the unit passed to the last need(), in their own layout. Empty if there are
+    /// none. Valid as long as the unit's memory.
     virtual TensorView frozen() { return {}; }
     virtual void release(int unit) = 0;
     /// Until weights change, need() queues nothing, and gives each unit the same memory every time.

@@ -1,5 +1,5 @@
-// Quantised matrices: E4M3 bytes, and an fp32 power of two for each tile that they are multiplied by. A product takes
-// them with the dimension that it sums over last, in whole tiles. The order of scales is the one cuBLASLt reads.
+// Quantised matrices: E4M3 bytes with one fp32 power-of-two scale per tile. A product reduces over the last dimension
+// of both operands, in whole tiles. Scales are in cuBLASLt's layout.
 #pragma once
 
 #include "base/fp8.h"
@@ -9,10 +9,11 @@ namespace perigee {
 
 inline constexpr int64_t kQuantTile = 128;
 
-/// What shares a scale: 128 neighbours of a row, for activations and gradients, or 128 x 128, for weights.
+/// Shape of a tile. rows: 1 x 128, for activations and gradients. squares: 128 x 128, for weights and for x^T in weight
+/// gradients.
 enum class Tiles : uint8_t { rows, squares };
 
-/// Of a matrix [R, C], C a multiple of 128, and R too where tiles are squares.
+/// Shape of the scales of a matrix [R, C]. C is a multiple of 128; with squares R is too.
 inline Shape scales_shape(Tiles tiles, Shape const& matrix) {
     int64_t const across = matrix[1] / kQuantTile;
     if (tiles == Tiles::rows) return {across, matrix[0]};
@@ -26,7 +27,7 @@ struct BasicQuantized {
     Tiles tiles = Tiles::rows;
 
     bool empty() const { return values.empty(); }
-    /// Element of `scales` for element (r, c) of the matrix.
+    /// Index into `scales` for element (r, c) of the matrix.
     int64_t scale_index(int64_t r, int64_t c) const {
         int64_t const across = c / kQuantTile;
         return tiles == Tiles::rows ? across * scales[1] + r : r / kQuantTile * scales[1] + across;

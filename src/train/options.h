@@ -43,7 +43,7 @@ struct TrainOptions {
     int64_t moba_scratch_mib = static_cast<int64_t>(CudaOptions{}.moba_scratch >> 20);  ///< on a GPU
     NonFinite non_finite = NonFinite::skip;
     int64_t max_skipped_in_a_row = 3;
-    std::vector<std::string> freeze = {};  ///< patterns of names: freeze() in model/llama.h
+    std::vector<std::string> freeze = {};  ///< name patterns, see freeze() in model/llama.h
     ProfileOptions profile = {};
 };
 void describe(Schema& schema, TrainOptions& options);

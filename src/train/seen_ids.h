@@ -1,4 +1,4 @@
-// What the repetition penalty falls on, beside the logits: a bit for each id of some texts.
+// Seen ids for the repetition penalty, on the device: one bit per id and text.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,15 @@
 
 namespace perigee {
 
-/// Takes memory when a text has a penalty. Ids that are drawn there become part of it there.
+/// Allocates memory when a text first needs a penalty. The device marks the ids that it draws.
 class SeenIds {
   public:
     SeenIds(Ops& ops, int64_t texts) : ops_(&ops), is_there_(static_cast<size_t>(texts)) {}
 
-    /// As in SampleTokens, of all texts, with what this one's sampler has seen. All samplers allow as many ids.
+    /// The bits of all texts, as SampleTokens takes them, with those of `text` up to date with its sampler. All
+    /// samplers must allow the same number of ids.
     TensorView with(int64_t text, Sampler const& sampler);
-    /// The sampler of the text is another, or has seen more than was drawn there.
+    /// Call when a text has another sampler, or its sampler has seen ids that the device did not draw.
     void forget(int64_t text) { is_there_[static_cast<size_t>(text)] = false; }
 
   private:

@@ -29,7 +29,7 @@ void upload(Ops& ops, TensorView to, float const* values) {
     ops.upload(to, rounded.data());
 }
 
-/// Values on the device, as bf16 in memory of the host.
+/// Device values as bf16 in host memory.
 std::vector<bf16> rounded(Ops& ops, ConstView values) {
     std::vector<bf16> narrow(static_cast<size_t>(values.size()));
     if (values.dtype == DType::bf16) {
@@ -163,7 +163,7 @@ Session::Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSy
       arena_(ops().device()) {}
 
 void Session::initialise(ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed) const {
-    bool const adapters = is_adapter(layout.entries().front().spec.name);  // all or none of a layout are
+    bool const adapters = is_adapter(layout.entries().front().spec.name);  // a layout has only adapters or none
     if ((adapters ? options_.model.lora.init_from : options_.model.init_from).empty())
         perigee::initialise(ops(), layout, parts, seed);
     else
@@ -300,7 +300,7 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
     ModelOptions const& model = options_.model;
     bool const adapters = is_adapter(layout.entries().front().spec.name);
     Path const from = adapters ? model.lora.init_from : model.init_from;
-    auto parts = all;  // but for convolutions of keys, which what is read may lack
+    auto parts = all;  // key convolutions may be missing in the source
     auto const leave_out = [&](auto lacks) {
         std::erase_if(parts, [&](StoredTensor const& part) {
             if (!is_key_conv(part.name) || !lacks(part.name)) return false;

@@ -29,7 +29,7 @@ RunOptions with_steps_of_epochs(RunOptions options, FileSystem& files);
 /// Throws Category::config where the tokenizer knows ids that the model does not.
 void check_vocabulary(Tokenizer const& tokenizer, int64_t vocab_size);
 
-/// Every parameter, frozen or not, as `lora` and `train.freeze` say. Throws Category::config.
+/// Every parameter. `lora` and `train.freeze` decide which are frozen. Throws Category::config.
 std::vector<ParamSpec> params_of(RunOptions const& options);
 
 /// What a rank computes on, and with.
@@ -61,15 +61,15 @@ class Session {
     FileSystem& files() const { return *files_; }
     Mesh const& mesh() const { return mesh_; }
     Ops& ops() const { return *machine_.ops; }
-    /// Of what is trained, and of what is frozen; null where nothing is.
+    /// Layouts of the trained and of the frozen parameters. The latter is null if nothing is frozen.
     ParamLayout const& layout() const { return layout_; }
     ParamLayout const* frozen_layout() const { return frozen_ ? &frozen_->layout : nullptr; }
-    /// Of the whole model, whatever is trained.
+    /// Number of parameters of the whole model, frozen or not.
     int64_t parameters() const { return layout_.global_size() + (frozen_ ? frozen_->layout.global_size() : 0); }
     Llama& model() { return model_; }
     Arena& arena() { return arena_; }
     Sharding const& sharding() const { return sharding_; }
-    /// All of the model, for its passes; and what is trained of it, in layout().
+    /// All weights, for the model's passes; weights() has the trained ones, in layout().
     ModelWeights& model_weights() { return weights_; }
     ModelWeights const& model_weights() const { return weights_; }
     ShardedWeights& weights() { return weights_.trained(); }
@@ -84,29 +84,30 @@ class Session {
     /// those in `model.init_from`. Returns their state; throws Category::checkpoint where there are none. Collective.
     RunState load_weights() { return load_weights(find_weights(options_, mesh_.world(), *files_)); }
     RunState load_weights(std::optional<Checkpoint> const& found);
-    /// The frozen weights: those in model.init_from, or random ones. Nothing where nothing is frozen. Collective.
+    /// Loads the frozen weights from model.init_from, or initialises them at random. No effect if nothing is frozen.
+    /// Collective.
     void load_frozen();
-    /// What tells the frozen weights from others, whatever the layout; empty where nothing is frozen. As load_frozen()
-    /// found them.
+    /// Fingerprint of the frozen weights as load_frozen() left them, independent of the layout. Empty if nothing is
+    /// frozen.
     std::string const& base() const { return base_; }
-    /// Throws Category::corruption where the frozen weights of this rank are not, bit for bit, those that load_frozen()
-    /// left. Waits for the device.
+    /// Throws Category::corruption if this rank's frozen weights have changed in any bit since load_frozen(). Waits for
+    /// the device.
     void check_frozen();
-    /// Throws Category::checkpoint where a checkpoint's weights were trained beside other frozen ones.
+    /// Throws Category::checkpoint if the checkpoint was trained with other frozen weights.
     void check_base(Checkpoint const& checkpoint) const;
 
     /// Fills `parts`, which lie on the device, from a checkpoint, rounding where they are narrower than what it stores.
     void read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const;
-    /// Fills parts of a layout's weights, which lie on the device, from the folder that `model.init_from` names, or
-    /// `lora.init_from` for adapters. A rank reads the bytes of its parts and no others. Collective: all ranks succeed
-    /// or throw the same Category::checkpoint.
+    /// Fills parts of a layout's weights, which lie on the device, from the folder in `model.init_from`
+    /// (`lora.init_from` for adapters). A rank reads only the bytes of its parts. Collective: all ranks succeed or
+    /// throw the same Category::checkpoint.
     void read_initial(ParamLayout const& layout, std::vector<StoredTensor> const& parts) const;
-    /// What a new run starts from: read_initial() where a folder is named, else random numbers, each a function of
-    /// (seed, name, index) alone. Collective.
+    /// Initial weights of a new run: read_initial() if a folder is named, else random numbers, each a function of
+    /// (seed, name, index) only. Collective.
     void initialise(ParamLayout const& layout, std::vector<FlatPart> const& parts, uint64_t seed) const;
 
   private:
-    /// Of what is frozen.
+    /// The frozen parameters.
     struct Frozen {
         Frozen(std::vector<ParamSpec> specs, Mesh const& mesh, RunOptions const& options);
         ParamLayout layout;
@@ -124,7 +125,7 @@ class Session {
     Sharding sharding_;
     ModelWeights weights_;
     std::string base_;
-    int64_t frozen_hash_ = 0;  ///< of the bits on this rank
+    int64_t frozen_hash_ = 0;  ///< of this rank's bits
     Llama model_;
     Arena arena_;
     std::optional<std::vector<int32_t>> token_bytes_;

@@ -69,7 +69,7 @@ int32_t TextModel::draw(std::span<int32_t const> ids, Sampler& sampler) {
     reserve(std::ssize(text_));
     DrawRule const rule = sampler.next_rule();
     TokenDraws draws{.rules = {&rule, 1}, .allowed = sampler.allowed()};
-    if (rule.index == 0) seen_.forget(0);  // another sampler's
+    if (rule.index == 0) seen_.forget(0);  // the previous sampler's
     if (sampler.penalises()) draws.seen_SW = seen_.with(0, sampler);
     int32_t const id =
         session_.model().decode(session_.model_weights(), ids, selections_, *cache_, session_.arena(), draws).front();

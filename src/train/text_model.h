@@ -27,7 +27,8 @@ class TextModel {
     /// keys and values are kept. Where parallel.context cuts the text, or a GPU does not take the model's heads
     /// (KvCache::serves), everything is computed from the whole text. Collective.
     std::vector<float> append(std::span<int32_t const> ids);
-    /// Appends the tokens, and draws the one that follows: beside the logits where `ids` is one token, on one tp rank.
+    /// Appends the tokens and draws the next one. Draws on the device if `ids` is a single token and there is one tp
+    /// rank.
     int32_t draw(std::span<int32_t const> ids, Sampler& sampler);
     std::vector<int32_t> const& text() const { return text_; }
     /// The text ends after so many of its tokens.

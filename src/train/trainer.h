@@ -101,7 +101,7 @@ class Trainer {
     Watchdog* watchdog_;
     RunState state_;
     Progress progress_;
-    /// The log draws the bar around its lines no longer, also where the constructor fails.
+    /// Stops the log from redrawing the progress bar, even if the constructor throws.
     struct LeavesLog {
         ~LeavesLog();
     } leaves_log_;

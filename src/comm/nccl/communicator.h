@@ -1,6 +1,7 @@
-// One NCCL communicator. A call queues its collective and returns; only the first between two ranks, which connects
-// them, waits for the other rank, and a watchdog ends the process where that rank never comes. NCCL's codes become
-// errors. Its mode that never waits starts a thread for each call: 0.12 ms where 0.02 are enough.
+// One NCCL communicator, in blocking mode. A call enqueues its collective and returns. Only the first collective
+// between two ranks waits, for the other rank to connect; a watchdog ends the process if that rank never comes. NCCL's
+// error codes become exceptions. Non-blocking mode is not used: it starts a thread per call, which takes 0.12 ms
+// instead of 0.02.
 #pragma once
 
 #include <nccl.h>
@@ -26,7 +27,7 @@ class Communicator {
     Communicator(Communicator const&) = delete;
     Communicator& operator=(Communicator const&) = delete;
 
-    /// Makes a call of NCCL. Throws Category::communication.
+    /// Calls NCCL. Throws Category::communication.
     void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body);
     /// The same between ncclGroupStart and ncclGroupEnd, which a call() is to bring.
     void call_in_group(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) const;
@@ -37,7 +38,7 @@ class Communicator {
   private:
     [[noreturn]] void fail_with(ncclResult_t code, char const* what) const;
 
-    /// Held through a call: nobody asks NCCL about a communicator that it works on.
+    /// Held during a call, so that no other thread queries a communicator in use.
     mutable std::mutex calling_;
     std::atomic<ncclComm_t> comm_ = nullptr;
     Axis axis_;

@@ -155,7 +155,7 @@ Blas::Plan& Blas::plan(Key const& key, Memory const& memory) {
 void Blas::choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t const> candidates, Key const& key,
                            Memory const& memory) try {
     auto const bytes = static_cast<size_t>(memory.c.bytes());
-    Buffer const elsewhere(device_, key.accumulate ? bytes : 0);  // sums stay unharmed
+    Buffer const elsewhere(device_, key.accumulate ? bytes : 0);  // keeps trials from changing the sums
     Memory trial = memory;
     if (key.accumulate) trial.c.data = static_cast<std::byte*>(elsewhere.data());
     Timer const timer;

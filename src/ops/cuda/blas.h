@@ -1,5 +1,5 @@
-// Matrix products by cuBLASLt: bf16 or quantised operands, fp32 accumulation, bf16 or fp32 out. The algorithm for each
-// shape is chosen once, at its first product.
+// Matrix products by cuBLASLt: bf16 or quantised operands, fp32 accumulation, bf16 or fp32 output. The algorithm for a
+// shape is selected once, at its first product.
 #pragma once
 
 #include <cublasLt.h>
@@ -22,9 +22,9 @@ class Blas {
     Blas(Blas const&) = delete;
     Blas& operator=(Blas const&) = delete;
 
-    // As those of Ops. Throw Category::internal, naming the shape, where cuBLASLt has no algorithm.
+    // As the operations of Ops. Throw Category::internal with the shape if cuBLASLt has no algorithm.
     void matmul(MatMul const& args);
-    /// Category::config where the GPU is not of compute capability 9.0.
+    /// Throws Category::config unless the GPU has compute capability 9.0.
     void matmul8(QuantMatMul const& args);
 
   private:
@@ -36,7 +36,7 @@ class Blas {
         bool transpose_a, transpose_b, accumulate, wide;
         auto operator<=>(Key const&) const = default;
     };
-    /// Of one product; scales where operands are quantised.
+    /// Operands of one product; scales only if they are quantised.
     struct Memory {
         void const *a, *b;
         void const *a_scales, *b_scales;

@@ -41,7 +41,7 @@ void CudaOps::compute(MatMul const& args) {
 
 unsigned* CudaOps::arrivals(size_t count) {
     if (arrivals_.bytes() < count * sizeof(unsigned)) {
-        device_.synchronize();  // earlier operations may still use it
+        device_.synchronize();  // earlier operations may still use the counters
         arrivals_ = {};
         arrivals_ = Buffer(device_, count * sizeof(unsigned));
         check_cuda(cudaMemsetAsync(arrivals_.data(), 0, arrivals_.bytes(), stream()), "cudaMemsetAsync");

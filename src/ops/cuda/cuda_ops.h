@@ -95,8 +95,8 @@ class CudaOps final : public Ops {
     void compute(WeightedSum const& args);
     void compute(AdamW const& args);
 
-    /// Memory that graphs know by its address: scratch, counters, borders, frequencies, and cuDNN's tables with the
-    /// documents they have room for, on which their layout depends.
+    /// Addresses that captured graphs hold: scratch, counters, cu_seqlens, frequencies, and cuDNN's tables. The last
+    /// are paired with the number of documents they have room for, which determines their layout.
     using Places = std::tuple<void const*, void const*, void const*, void const*, std::pair<void const*, int64_t>>;
 
     /// What is known of the operations of a key.
@@ -119,7 +119,7 @@ class CudaOps final : public Ops {
     cudaStream_t stream() const { return device_.stream(); }
     /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.
     void* scratch(size_t bytes);
-    /// Counters that are zero before an operation, which leaves them so; they grow as scratch does.
+    /// Counters that are zero before and after each operation; they grow as scratch does.
     unsigned* arrivals(size_t count);
     /// Values that are uploaded anew only when they change.
     template <class T>

@@ -34,7 +34,7 @@ decode::Cache cache_of(CachePages const& pages, ConstView lengths_S = {}) {
             .head_dim = narrow(k[3])};
 }
 
-/// Of NormedProduct or DecodeQkv.
+/// `args`: NormedProduct or DecodeQkv.
 template <class Args>
 kernels::Gemv normed_gemv(Args const& args) {
     ConstView w;

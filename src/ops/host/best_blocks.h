@@ -31,7 +31,7 @@ class Chooser {
 
     /// `scores` of the blocks before `current`; writes all slots of `chosen`.
     void choose(Real const* scores, int64_t current, int32_t* chosen) {
-        int64_t const first = force_first_ && current > 0 ? 1 : 0;  // blocks that compete, and their slots, come after
+        int64_t const first = force_first_ && current > 0 ? 1 : 0;  // first block that competes, and its slot
         if (first > 0) *chosen++ = 0;
         int64_t const slots = std::ssize(best_) - first;
         int64_t const forced = force_previous_ && current > first ? 1 : 0;

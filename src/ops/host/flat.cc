@@ -47,7 +47,7 @@ void fill_normal(FillNormal const& args) {
 }
 
 namespace {
-/// With 16 random bits added below the last that stays.
+/// Stochastic rounding. `added`: 16 random bits, added to the low half of x.
 bf16 rounded_up_or_down(float x, uint32_t added) {
     return std::isfinite(x) ? bf16{static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + added) >> 16)} : to_bf16(x);
 }
@@ -74,7 +74,7 @@ void dropout(Dropout const& args) {
     uint32_t const threshold = dropout_threshold(args.rate);
     Real const factor = static_cast<Real>(65536.0 / (65536.0 - threshold));
     parallel_ranges(args.x.size(), kGrain, [&](int64_t begin, int64_t end) {
-        uint64_t known = ~uint64_t{0};  // block of the draws at hand: neighbours share one
+        uint64_t known = ~uint64_t{0};  // index of the block in `draws`; neighbouring elements share one
         std::array<uint32_t, 4> draws{};
         for (int64_t i = begin; i < end; ++i) {
             auto const n = static_cast<uint64_t>(args.part.index(i));
@@ -143,7 +143,7 @@ double weighted_sum(ConstView values_T, ConstView weights_T) {
 
 namespace {
 
-/// The numbers of an update in this precision.
+/// Constants of an update in this precision.
 template <class Real>
 struct Update {
     Real lr, unbias, keep, b1, c1, b2, c2, eps, grad_scale;

@@ -35,7 +35,7 @@ void swiglu_backward(SwigluBackward const& args);
 
 template <class Real>
 void quantize(Quantize const& args);
-/// The values that x stands for, row by row.
+/// Dequantised values of x, row by row.
 template <class Real>
 void dequantize(Real* to, ConstQuantTensor const& x);
 

@@ -88,7 +88,7 @@ void HostOps<Real>::compute(Quantize const& args) {
 template <class Real>
 void HostOps<Real>::compute(QuantMatMul const& args) {
     Product const p = check(args);
-    // As `scratch_`, so that a training step allocates nothing.
+    // Kept like `scratch_`, so that training steps allocate nothing.
     auto const a = static_cast<size_t>(p.m * p.k), b = static_cast<size_t>(p.n * p.k);
     if (scratch_.size() < a + b) scratch_.resize(a + b);
     host::dequantize<Real>(scratch_.data(), args.a);

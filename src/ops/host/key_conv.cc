@@ -9,7 +9,7 @@ namespace perigee::host {
 
 namespace {
 
-/// The inputs of both passes. A channel's convolution at token t goes back reach(t) keys, 0 included.
+/// Inputs of both passes. At token t the convolution covers reach(t) keys, the token's own included.
 template <class Real>
 struct Keys {
     Real const* x;
@@ -72,7 +72,7 @@ void key_conv_backward(KeyConvBackward const& args, std::vector<Real>& scratch) 
     auto const slope = [&](int64_t t, int64_t c) { return dy[t * C + c] * silu_slope(keys.sum(t, c)); };
     auto const rows = [&](int64_t begin, int64_t end, Real* dw) {
         for (int64_t c = 0; c < C; ++c) {
-            std::array<Real, kWidestKeyConv> ds = {};  // of the tokens t to t + W - 1, in turns
+            std::array<Real, kWidestKeyConv> ds = {};  // of tokens t to t + W - 1, as a ring buffer
             for (int64_t t = std::min(T, end + W - 1); t-- > begin;) {
                 ds[t % W] = slope(t, c);
                 if (t >= end) continue;

@@ -12,7 +12,7 @@ namespace {
 uint32_t magnitude_bits(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
 float as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-/// Values of a tile become bytes of the same places. Returns the scale.
+/// Finds a tile's scale, then quantises its values.
 template <class Real>
 class TileQuantizer {
   public:
@@ -27,7 +27,7 @@ class TileQuantizer {
     uint32_t amax_ = 0;
 };
 
-/// A tile of 128 x 128, or of 128 columns and one row.
+/// Quantises one tile: 128 x 128, or 1 x 128.
 template <class Real>
 void quantize_tile(QuantTensor const& to, Real const* x, int64_t row, int64_t column) {
     int64_t const width = to.values[1], rows = to.tiles == Tiles::squares ? kQuantTile : 1;
@@ -42,7 +42,7 @@ void quantize_tile(QuantTensor const& to, Real const* x, int64_t row, int64_t co
     to.scales.template as<float>()[to.scale_index(row, column)] = tile.scale();
 }
 
-/// All tiles. What squares leave of their scales' rows is zero.
+/// Quantises all tiles. Padding of square-tile scales is zero.
 template <class Real>
 void quantize_all(QuantTensor const& to, Real const* x) {
     int64_t const width = to.values[1], step = to.tiles == Tiles::squares ? kQuantTile : 1;
@@ -53,7 +53,7 @@ void quantize_all(QuantTensor const& to, Real const* x) {
     });
 }
 
-/// The values that x stands for, as the rows of their transpose.
+/// Dequantised transpose of x, row by row.
 template <class Real>
 std::vector<Real> dequantized_transpose(ConstQuantTensor const& x) {
     int64_t const rows = x.values[0], columns = x.values[1];
@@ -67,7 +67,7 @@ std::vector<Real> dequantized_transpose(ConstQuantTensor const& x) {
     return turned;
 }
 
-/// Bytes and scales of squares in their new places.
+/// Transposes bytes and scales of a matrix with square tiles.
 void transpose_squares(QuantTensor const& to, ConstQuantTensor const& from) {
     int64_t const rows = from.values[0], columns = from.values[1];
     auto const* const bytes = from.values.as<uint8_t>();

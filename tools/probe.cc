@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
     CLI::App* const model = add("model", "A Hugging Face folder's model on one document", perigee::probe_model);
     model->add_option("folder", request.folder, "Hugging Face folder")->required();
     add_files(model, "HDF5 file with ids, targets, weights");
-    model->add_option("--adapters", request.adapters, "Folder of PEFT's with adapters on it");
+    model->add_option("--adapters", request.adapters, "PEFT folder with adapters for the model");
     CLI11_PARSE(app, argc, argv);
     try {
         perigee::run(probe, request, overrides);

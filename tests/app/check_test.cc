@@ -137,7 +137,7 @@ TEST(Check, PrintsInWhatProductsRun) {
     RunOptions options = tiny();
     EXPECT_THAT(report(options, 2), ::testing::Not(HasSubstr("in FP8")));
     options.model.hidden_size = 256;
-    options.model.intermediate_size = 320;  // gate and up together are a multiple of 128, down's inputs are not
+    options.model.intermediate_size = 320;  // 128 divides the outputs of gate_up, not the inputs of down
     options.model.head_dim = 64;
     options.precision.linear = LinearPrecision::fp8_block;
     options.precision.bf16_layers.first = 1;

@@ -130,7 +130,7 @@ void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, H
     for (int64_t i = session.mesh().dp_rank(); i < options.train.global_batch_size / micro; i += mesh.dp)
         batches.push_back(make_batch(*data, i * micro, micro));
     RunState state;
-    if (frozen == 1) learner.step(batches, state);  // what is gathered of frozen weights stays from step to step
+    if (frozen == 1) learner.step(batches, state);  // only the first step gathers frozen weights
     counts.clear();
     EXPECT_GT(learner.step(batches, state).grad_norm, 0);
     EXPECT_FALSE(learner.agree({}).stop);

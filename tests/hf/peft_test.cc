@@ -1,4 +1,4 @@
-// Adapters in PEFT's format: what is written, what is read, what is refused.
+// Reading and writing adapters in PEFT's format, and what is refused.
 #include "hf/peft.h"
 
 #include <gmock/gmock.h>
@@ -85,7 +85,7 @@ TEST(Peft, RefusesAdaptersOfAnotherKind) {
         write_text(files, Path("/a") / kAdapterConfigName, text);
         EXPECT_THAT(error_of(Category::config, [&] { read_adapter_config(files, "/a"); }), HasSubstr(said));
     }
-    // What is off may stand there.
+    // Keys that are off may be present.
     std::string text = kWritten;
     text.replace(text.find("\"r\": 8"), 6,
                  "\"r\": 8, \"use_dora\": false, \"rank_pattern\": {}, \"modules_to_save\": null");

@@ -1,4 +1,4 @@
-// Adapters and frozen parameters: what is computed for them and what is not.
+// Which products and gradients adapters and frozen parameters need.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ ParamSpec const& find(std::vector<ParamSpec> const& specs, std::string const& na
     return *found;
 }
 
-/// A model whose frozen weights lie apart.
+/// A model whose frozen weights have a layout of their own.
 struct FrozenModel final : WeightUnits {
     FrozenModel(ModelOptions const& options, std::vector<ParamSpec> specs, Recompute recompute,
                 PrecisionOptions const& precision)
@@ -40,7 +40,7 @@ struct FrozenModel final : WeightUnits {
                 {.recompute = std::vector<Recompute>(static_cast<size_t>(options.num_hidden_layers), recompute)},
                 precision) {}
 
-    /// Takes every weight from a model that has all in one layout.
+    /// Copies every weight from a model with a single layout.
     void take(ParamLayout const& from, std::vector<float> const& values) {
         for (auto const& [layout, to] : {std::pair{&trained, &weights}, {&frozen_layout, &frozen_weights}}) {
             to->resize(static_cast<size_t>(layout->size()));
@@ -79,7 +79,7 @@ struct FrozenModel final : WeightUnits {
     Arena arena{*device};
 };
 
-/// The gradients of what is trained are those of the model without anything frozen, bit for bit.
+/// Gradients of the trained parameters are bitwise those of the model with nothing frozen.
 void expect_part_of_all(ModelOptions const& options, std::vector<ParamSpec> const& specs, int64_t products,
                         Recompute recompute = Recompute::none, PrecisionOptions const& precision = {}) {
     TinyModel<float> all(options, tiny_moba(), 5, {.recompute = std::vector<Recompute>(3, recompute)}, precision);
@@ -125,7 +125,7 @@ TEST(Adapters, AreNamedCutAndStartedAsPeftHasThem) {
 }
 
 TEST(Adapters, LeaveNoProductForFrozenMatrices) {
-    // Of each layer q, k and v, o, gate and up, and down, and of the classifier.
+    // The products of each of 3 layers (qkv, o, gate_up, down) and of the classifier.
     for (Recompute const level : {Recompute::none, Recompute::mlp, Recompute::block})
         for (int64_t const key_conv : {0, 3}) {
             ModelOptions options = with_lora();
@@ -215,7 +215,7 @@ TEST(Freeze, LeavesNoProductForWhatIsFrozenNorForLayersBelow) {
         std::vector<std::string> patterns;
         int64_t products;
     };
-    int64_t const backward = 8;  // of a layer: two for each of four products
+    int64_t const backward = 8;  // per layer: two for each of four products
     for (auto const& [patterns, products] : {Case{{"*norm.weight"}, 0},
                                              {{"model.layers.1.*"}, 4},
                                              {{"*.mlp.down_proj.weight", "lm_head.weight"}, 4},

@@ -1,5 +1,5 @@
-// Quantised products on a GPU: gradients near those of the CPU in fp32, and the same bits every time and under every
-// policy of memory.
+// Quantised products on a GPU. Gradients are close to those of the CPU in fp32, and bitwise equal in every run and
+// under every memory policy.
 #include <cmath>
 
 #include "model/tiny_model.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr PrecisionOptions kFp8{.linear = LinearPrecision::fp8_block};
 
-/// Heads that the kernels of both kinds of attention take; extents that are multiples of 128.
+/// Head sizes that the kernels of both kinds of attention support, and extents that are multiples of 128.
 ModelOptions tiled_options() {
     ModelOptions options;
     options.vocab_size = 1000;
@@ -24,7 +24,7 @@ ModelOptions tiled_options() {
     return options;
 }
 
-/// Weights of the size that training starts from, which bf16 holds exactly.
+/// Weights as large as at the start of training, exact in bf16.
 std::vector<bf16> start(ParamLayout const& layout) {
     std::vector<float> values = random_normal<float>(layout.size(), 7, 0.02);
     for (ParamLayout::Entry const& entry : layout.entries())
@@ -62,7 +62,7 @@ Trained train(Device& device, Ops& plain, AttentionKind kind, PrecisionOptions c
     FlatWeights flat_weights(layout, weights);
     FlatGradients flat_grads(layout, grads);
     Trained result{.grads = poisoned<float>(layout.size())};
-    for (int pass = 0; pass < 2; ++pass) {  // the second is replayed where graphs are on
+    for (int pass = 0; pass < 2; ++pass) {  // the second pass replays the graph, if graphs are on
         result.loss +=
             model.loss_and_gradient(flat_weights, {.grads = flat_grads, .scale = 0.01}, batch, layers, arena);
         arena.settle();
@@ -94,7 +94,7 @@ class GpuPrecision : public ::testing::Test {
     void SetUp() override {
         if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     }
-    /// Each matrix's gradient.
+    /// The gradient of each matrix.
     void expect_near(Trained const& found, Trained const& expected, double cosine) {
         EXPECT_NEAR(found.loss, expected.loss, 1e-3 * expected.loss);
         ParamLayout const layout(llama_params(tiled_options()), 1, 0);
@@ -110,8 +110,8 @@ class GpuPrecision : public ::testing::Test {
     }
 };
 
-/// Each quantised product is about 4% off (3 bits of mantissa), and the gradients of the last blocks have gone through
-/// some twenty of them.
+/// Each quantised product is about 4% off (3 mantissa bits). Gradients of the last blocks have gone through about
+/// twenty of them.
 constexpr double kFp8Cosine = 0.98;
 
 TEST_F(GpuPrecision, OfFp8GivesNearlyTheGradientsOfTheCpu) {

@@ -315,7 +315,7 @@ TEST(KvCache, TakesNoMoreThanItHasRoomFor) {
 }
 
 TEST(KvCache, PagesFitWithWhatDecodingTakes) {
-    // Two texts of 4 heads of 8 with 3 blocks of 200 tokens: splits of 128 and of 72 keys.
+    // Two texts with 4 heads of size 8 and 3 blocks of 200 tokens: a block has splits of 128 and 72 keys.
     EXPECT_EQ(decode::most_splits(3, 200), 6);
     EXPECT_EQ(decode::attend_floats(2, 4, 8, 6), 2 * 4 * (6 * 8 + 6 + 1));
     EXPECT_EQ(decode::select_floats(2, 4, 3), 24);

@@ -67,7 +67,7 @@ class NaiveLlama {
         return x;
     }
 
-    /// Keys before bias, norm and rotation, of the token at `position`, from the normed streams up to it.
+    /// The key at `position` after the key convolution, before bias, norm and RoPE. x: normalised inputs up to it.
     Vector convolved(std::string const& layer, Rows const& x, size_t position) const {
         std::string const name = layer + "self_attn.k_proj.weight";
         Vector y = times(name, x[position]);

@@ -1,5 +1,5 @@
-// Products of a block with quantised operands: near those without, the same bits under every policy, and only where
-// they are asked for.
+// A block's products with quantised operands. Results are close to those without, the same under every memory policy,
+// and quantisation happens only if it is enabled.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ ModelOptions tiled_options() {
     return options;
 }
 
-/// With weights of the size that training starts from.
+/// A model with weights as large as at the start of training.
 template <class Real>
 struct TiledModel : TinyModel<Real> {
     explicit TiledModel(PrecisionOptions const& precision, MemoryPolicy const& policy = {},
@@ -43,7 +43,7 @@ struct Trained {
     double loss = 0;
     std::vector<float> grads;
 };
-/// Two micro-batches, the second added to the first.
+/// Two micro-batches; the second adds its gradients.
 Trained train(PrecisionOptions const& precision, MemoryPolicy const& policy = {},
               std::vector<AttentionKind> const& kinds = mixed()) {
     TiledModel<float> model(precision, policy);
@@ -52,7 +52,7 @@ Trained train(PrecisionOptions const& precision, MemoryPolicy const& policy = {}
     return {loss, model.grads};
 }
 
-/// Of the gradients of each matrix.
+/// Calls visit(name, offset, size) for the gradient of each matrix.
 template <class Visit>
 void each_matrix(Visit visit) {
     ParamLayout const layout(llama_params(tiled_options()), 1, 0);
@@ -67,7 +67,7 @@ double dot(std::span<float const> a, std::span<float const> b) {
 }
 
 TEST(Precision, OfFp8GivesNearlyTheLossAndTheGradients) {
-    // MoBA may choose other blocks where scores nearly tie.
+    // Full attention, because MoBA may select other blocks if scores nearly tie.
     Trained const exact = train({}, {}, all(AttentionKind::full));
     for (PrecisionOptions const& precision : {kFp8, kFp8Bf16Wgrad}) {
         Trained const found = train(precision, {}, all(AttentionKind::full));
@@ -83,7 +83,7 @@ TEST(Precision, OfFp8GivesNearlyTheLossAndTheGradients) {
 }
 
 TEST(Precision, OfFp8IsThatOfTheSameOperandsInFp64) {
-    // What differs is where fp32 rounds another way than fp64, and then a value of E4M3 here and there.
+    // Differences come from fp32 rounding other than fp64, which sometimes changes an E4M3 value.
     auto const kinds = all(AttentionKind::full);
     Trained const narrow = train(kFp8, {}, kinds);
     TiledModel<double> wide(kFp8);
@@ -103,7 +103,7 @@ TEST(Precision, OfFp8GivesTheSameBitsUnderEveryPolicyOfMemory) {
         }
         Trained const offloaded = train(precision, {.offload = 1});
         EXPECT_EQ(offloaded.grads, kept.grads);
-        Trained const chunked = train(precision, {.mlp_chunk = 128});  // tiles lie in chunks; sums are cut
+        Trained const chunked = train(precision, {.mlp_chunk = 128});  // tiles never cross chunks; sums are split
         EXPECT_EQ(chunked.loss, kept.loss);
         EXPECT_LT(relative_error(chunked.grads, kept.grads), 1e-2);
     }
@@ -116,7 +116,8 @@ TEST(Precision, TakesQuantisedOperandsWhereTheyAreAskedFor) {
         return std::pair{model.calls("matmul8"), model.calls("quantize")};
     };
     using Calls = std::pair<int64_t, int64_t>;
-    // Of each of 12 products: x and W; dy, x^T and W^T. SwiGLU's backward gives dy of gate and up.
+    // 12 products. Each quantises x and W in the forward, and dy, x^T and W^T in the backward. SwiGLU's backward
+    // quantises the dy of gate_up itself.
     EXPECT_EQ(calls(kFp8), Calls(36, 57));
     EXPECT_EQ(calls(kFp8Bf16Wgrad), Calls(24, 48));
     EXPECT_EQ(calls({}), Calls(0, 0));
@@ -138,7 +139,7 @@ TEST(Precision, LeavesOtherPassesAlone) {
 
 TEST(Precision, LeavesTensorsThatAreNoMultiplesOfTiles) {
     ModelOptions options = tiled_options();
-    options.intermediate_size = 200;  // only qkv and o are left
+    options.intermediate_size = 200;  // only qkv and o still fit
     TiledModel<float> model(kFp8, {}, options);
     model.gradient(tiled_batch(), mixed());
     EXPECT_EQ(model.calls("matmul8"), 18);

@@ -18,7 +18,7 @@ struct DecodeCase {
     uint64_t page_seed = 1;  ///< order of the pages
     uint64_t seed = 5;       ///< of sequence s: seed + s
     double scale = 0.125;
-    int64_t first_head = 0;  ///< number of the first head among all of the model
+    int64_t first_head = 0;  ///< index of the first head within the whole model
 };
 
 /// The numbers of one sequence, all of which bf16 holds.
@@ -126,7 +126,7 @@ class DecodeLab {
     Values means() { return lab_.values(means_NGK); }
     Values keys() { return lab_.values(k_NPGK); }
     Values values() { return lab_.values(v_NPGK); }
-    /// Row of the newest token of sequence s, of G K values, in keys() and values().
+    /// Row of sequence s's newest token in keys() and values(); a row has G K values.
     int64_t newest_row(size_t s) const {
         int32_t const t = c_.lengths[s];
         int64_t const page = table[s * static_cast<size_t>(M_) + static_cast<size_t>(t / c_.page_size)];

@@ -96,7 +96,7 @@ inline void expect_training(Ops& ops, DecodeCase const& c, double tolerance) {
     EXPECT_LT(attention_error(c, chosen, lab.attend(true), true), tolerance);
 }
 
-/// Every sequence's newest key and value are in their row, and no other row has changed.
+/// append() writes the newest key and value of every sequence, and changes no other row.
 inline void expect_append_to_write(Ops& ops) {
     for (int64_t const block : {32, 100}) {
         DecodeCase c{.lengths = edge_lengths(block)};
@@ -119,7 +119,7 @@ inline void expect_append_to_write(Ops& ops) {
     }
 }
 
-/// A rank that has some of the heads chooses as the whole model does.
+/// A rank with a part of the heads selects the same blocks as the whole model.
 inline void expect_first_head_to_count(Ops& ops) {
     DecodeCase c = with_rule(RandomBlocks{.block_size = 32, .top_k = 3});
     auto const chosen = [&] {
@@ -136,8 +136,7 @@ inline void expect_first_head_to_count(Ops& ops) {
     EXPECT_NE(chosen(), first);
 }
 
-/// Token by token, no pooling: the means are those of pooling, in every bit, from appending or, where `attends`, from
-/// attention.
+/// Token by token, append() (or attention, if `attends`) makes bitwise the means that pool() makes.
 inline void expect_means_of_appends(Ops& ops, bool attends, int32_t block = 32) {
     int32_t const tokens = 3 * block;
     DecodeCase whole{.lengths = {tokens}, .page_size = 16};

@@ -1,4 +1,4 @@
-// Dropout: the right share and scale, the same numbers however a tensor is cut.
+// Dropout: rate, scale, and the same mask however a tensor is split.
 #include <gtest/gtest.h>
 
 #include <cmath>

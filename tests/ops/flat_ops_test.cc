@@ -202,7 +202,7 @@ TEST(FlatOps, AdamWFollowsThePublishedUpdate) {
     EXPECT_LT(adamw_error<float>(*make_host_ops(*device, 2), 70001), 1e-5);
 }
 
-/// Moments in bf16 after one update from given ones, and the weights.
+/// Weights and bf16 moments after one update from given moments.
 struct NarrowMoments {
     std::vector<float> w;
     std::vector<bf16> m, v;
@@ -243,7 +243,7 @@ TEST(FlatOps, AdamWRoundsMomentsInBf16UpOrDownAtRandom) {
     for (size_t i = 0; i < found.m.size(); ++i) ups_m += up(found.m[i], m), ups_v += up(found.v[i], v);
     EXPECT_NEAR(both / double(size), ups_m * ups_v / double(size) / double(size), 0.01) << "independent of each other";
 
-    // The weights take the moments before they are rounded.
+    // The weights use the moments before rounding.
     std::vector<float> w = random_normal<float>(size, 1), wide_m(w.size(), m0), wide_v(w.size(), v0), grad(w.size(), g);
     ops->adamw({.w = {w.data(), {size}},
                 .m = {wide_m.data(), {size}},

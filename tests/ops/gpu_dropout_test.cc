@@ -1,4 +1,4 @@
-// Dropout on the GPU keeps what the host keeps, however the tensor is cut.
+// The GPU keeps the same elements as the host, however a tensor is split.
 #include "ops/gpu_case.h"
 
 namespace perigee::testing {

@@ -213,7 +213,7 @@ TEST_F(GpuAdamW, MatchesTheHostAndRoundsTheWeights) {
 }
 
 TEST_F(GpuAdamW, RoundsMomentsInBf16LikeTheHost) {
-    // Numbers whose update is exact in fp32: beta of 1/2, and gradients of few bits.
+    // Updates that are exact in fp32: beta of 1/2, and gradients with few bits.
     for (int64_t const count : kCounts)
         for (auto const& [skipped, part] : {std::pair<int64_t, TensorPart>{0, {}},
                                             {1, {.first = 3}},

@@ -1,4 +1,4 @@
-// Products of few rows with weights, as decoding makes them.
+// Products of a few rows with a weight matrix, as in decoding.
 #include "ops/gpu_case.h"
 
 namespace perigee::testing {
@@ -36,8 +36,7 @@ Values expected(Factors const& f, int64_t rows) {
     return y;
 }
 
-/// Whole chunks and warps without any, tiles that end within W, more tiles than multiprocessors, rows too long to stay
-/// on one.
+/// Full chunks, warps without a chunk, a tile that ends at n, more tiles than SMs, and rows too long for shared memory.
 std::vector<std::pair<int64_t, int64_t>> const kShapes = {{8, 32},     {24, 64},   {100, 288},  {1, 96},
                                                           {520, 2048}, {64, 4128}, {4100, 320}, {16, 14336}};
 
@@ -54,7 +53,7 @@ TEST_F(GpuGemv, AgreesWithTheDefinition) {
 TEST_F(GpuGemv, ARowDependsOnNoOther) {
     for (auto const& [n, k] : kShapes) {
         Factors const f{n, k};
-        if (k > 4128) continue;  // of which many rows go another way
+        if (k > 4128) continue;  // many rows of this length take another path
         Values const all = product(gpu(), f, 16);
         for (int64_t const rows : {1, 3, 8, 9}) {
             Values const few = product(gpu(), f, rows);

@@ -1,4 +1,4 @@
-// The convolution of keys on the GPU against the host in fp64.
+// The key convolution on the GPU against the host in fp64.
 #include <fmt/format.h>
 
 #include "ops/gpu_case.h"
@@ -11,7 +11,7 @@ using GpuKeyConv = GpuTest;
 
 struct Keys {
     int64_t tokens, channels, taps, first, width;
-    int64_t document;  ///< tokens of a document
+    int64_t document;  ///< tokens per document
 };
 
 void key_conv_case(Lab& lab, Keys const& n) {
@@ -23,7 +23,7 @@ void key_conv_case(Lab& lab, Keys const& n) {
     TensorView const w = lab.compute(weights, random_bf16(weights.size(), 42));
     TensorView const dy = lab.compute(rows, random_bf16(rows.size(), 43));
     TensorView const dw = lab.main(weights, random_bf16(weights.size(), 44));
-    // What stands beside the keys stays.
+    // Columns beside the keys must not change.
     TensorView const y = lab.compute(all, random_bf16(all.size(), 45));
     TensorView const dx = lab.compute(all, random_bf16(all.size(), 46));
     lab.ops.key_conv_forward({.y_TX = y, .x_TC = x, .w_CW = w, .positions_T = positions_T, .first = n.first});
@@ -40,8 +40,8 @@ void key_conv_case(Lab& lab, Keys const& n) {
 }
 
 TEST_F(GpuKeyConv, MatchesTheHost) {
-    // Stretches of 64 tokens: fewer, exactly one, borders of documents at and beside theirs; more channels than a block
-    // takes.
+    // Ranges of 64 tokens: fewer tokens, exactly one range, and documents that end at or near the end of a range. Also
+    // more channels than a thread block covers.
     for (int64_t const taps : {1, 2, 3, 4, 5})
         for (Keys const n :
              {Keys{1, 2, 0, 0, 2, 1}, Keys{64, 64, 0, 6, 80, 64}, Keys{63, 128, 0, 128, 384, 7},

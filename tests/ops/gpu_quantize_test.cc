@@ -1,4 +1,4 @@
-// Quantised matrices on the GPU: the bytes and scales of the host, and products of what they stand for.
+// Quantised matrices on the GPU: bytes and scales equal the host's, and products of the dequantised values.
 #include <fmt/format.h>
 
 #include "ops/gpu_case.h"
@@ -45,7 +45,7 @@ class Matrix {
 
 class GpuQuantize : public GpuTest {
   protected:
-    /// Both outputs, and each alone.
+    /// Quantises into both outputs, and into each alone.
     std::vector<Result> quantize(Ops& ops, Tiles tiles, Shape const& shape, Values const& x, bool transposes) {
         Lab lab(ops);
         TensorView const view = lab.compute(shape, x);
@@ -71,7 +71,7 @@ class GpuQuantize : public GpuTest {
     }
 };
 
-/// Every bf16 in a row of tiles that are finite or not as a whole.
+/// Every bf16 value. Each row tile is either all finite or all non-finite.
 Values every_bf16() {
     Values x;
     for (uint32_t bits = 0; bits < 0x10000; ++bits) x.push_back(to_float(bf16{static_cast<uint16_t>(bits)}));
@@ -82,7 +82,7 @@ TEST_F(GpuQuantize, GivesTheBitsOfTheHostForEveryBf16) {
     Values const x = every_bf16();
     expect_same(Tiles::rows, {128, 512}, x);
     expect_same(Tiles::squares, {128, 512}, x);
-    // Beside 448, whose tile's scale is 1, or a number that makes small ones subnormal.
+    // With 448 in the tile its scale is 1. The other maxima scale values up or down, or make them subnormal.
     for (double const wanted : {448.0, 3.0, 1e30, 1e-38}) {
         double const largest = to_float(to_bf16(static_cast<float>(wanted)));
         Values beside(x.size());
@@ -113,7 +113,7 @@ TEST_F(GpuQuantize, ABadElementMakesItsTilesNan) {
     }
 }
 
-/// What a quantised matrix stands for.
+/// Dequantised values.
 Values values_of(Result const& r, Tiles tiles, Shape const& shape) {
     std::vector<uint8_t> bytes = r.bytes;
     std::vector<float> scales = r.scales;
@@ -143,7 +143,7 @@ TEST_F(GpuQuantize, TheGradientOfSwigluComesQuantised) {
             return std::pair{rows.result(), turned.result()};
         };
         auto const expected = run(host()), found = run(gpu());
-        // Values near the middle of two of E4M3 may go the other way.
+        // Values near the midpoint of two E4M3 values may round the other way.
         EXPECT_LT(
             relative_error(values_of(found.first, Tiles::rows, shape), values_of(expected.first, Tiles::rows, shape)),
             2e-3);
@@ -161,7 +161,7 @@ class GpuQuantMatMul : public GpuTest {
         Tiles tiles;
         bool wide;
     };
-    /// The product on an Ops, added to ones where it accumulates.
+    /// The product on an Ops, added to ones if `accumulate`.
     Values product(Ops& ops, Problem const& p, bool accumulate) {
         Lab lab(ops);
         Values x = random_bf16(p.m * p.k, 31), w = random_bf16(p.n * p.k, 32);
@@ -190,8 +190,8 @@ TEST_F(GpuQuantMatMul, IsTheProductOfWhatOperandsStandFor) {
                     std::string const what =
                         fmt::format("{} x {} x {} {} {} {}", m, n, k, tiles == Tiles::rows ? "rows" : "squares",
                                     wide ? "fp32" : "bf16", accumulate ? "+=" : "=");
-                    // A result in bf16 is rounded once, which makes 1.7e-3; a sum in bf16 up to three times: two
-                    // partial products that cuBLASLt adds up there, and what was there before.
+                    // A bf16 result has one rounding: 1.7e-3. A bf16 sum has up to three, because cuBLASLt may add two
+                    // partial products to the old value in bf16.
                     EXPECT_LT(error, wide ? 1e-3 : accumulate ? 3e-3 : 2e-3) << what;
                     EXPECT_EQ(product(gpu(), p, accumulate), found) << "differs from run to run";
                 }

@@ -1,5 +1,5 @@
-// Tokens drawn on the GPU are the host's: sums of single precision differ in the last places, so that a number between
-// two tokens may draw the neighbour, once in a million draws.
+// The GPU draws the same tokens as the host. Their fp32 sums differ in the last bits, so about one draw in a million
+// may give the neighbouring token.
 #include "ops/sample_case.h"
 
 namespace perigee::testing {
@@ -84,7 +84,7 @@ TEST_F(GpuSample, LeavesToTheHostWhatItCannotDraw) {
     for (double const bad : {std::nan(""), double(INFINITY)})
         EXPECT_EQ(draw_all(gpu(), c, {{}, {.temperature = 0}}, [&](Values& x) { x[777] = x[20777] = bad; }).ids,
                   (std::vector<int32_t>{-1, -1}));
-    // Nothing of it stays.
+    // The next call finds clean counters.
     EXPECT_EQ(draw_all(gpu(), {.width = 20, .allowed = 20, .spread = 0}, {{.temperature = 0}}).ids[0], 0);
     std::vector<DrawRule> const greedy(3, {.temperature = 0});
     auto const highest = [](Values& x) { x[5] = x[9] = 1, x[20 + 19] = 1, x[40] = 1; };

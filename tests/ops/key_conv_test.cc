@@ -1,11 +1,11 @@
-// The convolution of keys: gradients by differences, precision, its formula, and documents that do not see each other.
+// Key convolution: gradients against finite differences, precision, the formula, and isolation of documents.
 #include "ops/op_check.h"
 
 namespace perigee::testing {
 
 namespace {
 
-/// The keys are columns [first, first + channels) of rows of `width`.
+/// Keys are columns [first, first + channels) of rows of `width` elements.
 struct Keys {
     int64_t tokens, channels, taps, first = 3;
     int64_t width() const { return first + channels + 2; }
@@ -13,7 +13,7 @@ struct Keys {
     Shape weights() const { return {channels, taps}; }
 };
 
-/// Documents of 1, 2, 6 and so many tokens as are left.
+/// Positions in documents of 1, 2 and 6 tokens and one with the rest.
 std::vector<int32_t> positions(int64_t tokens) {
     std::vector<int32_t> p;
     for (int64_t t = 0; t < tokens; ++t)
@@ -33,7 +33,7 @@ Values columns(HostTensor<Real> const& x, Keys const& n) {
     return found;
 }
 
-/// Inputs x and w; output y.
+/// Inputs x and w, output y.
 template <class Real>
 OpResult key_conv(Ops& ops, Keys const& n, std::vector<Values> const& inputs, Values const& dy) {
     std::vector<int32_t> place = positions(n.tokens);
@@ -98,7 +98,7 @@ TEST(KeyConv, ADocumentDoesNotSeeItsNeighbours) {
     Values x = random_normal<double>(40, 7), dy = random_normal<double>(40, 8);
     Values const w = random_normal<double>(10, 9);
     OpResult const before = key_conv<double>(*ops, n, {x, w}, dy);
-    for (size_t i = 6; i < 18; ++i) x[i] += 1, dy[i] -= 1;  // the document of tokens 3 to 8
+    for (size_t i = 6; i < 18; ++i) x[i] += 1, dy[i] -= 1;  // the document with tokens 3 to 8
     OpResult const after = key_conv<double>(*ops, n, {x, w}, dy);
     for (auto const& [a, b] : {std::pair(before.y, after.y), {before.gradients[0], after.gradients[0]}}) {
         EXPECT_EQ(slice(a, 0, 6), slice(b, 0, 6));

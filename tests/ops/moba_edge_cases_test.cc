@@ -144,7 +144,7 @@ TEST(MobaEdgeCase, E8NaNIsNeverChosenAndInfinitiesAreOrdinaryScores) {
         EXPECT_THAT(choice(chosen, p, moba, 16), force_previous ? ElementsAre(1, 2, 3) : ElementsAre(1, 2, -1));
         EXPECT_THAT(choice(chosen, p, moba, 7), force_previous ? ElementsAre(0, -1, -1) : ElementsAre(-1, -1, -1));
     }
-    // Nor does the first block's, where that is forced.
+    // The same holds for a forced first block.
     for (bool force_previous : {false, true}) {
         MobaOptions const first{.block_size = 4, .top_k = 3, .force_previous = force_previous, .force_first = true};
         auto const p = scored({nan, 3, 1e30, 2, 0, 0}, 4);

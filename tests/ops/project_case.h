@@ -1,4 +1,5 @@
-// Products with a norm before them, and the projection of new tokens into a cache, beside the same by other operations.
+// Products with a fused norm, and projections of new tokens into a cache, against the same computed by separate
+// operations.
 #pragma once
 
 #include "ops/decode_case.h"
@@ -24,7 +25,7 @@ inline std::vector<ProjectCase> project_cases() {
     return cases;
 }
 
-/// The largest relative error of any vector of `width`: one wrong value shows.
+/// The largest relative error over vectors of `width` elements, so that one wrong value shows.
 inline double worst_error(Values const& found, Values const& want, int64_t width) {
     double worst = 0;
     for (int64_t at = 0; at < std::ssize(want); at += width) {
@@ -34,8 +35,7 @@ inline double worst_error(Values const& found, Values const& want, int64_t width
     return worst;
 }
 
-/// Queries, keys and values of decode_qkv beside those of norm, product, qkv_forward and kv_append. Nothing but the
-/// newest rows of the cache changes.
+/// decode_qkv against norm, product, qkv_forward and kv_append. In the cache only the newest rows may change.
 inline void expect_projection(Ops& ops, ProjectCase const& c, double tolerance) {
     SCOPED_TRACE(
         fmt::format("{} rows of {}, heads {}/{} of {}", c.lengths.size(), c.width, c.heads, c.kv_heads, c.head_dim));
@@ -95,7 +95,7 @@ inline void expect_projection(Ops& ops, ProjectCase const& c, double tolerance) 
     EXPECT_EQ(changed, c.kv_heads * (S - std::ranges::count(c.lengths, -1)));
 }
 
-/// normed_product beside norm, product and SwiGLU.
+/// normed_product against norm, product and SwiGLU.
 inline void expect_normed_products(Ops& ops, double tolerance) {
     for (auto const& [n, width] :
          {std::pair<int64_t, int64_t>{8, 32}, {24, 64}, {104, 288}, {520, 2048}, {80, 8192}, {36, 96}, {16, 8224}})

@@ -1,4 +1,4 @@
-// Quantised matrices on the host: every conversion, scales, bad elements, transposes, products.
+// Quantised matrices on the host: every conversion, scales, non-finite elements, transposes and products.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 float from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-/// The values of E4M3 by their definition, in ascending order: sign, 4 bits of exponent with bias 7, 3 of fraction.
+/// Values of E4M3 by definition, ascending: 4 exponent bits with bias 7, 3 mantissa bits.
 std::vector<double> e4m3_magnitudes() {
     std::vector<double> values;
     for (int exponent = 0; exponent < 16; ++exponent)
@@ -24,7 +24,7 @@ std::vector<double> e4m3_magnitudes() {
     return values;
 }
 
-/// Index of the nearest magnitude; the even one of two that are as near.
+/// Index of the nearest magnitude; ties go to the even index.
 size_t nearest(std::vector<double> const& magnitudes, double x) {
     auto const above = std::ranges::lower_bound(magnitudes, x);
     if (above == magnitudes.end()) return magnitudes.size() - 1;
@@ -86,7 +86,7 @@ TEST(E4m3, ScalesAreTheSmallestPowersOfTwoThatFit) {
     }
 }
 
-/// A quantised matrix in memory of its own, poisoned.
+/// A quantised matrix in its own memory, poisoned.
 struct Quantized {
     Tiles tiles;
     Shape shape;
@@ -115,7 +115,7 @@ class QuantizeTest : public ::testing::TestWithParam<Tiles> {
         transposed.emplace(GetParam(), Shape{shape[1], shape[0]});
         ops->quantize({.to = to->view(), .transposed = transposed->view(), .x = TensorView(x.data(), shape)});
     }
-    /// Largest magnitude of the tile of (r, c).
+    /// Largest magnitude in the tile of element (r, c).
     float amax(int64_t r, int64_t c) const {
         int64_t const rows = GetParam() == Tiles::squares ? 128 : 1, r0 = r / rows * rows, c0 = c / 128 * 128;
         float most = 0;
@@ -153,7 +153,7 @@ TEST_P(QuantizeTest, DividesEachTileByItsScale) {
 TEST_P(QuantizeTest, TransposesTheValuesThatFit) {
     Shape const shape{256, 384};
     auto x = random_normal<float>(shape.size(), 4);
-    for (int64_t r = 0; r < 256; ++r)  // rows of sizes that differ, less than what E4M3 can tell apart
+    for (int64_t r = 0; r < 256; ++r)  // rows differ in magnitude by less than the range of E4M3
         for (int64_t c = 0; c < 384; ++c) {
             float& value = x[static_cast<size_t>(r * 384 + c)];
             value = std::copysign(std::exp2(static_cast<float>(r % 5) + std::round(std::abs(value))), value);
@@ -169,7 +169,7 @@ TEST_P(QuantizeTest, TransposesTheValuesThatFit) {
 TEST_P(QuantizeTest, RoundsTheTransposeOnlyWhereItIsSmallBesideItsTile) {
     Shape const shape{128, 128};
     auto x = random_normal<float>(shape.size(), 5);
-    for (int64_t c = 0; c < 128; ++c) x[static_cast<size_t>(c)] *= 1e5f;  // the first row governs every column
+    for (int64_t c = 0; c < 128; ++c) x[static_cast<size_t>(c)] *= 1e5f;  // the first row sets every scale
     quantize(x, shape);
     int64_t rounded = 0;
     for (int64_t r = 0; r < 128; ++r)
@@ -177,7 +177,7 @@ TEST_P(QuantizeTest, RoundsTheTransposeOnlyWhereItIsSmallBesideItsTile) {
             double const value = to->value(r, c);
             float const s = transposed->scale(c, r);
             ASSERT_EQ(transposed->value(c, r), static_cast<double>(to_float(to_e4m3(float(value) / s))) * s);
-            if (std::abs(value) >= s * 0x1p-6) {  // a normal number there
+            if (std::abs(value) >= s * 0x1p-6) {  // a normal number in E4M3
                 ASSERT_EQ(transposed->value(c, r), value);
             }
             rounded += transposed->value(c, r) != value;
@@ -249,7 +249,7 @@ TEST(QuantMatMul, MultipliesTheValuesThatOperandsStandFor) {
             }
         EXPECT_LT(relative_error(c, expected), 1e-6);
         double const rounding = relative_error(plain, expected);
-        EXPECT_GT(rounding, 0.01);  // of two operands with 3 bits of fraction
+        EXPECT_GT(rounding, 0.01);  // two operands with 3 mantissa bits
         EXPECT_LT(rounding, 0.06);
         std::vector<float> const once = c;
         ops->matmul8({.c = view, .a = a.view(), .b = b.view(), .accumulate = true});

@@ -1,4 +1,4 @@
-// Rows of logits with rules of every kind, and what is drawn from them.
+// Rows of logits, draw rules of every kind, and the tokens drawn.
 #pragma once
 
 #include <cstring>
@@ -10,12 +10,12 @@ namespace perigee::testing {
 
 struct SampleCase {
     int64_t width = 1000, allowed = 1000;
-    double spread = 3;  ///< of the logits
+    double spread = 3;  ///< standard deviation of the logits
     bool seen = false;
-    int64_t index = 0;  ///< of the draws
+    int64_t index = 0;  ///< of the random number
 };
 
-/// Every combination that the generator may ask for.
+/// Every combination of options that the generator can use.
 inline std::vector<DrawRule> draw_rules(int64_t index) {
     std::vector<DrawRule> rules;
     for (double const temperature : {0.0, 0.3, 0.8, 1.0, 1.7})
@@ -43,7 +43,7 @@ inline TensorView upload_rules(Lab& lab, std::vector<DrawRule> const& rules) {
     return {view.data, DType::u8, {std::ssize(rules), static_cast<int64_t>(sizeof(DrawRule))}};
 }
 
-/// `change`: what is done to the logits before.
+/// `change` modifies the logits first.
 inline Drawn draw_all(Ops& ops, SampleCase const& c, std::vector<DrawRule> const& rules,
                       std::function<void(Values&)> const& change = {}) {
     Lab lab(ops);

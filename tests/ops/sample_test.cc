@@ -1,4 +1,4 @@
-// Tokens drawn by an operation on the CPU: those of draw_token().
+// SampleTokens on the CPU draws the same tokens as draw_token().
 #include "ops/sample_case.h"
 
 namespace perigee::testing {

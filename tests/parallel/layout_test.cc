@@ -25,7 +25,7 @@ struct Problem {
     ModelOptions model;
     std::vector<Selection> selections = {MobaOptions{.block_size = 4, .top_k = 3},
                                          MobaOptions{.block_size = 4, .top_k = 3}, FullAttention{}};
-    std::vector<std::string> frozen = {};  ///< patterns
+    std::vector<std::string> frozen = {};  ///< name patterns
     int64_t mlp_chunk = 0;
 };
 
@@ -276,7 +276,7 @@ TEST(Layout, HoldsForEveryKindOfModel) {
     }
 }
 
-/// Adapters, under dropout, whose numbers do not depend on the layout; and parameters frozen here and there.
+/// Models with adapters and dropout, whose mask does not depend on the layout, and models with frozen parameters.
 std::vector<Problem> partly_frozen() {
     std::vector<Problem> all;
     for (int variant = 0; variant < 4; ++variant) {
@@ -300,7 +300,7 @@ TEST(Layout, HoldsForAdaptersAndFrozenParameters) {
         Outcome const one = run_layout(problem, {});
         for (int ranks : {2, 8})
             for (Layout layout : layouts(ranks)) {
-                if (layout.mode == ContextMode::automatic) continue;  // it is one of the others
+                if (layout.mode == ContextMode::automatic) continue;  // equal to one of the other modes
                 layout.accumulation = 1 << next % 3;
                 layout.shard = kStages[next++ % 4];
                 SCOPED_TRACE(layout.str());

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Adapters against PEFT, both ways: logits and gradients of adapters that `perigee train` made and PEFT loads, of those
-# that PEFT made, and of both merged. Sets up .venv at the root of the repository first.
+# Compares logits and gradients with PEFT: adapters from `perigee train` loaded by PEFT, the same merged, and adapters
+# from PEFT loaded by Perigee. Sets up .venv at the root of the repository first.
 set -euo pipefail
 "$PERIGEE_SOURCE/tests/tools/setup_transformers.sh"
 python=$PERIGEE_SOURCE/.venv/bin/python check=$PERIGEE_SOURCE/tests/tools/peft_check.py
@@ -30,7 +30,7 @@ for architecture in qwen3 llama; do
     perigee convert run Ours
     perigee convert run Merged --merge
     "$python" "$check" compare "$PERIGEE_BIN" Base Ours Merged
-    # PEFT's own adapters: trained on, and back to PEFT.
+    # Adapters made by PEFT, loaded by Perigee.
     "$python" "$check" adapt Base Theirs
     "$python" "$check" compare "$PERIGEE_BIN" Base Theirs
     perigee eval lora.yaml model.init_from=Base lora.init_from=Theirs lora.alpha=32 lora.rank=4 \

@@ -117,7 +117,7 @@ TEST(BatchGenerator, DrawsTheSameBesideTheLogitsAndOnTheHost) {
         asked[i].sampling.top_k = i % 4 == 0 ? 7 : 0;
     }
     auto const on_host = job.answers(limits_of(3), asked);
-    // Some texts want their logits, and draw on the host with all that run beside them.
+    // If a running text wants log-probabilities, all texts of that step are drawn on the host.
     for (int64_t const every : {1, 4}) {
         auto some = asked;
         for (size_t i = 0; i < some.size(); ++i) some[i].logprobs = i % 4 == 1 && every == 4;

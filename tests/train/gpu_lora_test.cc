@@ -1,4 +1,4 @@
-// Adapters on a GPU: near the CPU's training, the same bits every time and with CUDA graphs, and a base that stays.
+// Training adapters on a GPU: close to the CPU, bitwise reproducible, the same with CUDA graphs, and an unchanged base.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 struct Trained {
     std::vector<double> losses, norms;
-    std::vector<float> weights;  ///< of the adapters, as the optimizer keeps them
+    std::vector<float> weights;  ///< adapters, in the optimizer's precision
     std::string base;
 };
 

@@ -1,4 +1,4 @@
-// A run that trains adapters, or a part of the parameters: what changes, what is stored, what it goes on from.
+// Runs that train adapters or a part of the parameters: what changes, what is stored, and how they resume.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ threads: 1
 log: {progress: false}
 )",
                                           "yaml", more);
-        options.model.init_from = init_from_;  // parse_config() looks for it on the disk
+        options.model.init_from = init_from_;  // parse_config() would look for it on disk
         options.model.lora.init_from = adapters_;
         options = resolve(options, 1, files_);
         EXPECT_THAT(problems(options, ranks), ::testing::IsEmpty());

@@ -1,4 +1,4 @@
-// Training with quantised products: the same on every layout but for rounding, and resumed bit for bit.
+// Training with quantised products: equal on every layout up to rounding, and bitwise resumable.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -32,8 +32,7 @@ log: {progress: false}
     return options;
 }
 
-/// Loss and gradient norm of every step from the checkpoint in `files`, or the start, to the end; saves after
-/// `saved_at`.
+/// Loss and gradient norm of every step, from the checkpoint in `files` or from the start. Saves after `saved_at`.
 std::vector<double> train(std::vector<std::string> const& overrides, int ranks, FileSystem& files,
                           int64_t saved_at = 0) {
     RunOptions const options = options_of(overrides, ranks);

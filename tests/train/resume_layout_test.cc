@@ -21,7 +21,7 @@ struct Layout {
     std::string str() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
 };
 
-/// Of the layouts below, those of one model without a convolution of keys; the others train one with it.
+/// The first kPlain layouts below train a model without key convolution, the others one with it.
 constexpr size_t kPlain = 8;
 
 /// Every axis alone and all of them together, every stage of sharding, both ways of attention.
@@ -109,7 +109,7 @@ TEST_F(ResumeLayout, GoesOnWithTheLossesOfTheUnbrokenRun) {
         go_on(from, to);
 }
 
-// Random numbers of dropout follow the tokens, not the ranks.
+// The dropout mask depends on the tokens, not on the ranks.
 TEST_F(ResumeLayout, GoesOnWithAdapters) {
     more_ = {"lora.rank=4", "lora.dropout=0.25"};
     for (auto const& [from, to] : {std::pair{0, 6}, {6, 6}, {7, 1}}) go_on(from, to);

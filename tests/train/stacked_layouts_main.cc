@@ -231,7 +231,7 @@ Outcome run(Cell const& cell, HostComm& world) {
     std::vector<float> weights = weights_of(session.layout(), 0.05);
     std::vector<bf16> rounded(weights.size());
     std::ranges::transform(weights, rounded.begin(), to_bf16);
-    std::ranges::transform(rounded, weights.begin(), [](bf16 x) { return to_float(x); });  // the same on CPU and GPU
+    std::ranges::transform(rounded, weights.begin(), [](bf16 x) { return to_float(x); });  // equal on CPU and GPU
     bool const on_cpu = ops.compute_dtype() == DType::f32;
     for (auto const& [range, values] : session.weights().parts())
         ops.upload(values,

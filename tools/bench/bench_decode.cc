@@ -35,7 +35,7 @@ struct Machine {
           ops(cpu ? make_host_ops(*device) : make_cuda_ops(*device)) {}
     std::unique_ptr<Device> device;
     std::unique_ptr<Ops> ops;
-    int64_t graphs = 0;  ///< of parts of a step, so far
+    int64_t graphs = 0;  ///< graphs captured so far, each a part of a step
 };
 
 /// Median milliseconds of one call, over rounds of `repeats` calls.
@@ -54,7 +54,7 @@ double milliseconds(Device& device, int repeats, Work work) {
     return rounds[2];
 }
 
-/// Of work(layer), as part of a graph of all layers.
+/// Time of work(layer), captured as one graph over all layers.
 template <class Work>
 double milliseconds_of_layer(Settings const& s, Machine& machine, Work work) {
     int64_t const key[] = {++machine.graphs};
@@ -145,7 +145,8 @@ void print(std::string const& what, int64_t tokens, int64_t texts, double ms, do
     std::fflush(stdout);
 }
 
-/// Select and attend of all layers in turn, so that no layer finds its keys in the L2 cache: milliseconds of one.
+/// Runs select and attend of all layers in turn, so that no layer finds its keys in the L2 cache. Returns milliseconds
+/// per layer.
 class AttentionBench {
   public:
     AttentionBench(Settings const& s, Machine& machine, Mesh const& mesh, int64_t texts, int64_t tokens)
@@ -166,7 +167,7 @@ class AttentionBench {
                 {.chosen_SHS = chosen_, .q_SHK = q_, .pages = pages, .lengths_S = lengths_, .selection = s_.gate});
         });
     }
-    /// Every text's heads choose these, [H, k - 1].
+    /// Every text selects these blocks, [H, k - 1].
     double attend(std::vector<int32_t> const& of_one) {
         std::vector<int32_t> of_all;
         for (int64_t i = 0; i < q_[0]; ++i) of_all.insert(of_all.end(), of_one.begin(), of_one.end());
@@ -197,7 +198,7 @@ class AttentionBench {
     TensorView q_, o_, chosen_, lengths_;
 };
 
-/// Bytes of the means of one text and layer.
+/// Bytes of the block means of one text and layer.
 double mean_bytes(Settings const& s, int64_t tokens) {
     return 2.0 * static_cast<double>(s.kv_heads * s.head_dim * ((tokens - 1) / s.gate.block_size));
 }
@@ -214,10 +215,10 @@ void bench_attention(Settings const& s, Machine& machine, Mesh const& mesh, int6
     print("attend, full", tokens, texts, bench.attend(FullAttention{}), all * attention_bytes(s, tokens, {}, true));
 }
 
-/// Bytes and milliseconds of one token and layer: select and attend beside full attention by the same kernels, for
-/// heads with keys of their own, groups of them, and all with the same.
+/// Bytes and milliseconds per token and layer of select and attend, against full attention by the same kernels. For
+/// MHA, GQA and MQA.
 void bench_table(Settings const& given, Machine& machine, Mesh const& mesh) {
-    constexpr double kMostBytes = 56e9;  // of the cache
+    constexpr double kMostBytes = 56e9;  // cache size limit
     fmt::print("{:>6} {:>6} {:>8} {:>7} | {:>9} {:>9} {:>9} {:>5} | {:>9} {:>8} {:>8} {:>5}\n", "heads", "B/k",
                "tokens", "heads", "MB", "full MB", "gain", "", "ms", "full ms", "gain", "TB/s");
     for (int64_t const kv_heads : {given.heads, given.heads / 4, int64_t{1}})
@@ -245,7 +246,7 @@ void bench_table(Settings const& given, Machine& machine, Mesh const& mesh) {
             }
 }
 
-/// A layer's products with its weights, and the head's, as decoding makes them.
+/// The products of a layer and of the classifier in a decoding step.
 void bench_products(Settings const& s, Machine& machine, int64_t texts) {
     Ops& ops = *machine.ops;
     struct Product {
@@ -282,7 +283,7 @@ void bench_products(Settings const& s, Machine& machine, int64_t texts) {
     }
 }
 
-/// The likeliest token, and a draw from a nucleus, of logits as a trained model's: few are likely.
+/// Greedy and nucleus sampling. Few tokens are likely, as with a trained model.
 void bench_sampling(Settings const& s, Machine& machine, int64_t texts) {
     Ops& ops = *machine.ops;
     Arena arena(*machine.device);
@@ -306,7 +307,7 @@ void bench_sampling(Settings const& s, Machine& machine, int64_t texts) {
     }
 }
 
-/// Operations of a step, with given choices of blocks and without those of one kind.
+/// Runs a step with given block selections, without the operations named `without`.
 class StepOps final : public ObservedOps {
   public:
     StepOps(Ops& inner, TensorView chosen, std::string without)
@@ -327,8 +328,8 @@ class StepOps final : public ObservedOps {
     std::string without_;
 };
 
-/// Whole steps of a model with random weights, whose heads choose as the first agreement says; then without one
-/// operation after the other, or with all logits on their way to the host.
+/// Whole steps of a model with random weights, with the first kind of agreement. Each repetition leaves one operation
+/// out, or copies all logits to the host.
 void bench_steps(Settings const& s, Machine& machine, Mesh const& mesh, int64_t texts, int64_t tokens) {
     Texts text(*machine.ops, mesh, s, texts, tokens);
     ModelOptions const options = model_of(s);
@@ -370,7 +371,8 @@ void bench_steps(Settings const& s, Machine& machine, Mesh const& mesh, int64_t 
 void declare(CLI::App& app, Settings& s) {
     app.add_option("--tokens", s.tokens, "Tokens of each text");
     app.add_option("--texts", s.texts, "Texts at a time");
-    app.add_option("--agreement", s.agreement, "Of a group's heads: agree, half, differ; whole steps take the first");
+    app.add_option("--agreement", s.agreement,
+                   "How heads of a group agree on blocks: agree, half, differ; whole steps use the first");
     app.add_option("--heads", s.heads);
     app.add_option("--kv-heads", s.kv_heads);
     app.add_option("--head-dim", s.head_dim);
@@ -383,11 +385,11 @@ void declare(CLI::App& app, Settings& s) {
     app.add_option("--vocabulary", s.vocabulary);
     app.add_option("--repeats", s.repeats);
     app.add_option("--without", s.without,
-                   "Whole steps, each without the operations of a name; all: with all; draws: logits go to the host");
+                   "Operation to leave out of whole steps; all: leave none out; draws: copy logits to the host");
     app.add_flag("--cpu", s.cpu);
     app.add_flag("--attention-only", s.attention_only, "No whole steps");
-    app.add_flag("--table", s.table, "Bytes and milliseconds of a token and layer: MHA, GQA, MQA");
-    app.add_flag("--steps-only", s.steps_only, "Whole steps alone");
+    app.add_flag("--table", s.table, "Bytes and milliseconds per token and layer: MHA, GQA, MQA");
+    app.add_flag("--steps-only", s.steps_only, "Only whole steps");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The products of a block on a GPU, forward and backward, with bf16 and with quantised operands: sustained TFLOP/s of
-// each, alone and together with the casts of its operands.
+// The products of a block on a GPU, forward and backward, in bf16 and with quantised operands. Sustained TFLOP/s of
+// each product, alone and with the casts of its operands.
 //   bench_products [--tokens N] [--hidden N] [--heads N] [--kv-heads N] [--head-size N] [--intermediate N] [--seconds
 //   S]
 #include <fmt/format.h>
@@ -52,7 +52,7 @@ class Bench {
         return {make(DType::u8, shape), make(DType::f32, scales_shape(tiles, shape)), tiles};
     }
 
-    /// Of one call, repeated for as long as is asked.
+    /// Seconds per call, averaged over the requested duration.
     double seconds_of(std::function<void()> const& work) {
         using Clock = std::chrono::steady_clock;
         work();
@@ -118,7 +118,7 @@ int main(int argc, char** argv) {
     app.add_option("--kv-heads", settings.model.num_key_value_heads);
     app.add_option("--head-size", settings.model.head_dim);
     app.add_option("--intermediate", settings.model.intermediate_size);
-    app.add_option("--seconds", settings.seconds, "each product is repeated for");
+    app.add_option("--seconds", settings.seconds, "seconds per product");
     CLI11_PARSE(app, argc, argv);
     try {
         auto const device = perigee::make_cuda_device(0);

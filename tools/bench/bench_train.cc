@@ -81,7 +81,7 @@ struct Measured {
     int64_t bytes = 0;                      ///< of the device in use, the largest seen after a step
     std::map<std::string, double> exposed;  ///< seconds of a step in which the compute queue waited, by axis
     PhaseSeconds phases = {};               ///< of a step
-    std::vector<double> waited = {};        ///< of each rank: seconds of a step in which its compute queue waited
+    std::vector<double> waited = {};        ///< per rank: seconds of a step in which its compute queue waited
     nlohmann::json operations = {};         ///< of one more step, where they are asked for
 };
 
@@ -104,7 +104,7 @@ std::map<std::string, double> by_axis(std::map<int, double> const& communication
     return seconds;
 }
 
-/// One number of each rank, on all ranks.
+/// Gathers one number per rank on all ranks.
 std::vector<double> of_each(HostComm& world, double own) {
     std::vector<double> all;
     for (int rank = 0; rank < world.size(); ++rank) all.push_back(world.sum(rank == world.rank() ? own : 0));

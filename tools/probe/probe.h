@@ -12,8 +12,8 @@ namespace perigee {
 struct ProbeRequest {
     std::string in;
     std::string out;
-    std::string folder;    ///< of the model
-    std::string adapters;  ///< of PEFT's adapters on it; may be empty
+    std::string folder;    ///< model folder
+    std::string adapters;  ///< PEFT folder with adapters for it; may be empty
     AttentionOptions attention;
     double scale = 0;  ///< of attention's scores; 0: 1 / sqrt(d)
 };

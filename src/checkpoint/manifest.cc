@@ -213,11 +213,6 @@ std::string_view verified_body(std::string_view text, Parser const& parser) {
     return body;
 }
 
-template <class... Args>
-[[noreturn]] void damaged(fmt::format_string<Args...> format, Args&&... args) {
-    throw DamagedError(fmt::format(format, std::forward<Args>(args)...));
-}
-
 void check_tensor(Manifest const& manifest, std::string const& name, Manifest::Tensor const& tensor,
                   std::string const& where) {
     int64_t stored = 0;
@@ -225,17 +220,17 @@ void check_tensor(Manifest const& manifest, std::string const& name, Manifest::T
         int64_t const count = piece.shard.flat_count;
         int64_t bytes = 0;
         if (__builtin_mul_overflow(count, size_of(tensor.dtype), &bytes) || bytes > manifest.files[piece.file].bytes) {
-            damaged("{}: {} elements of tensor `{}` do not fit in {}", where, count, name,
-                    manifest.files[piece.file].name);
+            fail_damaged("{}: {} elements of tensor `{}` do not fit in {}", where, count, name,
+                         manifest.files[piece.file].name);
         }
         // Comparing sums first bounds the list of runs below by the bytes that files really hold.
         if (__builtin_add_overflow(stored, count, &stored) || stored > tensor.shape.size()) {
-            damaged("{}: more than the {} elements of tensor `{}` are stored", where, tensor.shape.size(), name);
+            fail_damaged("{}: more than the {} elements of tensor `{}` are stored", where, tensor.shape.size(), name);
         }
     }
     if (stored != tensor.shape.size()) {
-        damaged("{}: {} elements of tensor `{}` are stored; its shape {} has {}", where, stored, name,
-                tensor.shape.str(), tensor.shape.size());
+        fail_damaged("{}: {} elements of tensor `{}` are stored; its shape {} has {}", where, stored, name,
+                     tensor.shape.str(), tensor.shape.size());
     }
     std::vector<Shard::Run> runs;
     for (Manifest::Piece const& piece : tensor.pieces) {
@@ -246,8 +241,8 @@ void check_tensor(Manifest const& manifest, std::string const& name, Manifest::T
     int64_t end = 0;
     for (Shard::Run const& run : runs) {
         if (run.global != end) {
-            damaged("{}: element {} of tensor `{}` is {}", where, std::min(run.global, end), name,
-                    run.global < end ? "stored twice" : "missing");
+            fail_damaged("{}: element {} of tensor `{}` is {}", where, std::min(run.global, end), name,
+                         run.global < end ? "stored twice" : "missing");
         }
         end = run.global + run.count;
     }

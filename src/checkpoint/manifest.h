@@ -2,6 +2,8 @@
 // carries the SHA-256 of the second, so that no byte of it can change unnoticed.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -46,5 +48,11 @@ struct Manifest {
     /// Whether the pieces are complete is left to check_pieces().
     static Manifest parse(std::string const& text, std::string const& where);
 };
+
+/// Throws a DamagedError of this message.
+template <class... Args>
+[[noreturn]] void fail_damaged(fmt::format_string<Args...> format, Args&&... args) {
+    throw DamagedError(fmt::format(format, std::forward<Args>(args)...));
+}
 
 }  // namespace perigee

@@ -15,11 +15,6 @@ namespace perigee {
 
 namespace {
 
-template <class... Args>
-[[noreturn]] void damaged(fmt::format_string<Args...> format, Args&&... args) {
-    throw DamagedError(fmt::format(format, std::forward<Args>(args)...));
-}
-
 /// Tells what a read found apart from a read that failed: what is missing, of another kind or too short is damage.
 template <class Action>
 auto reading(Action&& action) {
@@ -39,24 +34,24 @@ auto reading(Action&& action) {
 
 void verify_file(FileSystem& files, Path const& folder, Manifest::File const& file) {
     Path const path = folder / file.name;
-    if (!files.exists(path)) damaged("{} is missing", path.string());
+    if (!files.exists(path)) fail_damaged("{} is missing", path.string());
     if (int64_t const bytes = files.file_size(path); bytes != file.bytes)
-        damaged("{} has {} bytes; the manifest says {}", path.string(), bytes, file.bytes);
+        fail_damaged("{} has {} bytes; the manifest says {}", path.string(), bytes, file.bytes);
     if (std::string const hash = sha256_of_file(files, path); hash != file.sha256)
-        damaged("{} is damaged: its SHA-256 is {}; the manifest says {}", path.string(), hash, file.sha256);
+        fail_damaged("{} is damaged: its SHA-256 is {}; the manifest says {}", path.string(), hash, file.sha256);
 }
 
 std::string read_manifest(FileSystem& files, Path const& folder) {
     Path const path = folder / kManifestName;
-    if (!files.exists(path)) damaged("{} is not a checkpoint: it has no {}", folder.string(), kManifestName);
+    if (!files.exists(path)) fail_damaged("{} is not a checkpoint: it has no {}", folder.string(), kManifestName);
     return files.read_text(path, kMaxManifestBytes);
 }
 
 void check_expected(RunState const& state, Checkpoint::Expected const& expected, std::string const& where) {
     if (expected.step && state.step != *expected.step)
-        damaged("{}: it is of step {}; the folder's name says step {}", where, state.step, *expected.step);
+        fail_damaged("{}: it is of step {}; the folder's name says step {}", where, state.step, *expected.step);
     if (!expected.run_id.empty() && !state.run_id.empty() && state.run_id != expected.run_id)
-        damaged("{}: it is of another run, {}; this folder's run is {}", where, state.run_id, expected.run_id);
+        fail_damaged("{}: it is of another run, {}; this folder's run is {}", where, state.run_id, expected.run_id);
 }
 
 /// Newest first; of one step, the one that a save was replacing when it was cut short comes second.

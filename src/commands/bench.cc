@@ -23,7 +23,7 @@ namespace perigee {
 
 namespace {
 
-struct Options {
+struct BenchOptions {
     std::string config;
     std::vector<std::string> overrides;
     int64_t steps = 30;
@@ -171,7 +171,7 @@ void print_step(StepReport const& report, Device const& device, double seconds) 
                peak ? fmt::format("  mfu {:.1f}%", 100 * report.flops / seconds / *peak) : "");
 }
 
-RunOptions read_options(Options const& o, FileSystem& files) {
+RunOptions read_options(BenchOptions const& o, FileSystem& files) {
     RunOptions const options = load_config(o.config, o.overrides);
     refuse_problems(options, 1, o.config);
     if (options.train.recompute == kRecomputeAuto || options.train.offload == kOffloadAuto)
@@ -180,7 +180,7 @@ RunOptions read_options(Options const& o, FileSystem& files) {
     return resolve(options, 1, files);
 }
 
-void run(Options const& o, FileSystem& files) {
+void run(BenchOptions const& o, FileSystem& files) {
     auto const began = Clock::now();
     auto const world = make_single_host_comm();
     RunOptions const options = read_options(o, files);
@@ -246,7 +246,7 @@ void run(Options const& o, FileSystem& files) {
 namespace perigee {
 
 Action declare_bench(CLI::App& app) {
-    auto const options = std::make_shared<Options>();
+    auto const options = std::make_shared<BenchOptions>();
     app.add_option("CONFIG", options->config, "YAML file; docs/config.md lists its keys")->required();
     app.add_option("overrides", options->overrides, "as for perigee train")->type_name("key=value");
     app.add_option("--steps", options->steps, "timed steps")->check(CLI::PositiveNumber);

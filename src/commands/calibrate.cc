@@ -14,7 +14,7 @@ namespace perigee {
 
 namespace {
 
-struct Options {
+struct CalibrateOptions {
     std::string file;
     double seconds = 1;
     int64_t shrink = 1;
@@ -27,7 +27,7 @@ struct AttentionShape {
 
 class Calibration {
   public:
-    Calibration(Options const& options, Ops& ops) : options_(options), ops_(&ops), arena_(ops.device()) {}
+    Calibration(CalibrateOptions const& options, Ops& ops) : options_(options), ops_(&ops), arena_(ops.device()) {}
 
     double products() {
         Arena::Scope const scope(arena_);
@@ -129,7 +129,7 @@ class Calibration {
         return sum;
     }
 
-    Options const& options_;
+    CalibrateOptions const& options_;
     Ops* ops_;
     Arena arena_;
     uint64_t tensors_ = 0;
@@ -138,7 +138,7 @@ class Calibration {
 /// Of three digits.
 DeviceRate measured(double value) { return {std::stod(fmt::format("{:.3g}", value)), RateSource::measured}; }
 
-void calibrate(Options const& options, FileSystem& files) {
+void calibrate(CalibrateOptions const& options, FileSystem& files) {
     Machine machine = make_machine(RunOptions{});
     Calibration here(options, *machine.ops);
     DeviceRates rates = device_rates("h200", files);
@@ -169,7 +169,7 @@ void calibrate(Options const& options, FileSystem& files) {
 }  // namespace
 
 Action declare_calibrate(CLI::App& app) {
-    auto const options = std::make_shared<Options>();
+    auto const options = std::make_shared<CalibrateOptions>();
     app.add_option("FILE", options->file, "YAML file to write, for perigee check --device FILE")->required();
     app.add_option("--seconds", options->seconds, "for each rate")->check(CLI::PositiveNumber);
     app.add_option("--shrink", options->shrink, "divides sizes, to try the command where there is no GPU")

@@ -18,14 +18,14 @@
 namespace perigee {
 namespace {
 
-struct Options {
+struct ConvertOptions {
     Path source, output, config, companions, base;
     std::string type;
     double shard_gb = 5;
     bool merge = false;
 };
 
-void declare(CLI::App& app, Options& options) {
+void declare(CLI::App& app, ConvertOptions& options) {
     app.add_option("source", options.source, "Hugging Face folder, checkpoint, or run folder (its newest checkpoint)")
         ->required();
     app.add_option("output", options.output, "folder to make; must not exist")->required();
@@ -66,7 +66,7 @@ Checkpoint open_source(FileSystem& files, Path const& source) {
 
 /// The options of the run that wrote a checkpoint: the YAML that --config names, else what the checkpoint says, else,
 /// of older programs, the config.yaml of the run's folder.
-RunOptions options_of(FileSystem& files, Options const& options, Checkpoint const& checkpoint) {
+RunOptions options_of(FileSystem& files, ConvertOptions const& options, Checkpoint const& checkpoint) {
     if (options.config.empty())
         if (auto const stored = stored_options(checkpoint.state())) return *stored;
     Path const yaml = options.config.empty() ? checkpoint.folder() / ".." / ".." / "config.yaml" : options.config;
@@ -79,7 +79,7 @@ RunOptions options_of(FileSystem& files, Options const& options, Checkpoint cons
 }
 
 /// What the weights of a checkpoint mean: said by the config.json beside them, or by the run.
-ExportOptions describe_checkpoint(FileSystem& files, Options const& options, Checkpoint const& checkpoint) {
+ExportOptions describe_checkpoint(FileSystem& files, ConvertOptions const& options, Checkpoint const& checkpoint) {
     Path const folder = checkpoint.folder();
     ExportOptions result;
     result.type = source_type(checkpoint);
@@ -116,7 +116,7 @@ void take_chat_template(FileSystem& files, Checkpoint const& checkpoint, ExportO
                         own->source);
 }
 
-void convert(Options const& options, FileSystem& files) {
+void convert(ConvertOptions const& options, FileSystem& files) {
     Progress bar(/*wanted=*/true);
     bool const is_hugging_face =
         !files.exists(options.source / kManifestName) && files.exists(options.source / kConfigName);
@@ -147,7 +147,7 @@ void convert(Options const& options, FileSystem& files) {
 namespace perigee {
 
 Action declare_convert(CLI::App& app) {
-    auto const options = std::make_shared<Options>();
+    auto const options = std::make_shared<ConvertOptions>();
     declare(app, *options);
     return [options](FileSystem& files) {
         convert(*options, files);

@@ -24,14 +24,14 @@ int64_t terminal_columns() {
     return known ? std::min<int64_t>(size.ws_col, kWidestByDefault) : 80;
 }
 
-struct Options {
+struct PlotOptions {
     std::vector<std::string> folders;
     std::string output, key = "loss";
     bool terminal = false;
     int64_t columns = terminal_columns(), rows = kDefaultRows;
 };
 
-void draw(Options const& options, FileSystem& files) {
+void draw(PlotOptions const& options, FileSystem& files) {
     std::vector<plot::RunLog> runs;
     for (std::string const& folder : options.folders) {
         runs.push_back(plot::read_run(files, folder, options.key));
@@ -48,7 +48,7 @@ void draw(Options const& options, FileSystem& files) {
 }  // namespace
 
 Action declare_plot(CLI::App& app) {
-    auto const options = std::make_shared<Options>();
+    auto const options = std::make_shared<PlotOptions>();
     app.add_option("RUN_FOLDER", options->folders, "run folders, or metrics files, drawn over each other")->required();
     app.add_option("--key", options->key,
                    "what to draw: loss, grad_norm, lr, tokens_per_s, ...; evaluations are eval_<key>");

@@ -22,7 +22,7 @@ using Words = std::vector<std::string>;
 
 constexpr char kConfig[] = "configs/quickstart.yaml";
 
-struct Request {
+struct QuickstartRequest {
     int ranks = 1;
     Words overrides;
 };
@@ -52,7 +52,7 @@ Program find_program(FileSystem const& files) {
 
 class Quickstart {
   public:
-    Quickstart(Request const& request, FileSystem& files)
+    Quickstart(QuickstartRequest const& request, FileSystem& files)
         : files_(files),
           overrides_(request.overrides),
           ranks_(request.ranks),
@@ -164,7 +164,7 @@ class Quickstart {
 }  // namespace
 
 Action declare_quickstart(CLI::App& app) {
-    auto const request = std::make_shared<Request>();
+    auto const request = std::make_shared<QuickstartRequest>();
     app.add_option("overrides", request->overrides, "Override configs/quickstart.yaml, as in train.steps=100")
         ->type_name("key=value");
     app.add_option("--ranks", request->ranks, "Train on so many ranks, by mpirun")

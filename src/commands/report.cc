@@ -18,7 +18,7 @@ namespace {
 constexpr char kLoopback[] = "127.0.0.1";
 constexpr int kDefaultPort = 8642;
 
-struct Options {
+struct ReportOptions {
     std::vector<std::string> folders;
     std::string output;
     bool serve = false;
@@ -26,7 +26,7 @@ struct Options {
 };
 
 /// Until the process is told to stop. The folders are read anew for every request.
-void serve(Options const& options, FileSystem& files) {
+void serve(ReportOptions const& options, FileSystem& files) {
     httplib::Server server;
     std::mutex reading;
     auto const answer = [&](httplib::Response& response, char const* type, auto&& make) {
@@ -53,7 +53,7 @@ void serve(Options const& options, FileSystem& files) {
     server.listen_after_bind();
 }
 
-void write(Options const& options, FileSystem& files) {
+void write(ReportOptions const& options, FileSystem& files) {
     report::Runs const runs = report::read_runs(files, options.folders, /*live=*/false);
     for (std::string const& warning : runs.warnings) fmt::print(stderr, "perigee: {}\n", warning);
     std::string const output = !options.output.empty() ? options.output
@@ -68,7 +68,7 @@ void write(Options const& options, FileSystem& files) {
 }  // namespace
 
 Action declare_report(CLI::App& app) {
-    auto const options = std::make_shared<Options>();
+    auto const options = std::make_shared<ReportOptions>();
     app.add_option("RUN_FOLDER", options->folders, "run folders, or metrics files, compared with each other")
         ->required();
     app.add_option("-o,--output", options->output, "the page; without it, report.html in the first run folder");

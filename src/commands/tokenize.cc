@@ -13,7 +13,7 @@
 namespace perigee {
 namespace {
 
-struct Options {
+struct TokenizeOptions {
     std::vector<Path> inputs;
     std::vector<std::string> mix, suffixes;
     TextInputs text;
@@ -21,7 +21,7 @@ struct Options {
     std::vector<std::string> overrides;
 };
 
-void declare(CLI::App& app, Options& options) {
+void declare(CLI::App& app, TokenizeOptions& options) {
     using Format = TextOptions::Format;
     std::map<std::string, Format> const formats{
         {"auto", Format::automatic}, {"text", Format::text}, {"jsonl", Format::jsonl}};
@@ -72,7 +72,7 @@ void declare(CLI::App& app, Options& options) {
 }
 
 /// One data set of `inputs`.
-void tokenize_set(Options options, std::vector<Path> const& inputs, Path const& output, FileSystem& files) {
+void tokenize_set(TokenizeOptions options, std::vector<Path> const& inputs, Path const& output, FileSystem& files) {
     std::vector<SkippedFile> skipped;
     options.text.files = list_text_files(files, inputs, options.suffixes, skipped);
     options.text.output = output;
@@ -86,7 +86,7 @@ void tokenize_set(Options options, std::vector<Path> const& inputs, Path const& 
     tokenize_chats({options.chat, options.overrides, options.text.files, output, options.text.seconds}, files);
 }
 
-void tokenize(Options const& options, FileSystem& files) {
+void tokenize(TokenizeOptions const& options, FileSystem& files) {
     if (options.inputs.empty() == options.mix.empty())
         fail(Category::config, "give inputs, or --mix NAME=WEIGHT:INPUT for several data sets, and not both");
     Path const& output = options.text.output;
@@ -102,7 +102,7 @@ void tokenize(Options const& options, FileSystem& files) {
 namespace perigee {
 
 Action declare_tokenize(CLI::App& app) {
-    auto const options = std::make_shared<Options>();
+    auto const options = std::make_shared<TokenizeOptions>();
     declare(app, *options);
     return [options](FileSystem& files) {
         tokenize(*options, files);

@@ -16,14 +16,14 @@
 namespace perigee {
 namespace {
 
-struct Request {
+struct ViewRequest {
     std::string config, html, weights = "auto";
     std::vector<std::string> overrides;
     int64_t step = 0;
     int64_t samples = 2;
 };
 
-void show(Request const& request, FileSystem& files) {
+void show(ViewRequest const& request, FileSystem& files) {
     RunOptions options = load_config(request.config, request.overrides);
     auto const world = make_single_host_comm();
     std::optional<Checkpoint> trained;
@@ -56,7 +56,7 @@ void show(Request const& request, FileSystem& files) {
 namespace perigee {
 
 Action declare_view(CLI::App& app) {
-    auto const request = std::make_shared<Request>();
+    auto const request = std::make_shared<ViewRequest>();
     app.add_option("CONFIG", request->config, "YAML file of the run")->required();
     app.add_option("overrides", request->overrides, "as for perigee train")->type_name("key=value");
     app.add_option("--step", request->step, "which step, from 1; without it the one after the checkpoint, or the first")

@@ -14,8 +14,8 @@ namespace {
 constexpr double kWidth = 960, kHeight = 540;
 constexpr double kLeft = 84, kRight = 28, kTop = 64, kBottom = 62;
 constexpr double kPlotWidth = kWidth - kLeft - kRight, kPlotHeight = kHeight - kTop - kBottom;
-constexpr std::array<std::string_view, 8> kColors = {"#2563eb", "#ea580c", "#9333ea", "#16a34a",
-                                                     "#0891b2", "#dc2626", "#a16207", "#64748b"};
+constexpr std::array<std::string_view, 8> kCurveColors = {"#2563eb", "#ea580c", "#9333ea", "#16a34a",
+                                                          "#0891b2", "#dc2626", "#a16207", "#64748b"};
 constexpr size_t kNamesInTitle = 3;  // more are left to the legend
 
 class Drawing {
@@ -31,7 +31,8 @@ class Drawing {
             kPlotHeight);
         title();
         axes();
-        for (size_t i = 0; i < chart_.curves.size(); ++i) curve(chart_.curves[i], kColors[i % kColors.size()]);
+        for (size_t i = 0; i < chart_.curves.size(); ++i)
+            curve(chart_.curves[i], kCurveColors[i % kCurveColors.size()]);
         legend();
         add("</svg>");
         return std::move(text_);
@@ -123,7 +124,7 @@ class Drawing {
         for (size_t i = 0; i < chart_.curves.size(); ++i) {
             Curve const& curve = chart_.curves[i];
             std::string const prefix = chart_.curves.size() > 1 ? curve.name + " " : "";
-            auto const color = kColors[i % kColors.size()];
+            auto const color = kCurveColors[i % kCurveColors.size()];
             if (!curve.raw.empty())
                 rows.push_back({color, false, fmt::format("{}{} {:.4g}", prefix, chart_.key, curve.raw.back().y)});
             if (!curve.eval.empty())

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kVertical = "\u2502", kLeftTick = "\u2524", kCorner = "\u2514", kHorizontal = "\u2500",
                            kBottomTick = "\u252c", kLine = "\u2501", kDiamond = "\u25c6";
-constexpr std::array<int, 6> kColors = {36, 33, 35, 32, 34, 31};
+constexpr std::array<int, 6> kColorCodes = {36, 33, 35, 32, 34, 31};
 constexpr int64_t kFewestColumns = 30;
 constexpr int64_t kFewestRows = 6;
 
@@ -68,7 +68,7 @@ class Canvas {
                 continue;
             }
             std::string const mark = cell.diamond ? std::string(kDiamond) : braille(cell.dots);
-            text += color ? fmt::format("\x1b[{}m{}\x1b[0m", kColors[cell.curve % kColors.size()], mark) : mark;
+            text += color ? fmt::format("\x1b[{}m{}\x1b[0m", kColorCodes[cell.curve % kColorCodes.size()], mark) : mark;
         }
         return text;
     }
@@ -99,7 +99,8 @@ std::string legend(Chart const& chart, bool color) {
     for (size_t c = 0; c < chart.curves.size(); ++c) {
         Curve const& curve = chart.curves[c];
         auto const paint = [&](std::string_view mark) {
-            return color ? fmt::format("\x1b[{}m{}\x1b[0m", kColors[c % kColors.size()], mark) : std::string(mark);
+            return color ? fmt::format("\x1b[{}m{}\x1b[0m", kColorCodes[c % kColorCodes.size()], mark)
+                         : std::string(mark);
         };
         text += fmt::format("{}{}", c > 0 ? "   " : "", printable_name(curve.name));
         if (!curve.raw.empty()) text += fmt::format("  {} {} {:.4g}", paint(kLine), key, curve.raw.back().y);

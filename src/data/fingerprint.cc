@@ -9,21 +9,21 @@ namespace perigee {
 
 namespace {
 
-constexpr int64_t kWhole = int64_t{64} << 20;
-constexpr int64_t kPieces = 256, kPieceBytes = int64_t{64} << 10;
+constexpr int64_t kWholeBytes = int64_t{64} << 20;
+constexpr int64_t kHashedPieces = 256, kHashedBytes = int64_t{64} << 10;
 
 /// Adds a file's size and contents; returns the size.
 int64_t add(Sha256& hash, FileSystem& files, Path const& path) {
     auto const file = files.open(path);
     int64_t const size = file->size();
     hash.update(std::as_bytes(std::span(&size, 1)));
-    bool const whole = size <= kWhole;
-    int64_t const pieces = whole ? (size + kPieceBytes - 1) / kPieceBytes : kPieces;
-    std::vector<std::byte> buffer(static_cast<size_t>(kPieceBytes));
+    bool const whole = size <= kWholeBytes;
+    int64_t const pieces = whole ? (size + kHashedBytes - 1) / kHashedBytes : kHashedPieces;
+    std::vector<std::byte> buffer(static_cast<size_t>(kHashedBytes));
     for (int64_t i = 0; i < pieces; ++i) {
         // Of a large file the first and the last piece are among them.
-        int64_t const at = whole ? i * kPieceBytes : (size - kPieceBytes) / (kPieces - 1) * i;
-        std::span const piece = std::span(buffer).first(static_cast<size_t>(std::min(kPieceBytes, size - at)));
+        int64_t const at = whole ? i * kHashedBytes : (size - kHashedBytes) / (kHashedPieces - 1) * i;
+        std::span const piece = std::span(buffer).first(static_cast<size_t>(std::min(kHashedBytes, size - at)));
         file->read_at(at, piece);
         hash.update(piece);
     }

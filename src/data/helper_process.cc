@@ -25,7 +25,7 @@ namespace perigee {
 
 namespace {
 
-constexpr size_t kPieceBytes = size_t{1} << 18;
+constexpr size_t kReceivedBytes = size_t{1} << 18;
 constexpr size_t kMostLastWords = 600;
 
 class Descriptor {
@@ -179,8 +179,8 @@ void HelperProcess::exchange(std::string_view& unsent) {
     if ((ready.revents & (POLLIN | POLLHUP | POLLERR)) == 0) return;
     if (used_ > 0) received_.erase(0, std::exchange(used_, 0));
     size_t const before = received_.size();
-    received_.resize(before + kPieceBytes);
-    ssize_t const got = ::recv(process_->socket(), received_.data() + before, kPieceBytes, MSG_DONTWAIT);
+    received_.resize(before + kReceivedBytes);
+    ssize_t const got = ::recv(process_->socket(), received_.data() + before, kReceivedBytes, MSG_DONTWAIT);
     received_.resize(before + static_cast<size_t>(std::max<ssize_t>(0, got)));
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) fail_ended();
 }

@@ -11,24 +11,24 @@ namespace perigee {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-constexpr int kMaxDepth = 64;
+constexpr int kMaxTemplateDepth = 64;
 constexpr char kJinjaFile[] = "chat_template.jinja", kJsonFile[] = "chat_template.json",
                kConfigFile[] = "tokenizer_config.json", kSpecialFile[] = "special_tokens_map.json";
 
-Json read_object(FileSystem& files, Path const& path) {
-    if (!files.exists(path)) return Json::object();
+OrderedJson read_ordered(FileSystem& files, Path const& path) {
+    if (!files.exists(path)) return OrderedJson::object();
     std::string const text = files.read_text(path, kMaxFileBytes);
-    check_json(text, path.string(), Category::config, kMaxDepth);
-    Json object = Json::parse(text);
+    check_json(text, path.string(), Category::config, kMaxTemplateDepth);
+    OrderedJson object = OrderedJson::parse(text);
     if (!object.is_object()) fail(Category::config, "{}: not a JSON object", path.string());
     return object;
 }
 
 /// A text, or an object of a token.
-std::optional<std::string> token_text(Json const& token) {
+std::optional<std::string> token_text(OrderedJson const& token) {
     if (token.is_string()) return token.get<std::string>();
     if (token.is_object() && token.contains("content") && token["content"].is_string())
         return token["content"].get<std::string>();
@@ -38,7 +38,7 @@ std::optional<std::string> token_text(Json const& token) {
 std::map<std::string, std::string> special_tokens(FileSystem& files, Path const& folder) {
     std::map<std::string, std::string> found;
     for (char const* const file : {kSpecialFile, kConfigFile}) {  // what the second says holds
-        Json const object = read_object(files, folder / file);
+        OrderedJson const object = read_ordered(files, folder / file);
         for (auto const& [key, value] : object.items())
             if (auto const text = token_text(value); text && key.ends_with("_token")) found[key] = *text;
     }
@@ -55,11 +55,11 @@ struct Named {
     }
 };
 
-Named named_templates(Json const& value, Path const& path) {
+Named named_templates(OrderedJson const& value, Path const& path) {
     Named found;
     if (value.is_string()) found.texts["default"] = value;
     if (value.is_array())
-        for (Json const& one : value) {
+        for (OrderedJson const& one : value) {
             if (!one.is_object() || !one.contains("name") || !one.contains("template") || !one["name"].is_string() ||
                 !one["template"].is_string())
                 fail(Category::config, "{}: chat_template: a list must have objects of \"name\" and \"template\"",
@@ -85,7 +85,7 @@ Found templates_of(FileSystem& files, Path const& folder) {
         return found;
     }
     for (char const* const name : {kJsonFile, kConfigFile}) {
-        Json const object = read_object(files, folder / name);
+        OrderedJson const object = read_ordered(files, folder / name);
         if (object.contains("chat_template"))
             if (Named const named = named_templates(object["chat_template"], folder / name); !named.texts.empty())
                 return {named, folder / name};
@@ -98,8 +98,8 @@ Path folder_of(FileSystem& files, std::string const& tokenizer) {
 }
 
 /// The answer to the first line, as an object.
-Json parsed(std::string const& line) {
-    Json const answer = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+OrderedJson parsed(std::string const& line) {
+    OrderedJson const answer = OrderedJson::parse(line, nullptr, /*allow_exceptions=*/false);
     PERIGEE_CHECK(answer.is_object(), "a helper's answer: {:.80}", line);
     return answer;
 }
@@ -154,13 +154,13 @@ JinjaRenderer::JinjaRenderer(JinjaTemplate const& chat, bool with_tools, JinjaOp
                              std::vector<std::string> const& names, std::chrono::milliseconds patience)
     : helper_({.what = "the helper that renders chat templates", .script = kRenderChatScript, .patience = patience}),
       split_(options.rewritten == Rewritten::split) {
-    Json const setting{{"template", with_tools && !chat.tools_text.empty() ? chat.tools_text : chat.text},
-                       {"special", chat.special},
-                       {"arguments", Json::parse(options.arguments)},
-                       {"date", day_of(options)},
-                       {"names", names},
-                       {"guard", kGuard}};
-    Json const answer = parsed(helper_.ask({setting.dump()})[0]);
+    OrderedJson const setting{{"template", with_tools && !chat.tools_text.empty() ? chat.tools_text : chat.text},
+                              {"special", chat.special},
+                              {"arguments", OrderedJson::parse(options.arguments)},
+                              {"date", day_of(options)},
+                              {"names", names},
+                              {"guard", kGuard}};
+    OrderedJson const answer = parsed(helper_.ask({setting.dump()})[0]);
     if (answer.contains("missing"))
         fail(Category::config, "{}; or set chat.template to another one",
              missing_module(helper_, answer["missing"], "install python3-jinja2"));
@@ -173,7 +173,7 @@ JinjaRenderer::JinjaRenderer(JinjaTemplate const& chat, bool with_tools, JinjaOp
 std::vector<JinjaRenderer::Rendered> JinjaRenderer::documents(std::vector<Request> const& requests) {
     std::vector<std::string> lines;
     for (Request const& request : requests) {
-        Json const rest{{"ask", "documents"}, {"wanted", request.wanted}, {"split", split_}};
+        OrderedJson const rest{{"ask", "documents"}, {"wanted", request.wanted}, {"split", split_}};
         std::string line = rest.dump();
         line.pop_back();
         line += ", \"messages\": " + request.messages_json;
@@ -182,18 +182,18 @@ std::vector<JinjaRenderer::Rendered> JinjaRenderer::documents(std::vector<Reques
     }
     std::vector<Rendered> all;
     for (std::string const& line : helper_.ask(lines)) {
-        Json const answer = parsed(line);
+        OrderedJson const answer = parsed(line);
         Rendered& rendered = all.emplace_back();
         if (answer.contains("error")) {
             rendered.problem = answer["error"];
             continue;
         }
         rendered.rewritten = answer["rewritten"];
-        for (Json const& document : answer["documents"]) {
+        for (OrderedJson const& document : answer["documents"]) {
             Document& made = rendered.documents.emplace_back();
             made.text = document["text"];
             made.messages = document["messages"];
-            for (Json const& one : document["answers"]) made.answers.push_back({one[0], one[1], one[2]});
+            for (OrderedJson const& one : document["answers"]) made.answers.push_back({one[0], one[1], one[2]});
         }
     }
     return all;
@@ -202,7 +202,7 @@ std::vector<JinjaRenderer::Rendered> JinjaRenderer::documents(std::vector<Reques
 std::string JinjaRenderer::prompt(std::string const& messages_json, std::string const& tools_json) {
     std::string const line = fmt::format("{{\"ask\": \"prompt\", \"messages\": {}{}{}}}", messages_json,
                                          tools_json.empty() ? "" : ", \"tools\": ", tools_json);
-    Json const answer = parsed(helper_.ask({line})[0]);
+    OrderedJson const answer = parsed(helper_.ask({line})[0]);
     if (answer.contains("error")) fail(Category::data, "{}", answer["error"].get_ref<std::string const&>());
     return answer["text"];
 }

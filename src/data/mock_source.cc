@@ -13,8 +13,8 @@ constexpr int64_t kSmallestVocabulary = 8;
 constexpr uint64_t kSuccessors = 4;
 constexpr uint64_t kShortestPhrase = 4, kPhraseLengths = 29;
 constexpr int kShortestDocumentBits = 4;
-constexpr int64_t kTrainSamples = int64_t{1} << 20;
-constexpr int64_t kValidationSamples = 64;
+constexpr int64_t kMockTrainSamples = int64_t{1} << 20;
+constexpr int64_t kMockValidationSamples = 64;
 
 // The grammar belongs to both splits.
 constexpr uint64_t kGrammarStream = ~uint64_t{0};
@@ -37,7 +37,9 @@ MockSource::MockSource(DataOptions const& options, Split split, uint64_t seed, i
     }
 }
 
-int64_t MockSource::samples_per_epoch() const { return split_ == Split::train ? kTrainSamples : kValidationSamples; }
+int64_t MockSource::samples_per_epoch() const {
+    return split_ == Split::train ? kMockTrainSamples : kMockValidationSamples;
+}
 
 void MockSource::append_document(Philox const& random, uint64_t& counter, Stretch& stretch) const {
     auto& tokens = stretch.tokens;
@@ -65,7 +67,7 @@ void MockSource::append_document(Philox const& random, uint64_t& counter, Stretc
 
 void MockSource::append_sample(int64_t index, Batch& batch) const {
     PERIGEE_CHECK(index >= 0, "sample {}", index);
-    if (split_ == Split::validation) index %= kValidationSamples;
+    if (split_ == Split::validation) index %= kMockValidationSamples;
     Philox const random(seed_, Purpose::mock_data, sample_stream(split_, index));
     uint64_t counter = 0;
     auto const size = static_cast<size_t>(options_.sequence_length + 1);

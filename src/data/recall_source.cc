@@ -11,8 +11,8 @@ namespace perigee {
 
 namespace {
 
-constexpr int64_t kTrainSamples = int64_t{1} << 20;
-constexpr int64_t kValidationSamples = 1024;
+constexpr int64_t kRecallTrainSamples = int64_t{1} << 20;
+constexpr int64_t kRecallValidationSamples = 1024;
 constexpr int64_t kQuestionTokens = 3;  // marker, key, value
 
 /// The first `count` of 0 ... `of` - 1 in random order.
@@ -50,11 +50,13 @@ RecallSource::RecallSource(DataOptions const& options, Split split, uint64_t see
              topics_ * mock.facts_per_topic, vocab_size, keys_);
 }
 
-int64_t RecallSource::samples_per_epoch() const { return split_ == Split::train ? kTrainSamples : kValidationSamples; }
+int64_t RecallSource::samples_per_epoch() const {
+    return split_ == Split::train ? kRecallTrainSamples : kRecallValidationSamples;
+}
 
 RecallSource::Document RecallSource::document(int64_t index) const {
     PERIGEE_CHECK(index >= 0, "sample {}", index);
-    if (split_ == Split::validation) index %= kValidationSamples;
+    if (split_ == Split::validation) index %= kRecallValidationSamples;
     MockOptions const& mock = options_.mock;
     Philox const random(seed_, Purpose::mock_data, sample_stream(split_, index));
     uint64_t counter = 0;

@@ -10,7 +10,7 @@
 namespace perigee {
 
 namespace {
-constexpr int64_t kPieceBytes = int64_t{1} << 18;
+constexpr int64_t kTextPieceBytes = int64_t{1} << 18;
 constexpr int kGzipWindow = 15 + 16;  // the largest window, gzip's header and checksum
 
 /// A frame, or one to skip, which pzstd writes first.
@@ -92,7 +92,7 @@ TextReader::TextReader(FileSystem& files, Path path) : path_(std::move(path)), f
 TextReader::~TextReader() = default;
 
 bool TextReader::read_raw() {
-    int64_t const size = std::min(kPieceBytes, file_->size() - offset_);
+    int64_t const size = std::min(kTextPieceBytes, file_->size() - offset_);
     if (size <= 0) return false;
     raw_.resize(static_cast<size_t>(size));
     file_->read_at(offset_, std::as_writable_bytes(std::span(raw_)));
@@ -101,7 +101,7 @@ bool TextReader::read_raw() {
 }
 
 void TextReader::decode_some() {
-    text_.resize(static_cast<size_t>(kPieceBytes));
+    text_.resize(static_cast<size_t>(kTextPieceBytes));
     std::string_view rest = raw_;
     std::string problem;
     text_.resize(decoder_->decode(rest, text_, problem));

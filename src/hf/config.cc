@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;  // sorted keys, as transformers writes them
 
 constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;
-constexpr int kMaxDepth = 16;
+constexpr int kMaxConfigDepth = 16;
 constexpr char kOwnKey[] = "perigee";
 
 /// What tells one architecture from another, and what its fields mean where they are absent.
@@ -304,7 +304,7 @@ Json fresh_root(Architecture const& architecture) {
 HfConfig parse_hf_config(std::string text, std::string const& where) {
     if (std::ssize(text) > kMaxConfigBytes)
         fail(Category::config, "{} has {} bytes; at most {} are accepted", where, text.size(), kMaxConfigBytes);
-    check_json(text, where, Category::config, kMaxDepth);
+    check_json(text, where, Category::config, kMaxConfigDepth);
     Json const root = Json::parse(text);
     Parser parser(where, root);
     HfConfig config;

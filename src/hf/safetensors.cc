@@ -17,7 +17,7 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kMaxHeaderBytes = int64_t{16} << 20;  // far above the 50,000 tensors of the largest model
-constexpr int kMaxDepth = 4;
+constexpr int kMaxHeaderDepth = 4;
 constexpr int64_t kMaxExtent = int64_t{1} << 48;
 constexpr int64_t kBufferElements = int64_t{1} << 20;
 constexpr char kMetadata[] = "__metadata__";
@@ -108,7 +108,7 @@ SafetensorsFile::SafetensorsFile(FileSystem& files, Path path) : path_(std::move
     std::string header(length, '\0');
     file_->read_at(kLengthBytes, std::as_writable_bytes(std::span(header)));
     int64_t const values_begin = kLengthBytes + static_cast<int64_t>(length);
-    check_json(header, fmt::format("{}: header", path_.string()), Category::checkpoint, kMaxDepth);
+    check_json(header, fmt::format("{}: header", path_.string()), Category::checkpoint, kMaxHeaderDepth);
     parse(header, values_begin, size - values_begin);
 }
 

@@ -9,7 +9,7 @@ namespace perigee {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 template <class... Types>
 struct Overloaded : Types... {
@@ -23,7 +23,7 @@ class Reader {
   public:
     explicit Reader(std::string where) : where_(std::move(where)) {}
 
-    void object(Schema const& schema, Json const& json) const {
+    void object(Schema const& schema, OrderedJson const& json) const {
         if (!json.is_object()) refuse(json, "an object");
         for (auto const& [key, value] : json.items()) {
             auto const& fields = schema.fields();
@@ -34,7 +34,7 @@ class Reader {
     }
 
   private:
-    void field(Field const& field, Json const& json) const {
+    void field(Field const& field, OrderedJson const& json) const {
         std::visit(Overloaded{[&](bool* to) {
                                   if (!json.is_boolean()) refuse(json, "true or false");
                                   *to = json.get<bool>();
@@ -48,7 +48,8 @@ class Reader {
                               [&](std::string* to) { *to = text(json); },
                               [&](std::vector<int64_t>* to) {
                                   std::vector<int64_t> values;
-                                  for (Json const& item : list(json)) values.push_back(integer(item, field.range));
+                                  for (OrderedJson const& item : list(json))
+                                      values.push_back(integer(item, field.range));
                                   *to = std::move(values);
                               },
                               [&](std::vector<std::string>* to) {
@@ -65,53 +66,54 @@ class Reader {
                               [&](Field::Section const& section) { object(*section.schema, json); },
                               [&](Field::List const& items) {
                                   items.clear();
-                                  for (Json const& item : list(json)) object(items.append(), item);
+                                  for (OrderedJson const& item : list(json)) object(items.append(), item);
                               }},
                    field.target);
     }
 
-    int64_t integer(Json const& json, Range const& range) const {
+    int64_t integer(OrderedJson const& json, Range const& range) const {
         bool const fits =
             json.is_number_integer() && (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX});
         if (!fits) refuse(json, "an integer");
         in_range(static_cast<double>(json.get<int64_t>()), range, json);
         return json.get<int64_t>();
     }
-    std::string text(Json const& json) const {
+    std::string text(OrderedJson const& json) const {
         if (!json.is_string()) refuse(json, "a text");
         return json.get<std::string>();
     }
-    Json const& list(Json const& json) const {
+    OrderedJson const& list(OrderedJson const& json) const {
         if (!json.is_array() || json.size() > 4096) refuse(json, "a list of at most 4096");
         return json;
     }
-    void in_range(double value, Range const& range, Json const& json) const {
+    void in_range(double value, Range const& range, OrderedJson const& json) const {
         bool const inside = value <= range.high && (range.strict_low ? value > range.low : value >= range.low);
         if (!inside) refuse(json, fmt::format("a value from {} to {}", range.low, range.high));
     }
-    [[noreturn]] void refuse(Json const& json, std::string const& expected) const {
+    [[noreturn]] void refuse(OrderedJson const& json, std::string const& expected) const {
         fail(Category::config, "{} is {}; {} was expected", where_, json_excerpt(json), expected);
     }
 
     std::string where_;
 };
 
-Json to_json(Schema const& schema);
+OrderedJson to_json(Schema const& schema);
 
-Json to_json(Field const& field) {
-    return std::visit(Overloaded{[](auto* value) { return Json(*value); },
-                                 [](Field::Choice const& choice) { return Json(choice.names.at(choice.selected())); },
-                                 [](Field::Section const& section) { return to_json(*section.schema); },
-                                 [](Field::List const& items) {
-                                     Json all = Json::array();
-                                     for (size_t i = 0; i < items.size(); ++i) all.push_back(to_json(items.at(i)));
-                                     return all;
-                                 }},
-                      field.target);
+OrderedJson to_json(Field const& field) {
+    return std::visit(
+        Overloaded{[](auto* value) { return OrderedJson(*value); },
+                   [](Field::Choice const& choice) { return OrderedJson(choice.names.at(choice.selected())); },
+                   [](Field::Section const& section) { return to_json(*section.schema); },
+                   [](Field::List const& items) {
+                       OrderedJson all = OrderedJson::array();
+                       for (size_t i = 0; i < items.size(); ++i) all.push_back(to_json(items.at(i)));
+                       return all;
+                   }},
+        field.target);
 }
 
-Json to_json(Schema const& schema) {
-    Json object = Json::object();
+OrderedJson to_json(Schema const& schema) {
+    OrderedJson object = OrderedJson::object();
     for (Field const& field : schema.fields())
         if (!field.alias) object[field.key] = to_json(field);
     return object;
@@ -120,7 +122,7 @@ Json to_json(Schema const& schema) {
 }  // namespace
 
 void read_json(Schema const& schema, std::string const& text, std::string const& where) {
-    Reader(where).object(schema, Json::parse(text));
+    Reader(where).object(schema, OrderedJson::parse(text));
 }
 
 std::string write_json(Schema const& schema) { return to_json(schema).dump(); }

@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxIndexBytes = int64_t{16} << 20;
-constexpr int kMaxDepth = 4;
+constexpr int kMaxIndexDepth = 4;
 constexpr int64_t kComparedAtOnce = int64_t{1} << 20;
 constexpr char kHead[] = "lm_head.weight", kEmbedding[] = "model.embed_tokens.weight";
 
@@ -68,7 +68,7 @@ void HfWeights::add(FileSystem& files, std::string const& name) {
 void HfWeights::read_index(FileSystem& files) {
     Path const path = folder_ / kIndexName;
     std::string const text = files.read_text(path, kMaxIndexBytes);
-    check_json(text, path.string(), Category::checkpoint, kMaxDepth);
+    check_json(text, path.string(), Category::checkpoint, kMaxIndexDepth);
     Json const index = Json::parse(text);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
         fail(Category::checkpoint, "{}: there is no object `weight_map`", path.string());

@@ -7,12 +7,6 @@ namespace perigee {
 
 namespace {
 
-int64_t total(std::vector<FlatRange> const& ranges) {
-    int64_t elements = 0;
-    for (FlatRange const& range : ranges) elements += range.size();
-    return elements;
-}
-
 TensorView flat(void* memory, DType dtype, int64_t elements) {
     return {static_cast<std::byte*>(memory), dtype, {elements}};
 }
@@ -88,7 +82,7 @@ struct Moments::Host {
 
 Moments::Moments(ParamLayout const& layout, std::vector<FlatRange> updated, Ops& ops, Kept kept)
     : layout_(&layout), updated_(std::move(updated)), ops_(&ops) {
-    int64_t const all = total(updated_);
+    int64_t const all = total_size(updated_);
     if (kept.on_host) {
         int64_t largest = 1;
         for (int unit = 0; unit < layout.units(); ++unit) largest = std::max(largest, packed(unit).size());

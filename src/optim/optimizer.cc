@@ -21,12 +21,6 @@ void for_runs(ParamLayout const& layout, FlatRange range, auto&& body) {
     }
 }
 
-int64_t total(std::vector<FlatRange> const& ranges) {
-    int64_t elements = 0;
-    for (FlatRange const& range : ranges) elements += range.size();
-    return elements;
-}
-
 std::vector<FlatRange> ranges_of(std::vector<FlatPart> const& parts) {
     std::vector<FlatRange> ranges;
     for (FlatPart const& part : parts) ranges.push_back(part.range);
@@ -78,7 +72,7 @@ AdamWOptimizer::AdamWOptimizer(OptimizerOptions const& options, ParamLayout cons
       moments_(layout, ownership_.updated, ops, {moments_dtype(options, ops), options.offload}) {
     PERIGEE_CHECK(ranges_of(weights_) == ownership_.updated, "weights in {} parts for {} ranges", weights_.size(),
                   ownership_.updated.size());
-    if (ops.compute_dtype() != ops.main_dtype()) main_weights_.emplace(ops, total(ownership_.updated));
+    if (ops.compute_dtype() != ops.main_dtype()) main_weights_.emplace(ops, total_size(ownership_.updated));
 }
 
 void AdamWOptimizer::add_squares(TensorView sum, std::vector<FlatPart> const& grads) {

@@ -65,6 +65,12 @@ struct FlatRange {
 /// What both have; of no or negative size where they do not meet.
 inline FlatRange intersection(FlatRange a, FlatRange b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
+inline int64_t total_size(std::vector<FlatRange> const& ranges) {
+    int64_t elements = 0;
+    for (FlatRange const& range : ranges) elements += range.size();
+    return elements;
+}
+
 /// The values of a range of a flat buffer.
 struct FlatPart {
     FlatRange range;

@@ -9,7 +9,6 @@ namespace perigee::serve {
 
 namespace {
 
-using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kIdle{100};  // between signs of life
@@ -70,20 +69,20 @@ void ModelLoop::count() {
 }
 
 std::string ModelLoop::packed(Round const& round) {
-    Json begun = Json::array();
+    nlohmann::json begun = nlohmann::json::array();
     for (GenerationRequest const& request : round.begun) {
         SamplingOptions const& s = request.sampling;
         begun.push_back({request.ids, request.seed, request.stop, request.logprobs, request.top, s.max_tokens,
                          s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty});
     }
-    auto const bytes = Json::to_cbor({round.last, round.dropped, begun, round.scored, round.top});
+    auto const bytes = nlohmann::json::to_cbor({round.last, round.dropped, begun, round.scored, round.top});
     return {bytes.begin(), bytes.end()};
 }
 
 ModelLoop::Round ModelLoop::unpacked(std::string const& text) {
-    Json const all = Json::from_cbor(text);
+    nlohmann::json const all = nlohmann::json::from_cbor(text);
     Round round{.last = all[0], .dropped = all[1], .begun = {}, .scored = all[3], .top = all[4]};
-    for (Json const& r : all[2]) {
+    for (nlohmann::json const& r : all[2]) {
         GenerationRequest request{
             .ids = r[0], .sampling = {}, .seed = r[1], .stop = r[2], .logprobs = r[3], .top = r[4]};
         SamplingOptions& s = request.sampling;

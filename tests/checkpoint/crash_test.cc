@@ -20,8 +20,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using namespace testing;
 
-constexpr char kRoot[] = "/run/checkpoints";
-
 Tensors const& old_tensors() {
     static Tensors const tensors = example_tensors(70);
     return tensors;

@@ -11,6 +11,8 @@
 
 namespace perigee::testing {
 
+inline constexpr char kRoot[] = "/run/checkpoints";  ///< of a run that is in memory alone
+
 /// Whole tensors by name, in memory.
 struct Tensors {
     struct Tensor {

@@ -17,8 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using namespace testing;
 
-constexpr char kRoot[] = "/run/checkpoints";
-
 /// Rank r of n holds elements [r/n, (r+1)/n) of every tensor.
 std::vector<Part> parts_of(Tensors const& tensors, int rank, int size) {
     std::vector<Part> parts;

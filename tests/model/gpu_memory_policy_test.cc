@@ -20,13 +20,14 @@ ModelOptions four_layers() {
     return options;
 }
 
-struct Trained {
+struct TrainedOnGpu {
     double loss = 0;
     std::vector<float> grads;
     int64_t bytes = 0;
 };
 
-Trained train(ModelOptions const& options, std::vector<AttentionKind> const& kinds, MemoryPolicy const& policy) {
+TrainedOnGpu train_on_gpu(ModelOptions const& options, std::vector<AttentionKind> const& kinds,
+                          MemoryPolicy const& policy) {
     auto const device = make_cuda_device(0);
     auto const ops = make_cuda_ops(*device, {.deterministic = true});
     auto const world = make_single_host_comm();
@@ -44,7 +45,7 @@ Trained train(ModelOptions const& options, std::vector<AttentionKind> const& kin
     ops->fill_zero(grads);
     FlatWeights flat_weights(layout, weights);
     FlatGradients flat_grads(layout, grads);
-    Trained result{.grads = poisoned<float>(layout.size())};
+    TrainedOnGpu result{.grads = poisoned<float>(layout.size())};
     for (int pass = 0; pass < 2; ++pass) {  // the second is replayed where graphs are on
         result.loss +=
             model.loss_and_gradient(flat_weights, {.grads = flat_grads, .scale = 0.01}, batch, layers, arena);
@@ -62,17 +63,17 @@ TEST(GpuRecompute, GivesTheSameBitsInLessMemory) {
         ModelOptions options = four_layers();
         options.qkv_bias = options.qk_norm = variant;
         for (auto const& kinds : {std::vector(4, full), std::vector(4, moba), {moba, full, moba, full}}) {
-            Trained const kept = train(options, kinds, {});
+            TrainedOnGpu const kept = train_on_gpu(options, kinds, {});
             int64_t bytes = kept.bytes;
             for (char const* const recompute : {"elementwise", "mlp", "attention", "block*2, attention*2", "block"}) {
-                Trained const again = train(options, kinds, {.recompute = parse_recompute(recompute, 4)});
+                TrainedOnGpu const again = train_on_gpu(options, kinds, {.recompute = parse_recompute(recompute, 4)});
                 EXPECT_EQ(again.loss, kept.loss) << recompute;
                 EXPECT_EQ(again.grads, kept.grads) << recompute;
                 EXPECT_LT(again.bytes, bytes) << recompute;
                 bytes = again.bytes;
             }
-            Trained const mixed =
-                train(options, kinds, {.recompute = parse_recompute("none, block, attention, mlp", 4)});
+            TrainedOnGpu const mixed =
+                train_on_gpu(options, kinds, {.recompute = parse_recompute("none, block, attention, mlp", 4)});
             EXPECT_EQ(mixed.loss, kept.loss);
             EXPECT_EQ(mixed.grads, kept.grads);
         }
@@ -87,11 +88,11 @@ TEST(GpuOffload, GivesTheSameBitsInLessMemory) {
     for (char const* const recompute : {"none", "attention*3, block*3", "block"}) {
         MemoryPolicy policy{.recompute = parse_recompute(recompute, 6)};
         std::vector const kinds = {moba, moba, full, moba, moba, full};
-        Trained const kept = train(options, kinds, policy);
+        TrainedOnGpu const kept = train_on_gpu(options, kinds, policy);
         int64_t bytes = kept.bytes;
         for (int64_t layers : {1, 4}) {
             policy.offload = layers;
-            Trained const again = train(options, kinds, policy);
+            TrainedOnGpu const again = train_on_gpu(options, kinds, policy);
             EXPECT_EQ(again.loss, kept.loss) << recompute;
             EXPECT_EQ(again.grads, kept.grads) << recompute;
             EXPECT_LT(again.bytes, bytes) << recompute;
@@ -104,11 +105,11 @@ TEST(GpuMlpChunk, GivesTheSameButForTheOrderOfSumsInLessMemory) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     using enum AttentionKind;
     std::vector const kinds = {moba, full, moba, full};
-    Trained const kept = train(four_layers(), kinds, {.recompute = parse_recompute("block", 4)});
+    TrainedOnGpu const kept = train_on_gpu(four_layers(), kinds, {.recompute = parse_recompute("block", 4)});
     int64_t bytes = kept.bytes;
     for (int64_t chunk : {512, 128, 100}) {
-        Trained const again =
-            train(four_layers(), kinds, {.recompute = parse_recompute("block", 4), .mlp_chunk = chunk});
+        TrainedOnGpu const again =
+            train_on_gpu(four_layers(), kinds, {.recompute = parse_recompute("block", 4), .mlp_chunk = chunk});
         EXPECT_NEAR(again.loss / kept.loss, 1, 1e-3) << chunk;
         EXPECT_LT(relative_error(again.grads, kept.grads), 0.02) << chunk << ": bf16 rounds other products' sums";
         EXPECT_LT(again.bytes, bytes) << chunk;

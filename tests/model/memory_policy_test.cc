@@ -28,7 +28,7 @@ Trained<Real> train(ModelOptions const& options, std::vector<AttentionKind> cons
     return result;
 }
 
-ModelOptions variants(bool all) {
+ModelOptions without_or_with_all(bool all) {
     ModelOptions options = tiny_options();
     options.hidden_size = 64;  // large enough that memory is more than alignment
     options.intermediate_size = 96;
@@ -38,7 +38,7 @@ ModelOptions variants(bool all) {
 
 TEST(MlpChunk, GivesTheSameButForTheOrderOfSumsInLessMemory) {
     for (bool variant : {false, true}) {
-        ModelOptions const options = variants(variant);
+        ModelOptions const options = without_or_with_all(variant);
         for (char const* const recompute : {"none", "elementwise", "mlp", "block*2, attention"}) {
             MemoryPolicy policy{.recompute = parse_recompute(recompute, 3)};
             auto const kept = train<double>(options, mixed(), policy);
@@ -58,9 +58,9 @@ TEST(MlpChunk, GivesTheSameButForTheOrderOfSumsInLessMemory) {
 /// One chunk is the MLP that is computed again.
 TEST(MlpChunk, OfAllTokensIsTheSameBits) {
     for (auto const& kinds : {all(AttentionKind::full), mixed()}) {
-        auto const kept = train<float>(variants(true), kinds, {});
+        auto const kept = train<float>(without_or_with_all(true), kinds, {});
         for (int64_t chunk : {49, 50, 1 << 20}) {
-            auto const again = train<float>(variants(true), kinds, {.mlp_chunk = chunk});
+            auto const again = train<float>(without_or_with_all(true), kinds, {.mlp_chunk = chunk});
             EXPECT_EQ(again.loss, kept.loss);
             EXPECT_EQ(again.grads, kept.grads);
             EXPECT_LT(again.bytes, kept.bytes);
@@ -69,7 +69,7 @@ TEST(MlpChunk, OfAllTokensIsTheSameBits) {
 }
 
 TEST(Offload, GivesTheSameBitsInLessMemory) {
-    ModelOptions options = variants(false);
+    ModelOptions options = without_or_with_all(false);
     options.num_hidden_layers = 6;
     for (bool variant : {false, true}) {
         options.qk_norm = variant;
@@ -96,7 +96,7 @@ TEST(Offload, GivesTheSameBitsInLessMemory) {
 }
 
 TEST(Offload, TakesAsMuchOfTheHostAsItFreesOfTheDevice) {
-    ModelOptions options = variants(false);
+    ModelOptions options = without_or_with_all(false);
     options.num_hidden_layers = 6;
     Batch const batch = random_batch({9, 1, 23, 31}, options.vocab_size, 6);
     auto const bytes = [&](int64_t offload) {

@@ -6,13 +6,14 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kTokens = 4096;
+constexpr int64_t kPlannedTokens = 4096;
 constexpr MobaOptions kGate = {.block_size = 128, .top_k = 3};
 
 /// Without memory: plans ask for shapes alone.
 struct Pack {
     explicit Pack(int64_t documents) {
-        for (int64_t d = 0; d <= documents; ++d) borders.push_back(static_cast<int32_t>(kTokens * d / documents));
+        for (int64_t d = 0; d <= documents; ++d)
+            borders.push_back(static_cast<int32_t>(kPlannedTokens * d / documents));
     }
     SelectBlocks select(MobaOptions const& gate = kGate) const {
         return {.chosen_THS = {}, .q_THK = q, .k_TGK = k, .cu_seqlens = borders, .selection = gate};
@@ -35,8 +36,8 @@ struct Pack {
                 .attended = sparse};
     }
     std::vector<int32_t> borders;
-    ConstView q{nullptr, DType::bf16, {kTokens, 8, 64}};
-    ConstView k{nullptr, DType::bf16, {kTokens, 2, 64}};
+    ConstView q{nullptr, DType::bf16, {kPlannedTokens, 8, 64}};
+    ConstView k{nullptr, DType::bf16, {kPlannedTokens, 2, 64}};
     BlockSparse sparse{
         .budget = {.block_size = kGate.block_size, .top_k = kGate.top_k}, .chosen_THS = {}, .routing_L = {}};
 };

@@ -10,7 +10,7 @@ namespace {
 using GpuRmsNorm = GpuTest;
 using GpuSwiglu = GpuTest;
 
-constexpr double kEps = 1e-5;
+constexpr double kGpuEps = 1e-5;
 
 enum class Residual { none, joined, in_place };
 
@@ -24,7 +24,7 @@ void norm_case(Lab& lab, Shape const& shape, Residual residual) {
     TensorView const other = joins ? lab.compute(shape, random_sixteenths(size, 3)) : TensorView();
     TensorView const sum = joins ? lab.compute(shape) : TensorView();
     lab.ops.rmsnorm_forward(
-        {.y_TD = y, .rstd_T = rstd, .x_TD = x, .w_D = w, .eps = kEps, .residual_TD = other, .sum_TD = sum});
+        {.y_TD = y, .rstd_T = rstd, .x_TD = x, .w_D = w, .eps = kGpuEps, .residual_TD = other, .sum_TD = sum});
     lab.result("y", y);
     lab.result("rstd", rstd);
     if (joins) lab.result("sum", sum);
@@ -64,7 +64,7 @@ TEST_F(GpuRmsNorm, RoundsTheSumAndNormalisesWhatItRounded) {
                            .rstd_T = rstd,
                            .x_TD = lab.compute(shape, a),
                            .w_D = lab.compute({shape[1]}, Values(512, 1.0)),
-                           .eps = kEps,
+                           .eps = kGpuEps,
                            .residual_TD = lab.compute(shape, b),
                            .sum_TD = sum});
     Values rounded = lab.values(sum), expected(a.size());
@@ -76,7 +76,7 @@ TEST_F(GpuRmsNorm, RoundsTheSumAndNormalisesWhatItRounded) {
                             .rstd_T = exact.main({shape[0]}),
                             .x_TD = exact.compute(shape, rounded),
                             .w_D = exact.compute({shape[1]}, Values(512, 1.0)),
-                            .eps = kEps});
+                            .eps = kGpuEps});
     EXPECT_LT(relative_error(lab.values(y), exact.values(y_exact)), 2e-3);
 }
 

@@ -22,7 +22,7 @@ class NarrowOps : public TimedOps {
     DType compute_dtype() const override { return DType::bf16; }
 };
 
-std::vector<ParamSpec> some_params() {
+std::vector<ParamSpec> rounded_params() {
     return {{.name = "embed", .shape = {130, 80}},
             {.name = "norm", .shape = {80}, .decay = false, .unit = 1},
             {.name = "q", .shape = {80, 80}, .unit = 1}};
@@ -62,7 +62,7 @@ class StochasticRoundingOfWeights : public ::testing::Test {
     std::unique_ptr<Device> device_ = make_host_device();
     std::unique_ptr<Ops> host_ = make_host_ops(*device_, 2);
     NarrowOps ops_{*host_};
-    ParamLayout layout_{some_params(), 1, 0};
+    ParamLayout layout_{rounded_params(), 1, 0};
     Ownership all_{.owned = {layout_.whole()}, .updated = {layout_.whole()}};
 };
 

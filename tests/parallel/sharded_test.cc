@@ -14,7 +14,8 @@ namespace {
 using testing::random_normal;
 using testing::run_ranks;
 
-constexpr ShardStage kStages[] = {ShardStage::none, ShardStage::optimizer, ShardStage::gradients, ShardStage::weights};
+constexpr ShardStage kAllStages[] = {ShardStage::none, ShardStage::optimizer, ShardStage::gradients,
+                                     ShardStage::weights};
 
 /// An embedding, blocks and a head, of sizes that divide by nothing.
 std::vector<ParamSpec> some_params(int blocks) {
@@ -49,7 +50,7 @@ void each_element(ParamLayout const& layout, FlatRange range, Visit visit) {
 }
 
 TEST(ShardedWeights, AreWholeWhereverAUnitIsNeededHoweverOftenTheyChange) {
-    for (ShardStage stage : kStages)
+    for (ShardStage stage : kAllStages)
         for (int ranks : {1, 2, 3, 5})
             run_ranks(ranks, [&](HostComm& world) {
                 Rank rank(world, stage);
@@ -102,7 +103,7 @@ std::vector<double> gradient_of(ParamLayout const& layout, int rank, int micro_b
 }
 
 TEST(ShardedGradients, AreTheSumsOverRanksAndMicroBatches) {
-    for (ShardStage stage : kStages)
+    for (ShardStage stage : kAllStages)
         for (int ranks : {1, 2, 3, 5})
             for (auto const& [accumulation, blocks] : {std::pair{1, 5}, {2, 5}, {4, 5}, {1, 1}, {2, 1}, {2, 2}})
                 run_ranks(ranks, [&, accumulation = accumulation, blocks = blocks](HostComm& world) {

@@ -13,8 +13,8 @@ namespace perigee::testing {
 
 namespace {
 
-struct Job {
-    explicit Job(HostComm& world, std::string const& more = "chat: {template: chatml}")
+struct Conversations {
+    explicit Conversations(HostComm& world, std::string const& more = "chat: {template: chatml}")
         : files(make_file_system()),
           session(parse_config(R"(
 model: {vocab_size: 257, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
@@ -38,7 +38,7 @@ void ignore(std::string const&) {}
 bool always() { return true; }
 
 /// The answer to the last message, by one text from nothing.
-std::string answered_anew(Job& job, std::vector<Message> messages, int64_t number) {
+std::string answered_anew(Conversations& job, std::vector<Message> messages, int64_t number) {
     PromptEncoder const encoder(job.session, {});
     auto const ids = encoder.encode(conversation_line(messages));
     TextModel model(job.session, job.session.selections(0));
@@ -62,7 +62,7 @@ std::string answered_anew(Job& job, std::vector<Message> messages, int64_t numbe
 
 TEST(Conversation, EachAnswerCostsNewTokensOnly) {
     auto const world = make_single_host_comm();
-    Job job(*world);
+    Conversations job(*world);
     Conversation conversation(job.session, {});
     std::vector<Message> said = {{kInstructs, "Be brief."}};
     int64_t before = 0, number = 0;
@@ -85,7 +85,7 @@ TEST(Conversation, EachAnswerCostsNewTokensOnly) {
 
 TEST(Conversation, AnInterruptedAnswerStaysInTheConversation) {
     auto const world = make_single_host_comm();
-    Job job(*world);
+    Conversations job(*world);
     Conversation conversation(job.session, {});
     int64_t left = 5;
     auto const reply = conversation.answer("Hello", ignore, [&] { return left-- > 0; });
@@ -98,7 +98,7 @@ TEST(Conversation, AnInterruptedAnswerStaysInTheConversation) {
 
 TEST(Conversation, AMessageTooLongIsNotSaid) {
     auto const world = make_single_host_comm();
-    Job job(*world);
+    Conversations job(*world);
     Conversation conversation(job.session, {});
     EXPECT_THROW(conversation.answer(std::string(800, 'x'), ignore, always), Error);
     EXPECT_EQ(conversation.answer("Hi", ignore, always).text,
@@ -110,7 +110,7 @@ TEST(Conversation, AMessageTooLongIsNotSaid) {
 
 TEST(Conversation, NeedsATemplate) {
     auto const world = make_single_host_comm();
-    Job job(*world, "chat: {template: none}");
+    Conversations job(*world, "chat: {template: none}");
     try {
         Conversation conversation(job.session, {});
         ADD_FAILURE() << "accepted";

@@ -20,13 +20,13 @@ namespace {
 
 constexpr RaggedSamples kData{.samples = 16, .length = 64, .vocab = 96};
 
-struct Case {
+struct OrderCase {
     int ranks;
     std::vector<std::string> overrides;
     bool saves = false;  ///< between the first two steps
     std::string str() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
 };
-std::vector<Case> const kCases = {
+std::vector<OrderCase> const kCases = {
     {2, {"parallel.shard=none"}},
     {2, {"parallel.shard=optimizer"}},
     {2, {"parallel.shard=gradients"}},
@@ -71,7 +71,7 @@ struct Found {
 
 /// Three steps, an evaluation between them, without the waits at `dropped`. A collective takes `delay`, an operation
 /// `seconds_per_byte` of what it works on, a copy to or from the host `per_copied` for each byte.
-Found train(Case const& of, void const* dropped = nullptr, double delay = 0, double seconds_per_byte = 0,
+Found train(OrderCase const& of, void const* dropped = nullptr, double delay = 0, double seconds_per_byte = 0,
             double per_copied = 0) {
     Found found;
     std::mutex mutex;
@@ -120,7 +120,7 @@ Found train(Case const& of, void const* dropped = nullptr, double delay = 0, dou
 }
 
 TEST(OrderOfQueues, LeavesNoRaceInAnyStageAndLayout) {
-    for (Case const& of : kCases) {
+    for (OrderCase const& of : kCases) {
         Found found = train(of);
         EXPECT_FALSE(found.sites.empty()) << of.str();
         for (char const* const lane : {kOffloadLane, kMomentsLane, kSaveLane})
@@ -136,12 +136,12 @@ TEST(OrderOfQueues, LeavesNoRaceInAnyStageAndLayout) {
 TEST(OrderOfQueues, HasARaceWithoutAnySingleOneOfItsWaits) {
     if (PERIGEE_SANITIZED) GTEST_SKIP() << "the same steps as in the test before, some hundred times";
     std::map<WaitSite, std::string> sites;
-    for (Case const& of : kCases)
+    for (OrderCase const& of : kCases)
         for (WaitSite const& site : train(of).sites) sites.emplace(site, "");
     std::map<std::string, int> kinds;
     for (auto& [site, race] : sites) {
         ++kinds[site.who];
-        for (Case const& of : kCases) {
+        for (OrderCase const& of : kCases) {
             if (!race.empty()) break;
             if (Found const found = train(of, site.address); !found.races.empty())
                 race = fmt::format("{}, then {}", found.races[0].earlier, found.races[0].later);
@@ -162,7 +162,7 @@ TEST(OrderOfQueues, HasARaceWithoutAnySingleOneOfItsWaits) {
 TEST(OrderOfQueues, HidesAtLeastFourFifthsOfTheTimeOfGathersAndSums) {
     for (char const* const stage : {"none", "optimizer", "gradients", "weights"}) {
         // One micro-batch: sums of whole gradients run beside the last backward of a step alone.
-        Case const of{
+        OrderCase const of{
             2, {fmt::format("parallel.shard={}", stage), "train.micro_batch_size=8", "model.num_hidden_layers=16"}};
         constexpr double kPerByte = 1e-9;
         Found const without = train(of, nullptr, 0, kPerByte);
@@ -179,9 +179,10 @@ TEST(OrderOfQueues, HidesAtLeastFourFifthsOfTheTimeOfGathersAndSums) {
 TEST(OrderOfQueues, HidesMostOfTheTimeOfGatheredKeysAndTheSumsOfTheirGradients) {
     constexpr double kPerByte = 1e-9;
     auto const shown = [&](std::string const& mode) {
-        Case const of{2,
-                      {"parallel.context=2", "parallel.shard=none", "train.micro_batch_size=8", "attention.kind=moba",
-                       "attention.full_layers.last=0", "model.num_hidden_layers=16", "parallel.context_mode=" + mode}};
+        OrderCase const of{
+            2,
+            {"parallel.context=2", "parallel.shard=none", "train.micro_batch_size=8", "attention.kind=moba",
+             "attention.full_layers.last=0", "model.num_hidden_layers=16", "parallel.context_mode=" + mode}};
         Found const without = train(of, nullptr, 0, kPerByte);
         double const delay = 0.2 * without.seconds / static_cast<double>(without.collectives);
         Found const with = train(of, nullptr, delay, kPerByte);
@@ -196,8 +197,8 @@ TEST(OrderOfQueues, HidesMostOfTheTimeOfGatheredKeysAndTheSumsOfTheirGradients) 
 
 TEST(OrderOfQueues, HidesCopiesThatTakeLessTimeThanTheirLayer) {
     auto const of = [](int64_t layers) {
-        return Case{1,
-                    {fmt::format("train.offload={}", layers), "train.recompute=block", "model.num_hidden_layers=16"}};
+        return OrderCase{
+            1, {fmt::format("train.offload={}", layers), "train.recompute=block", "model.num_hidden_layers=16"}};
     };
     constexpr double kPerByte = 1e-9;
     double const without = train(of(0), nullptr, 0, kPerByte).seconds;

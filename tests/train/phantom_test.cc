@@ -157,13 +157,13 @@ void expect_same(Trace const& phantom, Trace const& real) {
     }
 }
 
-struct Case {
+struct PhantomCase {
     int ranks;
     std::vector<std::string> overrides;
 };
 
 TEST(PhantomRank, ComputesTakesAndSendsWhatTheRealRankDoes) {
-    std::vector<Case> const cases = {
+    std::vector<PhantomCase> const cases = {
         {1, {}},
         {4, {"parallel.shard=none"}},
         {4, {"parallel.shard=optimizer"}},

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-RunOptions tiny(std::string const& more = "") {
+RunOptions tiny_hashed(std::string const& more = "") {
     RunOptions o = parse_config(R"(
 model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
 data: {mock_data: true, sequence_length: 32}
@@ -121,7 +121,7 @@ TEST(Replicas, that_are_alike_raise_no_alarm_in_any_layout) {
          {"parallel: {shard: none}", "parallel: {shard: optimizer}", "parallel: {shard: gradients}",
           "parallel: {shard: weights}", "parallel: {tensor: 2, shard: none}", "parallel: {tensor: 2, shard: weights}",
           "parallel: {tensor: 2, context: 2}"}) {
-        Ended const ended = train(tiny(parallel), 4, {.rank = -1, .step = 0, .where = Where::weight});
+        Ended const ended = train(tiny_hashed(parallel), 4, {.rank = -1, .step = 0, .where = Where::weight});
         EXPECT_EQ(ended.step, 0) << parallel << ": " << ended.message;
     }
 }
@@ -129,7 +129,7 @@ TEST(Replicas, that_are_alike_raise_no_alarm_in_any_layout) {
 TEST(Replicas, a_flipped_bit_is_found_within_the_interval_and_its_rank_named) {
     for (Where const where : {Where::weight, Where::gradient, Where::moment})
         for (int const rank : {0, 2, 3}) {
-            Ended const ended = train(tiny("parallel: {shard: none}"), 4, {rank, 4, where});
+            Ended const ended = train(tiny_hashed("parallel: {shard: none}"), 4, {rank, 4, where});
             EXPECT_EQ(ended.step, 6);
             EXPECT_EQ(ended.category, Category::corruption) << ended.message;
             EXPECT_THAT(ended.message, HasSubstr(fmt::format("of rank {} (on the CPU of host ", rank)));
@@ -139,14 +139,14 @@ TEST(Replicas, a_flipped_bit_is_found_within_the_interval_and_its_rank_named) {
 }
 
 TEST(Replicas, of_two_ranks_both_are_named) {
-    Ended const ended = train(tiny("parallel: {shard: none}"), 2, {1, 2, Where::weight});
+    Ended const ended = train(tiny_hashed("parallel: {shard: none}"), 2, {1, 2, Where::weight});
     EXPECT_EQ(ended.step, 3);
     EXPECT_THAT(ended.message, HasSubstr("differs between rank 0"));
     EXPECT_THAT(ended.message, HasSubstr("one of them is wrong"));
 }
 
 TEST(Replicas, a_rank_that_computes_two_results_has_a_lasting_fault) {
-    Ended const ended = train(tiny("parallel: {shard: none}"), 4, {1, 3, Where::lasting});
+    Ended const ended = train(tiny_hashed("parallel: {shard: none}"), 4, {1, 3, Where::lasting});
     EXPECT_EQ(ended.step, 3);
     EXPECT_EQ(ended.category, Category::faulty_device) << ended.message;
     EXPECT_THAT(ended.message, HasSubstr("two results on rank 1 (on the CPU of host "));
@@ -154,7 +154,7 @@ TEST(Replicas, a_rank_that_computes_two_results_has_a_lasting_fault) {
 
 TEST(Replicas, names_the_tensor) {
     auto const files = make_file_system();
-    RunOptions const options = tiny("parallel: {tensor: 2, shard: optimizer}");
+    RunOptions const options = tiny_hashed("parallel: {tensor: 2, shard: optimizer}");
     for (std::string const name : {"model.norm.weight", "model.layers.1.mlp.down_proj.weight"}) {
         testing::run_ranks(4, [&](HostComm& world) {
             Session session(options, world, *files);
@@ -184,7 +184,7 @@ double loss_of_step_150(bool broken) {
         auto const* const loss = std::get_if<CrossEntropy>(&operation);
         if (loss != nullptr && step == 150 && !std::exchange(flipped, true)) flip(loss->nll_T, 3, 29);
     };
-    Session session(tiny(), machine_of([](Operation const&) {}, after), *alone, *files);
+    Session session(tiny_hashed(), machine_of([](Operation const&) {}, after), *alone, *files);
     Learner learner(session);
     learner.initialise(1);
     auto const data = session.open(Split::train);

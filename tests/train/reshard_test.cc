@@ -57,9 +57,9 @@ Tensors random_state() {
 }
 
 /// Weights and moments of one rank, as the trainer and its optimizer hold them.
-class Rank {
+class ReshardRank {
   public:
-    Rank(Layout const& of, HostComm& world)
+    ReshardRank(Layout const& of, HostComm& world)
         : mesh_({.tensor = of.tp, .context = of.cp, .data = of.dp}, world),
           layout_(llama_params(small_model()), of.tp, mesh_.tp_rank(), unit_multiple(of.dp * of.cp)),
           ownership_(Sharding(layout_, mesh_, of.zero ? ShardStage::optimizer : ShardStage::none, of.bucket).ownership),
@@ -103,10 +103,10 @@ void expect_equal(std::vector<StoredTensor> const& held, Tensors const& state) {
 
 TEST(ReshardLayouts, GoFromAnyToAnyOtherAndBackBitForBit) {
     Tensors const state = random_state();
-    auto const save = [](FileSystem& files, HostComm& world, int64_t step, Rank& rank) {
+    auto const save = [](FileSystem& files, HostComm& world, int64_t step, ReshardRank& rank) {
         save_checkpoint(files, world, "/c", {.step = step, .info = {}}, rank.owned(), {});
     };
-    auto const load = [](FileSystem& files, HostComm& world, int64_t step, Rank& rank) {
+    auto const load = [](FileSystem& files, HostComm& world, int64_t step, ReshardRank& rank) {
         auto const found = find_latest(files, world, "/c");
         ASSERT_TRUE(found && found->state().step == step);
         found->read(rank.held());
@@ -114,7 +114,7 @@ TEST(ReshardLayouts, GoFromAnyToAnyOtherAndBackBitForBit) {
     for (Layout const& a : layouts()) {
         testing::MemoryFileSystem start;
         testing::run_ranks(a.ranks(), [&](HostComm& world) {
-            Rank rank(a, world);
+            ReshardRank rank(a, world);
             for (StoredTensor const& tensor : rank.held())
                 for (Shard::Run const& run : tensor.shard.runs())
                     std::copy_n(state.at(tensor.name).begin() + run.global, run.count,
@@ -125,13 +125,13 @@ TEST(ReshardLayouts, GoFromAnyToAnyOtherAndBackBitForBit) {
             SCOPED_TRACE(fmt::format("dp {} cp {} tp {} -> dp {} cp {} tp {}", a.dp, a.cp, a.tp, b.dp, b.cp, b.tp));
             auto const files = start.copy();
             testing::run_ranks(b.ranks(), [&](HostComm& world) {
-                Rank rank(b, world);
+                ReshardRank rank(b, world);
                 load(*files, world, 1, rank);
                 expect_equal(rank.held(), state);
                 save(*files, world, 2, rank);
             });
             testing::run_ranks(a.ranks(), [&](HostComm& world) {
-                Rank rank(a, world);
+                ReshardRank rank(a, world);
                 load(*files, world, 2, rank);
                 expect_equal(rank.held(), state);
             });

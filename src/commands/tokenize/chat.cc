@@ -45,9 +45,9 @@ std::vector<int64_t*> numbers_of(ChatCounts& counts) {
 }
 
 /// All conversations after those of an earlier run.
-class Run {
+class ChatRun {
   public:
-    Run(ChatInputs const& inputs, RunOptions const& options, FileSystem& files)
+    ChatRun(ChatInputs const& inputs, RunOptions const& options, FileSystem& files)
         : inputs_(inputs),
           options_(options),
           files_(files),
@@ -159,7 +159,7 @@ class Run {
 void tokenize_chats(ChatInputs const& inputs, FileSystem& files) {
     RunOptions const options = load(inputs, files);
     if (inputs.output.has_parent_path()) files.make_directories(inputs.output.parent_path());
-    Run run(inputs, options, files);
+    ChatRun run(inputs, options, files);
     run.read_all();
     run.print_summary();
 }

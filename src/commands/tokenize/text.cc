@@ -127,9 +127,9 @@ Place place_of(Journal const& journal) {
 }
 
 /// All documents after the place where an earlier run ended.
-class Run {
+class TextRun {
   public:
-    Run(TextInputs const& inputs, Tokenizer const& tokenizer, FileSystem& files)
+    TextRun(TextInputs const& inputs, Tokenizer const& tokenizer, FileSystem& files)
         : inputs_(inputs),
           files_(files),
           journal_(files, inputs.output, describe_inputs(inputs, files), inputs.seconds),
@@ -197,7 +197,7 @@ void tokenize_text(TextInputs const& inputs, FileSystem& files) {
     auto const tokenizer = make_tokenizer(files, inputs.tokenizer);
     if (inputs.append_eod) (void)tokenizer->end_of_document();  // says now, not after hours, that there is none
     if (inputs.output.has_parent_path()) files.make_directories(inputs.output.parent_path());
-    Run run(inputs, *tokenizer, files);
+    TextRun run(inputs, *tokenizer, files);
     run.read_all();
     run.print_summary(*tokenizer);
 }

@@ -45,7 +45,6 @@ double seconds_of_thread() {
 
 PCRE2_SPTR units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
 
-constexpr size_t kMaxPatternBytes = 16 << 10;
 constexpr unsigned long kRetryLimit = 10'000'000;  // steps of one search
 constexpr unsigned int kStackEntries = 1'000'000;
 

@@ -10,6 +10,8 @@
 
 namespace perigee {
 
+constexpr size_t kMaxPatternBytes = 16 << 10;  ///< of a pattern that is read
+
 class Regex {
   public:
     /// Throws Category::config for what is not a pattern or matches an empty text.

@@ -13,10 +13,8 @@ namespace perigee {
 
 namespace {
 
-constexpr size_t kMaxPatternBytes = 16 << 10;
-
 // Unicode's White_Space, and the rest. PCRE2's own \s also has U+180E.
-constexpr char const* kSpace =
+constexpr char const* kAnySpace =
     "\\x{9}-\\x{D}\\x{20}\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{3000}";
 constexpr char const* kNoSpace =
     "\\x{0}-\\x{8}\\x{E}-\\x{1F}\\x{21}-\\x{84}\\x{86}-\\x{9F}\\x{A1}-\\x{167F}\\x{1681}-\\x{1FFF}\\x{200B}-\\x{2027}"
@@ -143,8 +141,8 @@ class Translator {
     }
 
     void escape() {
-        if (take("s")) return emit(fmt::format("[{}]", kSpace));
-        if (take("S")) return emit(fmt::format("[^{}]", kSpace));
+        if (take("s")) return emit(fmt::format("[{}]", kAnySpace));
+        if (take("S")) return emit(fmt::format("[^{}]", kAnySpace));
         if (auto const property = property_escape()) return emit(*property);
         emit_literal(character_escape());
     }
@@ -210,7 +208,7 @@ class Translator {
             if (rest_.starts_with("[")) refuse("a class in a class");
             if (rest_.starts_with("&&")) refuse("an intersection of classes");
             if (take("\\s")) {
-                text += kSpace;
+                text += kAnySpace;
             } else if (take("\\S")) {
                 text += kNoSpace;
             } else if (auto const property = class_property()) {

@@ -13,13 +13,13 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
-constexpr int kMaxDepth = 64;
+constexpr int kMaxConfigDepth = 64;
 
 /// An object from a file, empty where there is no such file.
 Json read_object(FileSystem& files, Path const& path) {
     if (!files.exists(path)) return Json::object();
     std::string const text = files.read_text(path, kMaxConfigBytes);
-    check_json(text, path.string(), Category::config, kMaxDepth);
+    check_json(text, path.string(), Category::config, kMaxConfigDepth);
     Json object = Json::parse(text);
     if (!object.is_object()) fail(Category::config, "{}: not a JSON object", path.string());
     return object;

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 32;
+constexpr int kMaxTokenizerDepth = 32;
 constexpr size_t kMaxAddedBytes = size_t{4} << 20;
 constexpr char const* kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -463,7 +463,7 @@ BpeTokenizerParts parse_tokenizer_json(std::string const& text, std::string cons
     if (static_cast<int64_t>(text.size()) > kMaxTokenizerBytes) {
         fail(Category::config, "{}: {} bytes; at most {} are read", where, text.size(), kMaxTokenizerBytes);
     }
-    check_json(text, where, Category::config, kMaxDepth);
+    check_json(text, where, Category::config, kMaxTokenizerDepth);
     try {
         BpeTokenizerParts parts = Parser().run(Json::parse(text));
         parts.name = where;

@@ -115,7 +115,7 @@ namespace perigee {
 
 namespace {
 
-constexpr size_t kPieceBytes = 4096;  // at a time, so that the code points stay in the cache
+constexpr size_t kCachedBytes = 4096;  // at a time, so that the code points stay in the cache
 
 constexpr auto kOptions = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
 
@@ -175,7 +175,7 @@ std::string nfc(std::string_view text) {
             auto const byte = static_cast<unsigned char>(c);
             return byte < 0x80 || (0xE4 <= byte && byte <= 0xE9);
         };
-        auto const cut = std::find_if(text.begin() + static_cast<ptrdiff_t>(std::min(kPieceBytes, text.size())),
+        auto const cut = std::find_if(text.begin() + static_cast<ptrdiff_t>(std::min(kCachedBytes, text.size())),
                                       text.end(), stands_alone);
         std::string_view const piece(text.begin(), cut);
         if (is_plainly_nfc(piece)) {

@@ -14,11 +14,11 @@ using namespace testing;
 using ::testing::TestWithParam;
 
 /// Documents shorter than a tile, of exactly one, of several and a bit, and empty ones.
-std::vector<int32_t> const kRagged = {0, 1, 1, 130, 258, 258, 258, 700, 703};
+std::vector<int32_t> const kRaggedTiles = {0, 1, 1, 130, 258, 258, 258, 700, 703};
 
-class FullAttention : public TestWithParam<AttentionCase> {};
+class AttentionOfDocuments : public TestWithParam<AttentionCase> {};
 
-TEST_P(FullAttention, MatchesTheReference) {
+TEST_P(AttentionOfDocuments, MatchesTheReference) {
     auto const problem = make_problem(GetParam());
     auto const reference = reference_attention(problem);
     EXPECT_LT(worst_error(HostAttention<float>().attend(problem), reference), kTolerance32);
@@ -26,10 +26,10 @@ TEST_P(FullAttention, MatchesTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    HeadsAndSizes, FullAttention,
-    ::testing::Values(AttentionCase{.cu_seqlens = kRagged, .heads = 4, .kv_heads = 2, .head_dim = 64, .seed = 1},
-                      AttentionCase{.cu_seqlens = kRagged, .heads = 2, .kv_heads = 2, .head_dim = 32, .seed = 2},
-                      AttentionCase{.cu_seqlens = kRagged, .heads = 3, .kv_heads = 1, .head_dim = 96, .seed = 3},
+    HeadsAndSizes, AttentionOfDocuments,
+    ::testing::Values(AttentionCase{.cu_seqlens = kRaggedTiles, .heads = 4, .kv_heads = 2, .head_dim = 64, .seed = 1},
+                      AttentionCase{.cu_seqlens = kRaggedTiles, .heads = 2, .kv_heads = 2, .head_dim = 32, .seed = 2},
+                      AttentionCase{.cu_seqlens = kRaggedTiles, .heads = 3, .kv_heads = 1, .head_dim = 96, .seed = 3},
                       AttentionCase{.cu_seqlens = {0, 300}, .heads = 2, .kv_heads = 1, .head_dim = 128, .seed = 4},
                       AttentionCase{.cu_seqlens = {0, 513}, .heads = 1, .kv_heads = 1, .head_dim = 5, .seed = 5}));
 
@@ -73,7 +73,7 @@ TEST(FullAttentionEdges, ABadNumberSpreadsInsteadOfHiding) {
 }
 
 TEST(FullAttentionEdges, ResultsAreBitwiseRepeatableOnAnyNumberOfThreads) {
-    auto const problem = make_problem({.cu_seqlens = kRagged, .head_dim = 64});
+    auto const problem = make_problem({.cu_seqlens = kRaggedTiles, .head_dim = 64});
     auto const once = HostAttention<float>(2).attend(problem);
     EXPECT_EQ(HostAttention<float>(2).attend(problem), once);
     EXPECT_EQ(HostAttention<float>(1).attend(problem), once);

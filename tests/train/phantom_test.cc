@@ -55,7 +55,7 @@ class WrittenOps final : public ObservedOps {
 };
 
 /// What a rank did in its second step, and what it takes.
-struct Trace {
+struct StepsTrace {
     std::vector<std::string> operations;
     int64_t live_bytes = 0, arena_bytes = 0, arena_capacity = 0, workspace_bytes = 0;
     std::map<std::string, Sent> messages;  ///< by axis and collective, of tensors
@@ -77,7 +77,7 @@ struct Rank {
     Learner& learner;
 };
 
-Trace two_steps(Rank const& rank, RunOptions const& options, std::function<void()> const& clear) {
+StepsTrace two_steps(Rank const& rank, RunOptions const& options, std::function<void()> const& clear) {
     auto const batches = batches_of(options, rank.session.mesh().shape());
     RunState state;
     rank.learner.step(batches, state);
@@ -96,7 +96,7 @@ Trace two_steps(Rank const& rank, RunOptions const& options, std::function<void(
             .tokens = report.tokens};
 }
 
-Trace real_rank(RunOptions const& options, HostComm& inner) {
+StepsTrace real_rank(RunOptions const& options, HostComm& inner) {
     auto owned = std::make_unique<CountingDevice>();
     CountingDevice& device = *owned;
     CommCounts counts;
@@ -107,7 +107,7 @@ Trace real_rank(RunOptions const& options, HostComm& inner) {
     Session session(options, Mesh(options.parallel, world), {std::move(owned), std::move(written)}, files);
     Learner learner(session);
     learner.initialise(1);
-    Trace trace = two_steps({device, ops, session, learner}, options, [&] { counts.clear(); });
+    StepsTrace trace = two_steps({device, ops, session, learner}, options, [&] { counts.clear(); });
     for (auto const& [key, count] : counts) {
         if (!key.ends_with(" tensors") || count.ranks == 1) continue;
         bool const gathers = key.find("all_gather") != std::string::npos;
@@ -118,7 +118,7 @@ Trace real_rank(RunOptions const& options, HostComm& inner) {
     return trace;
 }
 
-Trace phantom_rank(RunOptions const& options, int ranks, int rank) {
+StepsTrace phantom_rank(RunOptions const& options, int ranks, int rank) {
     auto owned = std::make_unique<CountingDevice>();
     CountingDevice& device = *owned;
     MemoryFileSystem files;
@@ -129,7 +129,7 @@ Trace phantom_rank(RunOptions const& options, int ranks, int rank) {
                     files);
     Learner learner(session);
     initialise_phantom(session, learner, 1);
-    Trace trace = two_steps({device, ops, session, learner}, options, [&] { phantom.clear(); });
+    StepsTrace trace = two_steps({device, ops, session, learner}, options, [&] { phantom.clear(); });
     trace.live_bytes -= phantom.own_bytes();
     trace.own_seconds = phantom.take_own_seconds();
     EXPECT_EQ(phantom.take_own_seconds(), 0) << "they are taken once";
@@ -138,7 +138,7 @@ Trace phantom_rank(RunOptions const& options, int ranks, int rank) {
     return trace;
 }
 
-void expect_same(Trace const& phantom, Trace const& real) {
+void expect_same(StepsTrace const& phantom, StepsTrace const& real) {
     EXPECT_EQ(phantom.operations, real.operations);
     EXPECT_EQ(phantom.live_bytes, real.live_bytes);
     EXPECT_EQ(phantom.arena_bytes, real.arena_bytes);
@@ -180,11 +180,11 @@ TEST(PhantomRank, ComputesTakesAndSendsWhatTheRealRankDoes) {
         SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")));
         RunOptions const options = hybrid(overrides);
         ASSERT_EQ(problems(options, ranks), std::vector<std::string>());
-        std::vector<Trace> real(static_cast<size_t>(ranks));
+        std::vector<StepsTrace> real(static_cast<size_t>(ranks));
         run_ranks(ranks, [&](HostComm& world) { real[static_cast<size_t>(world.rank())] = real_rank(options, world); });
         for (int rank = 0; rank < ranks; ++rank) {
             SCOPED_TRACE(fmt::format("rank {}", rank));
-            Trace const phantom = phantom_rank(options, ranks, rank);
+            StepsTrace const phantom = phantom_rank(options, ranks, rank);
             expect_same(phantom, real[static_cast<size_t>(rank)]);
             // What links take hides it where they are waited for at once; weights and gradients are not made up.
             bool const gathers_keys =
@@ -193,7 +193,7 @@ TEST(PhantomRank, ComputesTakesAndSendsWhatTheRealRankDoes) {
         }
         StepMemory const predicted = step_cost(options, ranks).memory;
         // So small an arena takes its memory in larger pieces.
-        Trace const& first = real.front();
+        StepsTrace const& first = real.front();
         auto const bytes = static_cast<double>(first.live_bytes - first.arena_capacity + first.arena_bytes);
         EXPECT_NEAR(static_cast<double>(predicted.sum()), bytes, 0.01 * bytes) << "check";
     }

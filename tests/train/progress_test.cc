@@ -12,9 +12,9 @@
 namespace perigee {
 namespace {
 
-using testing::EndsWith;
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // A terminal of a given width, and everything that was written to it.
 class Terminal {
@@ -102,7 +102,7 @@ TEST(Progress, DrawsInPlaceOnATerminal) {
     std::string const drawn = terminal.take();
     EXPECT_THAT(drawn, StartsWith("\r\x1b[K["));
     EXPECT_THAT(drawn, EndsWith("50% eta 00:01:12 loss 3.2"));  // 59 of 60 columns
-    EXPECT_THAT(drawn, testing::Not(HasSubstr("\n")));
+    EXPECT_THAT(drawn, ::testing::Not(HasSubstr("\n")));
 }
 
 TEST(Progress, MakesRoomForALogLineAndComesBack) {

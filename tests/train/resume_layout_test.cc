@@ -12,7 +12,7 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kSavedAt = 4, kSteps = 8;
+constexpr int64_t kSavedAt = 4, kLayoutSteps = 8;
 
 /// Ranks, and what to change in the options for them.
 struct Layout {
@@ -54,7 +54,7 @@ threads: 1
 log: {progress: false}
 )",
                                       "resume", overrides);
-    options.train.steps = kSteps;
+    options.train.steps = kLayoutSteps;
     options = resolve(options, 1, *make_file_system());
     EXPECT_EQ(problems(options, layout.ranks), std::vector<std::string>());
     return options;
@@ -66,12 +66,12 @@ std::vector<double> train(Layout const& layout, std::vector<std::string> const& 
     std::vector<double> losses;
     testing::run_ranks(layout.ranks, [&](HostComm& world) {
         Trainer trainer(options, world, files, "");
-        while (trainer.state().step < kSteps) {
+        while (trainer.state().step < kLayoutSteps) {
             StepReport const r = trainer.step();
             if (world.rank() == 0) losses.push_back(r.loss);
             if (r.step == kSavedAt) trainer.save(/*last=*/false);
         }
-        EXPECT_EQ(trainer.state().consumed_samples, kSteps * options.train.global_batch_size);
+        EXPECT_EQ(trainer.state().consumed_samples, kLayoutSteps * options.train.global_batch_size);
     });
     return losses;
 }
@@ -88,10 +88,10 @@ class ResumeLayout : public ::testing::Test {
         SCOPED_TRACE(fmt::format("saved by {}; resumed by {}", kLayouts[from].str(), kLayouts[to].str()));
         Unbroken& whole = runs_[from];
         if (whole.losses.empty()) whole.losses = train(kLayouts[from], more_, whole.files);
-        ASSERT_EQ(std::ssize(whole.losses), kSteps);
+        ASSERT_EQ(std::ssize(whole.losses), kLayoutSteps);
         auto const files = whole.files.copy();
         std::vector<double> const rest = train(kLayouts[to], more_, *files);
-        ASSERT_EQ(std::ssize(rest), kSteps - kSavedAt) << "the run must start at the checkpoint";
+        ASSERT_EQ(std::ssize(rest), kLayoutSteps - kSavedAt) << "the run must start at the checkpoint";
         for (size_t i = 0; i < rest.size(); ++i) {
             double const expected = whole.losses[kSavedAt + i];
             EXPECT_NEAR(rest[i] / expected, 1, from == to ? 0 : 1e-6) << "step " << kSavedAt + i + 1;

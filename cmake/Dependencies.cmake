@@ -82,6 +82,8 @@ if(PERIGEE_SANITIZE)  # by Clang, whose sanitizers can be told what to leave out
             -fsanitize-ignorelist=${not_sanitized} -fno-omit-frame-pointer -O1 -w
             -g1>)  # lines, which is what reports need
     target_link_options(perigee_flags INTERFACE -fsanitize=address,undefined)
+    # Fuzz targets follow what their inputs reach, in the same layers: all but those whose loops would slow down.
+    target_compile_options(perigee_checked INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
 endif()
 
 if(PERIGEE_CUDA)

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Builds every fuzz target (tests/fuzz/*_fuzz.cc) and runs it, two at a time; prints what each did and fails at the first
-# crash, hang, leak or allocation over 256 MiB, keeping the input. Corpora grow in build/cpu-fuzz/corpus.
+# crash, hang, leak or allocation over 256 MiB, keeping the input. Corpora grow in build/cpu-asan/corpus.
 # tests/fuzz.sh SECONDS [TARGET...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:?usage: tests/fuzz.sh SECONDS [TARGET...]}
 shift
 launch/setup.sh --developer
-cmake --preset cpu-fuzz >/dev/null
-cmake --build --preset cpu-fuzz --target fuzz -- --quiet
+cmake --preset cpu-asan >/dev/null
+cmake --build --preset cpu-asan --target fuzz -- --quiet
 
-build=build/cpu-fuzz
+build=build/cpu-asan
 targets=("$@")
 [ $# -gt 0 ] || for source in tests/fuzz/*_fuzz.cc; do targets+=("$(basename "$source" .cc)"); done
 

@@ -21,18 +21,45 @@ std::string without_guards(std::string_view text) {
     return plain.append(text);
 }
 
-/// Names in <| |> or DeepSeek's wide bars, each once.
-std::vector<std::string> markers(std::string_view text) {
-    std::vector<std::string> found;
-    for (auto const& [open, close] :
-         {std::pair<std::string_view, std::string_view>{"<|", "|>"}, {"<\uFF5C", "\uFF5C>"}})
-        for (size_t at = text.find(open); at != text.npos; at = text.find(open, at + 1)) {
-            size_t const end = text.find(close, at + open.size());
-            if (end == text.npos || end - at > kMostMarkerBytes) continue;
-            std::string name(text.substr(at, end + close.size() - at));
-            if (name.find_first_of(" \n\t<", 1) == name.npos && std::ranges::find(found, name) == found.end())
-                found.push_back(std::move(name));
-        }
+using Names = std::vector<std::string>;
+
+/// Names between `open` and `close` that hold nothing that is in `never`, each once.
+Names names_between(std::string_view text, std::string_view open, std::string_view close, char const* never) {
+    Names found;
+    for (size_t at = text.find(open); at != text.npos; at = text.find(open, at + 1)) {
+        size_t const end = text.find(close, at + open.size());
+        if (end == text.npos || end - at > kMostMarkerBytes) continue;
+        std::string name(text.substr(at, end + close.size() - at));
+        std::string_view const inside = std::string_view(name).substr(open.size(), end - at - open.size());
+        if (!inside.empty() && inside.find_first_of(never) == inside.npos &&
+            std::ranges::find(found, name) == found.end())
+            found.push_back(std::move(name));
+    }
+    return found;
+}
+
+/// Names that cannot be meant as text: in <| |>, [| |] or DeepSeek's wide bars, or with Gemma's bar on one side.
+Names markers(std::string_view text) {
+    Names all;
+    for (auto const& [open, close] : {std::pair<std::string_view, std::string_view>{"<|", "|>"},
+                                      {"<\uFF5C", "\uFF5C>"},
+                                      {"[|", "|]"},
+                                      {"<|", ">"},
+                                      {"<", "|>"}}) {
+        bool const one_bar = open.size() + close.size() == 3;
+        for (std::string& name : names_between(text, open, close, one_bar ? " \n\t<>|{}[]()'" : " \n\t<"))
+            all.push_back(std::move(name));
+    }
+    return all;
+}
+
+/// Names that a tokenizer may have or not: [INST] anywhere, <start_of_turn> in what opens an answer. Some templates
+/// mean them as text.
+std::array<Names, 2> tags(std::string_view frame, std::string_view opening) {
+    auto const is_lower = [](char c) { return c >= 'a' && c <= 'z'; };
+    std::array found{names_between(frame, "[", "]", " \n\t<>[]{}|\"',"), names_between(opening, "<", ">", " \n\t<|>")};
+    std::erase_if(found[0], [&](std::string const& name) { return std::ranges::any_of(name, is_lower); });
+    std::erase_if(found[1], [](std::string const& name) { return name == "<think>" || name == "</think>"; });
     return found;
 }
 
@@ -62,40 +89,54 @@ EncodedChat nothing(Fate fate, int64_t full_tokens) {
 
 }  // namespace
 
-SpecialNames::SpecialNames(Tokenizer const& tokenizer) : lengths_(256) {
+void SpecialNames::Table::add(std::string name) {
+    lengths[static_cast<unsigned char>(name[0])].push_back(name.size());
+    set.insert(std::move(name));
+}
+
+void SpecialNames::Table::sort() {
+    for (auto& some : lengths) {
+        std::ranges::sort(some, std::greater());
+        some.erase(std::ranges::unique(some).begin(), some.end());
+    }
+}
+
+size_t SpecialNames::Table::at(std::string_view text) const {
+    for (size_t const length : lengths[static_cast<unsigned char>(text[0])])
+        if (length <= text.size() && set.contains(std::string(text.substr(0, length)))) return length;
+    return 0;
+}
+
+SpecialNames::SpecialNames(Tokenizer const& tokenizer) {
     auto const is_mark = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; };
     for (int32_t id = 0; id < tokenizer.vocab_size() && tokenizer.knows_special(); ++id) {
         if (!tokenizer.is_special(id)) continue;
         std::string name = tokenizer.piece(id);
-        // JSON, in which names are looked for, has no other: names in quotes, of letters alone, of marks alone.
-        bool const odd = name.size() < 2 || name.find_first_of("\"\\") != name.npos || !is_mark(name[0]) ||
-                         std::ranges::all_of(name, is_mark);
-        if (odd || name == "<think>" || name == "</think>" || !set_.insert(name).second) continue;
-        lengths_[static_cast<unsigned char>(name[0])].push_back(name.size());
+        // JSON, in which names are looked for, has no other: names that begin with a quote, of letters alone, of marks
+        // alone.
+        bool const bars = name.starts_with("<|") && name.ends_with("|>");
+        bool const odd = name.size() < 2 || name[0] == '"' || name[0] == '\\' || !is_mark(name[0]) ||
+                         (std::ranges::all_of(name, is_mark) && !bars);
+        if (odd || name == "<think>" || name == "</think>" || plain_.set.contains(name)) continue;
+        std::string const quoted = nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+        escaped_.add(quoted.substr(1, quoted.size() - 2));
+        plain_.add(name);
         names_.push_back(std::move(name));
     }
-    for (auto& lengths : lengths_) {
-        std::ranges::sort(lengths, std::greater());
-        lengths.erase(std::ranges::unique(lengths).begin(), lengths.end());
-    }
+    plain_.sort();
+    escaped_.sort();
 }
 
-size_t SpecialNames::at(std::string_view text) const {
-    for (size_t const length : lengths_[static_cast<unsigned char>(text[0])])
-        if (length <= text.size() && set_.contains(std::string(text.substr(0, length)))) return length;
-    return 0;
-}
-
-std::string SpecialNames::guarded(std::string_view text) const {
+std::string SpecialNames::guarded(std::string_view json) const {
     std::string made;
     size_t done = 0;
-    for (size_t i = 0; i < text.size(); ++i) {
-        if (lengths_[static_cast<unsigned char>(text[i])].empty() || at(text.substr(i)) == 0) continue;
-        size_t const inside = i + utf8::first(text.substr(i)).bytes;
-        made.append(text.substr(done, inside - done)).append(kGuard);
+    for (size_t i = 0; i < json.size(); ++i) {
+        if (escaped_.at(json.substr(i)) == 0) continue;
+        size_t const inside = i + utf8::first(json.substr(i)).bytes;
+        made.append(json.substr(done, inside - done)).append(kGuard);
         done = inside;
     }
-    return made.append(text.substr(done));
+    return made.append(json.substr(done));
 }
 
 JinjaEncoder::JinjaEncoder(JinjaTemplate chat, ChatOptions options, int64_t max_tokens, Tokenizer const& tokenizer,
@@ -118,16 +159,32 @@ JinjaRenderer& JinjaEncoder::renderer(bool tools) {
     return *wanted;
 }
 
+/// A marker that the template writes and the tokenizer spells out; empty where there is none. One that could be meant
+/// as text counts where another of its kind is a token.
+std::string JinjaEncoder::spelled_marker() const {
+    std::string_view const frame = renderer_->frame();
+    auto const spelled = [this](std::string const& name) { return is_spelled(name); };
+    for (std::string const& name : markers(frame))
+        if (is_spelled(name)) return name;
+    for (auto const& [key, name] : chat_.special)
+        if (!name.empty() && frame.find(name) != frame.npos && is_spelled(name)) return name;
+    auto [square, angled] = tags(frame, renderer_->opening());
+    auto const has = [&](Names const& names) { return !std::ranges::all_of(names, spelled); };
+    std::string const& end = renderer_->stop();
+    bool const angled_end = end.size() > 2 && end[0] == '<' && end.back() == '>' && !is_spelled(end);
+    for (auto const& [names, counts] : {std::pair{&square, has(square)}, {&angled, has(angled) || angled_end}})
+        if (auto const found = std::ranges::find_if(*names, spelled); counts && found != names->end()) return *found;
+    return "";
+}
+
 void JinjaEncoder::check_markers() {
     JinjaRenderer const& first = renderer(false);
     if (first.stop().empty())
         fail(Category::config, "{}: it writes nothing after an answer, so that no answer would end", chat_.source);
     if (!tokenizer_->knows_special()) return;
-    auto const is_spelled = [&](std::string const& name) { return tokenizer_->encode_with_special(name).size() != 1; };
-    for (std::string const& name : markers(first.frame()))
-        if (is_spelled(name))
-            fail(Category::config, "{}: it writes {}, which is no single token of the tokenizer {}", chat_.source, name,
-                 tokenizer_->name());
+    if (std::string const name = spelled_marker(); !name.empty())
+        fail(Category::config, "{}: it writes {}, which is no single token of the tokenizer {}", chat_.source, name,
+             tokenizer_->name());
     auto const ending = stop();
     if (std::ranges::none_of(ending, [&](int32_t id) { return tokenizer_->is_special(id); }))
         fail(
@@ -169,7 +226,7 @@ void JinjaEncoder::realign(std::string_view text, std::vector<JinjaRenderer::Ans
                            std::vector<Message> const& messages, EncodedChat& chat) const {
     chat.weights.assign(chat.tokens.size(), weight_around());
     auto const tokens_before = [&](size_t byte) {
-        return common_prefix(chat.tokens, tokenizer_->encode_with_special(text.substr(0, byte)));
+        return common_prefix(chat.tokens, encode(text.substr(0, byte), TextAfter::nothing));
     };
     for (auto const& answer : answers) {
         size_t const begin = tokens_before(answer.begin), end = std::max(begin, tokens_before(answer.end));
@@ -197,12 +254,9 @@ EncodedChat JinjaEncoder::encode(JinjaRenderer::Document const& document, std::v
         done = answer.end;
     }
     add(done, text.size(), around);
-    if (text.find(kGuard) == text.npos) {
-        auto whole = tokenizer_->encode_with_special(text);
-        if (whole != chat.tokens) {
-            chat.tokens = std::move(whole);
-            realign(text, document.answers, messages, chat);
-        }
+    if (auto whole = encode(text, TextAfter::nothing); whole != chat.tokens) {
+        chat.tokens = std::move(whole);
+        realign(text, document.answers, messages, chat);
     }
     chat.full_tokens = static_cast<int64_t>(chat.tokens.size());
     return chat;

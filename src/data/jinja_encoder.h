@@ -16,16 +16,23 @@ class SpecialNames {
   public:
     explicit SpecialNames(Tokenizer const& tokenizer);
     std::vector<std::string> const& names() const { return names_; }
-    /// `text` with JinjaRenderer::kGuard after the first character of every name in it. Marks of reasoning (<think>)
+    /// `json` with JinjaRenderer::kGuard after the first character of every name in it. Marks of reasoning (<think>)
     /// are left: templates look for them in what was said.
-    std::string guarded(std::string_view text) const;
+    std::string guarded(std::string_view json) const;
     /// The length of the longest name that `text` begins with, or 0.
-    size_t at(std::string_view text) const;
+    size_t at(std::string_view text) const { return plain_.at(text); }
 
   private:
+    struct Table {
+        void add(std::string name);
+        void sort();
+        size_t at(std::string_view text) const;
+
+        std::unordered_set<std::string> set;
+        std::vector<std::vector<size_t>> lengths{256};  ///< by first byte, longest first
+    };
     std::vector<std::string> names_;
-    std::unordered_set<std::string> set_;
-    std::vector<std::vector<size_t>> lengths_;  ///< by first byte, longest first
+    Table plain_, escaped_;  ///< the second as JSON writes them
 };
 
 class JinjaEncoder : public ConversationEncoder {
@@ -45,6 +52,8 @@ class JinjaEncoder : public ConversationEncoder {
 
   private:
     void check_markers();
+    bool is_spelled(std::string const& name) const { return tokenizer_->encode_with_special(name).size() != 1; }
+    std::string spelled_marker() const;
     /// Of what belongs to no answer.
     float weight_around() const { return options_.loss == ChatLoss::all ? 1 : 0; }
     JinjaRenderer& renderer(bool tools);

@@ -168,6 +168,7 @@ JinjaRenderer::JinjaRenderer(JinjaTemplate const& chat, bool with_tools, JinjaOp
         fail(Category::config, "{}: {}", chat.source, answer["error"].get_ref<std::string const&>());
     stop_ = answer["stop"];
     frame_ = answer["frame"];
+    opening_ = answer["opening"];
 }
 
 std::vector<JinjaRenderer::Rendered> JinjaRenderer::documents(std::vector<Request> const& requests) {

@@ -45,6 +45,8 @@ class JinjaRenderer {
     std::string const& stop() const { return stop_; }
     /// What the template writes around short messages of all kinds.
     std::string const& frame() const { return frame_; }
+    /// What the template writes before an answer that is to be generated; may be empty.
+    std::string const& opening() const { return opening_; }
 
     struct Answer {
         size_t message = 0, begin = 0, end = 0;  ///< bytes of the text, its end included
@@ -74,7 +76,7 @@ class JinjaRenderer {
   private:
     HelperProcess helper_;
     bool split_;
-    std::string stop_, frame_;
+    std::string stop_, frame_, opening_;
 };
 
 }  // namespace perigee

@@ -74,7 +74,9 @@ class JinjaEncoderTest : public ::testing::Test {
     JinjaEncoderTest() {
         testing::TinyTokenizer tiny;
         tiny.added_tokens =
-            nlohmann::json::array({added(300, "<|im_start|>"), added(301, "<|im_end|>"), added(302, "<|eos|>")}).dump();
+            nlohmann::json::array({added(300, "<|im_start|>"), added(301, "<|im_end|>"), added(302, "<|eos|>"),
+                                   added(303, "<end_of_turn>"), added(304, "[/TURN]"), added(305, "<|\"|>")})
+                .dump();
         std::filesystem::create_directory(folder());
         write_bytes(folder() / "tokenizer.json", tiny.json());
         use(nlohmann::json(kAgent));
@@ -87,8 +89,10 @@ class JinjaEncoderTest : public ::testing::Test {
     Path folder() const { return home_ / "tokenizer"; }
     /// Makes it the folder's template.
     void use(nlohmann::json const& chat_template) {
-        write_bytes(folder() / "tokenizer_config.json",
-                    nlohmann::json{{"chat_template", chat_template}, {"eos_token", {{"content", "<|eos|>"}}}}.dump());
+        write_bytes(folder() / "tokenizer_config.json", nlohmann::json{{"chat_template", chat_template},
+                                                                       {"bos_token", "<begin>"},
+                                                                       {"eos_token", {{"content", "<|eos|>"}}}}
+                                                            .dump());
     }
     std::unique_ptr<ConversationEncoder> encoder(ChatOptions const& options = {}, int64_t max_tokens = 10000) const {
         return make_conversation_encoder(*files_, options, folder().string(), max_tokens, *tokenizer_);
@@ -209,6 +213,182 @@ TEST_F(JinjaEncoderTest, TokensAcrossTheBeginningOfAnAnswerAreThoseOfTheWholeTex
     EXPECT_EQ(chat.tokens,
               tokenizer_->encode_with_special("<|im_start|>user: u<|im_end|><|im_start|>assistant: we<|im_end|>"));
     EXPECT_EQ(shown(chat), "<|im_start|>user: u<|im_end|><|im_start|>assistant:[ we<|im_end|>]");
+}
+
+TEST_F(JinjaEncoderTest, MarkersOfOtherShapesAreRefusedWhereTheTokenizerSpellsThemOut) {
+    auto const chat = [](std::string const& open, std::string const& close, std::string const& first = "") {
+        return first + "{% for m in messages %}" + open + "{{ m.role + '\n' + m.content }}" + close +
+               "{% endfor %}{% if add_generation_prompt %}" + open + "assistant\n{% endif %}";
+    };
+    for (auto const& [text, name] :
+         {std::pair{chat("[|turn|]", "<|im_end|>"), "[|turn|]"},
+          {chat("<|turn>", "<|im_end|>"), "<|turn>"},
+          {chat("<turn|>", "<|im_end|>"), "<turn|>"},
+          {chat("<start_of_turn>", "<end_of_turn>"), "<start_of_turn>"},
+          {chat("[BEGIN]", "[/TURN]"), "[BEGIN]"},
+          {chat("<|im_start|>", "<|im_end|>", "{{ bos_token }}"), "<begin>"},
+          {chat("<|im_start|>", "<|im_end|>", "{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}"),
+           "<|tools|>"}}) {
+        use(text);
+        EXPECT_THAT(error_of(Category::config, [&] { encoder(); }),
+                    HasSubstr(fmt::format("it writes {}, which is no single token", name)));
+    }
+    use(chat("[BEGIN]", "<|im_end|>"));  // no name of its kind is a token, so it may be meant as text
+    EXPECT_NO_THROW(encoder());
+    use(chat("<|im_start|>", "<|im_end|>", "List<int> [NOTE] <b> {\"a\": [\"X\"]} "));
+    EXPECT_NO_THROW(encoder());
+}
+
+TEST_F(JinjaEncoderTest, SpecialTokensThatAlwaysFollowTheEndOfAnAnswerAtOnceBelongToIt) {
+    use("{% for m in messages %}<|im_start|>{{ m.role + ':' + m.content }}<|im_end|>"
+        "{% if m.role == 'assistant' %}<|eos|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}");
+    EXPECT_THAT(documents(R"({"prompt": "u", "completion": "a"})"),
+                ElementsAre("<|im_start|>user:u<|im_end|><|im_start|>assistant:[a<|im_end|><|eos|>]"));
+    EXPECT_THAT(encoder()->stop(), ElementsAre(301, 302));
+}
+
+TEST_F(JinjaEncoderTest, TokensAreThoseOfTheWholeTextAlsoWhereUsersWriteNamesOfSpecialTokens) {
+    use("{% for m in messages %}<|im_start|>{{ m.role + ': ' + m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}");
+    std::string const both = R"({"messages": [{"role": "user", "content": "<|eos|>"},
+        {"role": "assistant", "content": "we"}]})";
+    auto const encoded = encoder()->encode_all({parse_conversation(both)});
+    EXPECT_EQ(shown(encoded[0].documents[0]),
+              "<|im_start|>user: <|eos|><|im_end|><|im_start|>assistant:[ we<|im_end|>]");
+    EXPECT_EQ(std::ranges::count(encoded[0].documents[0].tokens, 302), 0);
+    auto const plain = encoder()->encode_all({parse_conversation(R"({"prompt": "u", "completion": "we"})")});
+    auto const tail = [](EncodedChat const& chat) {
+        return std::vector<int32_t>(std::ranges::find(chat.tokens, 301), chat.tokens.end());
+    };
+    EXPECT_EQ(tail(encoded[0].documents[0]), tail(plain[0].documents[0]));
+}
+
+TEST_F(JinjaEncoderTest, NamesWithQuotesThatUsersWriteStayText) {
+    use(kPlain);
+    auto const encoded = encoder()->encode_all({parse_conversation(
+        R"({"messages": [{"role": "user", "content": "<|\"|>"}, {"role": "assistant", "content": "a"}]})")});
+    EXPECT_EQ(shown(encoded[0].documents[0]),
+              "<|im_start|>user\n<|\"|><|im_end|>\n<|im_start|>assistant\n[a<|im_end|>]\n");
+    EXPECT_EQ(std::ranges::count(encoded[0].documents[0].tokens, 305), 0);
+}
+
+// The constructs of published templates that kAgent has not, in a template of our own: slices, a reversed loop, a loop
+// that ends early, the items before and after, tests, text that is taken apart, a block that is set, a recursive macro,
+// sorted keys, arguments with defaults, joined lists and indented JSON.
+constexpr char kRich[] = R"({%- set show = show if show is defined else true -%}
+{%- macro value_of(value) -%}
+    {%- if value is mapping -%}
+        {%- for key, inner in value | dictsort -%}
+            {{ key }}={{ value_of(inner) }}{{ ',' if not loop.last }}
+        {%- endfor -%}
+    {%- elif value is boolean -%}
+        {{ 'yes' if value else 'no' }}
+    {%- elif value is iterable and value is not string -%}
+        {{ '[' ~ (value | map('string') | map('upper') | join('/')) ~ ']' }}
+    {%- else -%}
+        {{ value | string }}
+    {%- endif -%}
+{%- endmacro -%}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set head = messages[0]['content'].strip() + '
+' -%}
+    {%- set rest = messages[1:] -%}
+{%- else -%}
+    {%- set head, rest = '', messages -%}
+{%- endif -%}
+{%- set ns = namespace(asked=-1, names=[], whole=true) -%}
+{%- for message in rest[::-1] if message.role == 'user' -%}
+    {%- set ns.asked = rest.index(message) -%}
+    {%- break -%}
+{%- endfor -%}
+{%- for tool in tools or [] -%}
+    {%- set ns.names = ns.names + [tool['function']['name'] | default('none')] -%}
+{%- endfor -%}
+{{- '<|im_start|>system
+' ~ head ~ (ns.names | join(', ')) -}}
+{%- if tools %}{{ '
+' ~ (tools[0] | tojson(indent=2)) }}{% endif -%}
+{{- '<|im_end|>
+' -}}
+{%- for message in rest -%}
+    {%- if message.role == 'tool' -%}
+        {%- if loop.previtem is undefined or loop.previtem.role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
+        {{- '
+<r>' ~ (message.content | trim) ~ '</r>' -}}
+        {%- if loop.last or loop.nextitem.role != 'tool' -%}{{ '<|im_end|>
+' }}{%- endif -%}
+    {%- elif message.role == 'assistant' -%}
+        {%- set thought, said = '', message.content or '' -%}
+        {%- if message.reasoning_content is string -%}
+            {%- set thought = message.reasoning_content -%}
+        {%- elif '</think>' in said -%}
+            {%- set thought = said.split('</think>')[0].rstrip('
+').split('<think>')[-1].lstrip('
+') -%}
+            {%- set said = said.split('</think>')[-1].lstrip('
+') -%}
+        {%- endif -%}
+        {%- set written -%}
+            {%- if show and thought and loop.index0 >= ns.asked -%}{{ '<think>' ~ thought ~ '</think>' }}{%- endif -%}
+            {{- said -}}
+            {%- for call in message.tool_calls | default([], true) -%}
+                {%- set call = call.function if call.function is defined else call -%}
+                {{- '(' ~ call.name ~ ': ' ~ value_of(call.arguments) ~ ')' -}}
+            {%- endfor -%}
+        {%- endset -%}
+        {{- '<|im_start|>assistant
+' -}}
+        {%- generation -%}{{- written ~ '<|im_end|>
+' -}}{%- endgeneration -%}
+    {%- elif message['role'] in ['user', 'developer'] -%}
+        {%- if message.content is string and message.content.startswith('/') -%}
+            {{- raise_exception('No commands: ' + message.content[:3] + '.') -}}
+        {%- endif -%}
+        {{- '<|im_start|>' ~ (message.role | capitalize) ~ '
+' -}}
+        {%- for part in ([{'text': message.content}] if message.content is string else message.content) -%}
+            {{- part['text'] | replace('&', 'and') -}}
+        {%- endfor -%}
+        {{- '<|im_end|>
+' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif -%})";
+
+TEST_F(JinjaEncoderTest, ConstructsOfPublishedTemplates) {
+    use(kRich);
+    std::string const system = "<|im_start|>system\n", end = "<|im_end|>\n", answer = "<|im_start|>assistant\n";
+    std::string const line = R"({"tools": [{"function": {"name": "f", "x": "\u00e9"}}], "messages": [
+        {"role": "system", "content": " S "}, {"role": "user", "content": [{"type": "text", "text": "a&b"}]},
+        {"role": "assistant", "content": null, "thinking": "t", "tool_calls": [{"function": {"name": "f",
+            "arguments": {"z": {"k": true}, "b": ["q", 1]}}}, {"name": "g", "arguments": 2.5}]},
+        {"role": "tool", "content": "1 "}, {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nso", "tool_calls": null}]})";
+    std::string const head = system +
+                             "S\nf\n{\n  \"function\": {\n    \"name\": \"f\",\n    \"x\": \"\u00e9\"\n  }\n}" + end +
+                             "<|im_start|>User\naandb" + end + answer;
+    std::string const calls = "(f: b=[Q/1],z=k=yes)(g: 2.5)", results = "<|im_start|>user\n<r>1</r>\n<r>2</r>" + end;
+    EXPECT_THAT(documents(line), ElementsAre(head + "[<think>t</think>" + calls + "<|im_end|>]\n" + results + answer +
+                                             "[<think>why</think>so<|im_end|>]\n"));
+    EXPECT_THAT(documents(line, {.jinja = {.arguments = R"({"show": false})"}}),
+                ElementsAre(head + "[" + calls + "<|im_end|>]\n" + results + answer + "[so<|im_end|>]\n"));
+    EXPECT_THAT(documents(R"({"prompt": "/help", "completion": "a"})"),
+                ElementsAre("problem: the template says: No commands: /he."));
+}
+
+TEST_F(JinjaEncoderTest, ContentThatIsNullIsLeftOutUnlessTheTemplateLooksForIt) {
+    std::string const line = R"({"messages": [{"role": "user", "content": "u"},
+        {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]}]})";
+    std::string const text = "<|im_start|>user:u<|im_end|><|im_start|>assistant:[f<|im_end|>]";
+    std::string const begin = "{% for m in messages %}<|im_start|>{{ m.role + ':' }}";
+    std::string const end = "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}";
+    use(begin + "{% if 'content' in m %}{{ m.content }}{% else %}{{ m.tool_calls[0].function.name }}{% endif %}" + end);
+    EXPECT_THAT(documents(line), ElementsAre(text));
+    use(begin +
+        "{% if m.content is none %}{{ m.tool_calls[0].function.name }}{% else %}{{ '' + m.content }}{% endif %}" + end);
+    EXPECT_THAT(documents(line), ElementsAre(text));
 }
 
 TEST_F(JinjaEncoderTest, TheTemplateIsFoundInEveryPlaceAndForm) {

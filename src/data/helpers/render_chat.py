@@ -60,6 +60,16 @@ def make_environment(day):
     return environment
 
 
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same, the first that is there holds
+
+
+def as_transformers_gives(message, nulls):
+    """apply_chat_template leaves out keys that are null and gives reasoning by each of the names that templates read."""
+    made = {key: value for key, value in message.items() if nulls or value is not None}
+    said = next((made[key] for key in REASONING if made.get(key) is not None), None)
+    return made if said is None else {"thinking": said, **made, "reasoning_content": said}
+
+
 PROBE = "fourscore"  # an answer that no template writes by itself
 
 
@@ -85,34 +95,59 @@ class Chat:
             raise Problem("the template escapes characters, so that names of special tokens cannot be told from text")
         return text
 
-    def find_stop(self):
-        """What ends an answer: the first special token after it, or all that follows it but white space."""
-        text = self.render([{"role": "user", "content": "u"}, {"role": "assistant", "content": PROBE}])
+    def after_probe(self, more):
+        """What the template writes after an answer that `more` messages follow."""
+        text = self.render([{"role": "user", "content": "u"}, {"role": "assistant", "content": PROBE}] + more)
         if PROBE not in text:
             raise Problem("the template does not write what an assistant says")
-        rest = text[text.rindex(PROBE) + len(PROBE):].rstrip()
+        return text[text.rindex(PROBE) + len(PROBE):]
+
+    def name_at(self, text):
+        return max((name for name in self.names if text.startswith(name)), key=len, default="")
+
+    def find_stop(self):
+        """What ends an answer: the first special token after it with those that follow at once, whether or not more is
+        said; where there is none, all that follows it but white space."""
+        rest = self.after_probe([]).rstrip()
         found = [(rest.index(name), -len(name), name) for name in self.names if name in rest]
         if not found:
             return rest
         at, _, name = min(found)
-        return rest[:at] + name
+        end = at + len(name)
+        try:
+            later = self.after_probe([{"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}])
+        except Problem:
+            return rest[:end]
+        while later.startswith(rest[:end]) and (name := self.name_at(rest[end:])) and name == self.name_at(later[end:]):
+            end += len(name)
+        return rest[:end]
+
+    def attempt(self, *what, **more):
+        """render(), or nothing where the template does not take this."""
+        try:
+            return self.render(*what, **more)
+        except Problem:
+            return None
 
     def frame(self):
         """What the template writes around short messages of all kinds, as far as it takes them."""
         ask, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
-        function = {"name": "f", "arguments": {"x": 1}}
-        call = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}]}
         result = {"role": "tool", "name": "f", "tool_call_id": "abcdefghi", "content": "1"}
         tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {
             "type": "object", "properties": {"x": {"type": "integer", "description": "x"}}, "required": ["x"]}}}]
-        written = []
-        for messages, given in (([ask, answer], None), ([{"role": "system", "content": "s"}, ask, answer], None),
-                                ([ask, call, result, answer], tools)):
-            try:
-                written.append(self.render(messages, given))
-            except Problem:
-                pass
-        return "\n".join(written)
+        written = [self.attempt([ask, answer]), self.attempt([{"role": "system", "content": "s"}, ask, answer]),
+                   self.attempt([ask, as_transformers_gives({**answer, "reasoning": "r"}, False)])]
+        for content, arguments in (("", {"x": 1}), (None, {"x": 1}), (None, '{"x": 1}')):  # templates take one or another
+            call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            used = [ask, {"role": "assistant", "content": content, "tool_calls": [call]}, result]
+            written += [self.attempt(used + [answer], tools), self.attempt(used, tools, opening=True)]
+        return "\n".join(text for text in written if text)
+
+    def opening(self):
+        """What the template writes before an answer that is to be generated."""
+        ask = [{"role": "user", "content": "u"}]
+        text, prompt = self.attempt(ask), self.attempt(ask, opening=True)
+        return prompt[len(text):] if text and prompt and prompt.startswith(text) else ""
 
     def answer(self, messages, tools, i):
         """The text that generation of message i starts from, and what it goes on with up to its end."""
@@ -145,11 +180,24 @@ class Chat:
                 return {"documents": made[::-1], "rewritten": total}
             wanted, end = rewritten, rewritten[-1] + 1
 
-    def reply(self, request):
-        messages, tools = request["messages"], request.get("tools")
+    def answer_to(self, request, messages):
+        tools = request.get("tools")
         if request["ask"] == "documents":
             return self.documents(messages, tools, request["wanted"], request["split"])
         return {"text": self.render(messages, tools, opening=request["ask"] == "prompt")}
+
+    def reply(self, request):
+        messages = request["messages"]
+        try:
+            return self.answer_to(request, [as_transformers_gives(message, False) for message in messages])
+        except Problem:
+            if all(value is not None for message in messages for value in message.values()):
+                raise
+            try:  # templates that look for content that is none
+                return self.answer_to(request, [as_transformers_gives(message, True) for message in messages])
+            except Problem:
+                pass
+            raise
 
 
 def say(value):
@@ -169,7 +217,7 @@ def main():
             request = json.loads(line)
             if chat is None:
                 chat = Chat(request)
-                say({"stop": chat.stop, "frame": chat.frame()})
+                say({"stop": chat.stop, "frame": chat.frame(), "opening": chat.opening()})
             else:
                 say(chat.reply(request))
         except (Problem, jinja2.exceptions.TemplateError) as error:

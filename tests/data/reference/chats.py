@@ -1,10 +1,16 @@
 """Chat templates of instruct models, read from packages of PyPI that ship them, on random conversations: the tokens that
-`tokenize --chat` writes against transformers' apply_chat_template, and the loss mask against what is said of each template
-below: how an answer opens and what ends it.
+`tokenize --chat` writes against transformers' apply_chat_template, and the loss mask against what chat_families.py says of
+each template (how an answer opens and what ends it) and, where the template marks what a model writes, against
+transformers' return_assistant_tokens_mask. Then each special token that a template writes is taken from its tokenizer:
+tokenize must refuse to go on and name it.
+
+In the text of messages stand names of special tokens, which apply_chat_template would make tokens: transformers is given
+a character of the private use area for each, and the name is put back into the text between the template's own tokens.
 
 chats.py TOKENIZE FOLDER [FAMILY...]: FOLDER/wheels holds the packages; CONVERSATIONS of the environment says how many.
 """
-import ast
+import datetime
+import functools
 import json
 import os
 import pathlib
@@ -12,72 +18,29 @@ import random
 import re
 import subprocess
 import sys
-import zipfile
 
 import numpy as np
 import tokenizers
 import transformers
+import transformers.utils.chat_template_utils as chat_template_utils
+
+from chat_families import FAMILIES, template_of
 
 COUNT = int(os.environ.get("CONVERSATIONS", "1000"))
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
+DAY = datetime.datetime(2024, 7, 26)
 PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-IM = dict(opens=r"<\|im_start\|>assistant\n", ends=["<|im_end|>"], special=["<|im_start|>", "<|im_end|>"])
-LLAMA = dict(opens=r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n", ends=["<|eot_id|>", "<|eom_id|>"], bos="<|begin_of_text|>",
-             special=["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"])
-MISTRAL = dict(opens=r"\[/INST\](?=.)|\[/TOOL_RESULTS\](?=(?!\[TOOL_RESULTS\]).)", ends=["</s>"], bos="<s>",
-               special=["<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]",
-                        "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"])
-DEEPSEEK = dict(opens="<\uff5cAssistant\uff5c>|<\uff5ctool\u2581outputs\u2581end\uff5c>", ends=["<\uff5cend\u2581of\u2581sentence\uff5c>"],
-                bos="<\uff5cbegin\u2581of\u2581sentence\uff5c>",
-                special=[f"<\uff5c{name}\uff5c>" for name in (
-                    "begin\u2581of\u2581sentence", "end\u2581of\u2581sentence", "User", "Assistant", "tool\u2581calls\u2581begin",
-                    "tool\u2581call\u2581begin", "tool\u2581sep", "tool\u2581call\u2581end", "tool\u2581calls\u2581end",
-                    "tool\u2581outputs\u2581begin", "tool\u2581output\u2581begin", "tool\u2581output\u2581end", "tool\u2581outputs\u2581end")])
-GEMMA = dict(opens=r"<start_of_turn>model\n", ends=["<end_of_turn>"], bos="<bos>", special=["<bos>", "<start_of_turn>", "<end_of_turn>"])
-PHI = dict(opens=r"<\|assistant\|>\n", ends=["<|end|>"], special=["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"])
-COHERE = dict(opens=r"<\|START_OF_TURN_TOKEN\|><\|CHATBOT_TOKEN\|>", ends=["<|END_OF_TURN_TOKEN|>"], bos="<BOS_TOKEN>",
-              special=["<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>",
-                       "<|CHATBOT_TOKEN|>"])
-EXAONE = dict(opens=r"\[\|assistant\|\]\n(?:<think>\n\n</think>\n\n)?", ends=["[|endofturn|]"],
-              special=["[|system|]", "[|user|]", "[|assistant|]", "[|tool|]", "[|endofturn|]"])
-HARMONY = dict(opens=r"<\|start\|>assistant", ends=["<|return|>", "<|end|>", "<|call|>"],
-               special=["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"])
-# file: of axolotl, or a name of unsloth's chat_templates.py. `rewrites`: later turns change what earlier answers look like.
-# mistral_v3 shows the system message only while a question is the last message, so with one no answer can be taught.
-FAMILIES = {
-    "chatml": dict(IM, file="chatml.jinja"),
-    "llama3": dict(LLAMA, file="llama3.jinja"),
-    "llama31": dict(LLAMA, file="llama31_template", tools=True, one_call=True),
-    "qwen25": dict(IM, file="qwen_25.jinja", tools=True),
-    "qwen3": dict(IM, file="qwen3_template", tools=True, reasoning=True, rewrites=True),
-    "qwen3_thinking": dict(IM, file="qwen3_thinking_template", opens=r"<\|im_start\|>assistant\n(?:<think>\n)?", tools=True, reasoning=True, rewrites=True),
-    "qwen3_instruct": dict(IM, file="qwen3_instruct_template", tools=True),
-    "gemma3": dict(GEMMA, file="gemma3.jinja", parts=True),
-    "phi35": dict(PHI, file="phi_35.jinja"),
-    "phi4": dict(IM, file="phi_4.jinja", opens=r"<\|im_start\|>assistant<\|im_sep\|>",
-                 special=["<|im_start|>", "<|im_end|>", "<|im_sep|>"]),
-    "mistral_v3": dict(MISTRAL, file="mistral_v3_tekken.jinja", tools=True, rewrites=True, parts=True, no_system=True),
-    "mistral_v7": dict(MISTRAL, file="mistral_v7_tekken.jinja"),
-    "deepseek_v3": dict(DEEPSEEK, file="deepseek_v3.jinja", tools=True, text_arguments=True, no_content=True),
-    "cohere": dict(COHERE, file="cohere.jinja"),
-    "exaone4": dict(EXAONE, file="exaone4.jinja", tools=True),
-    "falcon_h1": dict(IM, file="falcon_h1.jinja"),
-    "gpt_oss": dict(HARMONY, file="gptoss_template", rewrites=True, thinking=True, tools=True, one_call=True, no_content=True),
-}
+STAND_IN = 0xE000
 
 
-def template_of(wheels, file):
-    package = "axolotl" if file.endswith(".jinja") else "unsloth"
-    wheel = zipfile.ZipFile(next(wheels.glob(f"{package}-*.whl")))
-    if package == "axolotl":
-        return wheel.read(f"axolotl/utils/chat_templates/templates/{file}").decode()
-    for node in ast.parse(wheel.read("unsloth/chat_templates.py")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == file:
-            return ast.literal_eval(node.value)
-    raise KeyError(file)
+class Today(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return DAY
 
 
-def make_tokenizer(family, template, folder):
+@functools.cache
+def trained():
     core = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
     core.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
         tokenizers.pre_tokenizers.Split(tokenizers.Regex(PATTERN), behavior="isolated"),
@@ -86,9 +49,22 @@ def make_tokenizer(family, template, folder):
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=3000, show_progress=False,
                                              initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
     core.train_from_iterator((path.read_text() for path in sorted(SOURCE.glob("docs/*.md"))), trainer)
-    core.add_special_tokens(family["special"])
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token=family["ends"][0],
-                                                     **({"bos_token": family["bos"]} if "bos" in family else {}))
+    return core.to_str()
+
+
+def make_core(family, special):
+    core = tokenizers.Tokenizer.from_str(trained())
+    core.add_tokens(family.get("added", []))
+    core.add_special_tokens(special)
+    return core
+
+
+def special_names(family):
+    return {"eos_token": family.get("eos", family["ends"][0]), **({"bos_token": family["bos"]} if "bos" in family else {})}
+
+
+def make_tokenizer(family, template, folder):
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=make_core(family, family["special"]), **special_names(family))
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return transformers.AutoTokenizer.from_pretrained(folder)
@@ -105,6 +81,8 @@ class Maker:
     def text(self):
         rng = self.rng
         words = [rng.choice(WORDS) + rng.choice([" ", " ", " ", "\n", "\n\n", "  ", ""]) for _ in range(rng.randint(1, 25))]
+        if rng.random() < 0.08:
+            words.insert(rng.randrange(len(words)), chr(STAND_IN + rng.randrange(len(self.family["special"]))))
         return rng.choice(["", "", "", "", " ", "\n", "\n\n "]) + "".join(words) + str(rng.randrange(1 << 40)) + rng.choice(["", "", "\n"])
 
     def content(self):
@@ -128,11 +106,18 @@ class Maker:
 
     def answer(self, **more):
         message = {"role": "assistant", "content": self.text(), **more}
-        if self.family.get("reasoning") and self.rng.random() < 0.5:
+        if self.family.get("think"):
+            message["content"] = f"<think>\n{self.text()}\n</think>\n\n{message['content']}"
+        if self.rng.random() < 0.05:
+            message.setdefault("tool_calls", None)
+        reasoning = self.rng.choice(["reasoning_content", "reasoning_content", "reasoning", "thinking"])
+        if self.family.get("reasoning") == "always":
+            message[reasoning] = self.text()
+        elif self.family.get("reasoning") and self.rng.random() < 0.5:
             if "tool_calls" not in more and self.rng.random() < 0.3:
                 message["content"] = f"<think>\n{self.text()}\n</think>\n\n{message['content']}"
             else:
-                message["reasoning_content"] = self.text()
+                message[reasoning] = self.text()
         if self.family.get("thinking") and self.rng.random() < 0.5:
             message["thinking"] = self.text()
         return message
@@ -146,9 +131,11 @@ class Maker:
             if tools and rng.random() < 0.5:
                 calls = [self.call() for _ in range(1 if family.get("one_call") else rng.randint(1, 2))]
                 call = self.answer(tool_calls=calls)
-                if family.get("no_content"):
-                    call["content"] = None
+                if "no_content" in family:
+                    call["content"] = family["no_content"]
                     call.pop("thinking", None)
+                elif rng.random() < 0.3 and not family.get("think"):
+                    call["content"] = ""
                 messages.append(call)
                 for made in calls:
                     messages.append({"role": "tool", "name": made["function"]["name"], "tool_call_id": made["id"], "content": self.text()})
@@ -157,35 +144,82 @@ class Maker:
 
 
 class Reference:
+    """transformers, and what is said of the template."""
+
     def __init__(self, family, tokenizer):
         self.family, self.tokenizer = family, tokenizer
+        self.plain = make_core(family, [])  # knows no special tokens
+        self.next_conversation()
         ends = "|".join(re.escape(end) for end in family["ends"])
         self.region = re.compile(f"(?:{family['opens']})(.*?(?:{ends}))", re.S)
+        self.special = re.compile("(" + "|".join(re.escape(name) for name in sorted(family["special"], key=len, reverse=True)) + ")")
+        self.lead = re.compile(rf"\s*(?:{re.escape(tokenizer.eos_token)})?|{family.get('lead', '')}")
+        self.stand_ins = {chr(STAND_IN + i): name for i, name in enumerate(family["special"])}
+
+    def realised(self, text):
+        for character, name in self.stand_ins.items():
+            text = text.replace(character, name)
+        return text
+
+    def has_stand_ins(self, text):
+        return any(character in text for character in self.stand_ins)
+
+    def next_conversation(self):
+        self.rendered, self.encoded = {}, {}
 
     def text(self, messages, tools, opening=False):
-        return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=opening,
-                                                  **self.family.get("arguments", {}))
+        """Of the first messages of the conversation."""
+        key = len(messages), opening
+        if key not in self.rendered:
+            self.rendered[key] = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=opening,
+                                                                    **self.family.get("arguments", {}))
+        return self.rendered[key]
+
+    def encode(self, text):
+        """Tokens, and where they begin and end in `text` with its names put back."""
+        if text not in self.encoded:
+            self.encoded[text] = self.encode_anew(text)
+        return self.encoded[text]
+
+    def encode_anew(self, text):
+        ids, spans, at = [], [], 0
+        for i, piece in enumerate(self.special.split(text)):
+            real = self.realised(piece)
+            if i % 2:
+                ids.append(self.tokenizer.convert_tokens_to_ids(piece))
+                spans.append((at, at + len(real)))
+            elif real:
+                encoded = self.plain.encode(real, add_special_tokens=False)
+                ids += encoded.ids
+                spans += [(at + begin, at + end) for begin, end in encoded.offsets]
+            at += len(real)
+        return ids, np.array(spans).reshape(-1, 2)
 
     def ids(self, messages, tools):
-        return list(self.tokenizer.apply_chat_template(messages, tools=tools, return_dict=True,
-                                                       **self.family.get("arguments", {}))["input_ids"])
+        text = self.text(messages, tools)
+        ids = self.encode(text)[0]
+        if not self.has_stand_ins(text):
+            theirs = self.tokenizer.apply_chat_template(messages, tools=tools, return_dict=True, **self.family.get("arguments", {}))
+            assert ids == list(theirs["input_ids"]), ("this program's own tokens", text)
+        return ids
 
     def regions(self, messages, tools):
         """Where each answer of the text is: by what is said of the template, in the order of the answers."""
         text = self.text(messages, tools)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if self.family["special"][0] == "<|start|>":  # harmony writes one or two blocks for an answer
-            found = self.harmony(text, messages, answers)
+        if self.family.get("harmony"):  # one or two blocks for an answer
+            found = self.harmony(text, answers)
         else:
             found = [match.span(1) for match in self.region.finditer(text)]
         assert len(found) == len(answers), (found, text)
-        return text, dict(zip(answers, found))
+        place = lambda at: len(self.realised(text[:at]))
+        return text, {i: (place(begin), place(end)) for i, (begin, end) in zip(answers, found)}
 
     @staticmethod
-    def harmony(text, messages, answers):
+    def harmony(text, answers):
         blocks = list(re.finditer(r"<\|start\|>assistant(.*?)(<\|end\|>|<\|return\|>|<\|call\|>)", text, re.S))
         found = []
-        for i in answers:
+        for _ in answers:
             begin = blocks[0].start(1)
             if "<|channel|>analysis" in blocks[0].group(1):
                 blocks.pop(0)
@@ -193,9 +227,26 @@ class Reference:
         assert not blocks, text
         return found
 
-    def mask(self, text, spans):
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [int(any(begin < e and b < end and b < e for begin, end in spans)) for b, e in encoded["offset_mapping"]]
+    def mask(self, text, regions):
+        begins, ends = self.encode(text)[1].T
+        mask = np.zeros(len(begins), bool)
+        for begin, end in regions:
+            mask |= (begin < ends) & (begins < end) & (begins < ends)
+        return mask.astype(int).tolist()
+
+    def check_generation(self, messages, tools, text, covered, others):
+        """Against the template's own marks: the answers with loss lie within them, and what they hold beside answers is
+        how an answer opens and the white space after it. Returns whether there was something to compare with."""
+        if not self.family.get("generation") or self.has_stand_ins(text):
+            return False
+        theirs = self.tokenizer.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+        masks = list(zip(theirs["assistant_masks"], self.mask(text, covered), self.mask(text, others)))
+        assert all(marked for marked, mine, _ in masks if mine), ("loss outside of the template's marks", text)
+        beside = "".join("x" if marked and not mine and not other else " " for marked, mine, other in masks)
+        for run in re.finditer("x+", beside):
+            extra = self.tokenizer.decode(theirs["input_ids"][run.start():run.end()])
+            assert self.lead.fullmatch(extra), ("the template marks more", extra, text)
+        return True
 
 
 def read_documents(prefix):
@@ -209,10 +260,16 @@ def read_documents(prefix):
     return [(tokens[end - n:end].tolist(), bits[end - n:end].tolist()) for n, end in zip(lengths, ends)]
 
 
-def check_conversation(reference, documents, messages, tools):
-    """Takes the documents of one conversation from the front of `documents`; returns how many, and tokens with loss."""
+class Counts:
+    def __init__(self):
+        self.documents = self.tokens = self.with_loss = self.marked = self.with_names = self.refused = 0
+
+
+def check_conversation(reference, documents, messages, tools, counts):
+    """Takes the documents of one conversation from the front of `documents`; returns how many."""
     missing = {i for i, message in enumerate(messages) if message["role"] == "assistant"}
-    taken, with_loss = 0, 0
+    taken = 0
+    reference.next_conversation()
     for end in [i + 1 for i in sorted(missing)]:
         if not missing or not documents:
             break
@@ -221,55 +278,107 @@ def check_conversation(reference, documents, messages, tools):
         if reference.ids(part, tools) != tokens:
             continue
         text, regions = reference.regions(part, tools)
-        covered = {i for i, span in regions.items() if any(m and r for m, r in zip(mask, reference.mask(text, [span])))}
-        expected = reference.mask(text, [regions[i] for i in covered])
+        covered = {i for i, region in regions.items() if any(m and r for m, r in zip(mask, reference.mask(text, [region])))}
+        of_answers, of_others = ([region for i, region in regions.items() if (i in covered) == own] for own in (True, False))
+        expected = reference.mask(text, of_answers)
         assert mask == expected, ("mask", text, mask, expected)
         assert covered <= missing, ("an answer twice", text)
         for i in covered:  # as it is generated
             assert text.startswith(reference.text(messages[:i], tools, opening=True)), ("no continuation", text)
+        counts.marked += reference.check_generation(part, tools, text, of_answers, of_others)
+        counts.with_names += reference.has_stand_ins(text)
+        counts.documents += 1
+        counts.tokens += len(tokens)
+        counts.with_loss += sum(mask)
         missing -= covered
         documents.pop(0)
         taken += 1
-        with_loss += sum(mask)
-    assert not missing, ("answers without loss", missing, reference.text(messages, tools), reference.tokenizer.decode(documents[0][0]) if documents else "")
-    return taken, with_loss
+    assert not missing, ("answers without loss, or other tokens", missing, reference.realised(reference.text(messages, tools)),
+                         reference.tokenizer.decode(documents[0][0]) if documents else "")
+    return taken
+
+
+def check_refusals(tokenize, work, family, template, texts):
+    """Without one of the special tokens that the template writes, and with templates of other tokenizers."""
+    folder, refused = work / "less", 0
+    folder.mkdir(exist_ok=True)
+
+    def said(settings):
+        (work / "less.yaml").write_text("data: {tokenizer: less, sequence_length: 1000000}\n" + settings)
+        done = subprocess.run([*tokenize, "one.jsonl", "--chat", "less.yaml", "-o", "less/out"], cwd=work, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    (work / "one.jsonl").write_text('{"prompt": "u", "completion": "a"}\n')
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, **special_names(family)}))
+    for name in family["special"]:
+        if name in family.get("as_text", []) or not any(name in text for text in texts):
+            continue
+        make_core(family, [other for other in family["special"] if other != name]).save(str(folder / "tokenizer.json"))
+        code, error = said("")
+        assert code == 2 and (name in error or json.dumps(name)[1:-1] in error), (f"without {name}", code, error)
+        refused += 1
+    make_core(family, family["special"]).save(str(folder / "tokenizer.json"))
+    for wrong, marker in (("chatml", "<|im_start|>"), ("llama3", "<|start_header_id|>")):
+        if marker not in family["special"]:
+            code, error = said(f"chat: {{template: {wrong}}}\n")
+            assert code == 2 and marker in error, (wrong, code, error)
+            refused += 1
+    return refused
 
 
 def run(tokenize, folder, name):
     family = FAMILIES[name]
     work = folder / name
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(family, template_of(folder / "wheels", family["file"]), work / "tok")
-    reference, maker, chats, refused = Reference(family, tokenizer), Maker(family, name), [], 0
+    template = template_of(folder / "wheels", family["file"])
+    tokenizer = make_tokenizer(family, template, work / "tok")
+    reference, maker, chats, texts, refused = Reference(family, tokenizer), Maker(family, name), [], [], 0
     while len(chats) < COUNT:
         messages, tools = maker.conversation()
+        reference.next_conversation()
         try:
-            reference.text(messages, tools)
+            texts.append(reference.text(messages, tools))
             chats.append((messages, tools))
         except Exception:  # what the template does not take, such as a system message
             refused += 1
             assert refused < 20 * COUNT, "the template takes nothing"
     with open(work / "chats.jsonl", "w") as file:
         for messages, tools in chats:
-            file.write(json.dumps({"messages": messages, **({"tools": tools} if tools else {})}, ensure_ascii=False) + "\n")
+            line = json.dumps({"messages": messages, **({"tools": tools} if tools else {})}, ensure_ascii=False)
+            for character, special in reference.stand_ins.items():
+                line = line.replace(character, json.dumps(special, ensure_ascii=False)[1:-1])
+            file.write(line + "\n")
     arguments = json.dumps(family.get("arguments", {}))
-    (work / "chat.yaml").write_text("data: {tokenizer: tok, sequence_length: 1000000}\n" f"chat: {{jinja: {{arguments: '{arguments}'}}}}\n")
+    (work / "chat.yaml").write_text("data: {tokenizer: tok, sequence_length: 1000000}\n"
+                                    f"chat: {{jinja: {{arguments: '{arguments}', date: {DAY:%Y-%m-%d}}}}}\n")
     done = subprocess.run([*tokenize, "chats.jsonl", "--chat", "chat.yaml", "-o", "out"], cwd=work, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    documents = read_documents(str(work / "out"))
-    total, tokens, with_loss = len(documents), sum(len(ids) for ids, _ in documents), 0
+    documents, counts = read_documents(str(work / "out")), Counts()
     for messages, tools in chats:
-        taken, loss = check_conversation(reference, documents, messages, tools)
+        taken = check_conversation(reference, documents, messages, tools, counts)
         assert taken == 1 or family.get("rewrites"), ("split", messages)
-        with_loss += loss
     assert not documents, f"{len(documents)} documents too many"
-    extras = [what for what in ("tools", "reasoning", "thinking", "parts") if family.get(what)]
-    print(f"{name}: {len(chats)} conversations{' with ' + ', '.join(extras) if extras else ''}, {total} documents, {tokens} tokens, "
-          f"{with_loss} with loss: as apply_chat_template", flush=True)
+    counts.refused = check_refusals(tokenize, work, family, template, texts)
+    extras = [what for what in ("tools", "reasoning", "thinking", "think", "parts") if family.get(what)]
+    print(f"{name} ({family['file']}): {len(chats)} conversations{' with ' + ', '.join(extras) if extras else ''}, {counts.documents} "
+          f"documents ({counts.with_names} with names of special tokens as text, {counts.marked} compared with the template's own marks), "
+          f"{counts.tokens} tokens, {counts.with_loss} with loss: all equal; {counts.refused} wrong tokenizers refused", flush=True)
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    chat_template_utils.datetime = Today  # what strftime_now asks
+    command, folder = sys.argv[1].split(), pathlib.Path(sys.argv[2]).resolve()
+    failed = []
+    for name in sys.argv[3:] or FAMILIES:
+        try:
+            run(command, folder, name)
+        except Exception as error:  # the others are told of too
+            failed.append(name)
+            print(f"{name}: FAILED: {type(error).__name__}: {str(error)[:3000]}", flush=True)
+    print(f"chats: {len(sys.argv[3:] or FAMILIES) - len(failed)} templates passed, {len(failed)} failed: {' '.join(failed)}")
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":
-    transformers.logging.set_verbosity_error()
-    command, folder = sys.argv[1].split(), pathlib.Path(sys.argv[2]).resolve()
-    for name in sys.argv[3:] or FAMILIES:
-        run(command, folder, name)
+    main()

@@ -8,8 +8,9 @@ trap 'umount "$scratch"/*/proc 2>/dev/null || true; rm -rf --one-file-system "$s
 : >"$scratch/log"
 
 inside() {  # inside ROOT COMMAND...
-    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive chroot "$scratch/$1" "${@:2}" \
-        >>"$scratch/log" 2>&1
+    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+        ${CMAKE_BUILD_PARALLEL_LEVEL:+CMAKE_BUILD_PARALLEL_LEVEL=$CMAKE_BUILD_PARALLEL_LEVEL} \
+        chroot "$scratch/$1" "${@:2}" >>"$scratch/log" 2>&1
 }
 make_root() {  # make_root NAME FROM
     cp -a "$scratch/$2" "$scratch/$1"

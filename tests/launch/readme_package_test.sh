@@ -24,11 +24,12 @@ shorten() {  # shorten FILE KEY FROM TO
 }
 shorten configs/studies/sparse_sft.yaml steps 550 60
 shorten configs/studies/sparse_sft.yaml train.steps 300 52
-shorten configs/quickstart.yaml steps 320 40
+shorten configs/quickstart.yaml steps 320 12
 shorten configs/quickstart.yaml warmup_steps 30 4
-shorten configs/quickstart.yaml every 80 20
-shorten configs/sft.yaml steps 200 20
-shorten configs/sft.yaml every 20 10
+shorten configs/quickstart.yaml every 80 6
+shorten configs/sft.yaml steps 200 6
+shorten configs/sft.yaml every 20 3
+shorten configs/sft.yaml warmup_steps 10 2
 for i in $(seq 60); do
     echo "{\"messages\": [{\"role\": \"user\", \"content\": \"Say $i\"}, {\"role\": \"assistant\", \"content\": \"$i, then.\"}]}"
 done >chats.jsonl

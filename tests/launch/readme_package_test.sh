@@ -27,7 +27,9 @@ shorten configs/studies/sparse_sft.yaml train.steps 300 52
 shorten configs/quickstart.yaml steps 320 12
 shorten configs/quickstart.yaml warmup_steps 30 4
 shorten configs/quickstart.yaml every 80 6
+sed -i -E 's/^eval:$/&\n  suites: {depths: 3, items: 1}/; s/samples: 64/samples: 8/' configs/quickstart.yaml
 shorten configs/sft.yaml steps 200 6
+shorten configs/sft.yaml samples 64 8
 shorten configs/sft.yaml every 20 3
 shorten configs/sft.yaml warmup_steps 10 2
 for i in $(seq 60); do
@@ -108,7 +110,11 @@ shell=$scratch/commands.sh
         printf 'echo %q "$SECONDS s"\n' "== ended:"
     done
 } >"$shell"
-bash "$shell" >"$scratch/log" 2>&1 </dev/null || complain "a command ended with $?"
+if ! bash "$shell" >"$scratch/log" 2>&1 </dev/null; then
+    complain "the last of these commands did not end well"
+    grep '^== ' "$scratch/log"
+    verdict
+fi
 for made in runs/quickstart/loss.svg data/mine.idx runs/mine/config.yaml runs/mine/suites.jsonl runs/mine/report.html loss.svg \
     batch.html Base/model.safetensors runs/studies/sparse_sft/table.md runs/sft/metrics.jsonl Mine/model.safetensors; do
     [ -s "$made" ] || complain "no $made"

@@ -105,6 +105,7 @@ shell=$scratch/commands.sh
             "perigee serve "*) echo "serve_one $command" ;;
             *" --chat") echo "printf 'Say 1\\nSay 2\\n' | $command" ;;
             "perigee tokenize chats.jsonl "*) printf 'make_base\n%s\n' "$command" ;;
+            *" && "*) echo "($command)" ;;  # so that `set -e` sees the first half
             *) echo "$command" ;;
         esac
         printf 'echo %q "$SECONDS s"\n' "== ended:"

@@ -28,15 +28,15 @@ shorten configs/quickstart.yaml steps 320 12
 shorten configs/quickstart.yaml warmup_steps 30 4
 shorten configs/quickstart.yaml every 80 6
 sed -i -E 's/^eval:$/&\n  suites: {depths: 3, items: 1}/; s/samples: 64/samples: 8/' configs/quickstart.yaml
-shorten configs/sft.yaml steps 200 6
+shorten configs/sft.yaml steps 200 4
 shorten configs/sft.yaml samples 64 8
-shorten configs/sft.yaml every 20 3
+shorten configs/sft.yaml every 20 2
 shorten configs/sft.yaml warmup_steps 10 2
 for i in $(seq 60); do
     echo "{\"messages\": [{\"role\": \"user\", \"content\": \"Say $i\"}, {\"role\": \"assistant\", \"content\": \"$i, then.\"}]}"
 done >chats.jsonl
 
-# A byte-level tokenizer with ChatML's names, for the folder that the first half of the README trains.
+# A byte-level tokenizer with ChatML's names and template, for the folder that the first half of the README trains.
 make_base() {
     mv Mine Base
     python3 - >Base/tokenizer.json <<'PY'
@@ -52,7 +52,10 @@ print(json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_
                   "pre_tokenizer": level, "post_processor": None, "decoder": level,
                   "model": {"type": "BPE", "vocab": {letters[b]: b for b in range(256)}, "merges": []}}))
 PY
-    printf '{"eos_token": "<|im_end|>"}\n' >Base/tokenizer_config.json
+    cat >Base/tokenizer_config.json <<'JSON'
+{"eos_token": "<|im_end|>",
+ "chat_template": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"}
+JSON
 }
 
 # serve_one COMMAND...: the server answers a request, and ends well when it is told to.

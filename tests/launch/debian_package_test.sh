@@ -68,7 +68,7 @@ check() {  # check SUITE MIRROR [debootstrap's argument...]
     inside "$root" dpkg -V perigee || complain "$suite: files differ from the package's"
     took "$suite: install"
     : >"$scratch/log"
-    inside "$root" perigee quickstart || complain "$suite: quickstart ends with $?"
+    inside "$root" perigee quickstart || { complain "$suite: quickstart ends with $?"; return; }
     took "$suite: quickstart"
     grep -q '^MoBA, last layer full' "$scratch/log" || complain "$suite: no held-out loss"
     [ "$(tail -n 1 "$scratch/log")" = runs/quickstart/report.html ] || complain "$suite: its last words: $(tail -n 1 "$scratch/log")"
@@ -81,7 +81,7 @@ check() {  # check SUITE MIRROR [debootstrap's argument...]
     inside "$root" bash -c 'source /usr/share/bash-completion/completions/perigee' || complain "$suite: completion"
     proven=$((proven + 1))
     echo "$suite: $(sed -n 's/^PRETTY_NAME=//p' "$scratch/$root/etc/os-release")," \
-        "$(dpkg-deb -f "$scratch/$suite.deb" Package Version Architecture | paste -sd' ')," \
+        "$(dpkg-deb --show --showformat='${Package} ${Version} ${Architecture}' "$scratch/$suite.deb")," \
         "trained to $(tail -n 1 "$scratch/$root/runs/quickstart/metrics.jsonl")"
 }
 

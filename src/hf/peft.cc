@@ -11,15 +11,15 @@ namespace perigee {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;
+constexpr int64_t kMaxAdapterConfigBytes = int64_t{1} << 20;
 constexpr int kMaxDepth = 8;
 constexpr int64_t kMostRank = 1 << 12;
 constexpr char kPrefix[] = "base_model.model.";
 
 /// Whether a key has no effect: missing, null, false, or an empty list or object.
-bool is_off(Json const& value) {
+bool is_off(OrderedJson const& value) {
     return value.is_null() || value == false || ((value.is_array() || value.is_object()) && value.empty());
 }
 
@@ -33,11 +33,11 @@ std::set<std::string> as_set(std::vector<std::string> const& texts) { return {te
 /// adapter_config.json with type checks.
 class AdapterConfig {
   public:
-    AdapterConfig(Json const& json, std::string const& path) : json_(json), path_(path) {
+    AdapterConfig(OrderedJson const& json, std::string const& path) : json_(json), path_(path) {
         if (!json.is_object()) fail(Category::config, "{} is no JSON object", path);
     }
 
-    Json value(char const* key) const { return json_.contains(key) ? json_[key] : Json(); }
+    OrderedJson value(char const* key) const { return json_.contains(key) ? json_[key] : OrderedJson(); }
     void expect(char const* key, bool fits, std::string const& expected) const {
         if (!fits)
             fail(Category::config, "{}: `{}` is {}; {} was expected", path_, key,
@@ -48,12 +48,12 @@ class AdapterConfig {
         expect("peft_type", value("peft_type") == "LORA", "\"LORA\"");
         for (char const* const key : kOff) expect(key, is_off(value(key)), "nothing");
         expect("bias", !json_.contains("bias") || value("bias") == "none", "\"none\"");
-        Json const rank = value("r"), alpha = value("lora_alpha"), targets = value("target_modules");
+        OrderedJson const rank = value("r"), alpha = value("lora_alpha"), targets = value("target_modules");
         expect("r", rank.is_number_unsigned() && rank > 0 && rank <= kMostRank, fmt::format("1 to {}", kMostRank));
         expect("lora_alpha", alpha.is_number() && alpha > 0, "a positive number");
         expect("target_modules",
                targets.is_array() && !targets.empty() &&
-                   std::ranges::all_of(targets, [](Json const& target) { return target.is_string(); }),
+                   std::ranges::all_of(targets, [](OrderedJson const& target) { return target.is_string(); }),
                "a list of layers' names");
         lora.rank = rank.get<int64_t>(), lora.alpha = alpha.get<double>();
         lora.targets = targets.get<std::vector<std::string>>();
@@ -61,7 +61,7 @@ class AdapterConfig {
     }
 
   private:
-    Json const& json_;
+    OrderedJson const& json_;
     std::string const& path_;
 };
 
@@ -80,27 +80,27 @@ std::vector<ParamSpec> peft_params(ModelOptions const& model) {
 }
 
 std::string write_adapter_config(LoraOptions const& lora, std::string const& base) {
-    Json const config = {{"peft_type", "LORA"},
-                         {"task_type", "CAUSAL_LM"},
-                         {"base_model_name_or_path", base},
-                         {"r", lora.rank},
-                         {"lora_alpha", lora.alpha == static_cast<double>(static_cast<int64_t>(lora.alpha))
-                                            ? Json(static_cast<int64_t>(lora.alpha))
-                                            : Json(lora.alpha)},
-                         {"lora_dropout", lora.dropout},
-                         {"target_modules", lora.targets},
-                         {"bias", "none"},
-                         {"fan_in_fan_out", false},
-                         {"inference_mode", true}};
-    return config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+    OrderedJson const config = {{"peft_type", "LORA"},
+                                {"task_type", "CAUSAL_LM"},
+                                {"base_model_name_or_path", base},
+                                {"r", lora.rank},
+                                {"lora_alpha", lora.alpha == static_cast<double>(static_cast<int64_t>(lora.alpha))
+                                                   ? OrderedJson(static_cast<int64_t>(lora.alpha))
+                                                   : OrderedJson(lora.alpha)},
+                                {"lora_dropout", lora.dropout},
+                                {"target_modules", lora.targets},
+                                {"bias", "none"},
+                                {"fan_in_fan_out", false},
+                                {"inference_mode", true}};
+    return config.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 LoraOptions read_adapter_config(FileSystem& files, Path const& folder) {
     std::string const path = (folder / kAdapterConfigName).string();
     if (!files.exists(path)) fail(Category::config, "{} holds no {}", folder.string(), kAdapterConfigName);
-    std::string const text = files.read_text(path, kMaxConfigBytes);
+    std::string const text = files.read_text(path, kMaxAdapterConfigBytes);
     check_json(text, path, Category::config, kMaxDepth);
-    return AdapterConfig(Json::parse(text), path).options();
+    return AdapterConfig(OrderedJson::parse(text), path).options();
 }
 
 HfWeights open_adapters(FileSystem& files, Path const& folder, LoraOptions const& lora) {
@@ -112,8 +112,8 @@ HfWeights open_adapters(FileSystem& files, Path const& folder, LoraOptions const
     };
     expect("rank", found.rank == lora.rank, std::to_string(found.rank), std::to_string(lora.rank));
     expect("alpha", found.alpha == lora.alpha, fmt::format("{}", found.alpha), fmt::format("{}", lora.alpha));
-    expect("targets", as_set(found.targets) == as_set(lora.targets), Json(found.targets).dump(),
-           Json(lora.targets).dump());
+    expect("targets", as_set(found.targets) == as_set(lora.targets), OrderedJson(found.targets).dump(),
+           OrderedJson(lora.targets).dump());
     return {files, folder, kAdapterWeightsName};
 }
 

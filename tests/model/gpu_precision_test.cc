@@ -35,14 +35,14 @@ std::vector<bf16> start(ParamLayout const& layout) {
     return narrow;
 }
 
-struct Trained {
+struct GpuPrecisionRun {
     double loss = 0;
     std::vector<float> grads;
     int64_t products = 0;  ///< with quantised operands
 };
 
-Trained train(Device& device, Ops& plain, AttentionKind kind, PrecisionOptions const& precision,
-              MemoryPolicy const& policy = {}) {
+GpuPrecisionRun train(Device& device, Ops& plain, AttentionKind kind, PrecisionOptions const& precision,
+                      MemoryPolicy const& policy = {}) {
     ModelOptions const options = tiled_options();
     CountedOps ops(plain);
     auto const world = make_single_host_comm();
@@ -61,7 +61,7 @@ Trained train(Device& device, Ops& plain, AttentionKind kind, PrecisionOptions c
     ops.fill_zero(grads);
     FlatWeights flat_weights(layout, weights);
     FlatGradients flat_grads(layout, grads);
-    Trained result{.grads = poisoned<float>(layout.size())};
+    GpuPrecisionRun result{.grads = poisoned<float>(layout.size())};
     for (int pass = 0; pass < 2; ++pass) {  // the second pass replays the graph, if graphs are on
         result.loss +=
             model.loss_and_gradient(flat_weights, {.grads = flat_grads, .scale = 0.01}, batch, layers, arena);
@@ -72,12 +72,12 @@ Trained train(Device& device, Ops& plain, AttentionKind kind, PrecisionOptions c
     return result;
 }
 
-Trained on_gpu(AttentionKind kind, PrecisionOptions const& precision, MemoryPolicy const& policy = {}) {
+GpuPrecisionRun on_gpu(AttentionKind kind, PrecisionOptions const& precision, MemoryPolicy const& policy = {}) {
     auto const device = make_cuda_device(0);
     auto const ops = make_cuda_ops(*device, {.deterministic = true});
     return train(*device, *ops, kind, precision, policy);
 }
-Trained on_host(AttentionKind kind, PrecisionOptions const& precision) {
+GpuPrecisionRun on_host(AttentionKind kind, PrecisionOptions const& precision) {
     auto const device = make_host_device();
     auto const ops = make_host_ops(*device, 4);
     return train(*device, *ops, kind, precision);
@@ -95,12 +95,12 @@ class GpuPrecision : public ::testing::Test {
         if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     }
     /// The gradient of each matrix.
-    void expect_near(Trained const& found, Trained const& expected, double cosine) {
+    void expect_near(GpuPrecisionRun const& found, GpuPrecisionRun const& expected, double cosine) {
         EXPECT_NEAR(found.loss, expected.loss, 1e-3 * expected.loss);
         ParamLayout const layout(llama_params(tiled_options()), 1, 0);
         for (ParamLayout::Entry const& e : layout.entries()) {
             if (e.spec.shape.rank() != 2) continue;
-            auto const part = [&](Trained const& of) {
+            auto const part = [&](GpuPrecisionRun const& of) {
                 return std::span(of.grads).subspan(static_cast<size_t>(e.offset), static_cast<size_t>(e.local.size()));
             };
             double const aa = dot(part(found), part(found)), bb = dot(part(expected), part(expected));
@@ -115,7 +115,7 @@ class GpuPrecision : public ::testing::Test {
 constexpr double kFp8Cosine = 0.98;
 
 TEST_F(GpuPrecision, OfFp8GivesNearlyTheGradientsOfTheCpu) {
-    Trained const exact = on_host(AttentionKind::full, {}), fp8 = on_gpu(AttentionKind::full, kFp8);
+    GpuPrecisionRun const exact = on_host(AttentionKind::full, {}), fp8 = on_gpu(AttentionKind::full, kFp8);
     EXPECT_GT(fp8.products, 0);
     expect_near(fp8, exact, kFp8Cosine);
     expect_near(fp8, on_host(AttentionKind::full, kFp8), kFp8Cosine);
@@ -125,13 +125,13 @@ TEST_F(GpuPrecision, OfFp8GivesNearlyTheGradientsOfTheCpu) {
 
 TEST_F(GpuPrecision, OfFp8GivesTheSameBitsEveryTimeAndUnderEveryPolicy) {
     for (AttentionKind const kind : {AttentionKind::full, AttentionKind::moba}) {
-        Trained const kept = on_gpu(kind, kFp8), again = on_gpu(kind, kFp8);
+        GpuPrecisionRun const kept = on_gpu(kind, kFp8), again = on_gpu(kind, kFp8);
         EXPECT_EQ(again.loss, kept.loss);
         EXPECT_EQ(again.grads, kept.grads);
         EXPECT_NE(on_gpu(kind, {}).grads, kept.grads);
         for (char const* const recompute :
              {"elementwise", "mlp", "attention", "block", "none, block, attention, mlp"}) {
-            Trained const found = on_gpu(kind, kFp8, {.recompute = parse_recompute(recompute, 4)});
+            GpuPrecisionRun const found = on_gpu(kind, kFp8, {.recompute = parse_recompute(recompute, 4)});
             EXPECT_EQ(found.loss, kept.loss) << recompute;
             EXPECT_EQ(found.grads, kept.grads) << recompute;
         }

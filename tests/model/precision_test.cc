@@ -39,13 +39,13 @@ struct TiledModel : TinyModel<Real> {
 
 Batch tiled_batch() { return random_batch({100, 1, 23, 132}, tiny_options().vocab_size, 6); }
 
-struct Trained {
+struct PrecisionRun {
     double loss = 0;
     std::vector<float> grads;
 };
 /// Two micro-batches; the second adds its gradients.
-Trained train(PrecisionOptions const& precision, MemoryPolicy const& policy = {},
-              std::vector<AttentionKind> const& kinds = mixed()) {
+PrecisionRun train(PrecisionOptions const& precision, MemoryPolicy const& policy = {},
+                   std::vector<AttentionKind> const& kinds = mixed()) {
     TiledModel<float> model(precision, policy);
     double loss = model.gradient(tiled_batch(), kinds, 1, /*fresh=*/true);
     loss += model.gradient(tiled_batch(), kinds, 0.5);
@@ -68,9 +68,9 @@ double dot(std::span<float const> a, std::span<float const> b) {
 
 TEST(Precision, OfFp8GivesNearlyTheLossAndTheGradients) {
     // Full attention, because MoBA may select other blocks if scores nearly tie.
-    Trained const exact = train({}, {}, all(AttentionKind::full));
+    PrecisionRun const exact = train({}, {}, all(AttentionKind::full));
     for (PrecisionOptions const& precision : {kFp8, kFp8Bf16Wgrad}) {
-        Trained const found = train(precision, {}, all(AttentionKind::full));
+        PrecisionRun const found = train(precision, {}, all(AttentionKind::full));
         EXPECT_NE(found.loss, exact.loss);
         EXPECT_NEAR(found.loss, exact.loss, 0.003 * exact.loss);
         each_matrix([&](std::string const& name, size_t begin, size_t size) {
@@ -85,7 +85,7 @@ TEST(Precision, OfFp8GivesNearlyTheLossAndTheGradients) {
 TEST(Precision, OfFp8IsThatOfTheSameOperandsInFp64) {
     // Differences come from fp32 rounding other than fp64, which sometimes changes an E4M3 value.
     auto const kinds = all(AttentionKind::full);
-    Trained const narrow = train(kFp8, {}, kinds);
+    PrecisionRun const narrow = train(kFp8, {}, kinds);
     TiledModel<double> wide(kFp8);
     double loss = wide.gradient(tiled_batch(), kinds, 1, true);
     loss += wide.gradient(tiled_batch(), kinds, 0.5);
@@ -95,15 +95,15 @@ TEST(Precision, OfFp8IsThatOfTheSameOperandsInFp64) {
 
 TEST(Precision, OfFp8GivesTheSameBitsUnderEveryPolicyOfMemory) {
     for (PrecisionOptions const& precision : {kFp8, kFp8Bf16Wgrad}) {
-        Trained const kept = train(precision);
+        PrecisionRun const kept = train(precision);
         for (char const* const recompute : {"elementwise", "mlp", "attention", "block", "none, mlp, block"}) {
-            Trained const again = train(precision, {.recompute = parse_recompute(recompute, 3)});
+            PrecisionRun const again = train(precision, {.recompute = parse_recompute(recompute, 3)});
             EXPECT_EQ(again.loss, kept.loss) << recompute;
             EXPECT_EQ(again.grads, kept.grads) << recompute;
         }
-        Trained const offloaded = train(precision, {.offload = 1});
+        PrecisionRun const offloaded = train(precision, {.offload = 1});
         EXPECT_EQ(offloaded.grads, kept.grads);
-        Trained const chunked = train(precision, {.mlp_chunk = 128});  // tiles never cross chunks; sums are split
+        PrecisionRun const chunked = train(precision, {.mlp_chunk = 128});  // tiles never cross chunks; sums are split
         EXPECT_EQ(chunked.loss, kept.loss);
         EXPECT_LT(relative_error(chunked.grads, kept.grads), 1e-2);
     }

@@ -9,13 +9,13 @@ namespace perigee::testing {
 
 namespace {
 
-struct Trained {
+struct Recomputed {
     double loss = 0;
     std::vector<float> grads;
     int64_t bytes = 0;
 };
 
-Trained train(ModelOptions const& options, std::vector<AttentionKind> const& kinds, std::string const& recompute) {
+Recomputed train(ModelOptions const& options, std::vector<AttentionKind> const& kinds, std::string const& recompute) {
     TinyModel<float> model(options, tiny_moba(), 5,
                            {.recompute = parse_recompute(recompute, options.num_hidden_layers)});
     Batch const batch = random_batch({9, 1, 23, 16}, options.vocab_size, 6);
@@ -42,11 +42,11 @@ TEST(Recompute, GivesTheSameBitsInLessMemory) {
         options.qkv_bias = options.qk_norm = options.tie_word_embeddings = variant;
         options.key_conv = variant ? 5 : 0;
         for (auto const& kinds : {all(AttentionKind::full), all(AttentionKind::moba), mixed()}) {
-            Trained const kept = train(options, kinds, "none");
+            Recomputed const kept = train(options, kinds, "none");
             EXPECT_GT(relative_error(kept.grads, std::vector<float>(kept.grads.size())), 0);
             int64_t bytes = kept.bytes;
             for (char const* const recompute : {"elementwise", "mlp", "attention", "block"}) {
-                Trained const again = train(options, kinds, recompute);
+                Recomputed const again = train(options, kinds, recompute);
                 EXPECT_EQ(again.loss, kept.loss);
                 EXPECT_EQ(again.grads, kept.grads) << recompute;
                 EXPECT_LT(again.bytes, bytes) << recompute;
@@ -62,9 +62,9 @@ TEST(Recompute, GivesTheSameBitsByLayer) {
         options.qkv_bias = options.qk_norm = options.tie_word_embeddings = variant;
         options.key_conv = variant ? 5 : 0;
         for (auto const& kinds : {all(AttentionKind::full), all(AttentionKind::moba), mixed()}) {
-            Trained const kept = train(options, kinds, "none");
+            Recomputed const kept = train(options, kinds, "none");
             for (std::string const& list : mixed_lists()) {
-                Trained const again = train(options, kinds, list);
+                Recomputed const again = train(options, kinds, list);
                 EXPECT_EQ(again.loss, kept.loss) << list;
                 EXPECT_EQ(again.grads, kept.grads) << list;
             }

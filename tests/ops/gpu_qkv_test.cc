@@ -9,7 +9,7 @@ namespace {
 
 using GpuQkv = GpuTest;
 
-struct Heads {
+struct ProjectedHeads {
     int64_t tokens, heads, kv_heads, size;
     Shape query() const { return {tokens, heads, size}; }
     Shape key() const { return {tokens, kv_heads, size}; }
@@ -26,7 +26,7 @@ std::vector<double> frequencies(int64_t size) {
     return f;
 }
 
-void qkv_case(Lab& lab, Heads const& n, Parts parts) {
+void qkv_case(Lab& lab, ProjectedHeads const& n, Parts parts) {
     constexpr double kEps = 1e-6;
     Shape const head{n.size}, row{n.projection()[1]}, table{n.tokens, n.size / 2};
     std::vector<int32_t> positions;
@@ -87,9 +87,11 @@ void qkv_case(Lab& lab, Heads const& n, Parts parts) {
 TEST_F(GpuQkv, MatchesTheHostForEveryKindOfHead) {
     // Halves that are and are not multiples of 8, powers of two and not; blocks with heads of several kinds; tokens of
     // one block and of two; one token.
-    for (Heads const n :
-         {Heads{65, 4, 2, 64}, Heads{300, 24, 8, 64}, Heads{40, 3, 1, 128}, Heads{9, 2, 2, 256}, Heads{30, 5, 1, 96},
-          Heads{20, 3, 3, 80}, Heads{33, 2, 1, 34}, Heads{12, 4, 2, 250}, Heads{1, 33, 11, 32}, Heads{3000, 1, 1, 32}})
+    for (ProjectedHeads const n :
+         {ProjectedHeads{65, 4, 2, 64}, ProjectedHeads{300, 24, 8, 64}, ProjectedHeads{40, 3, 1, 128},
+          ProjectedHeads{9, 2, 2, 256}, ProjectedHeads{30, 5, 1, 96}, ProjectedHeads{20, 3, 3, 80},
+          ProjectedHeads{33, 2, 1, 34}, ProjectedHeads{12, 4, 2, 250}, ProjectedHeads{1, 33, 11, 32},
+          ProjectedHeads{3000, 1, 1, 32}})
         for (Parts const parts : {Parts{}, Parts{.bias = true}, Parts{.q_norm = true, .k_norm = true},
                                   Parts{.bias = true, .q_norm = true, .k_norm = true}}) {
             SCOPED_TRACE(fmt::format("{} tokens, {} + 2 x {} heads of {}, bias {}, norms {}", n.tokens, n.heads,
@@ -105,7 +107,8 @@ TEST_F(GpuQkv, NormalisesOnlyTheQueriesOrOnlyTheKeys) {
 
 /// As where keys and values travel before the queries are projected.
 TEST_F(GpuQkv, TakesQueriesAloneAndKeysAlone) {
-    for (Heads const n : {Heads{70, 8, 0, 128}, Heads{70, 0, 4, 128}, Heads{33, 5, 0, 64}, Heads{33, 0, 3, 96}})
+    for (ProjectedHeads const n : {ProjectedHeads{70, 8, 0, 128}, ProjectedHeads{70, 0, 4, 128},
+                                   ProjectedHeads{33, 5, 0, 64}, ProjectedHeads{33, 0, 3, 96}})
         for (bool const bias : {false, true}) {
             bool const queries = n.heads > 0;
             SCOPED_TRACE(fmt::format("{} + 2 x {} heads of {}, bias {}", n.heads, n.kv_heads, n.size, bias));
@@ -116,7 +119,7 @@ TEST_F(GpuQkv, TakesQueriesAloneAndKeysAlone) {
 
 TEST_F(GpuQkv, SaysWhichHeadIsTooWide) {
     Lab lab(gpu());
-    Heads const n{1, 1, 1, 258};
+    ProjectedHeads const n{1, 1, 1, 258};
     EXPECT_THROW(gpu().qkv_forward({.q_THK = lab.compute(n.query()),
                                     .k_TGK = lab.compute(n.key()),
                                     .v_TGK = lab.compute(n.key()),

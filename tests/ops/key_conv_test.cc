@@ -14,7 +14,7 @@ struct Keys {
 };
 
 /// Positions in documents of 1, 2 and 6 tokens and one with the rest.
-std::vector<int32_t> positions(int64_t tokens) {
+std::vector<int32_t> key_positions(int64_t tokens) {
     std::vector<int32_t> p;
     for (int64_t t = 0; t < tokens; ++t)
         p.push_back(static_cast<int32_t>(t < 1 ? t : t < 3 ? t - 1 : t < 9 ? t - 3 : t - 9));
@@ -36,7 +36,7 @@ Values columns(HostTensor<Real> const& x, Keys const& n) {
 /// Inputs x and w, output y.
 template <class Real>
 OpResult key_conv(Ops& ops, Keys const& n, std::vector<Values> const& inputs, Values const& dy) {
-    std::vector<int32_t> place = positions(n.tokens);
+    std::vector<int32_t> place = key_positions(n.tokens);
     ConstView const positions_T(place.data(), {n.tokens});
     HostTensor<Real> x(n.rows(), inputs[0]), w(n.weights(), inputs[1]), grad(n.rows(), dy);
     HostTensor<Real> y({n.tokens, n.width()}), dx({n.tokens, n.width()});
@@ -70,7 +70,7 @@ TEST(KeyConv, IsItsFormula) {
     Keys const n{.tokens = 20, .channels = 2, .taps = 3};
     Values const x = random_normal<double>(40, 3), w = random_normal<double>(6, 4);
     Values const y = key_conv<double>(*ops, n, {x, w}, Values(40, 0.0)).y;
-    auto const p = positions(20);
+    auto const p = key_positions(20);
     for (size_t t = 0; t < 20; ++t)
         for (size_t c = 0; c < 2; ++c) {
             double s = 0;
@@ -110,7 +110,7 @@ TEST(KeyConv, ADocumentDoesNotSeeItsNeighbours) {
 TEST(KeyConv, WrongShapesAreNamed) {
     auto const device = make_host_device();
     auto const ops = make_host_ops(*device, 1);
-    std::vector<int32_t> place = positions(4);
+    std::vector<int32_t> place = key_positions(4);
     HostTensor<float> y({4, 8}), x({4, 6}), w({6, 3}), wide({6, 7});
     KeyConvForward const good{
         .y_TX = y.view(), .x_TC = x.view(), .w_CW = w.view(), .positions_T = ConstView(place.data(), {4}), .first = 2};

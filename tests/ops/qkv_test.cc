@@ -4,7 +4,7 @@ namespace perigee::testing {
 
 namespace {
 
-constexpr double kEps = 1e-6;
+constexpr double kQkvEps = 1e-6;
 
 struct Heads {
     int64_t tokens, heads, kv_heads, size;
@@ -49,7 +49,7 @@ OpResult qkv(Ops& ops, Heads const& n, bool bias, bool norm, std::vector<Values>
                      .bias_X = maybe(bias, b.view()),
                      .q_norm_K = maybe(norm, q_norm.view()),
                      .k_norm_K = maybe(norm, k_norm.view()),
-                     .eps = kEps});
+                     .eps = kQkvEps});
     int64_t const queries = n.query().size(), keys = n.key().size();
     HostTensor<Real> dq(n.query(), slice(dy, 0, queries)), dk(n.key(), slice(dy, queries, keys));
     HostTensor<Real> dv(n.key(), slice(dy, queries + keys, keys));
@@ -65,7 +65,7 @@ OpResult qkv(Ops& ops, Heads const& n, bool bias, bool norm, std::vector<Values>
                       .k_norm_K = maybe(norm, k_norm.view()),
                       .dq_norm_accumulated_K = maybe(norm, dq_norm.view()),
                       .dk_norm_accumulated_K = maybe(norm, dk_norm.view()),
-                      .eps = kEps});
+                      .eps = kQkvEps});
     OpResult result{.y = joined({q.wide(), k.wide(), v.wide()}), .gradients = {dx.wide()}};
     if (bias) result.gradients.push_back(db.added());
     if (norm) result.gradients.insert(result.gradients.end(), {dq_norm.added(), dk_norm.added()});

@@ -12,11 +12,11 @@
 namespace perigee::testing {
 namespace {
 
-constexpr RaggedSamples kData{.samples = 8, .length = 64, .vocab = 96};
+constexpr RaggedSamples kPolicyData{.samples = 8, .length = 64, .vocab = 96};
 
 using Overrides = std::vector<std::string>;
 
-RunOptions options_of(Overrides const& overrides) {
+RunOptions policy_options(Overrides const& overrides) {
     return parse_config(R"(
 model: {vocab_size: 96, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 4, num_attention_heads: 4,
         num_key_value_heads: 2}
@@ -32,7 +32,7 @@ std::vector<double> train(int ranks, Overrides const& overrides) {
     std::vector<double> figures;
     std::mutex mutex;
     run_ranks(ranks, [&](HostComm& world) {
-        RunOptions const options = options_of(overrides);
+        RunOptions const options = policy_options(overrides);
         auto device = make_host_device();
         auto ops = make_host_ops(*device, 1);
         MemoryFileSystem files;
@@ -41,9 +41,9 @@ std::vector<double> train(int ranks, Overrides const& overrides) {
         learner.initialise(1);
         int64_t const micro = options.train.micro_batch_size, dp = session.mesh().shape().dp;
         std::vector<Batch> batches;
-        for (int64_t first = session.mesh().dp_rank() * micro; first < kData.samples; first += dp * micro) {
+        for (int64_t first = session.mesh().dp_rank() * micro; first < kPolicyData.samples; first += dp * micro) {
             batches.emplace_back();
-            for (int64_t s = first; s < first + micro; ++s) kData.append(batches.back(), s);
+            for (int64_t s = first; s < first + micro; ++s) kPolicyData.append(batches.back(), s);
         }
         RunState state;
         std::vector<double> mine;
@@ -58,11 +58,11 @@ std::vector<double> train(int ranks, Overrides const& overrides) {
     return figures;
 }
 
-struct Layout {
+struct PolicyLayout {
     int ranks;
     Overrides overrides;
 };
-std::vector<Layout> const kLayouts = {
+std::vector<PolicyLayout> const kPolicyLayouts = {
     {2, {"parallel.context=2", "parallel.context_mode=ulysses"}},
     {2, {"parallel.context=2", "parallel.context_mode=allgather"}},
     {2, {"parallel.context=2", "model.qk_norm=true"}},
@@ -71,7 +71,7 @@ std::vector<Layout> const kLayouts = {
     {4, {"parallel.context=2", "parallel.tensor=2", "model.qkv_bias=true"}}};
 
 void expect_same_bits(std::vector<char const*> const& policies) {
-    for (Layout const& layout : kLayouts) {
+    for (PolicyLayout const& layout : kPolicyLayouts) {
         std::vector<double> const kept = train(layout.ranks, layout.overrides);
         ASSERT_EQ(kept.size(), 6u);
         EXPECT_NE(kept[0], kept[2]);
@@ -95,7 +95,7 @@ TEST(MemoryPolicies, OfOffloadGiveTheSameBitsUnderEveryLayout) {
 }
 
 TEST(MemoryPolicies, OfMlpChunkGiveTheSameButForTheOrderOfSums) {
-    for (Layout const& layout : kLayouts) {
+    for (PolicyLayout const& layout : kPolicyLayouts) {
         std::vector<double> const kept = train(layout.ranks, layout.overrides);
         for (char const* const chunk : {"train.mlp_chunk=64", "train.mlp_chunk=24", "train.mlp_chunk=7"}) {
             Overrides with = layout.overrides;

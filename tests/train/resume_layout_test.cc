@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kSavedAt = 4, kLayoutSteps = 8;
 
 /// Ranks, and what to change in the options for them.
-struct Layout {
+struct SavedLayout {
     int ranks;
     std::vector<std::string> overrides;
     std::string str() const { return fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")); }
@@ -25,7 +25,7 @@ struct Layout {
 constexpr size_t kPlain = 8;
 
 /// Every axis alone and all of them together, every stage of sharding, both ways of attention.
-std::vector<Layout> const kLayouts = {
+std::vector<SavedLayout> const kSavedLayouts = {
     {1, {"train.micro_batch_size=2"}},
     {2, {"parallel.shard=weights"}},
     {8, {"parallel.zero=false"}},
@@ -38,7 +38,7 @@ std::vector<Layout> const kLayouts = {
     {4, {"attention.key_conv=3", "parallel.tensor=2", "parallel.shard=weights"}},
 };
 
-RunOptions options_of(Layout const& layout, std::vector<std::string> const& more) {
+RunOptions options_of(SavedLayout const& layout, std::vector<std::string> const& more) {
     std::vector<std::string> overrides = layout.overrides;
     overrides.insert(overrides.end(), more.begin(), more.end());
     RunOptions options = parse_config(R"(
@@ -61,7 +61,7 @@ log: {progress: false}
 }
 
 /// Losses of the steps from the checkpoint in `files`, or the start, to the end; saves at step kSavedAt.
-std::vector<double> train(Layout const& layout, std::vector<std::string> const& more, FileSystem& files) {
+std::vector<double> train(SavedLayout const& layout, std::vector<std::string> const& more, FileSystem& files) {
     RunOptions const options = options_of(layout, more);
     std::vector<double> losses;
     testing::run_ranks(layout.ranks, [&](HostComm& world) {
@@ -85,12 +85,12 @@ struct Unbroken {
 class ResumeLayout : public ::testing::Test {
   protected:
     void go_on(size_t from, size_t to) {
-        SCOPED_TRACE(fmt::format("saved by {}; resumed by {}", kLayouts[from].str(), kLayouts[to].str()));
+        SCOPED_TRACE(fmt::format("saved by {}; resumed by {}", kSavedLayouts[from].str(), kSavedLayouts[to].str()));
         Unbroken& whole = runs_[from];
-        if (whole.losses.empty()) whole.losses = train(kLayouts[from], more_, whole.files);
+        if (whole.losses.empty()) whole.losses = train(kSavedLayouts[from], more_, whole.files);
         ASSERT_EQ(std::ssize(whole.losses), kLayoutSteps);
         auto const files = whole.files.copy();
-        std::vector<double> const rest = train(kLayouts[to], more_, *files);
+        std::vector<double> const rest = train(kSavedLayouts[to], more_, *files);
         ASSERT_EQ(std::ssize(rest), kLayoutSteps - kSavedAt) << "the run must start at the checkpoint";
         for (size_t i = 0; i < rest.size(); ++i) {
             double const expected = whole.losses[kSavedAt + i];

@@ -43,18 +43,18 @@ log: {progress: false}
 }
 
 /// Which operation fails, how, and whether training waits for saves.
-struct Fault {
+struct SaveFault {
     std::string operation, path_part;
     int errno_value;
     bool asynchronous;
 };
-void PrintTo(Fault const& fault, std::ostream* out) {
+void PrintTo(SaveFault const& fault, std::ostream* out) {
     *out << fault.operation << " of " << fault.path_part << ", error " << fault.errno_value
          << (fault.asynchronous ? ", beside training" : ", training waits");
 }
 
-std::vector<Fault> faults() {
-    std::vector<Fault> all;
+std::vector<SaveFault> faults() {
+    std::vector<SaveFault> all;
     for (auto const& [operation, part] : std::vector<std::pair<std::string, std::string>>{{"make_directories", ".tmp"},
                                                                                           {"create", "rank_0000.h5"},
                                                                                           {"write", "rank_0001.h5"},
@@ -68,7 +68,7 @@ std::vector<Fault> faults() {
     return all;
 }
 
-class SaveFailure : public ::testing::TestWithParam<Fault> {
+class SaveFailure : public ::testing::TestWithParam<SaveFault> {
   protected:
     struct Result {
         std::vector<std::optional<Error>> errors;  ///< by rank

@@ -4,8 +4,9 @@ each template (how an answer opens and what ends it) and, where the template mar
 transformers' return_assistant_tokens_mask. Then each special token that a template writes is taken from its tokenizer:
 tokenize must refuse to go on and name it.
 
-In the text of messages stand names of special tokens, which apply_chat_template would make tokens: transformers is given
-a character of the private use area for each, and the name is put back into the text between the template's own tokens.
+In a quarter as many conversations more, names of special tokens stand in the text of messages, which apply_chat_template
+would make tokens: transformers is given a character of the private use area for each, and the name is put back into the
+text between the template's own tokens.
 
 chats.py TOKENIZE FOLDER [FAMILY...]: FOLDER/wheels holds the packages; CONVERSATIONS of the environment says how many.
 """
@@ -76,12 +77,12 @@ TOOL_NAMES = ["search", "weather", "add_numbers"]
 
 class Maker:
     def __init__(self, family, seed):
-        self.family, self.rng = family, random.Random(seed)
+        self.family, self.rng, self.with_names = family, random.Random(seed), False
 
     def text(self):
         rng = self.rng
         words = [rng.choice(WORDS) + rng.choice([" ", " ", " ", "\n", "\n\n", "  ", ""]) for _ in range(rng.randint(1, 25))]
-        if rng.random() < 0.08:
+        if self.with_names and rng.random() < 0.25:
             words.insert(rng.randrange(len(words)), chr(STAND_IN + rng.randrange(len(self.family["special"]))))
         return rng.choice(["", "", "", "", " ", "\n", "\n\n "]) + "".join(words) + str(rng.randrange(1 << 40)) + rng.choice(["", "", "\n"])
 
@@ -333,7 +334,8 @@ def run(tokenize, folder, name):
     template = template_of(folder / "wheels", family["file"])
     tokenizer = make_tokenizer(family, template, work / "tok")
     reference, maker, chats, texts, refused = Reference(family, tokenizer), Maker(family, name), [], [], 0
-    while len(chats) < COUNT:
+    while len(chats) < COUNT + COUNT // 4:
+        maker.with_names = len(chats) >= COUNT
         messages, tools = maker.conversation()
         reference.next_conversation()
         try:

@@ -15,7 +15,7 @@ namespace perigee::testing {
 
 namespace {
 
-constexpr int64_t kVocab = 500, kTokens = 700, kBlock = 64;
+constexpr int64_t kVocab = 500, kGpuTokens = 700, kGpuBlock = 64;
 
 ModelOptions options_of(int64_t head_dim) {
     ModelOptions options;
@@ -33,7 +33,7 @@ ModelOptions options_of(int64_t head_dim) {
 std::vector<int32_t> text_of(uint64_t seed) {
     Philox const random(seed, Purpose::mock_data, 3);
     std::vector<int32_t> ids;
-    for (uint64_t t = 0; t < kTokens; ++t) ids.push_back(static_cast<int32_t>(random.below(t, kVocab)));
+    for (uint64_t t = 0; t < kGpuTokens; ++t) ids.push_back(static_cast<int32_t>(random.below(t, kVocab)));
     return ids;
 }
 
@@ -55,7 +55,7 @@ class GpuJob {
     }
 
     KvCache cache(int64_t texts = 1) {
-        return {*ops_, options_, mesh_.shape(), {.tokens = 1000, .block_size = kBlock, .texts = texts}};
+        return {*ops_, options_, mesh_.shape(), {.tokens = 1000, .block_size = kGpuBlock, .texts = texts}};
     }
     std::vector<float> next(std::span<int32_t const> ids, KvCache& cache, int64_t text = 0) {
         auto logits = model_->next_logits(*flat_, ids, layers, cache, arena_, text);
@@ -83,8 +83,8 @@ class GpuJob {
         return model_->logits(*flat_, batch, layers, arena_);
     }
 
-    std::vector<Selection> layers = {MobaOptions{.block_size = kBlock, .top_k = 3},
-                                     MobaOptions{.block_size = kBlock, .top_k = 3}, FullAttention{}};
+    std::vector<Selection> layers = {MobaOptions{.block_size = kGpuBlock, .top_k = 3},
+                                     MobaOptions{.block_size = kGpuBlock, .top_k = 3}, FullAttention{}};
 
   private:
     ModelOptions options_;

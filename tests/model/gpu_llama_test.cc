@@ -30,7 +30,7 @@ struct Result {
 };
 
 /// Weights as a model starts, rounded to bf16, with norms and biases that matter.
-std::vector<float> weights_of(ParamLayout const& layout, uint64_t seed) {
+std::vector<float> gpu_weights(ParamLayout const& layout, uint64_t seed) {
     std::vector<float> weights = random_normal<float>(layout.size(), seed, 0.05);
     for (ParamLayout::Entry const& entry : layout.entries())
         if (entry.spec.init == Init::ones)
@@ -46,7 +46,7 @@ Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions co
     ParamLayout const layout(llama_params(options), 1, 0);
     Llama model(options, layout, mesh, ops);
     std::vector<Selection> const layers = selections(kinds, moba);
-    std::vector<float> const start = weights_of(layout, 7);
+    std::vector<float> const start = gpu_weights(layout, 7);
     Arena state(device), arena(device);
     TensorView const weights = state.allocate("weights", ops.compute_dtype(), {layout.size()});
     TensorView const grads = state.allocate("grads", ops.main_dtype(), {layout.size()});

@@ -17,7 +17,7 @@ namespace perigee::testing {
 
 namespace {
 
-constexpr int64_t kCachedTokens = 600, kCachedBlock = 16;
+constexpr int64_t kTokens = 600, kBlock = 16;
 constexpr double kRounding = 3e-5;        ///< of products of other heights
 constexpr double kDecodeRounding = 1e-5;  ///< relative to the largest logit
 
@@ -40,7 +40,7 @@ ModelOptions small_options(int64_t lora_rank = 0) {
 std::vector<int32_t> random_text() {
     Philox const random(71, Purpose::mock_data, 3);
     std::vector<int32_t> ids;
-    for (uint64_t t = 0; t < kCachedTokens; ++t) ids.push_back(static_cast<int32_t>(random.below(t, 48)));
+    for (uint64_t t = 0; t < kTokens; ++t) ids.push_back(static_cast<int32_t>(random.below(t, 48)));
     return ids;
 }
 
@@ -53,9 +53,7 @@ class Job {
           weights_(weights_of(layout_, 0.3)),
           model_(options_, layout_, mesh_, *ops_) {}
 
-    KvCache cache(int64_t capacity = kCachedTokens) {
-        return cache(CacheRoom{.tokens = capacity, .block_size = kCachedBlock});
-    }
+    KvCache cache(int64_t capacity = kTokens) { return cache(CacheRoom{.tokens = capacity, .block_size = kBlock}); }
     KvCache cache(CacheRoom const& room) { return {*ops_, options_, mesh_.shape(), room}; }
     /// One token of each text.
     std::vector<float> decode(std::span<int32_t const> ids, std::vector<Selection> const& layers, KvCache& cache) {
@@ -136,37 +134,36 @@ TEST(KvCache, TokenByTokenGivesTheLogitsOfOneForward) {
     Job job(*world);
     auto const text = random_text();
     for (Selection const& rule :
-         {Selection(FullAttention{}), Selection(MobaOptions{.block_size = kCachedBlock, .top_k = 3}),
-          Selection(MobaOptions{.block_size = kCachedBlock, .top_k = 3, .selection = MobaSelection::per_group}),
-          Selection(NearestBlocks{.block_size = kCachedBlock, .top_k = 3}),
-          Selection(RandomBlocks{.block_size = kCachedBlock, .top_k = 3})}) {
+         {Selection(FullAttention{}), Selection(MobaOptions{.block_size = kBlock, .top_k = 3}),
+          Selection(MobaOptions{.block_size = kBlock, .top_k = 3, .selection = MobaSelection::per_group}),
+          Selection(NearestBlocks{.block_size = kBlock, .top_k = 3}),
+          Selection(RandomBlocks{.block_size = kBlock, .top_k = 3})}) {
         auto const layers = layers_of(rule);
         auto const all = job.whole(text, layers);
         KvCache cache = job.cache(), decoded = job.cache();
         double most = 0;
-        for (int64_t t = 0; t < kCachedTokens; ++t) {
+        for (int64_t t = 0; t < kTokens; ++t) {
             auto const id = std::span(text).subspan(static_cast<size_t>(t), 1);
             ASSERT_LT(difference(job.next(id, layers, cache), all, t), kRounding)
                 << "rule " << rule.index() << " token " << t;
             most = std::max(most, difference(job.decode(id, layers, decoded), all, t));
         }
         EXPECT_LT(most / largest(all), kDecodeRounding) << "rule " << rule.index();
-        EXPECT_EQ(cache.tokens(), kCachedTokens);
-        EXPECT_EQ(decoded.tokens(), kCachedTokens);
+        EXPECT_EQ(cache.tokens(), kTokens);
+        EXPECT_EQ(decoded.tokens(), kTokens);
     }
     // A gate that sees less gives other logits, so that the comparison means something.
-    auto const all = job.whole(text, layers_of(MobaOptions{.block_size = kCachedBlock, .top_k = 3}));
+    auto const all = job.whole(text, layers_of(MobaOptions{.block_size = kBlock, .top_k = 3}));
     KvCache cache = job.cache();
-    EXPECT_GT(
-        difference(job.next(text, layers_of(MobaOptions{.block_size = kCachedBlock, .top_k = 2}), cache), all, 599),
-        1e-3);
+    EXPECT_GT(difference(job.next(text, layers_of(MobaOptions{.block_size = kBlock, .top_k = 2}), cache), all, 599),
+              1e-3);
 }
 
 TEST(KvCache, PiecesMayBeCutAnywhere) {
     auto const world = make_single_host_comm();
     Job job(*world);
     auto const text = random_text();
-    auto const layers = layers_of(MobaOptions{.block_size = kCachedBlock, .top_k = 3});
+    auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
     auto const all = job.whole(text, layers);
     for (size_t const piece : {size_t{7}, size_t{16}, size_t{127}, size_t{599}}) {
         KvCache cache = job.cache();
@@ -182,7 +179,7 @@ TEST(KvCache, ATextMayGoOnFromAnEarlierPlace) {
     auto const world = make_single_host_comm();
     Job job(*world);
     auto const text = random_text();
-    auto const layers = layers_of(MobaOptions{.block_size = kCachedBlock, .top_k = 3});
+    auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
     auto const all = job.whole(text, layers);
     KvCache cache = job.cache();
     std::vector<int32_t> other(text.rbegin(), text.rend());
@@ -195,7 +192,7 @@ TEST(KvCache, ATextMayGoOnFromAnEarlierPlace) {
 
 TEST(KvCache, TensorParallelRanksGiveTheLogitsOfOneRank) {
     auto const text = random_text();
-    auto const layers = layers_of(MobaOptions{.block_size = kCachedBlock, .top_k = 3});
+    auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
     auto const alone = make_single_host_comm();
     auto const all = Job(*alone).whole(text, layers);
     std::mutex mutex;
@@ -224,9 +221,9 @@ TEST(KvCache, TextsThatGrowTogetherInScatteredPagesGiveTheirOwnLogits) {
     Job job(*world);
     auto const text = random_text();
     std::vector<int32_t> const other(text.rbegin(), text.rend());
-    auto const layers = layers_of(MobaOptions{.block_size = kCachedBlock, .top_k = 3});
+    auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
     auto const all = job.whole(text, layers), all_of_other = job.whole(other, layers);
-    KvCache cache = job.cache({.tokens = kCachedTokens, .block_size = kCachedBlock, .texts = 3, .page_size = 8});
+    KvCache cache = job.cache({.tokens = kTokens, .block_size = kBlock, .texts = 3, .page_size = 8});
     // Pages of the two alternate; the text between them ends meanwhile.
     for (size_t begin = 0; begin < 120; begin += 24) {
         job.next(std::span(text).subspan(begin, 24), layers, cache);
@@ -252,7 +249,7 @@ TEST(KvCache, ALostMeanOrPageShowsInTheLogits) {
     auto const world = make_single_host_comm();
     Job job(*world);
     auto const text = random_text();
-    auto const layers = layers_of(MobaOptions{.block_size = kCachedBlock, .top_k = 3});
+    auto const layers = layers_of(MobaOptions{.block_size = kBlock, .top_k = 3});
     auto const all = job.whole(text, layers);
     KvCache cache = job.cache();
     job.next(std::span(text).first(500), layers, cache);
@@ -269,7 +266,7 @@ TEST(KvCache, PagesComeAndGoWithTextsAndMemoryStays) {
     auto const world = make_single_host_comm();
     Job job(*world);
     constexpr int64_t kTexts = 8, kPages = 40, kPage = 16;
-    KvCache cache = job.cache({.tokens = 256, .block_size = kCachedBlock, .texts = kTexts, .pages = kPages});
+    KvCache cache = job.cache({.tokens = 256, .block_size = kBlock, .texts = kTexts, .pages = kPages});
     int64_t const bytes = cache.bytes();
     Philox const random(9, Purpose::mock_data);
     std::vector<int64_t> expected(kTexts);  // pages

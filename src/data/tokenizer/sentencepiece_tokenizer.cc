@@ -9,7 +9,7 @@ namespace perigee {
 
 namespace {
 
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581 stands for a space in pieces
+constexpr std::string_view kPieceSpace = "\xE2\x96\x81";  // U+2581 stands for a space in pieces
 // Appended to a model's protocol buffer: normalizer_spec { add_dummy_prefix: false }, which is merged into its own.
 constexpr std::string_view kNoDummyPrefix{"\x1A\x02\x18\x00", 4};
 
@@ -35,9 +35,9 @@ class SentencePieceTokenizer : public Tokenizer {
         if (library_.IsUnknown(id)) return " \xE2\x81\x87 ";  // as the library shows it: U+2047
         std::string text;
         for (std::string_view rest = spelling; !rest.empty();) {
-            bool const space = rest.starts_with(kSpaceMark);
+            bool const space = rest.starts_with(kPieceSpace);
             text += space ? ' ' : rest[0];
-            rest.remove_prefix(space ? kSpaceMark.size() : 1);
+            rest.remove_prefix(space ? kPieceSpace.size() : 1);
         }
         return text;
     }
@@ -51,7 +51,7 @@ class SentencePieceTokenizer : public Tokenizer {
     }
     std::optional<int32_t> find(std::string_view piece) const override {
         std::string spelling;
-        for (char const c : piece) spelling += c == ' ' ? kSpaceMark : std::string_view(&c, 1);
+        for (char const c : piece) spelling += c == ' ' ? kPieceSpace : std::string_view(&c, 1);
         int const id = library_.PieceToId(spelling);
         return library_.IdToPiece(id) == spelling ? std::optional(id) : std::nullopt;
     }

@@ -54,7 +54,7 @@ class Reader {
                               },
                               [&](std::vector<std::string>* to) {
                                   std::vector<std::string> values;
-                                  for (Json const& item : list(json)) values.push_back(text(item));
+                                  for (OrderedJson const& item : list(json)) values.push_back(text(item));
                                   *to = std::move(values);
                               },
                               [&](Field::Choice const& choice) {

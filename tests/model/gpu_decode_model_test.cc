@@ -154,7 +154,7 @@ TEST_F(GpuDecodeModel, TheComparisonSeesAWrongTokenAndWrongBlocks) {
     job.next(std::span(text).first(301), wrong_blocks);
     EXPECT_GT(typical(job, all, wrong_token), kTypical);
     for (Selection& layer : job.layers)
-        if (budget_of(layer)) layer = NearestBlocks{.block_size = kBlock, .top_k = 3};
+        if (budget_of(layer)) layer = NearestBlocks{.block_size = kGpuBlock, .top_k = 3};
     EXPECT_GT(typical(job, all, wrong_blocks), kTypical);
 }
 

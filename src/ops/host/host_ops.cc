@@ -258,7 +258,8 @@ void HostOps<Real>::compute(SquaredNorm const& args) {
 template <class Real>
 void HostOps<Real>::compute(HashBits const& args) {
     check(args);
-    *args.hash_accumulated.template as<int64_t>() += static_cast<int64_t>(host::hash_bits(args.x));
+    auto& hash = *args.hash_accumulated.template as<int64_t>();
+    hash = static_cast<int64_t>(static_cast<uint64_t>(hash) + host::hash_bits(args.x));  // wraps around
 }
 template <class Real>
 void HostOps<Real>::compute(WeightedSum const& args) {

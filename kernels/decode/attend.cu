@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const
     }
 }
 
-/// Thread blocks per sequence and KV head: the fewest that fill whole waves of `resident` thread blocks, to within 3%
+/// Thread blocks per sequence and KV head: the fewest that keep `resident` thread blocks busy to the end, to within 3%
 /// of the best possible. Results do not depend on it.
 int64_t grid_columns(AttendArgs const& args, int64_t resident) {
     constexpr int64_t kTurns = 4;

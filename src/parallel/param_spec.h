@@ -99,8 +99,8 @@ struct UnitPlace {
 class ParamLayout {
   public:
     /// The part of each tensor held by rank `tp_rank` of `tp_size`; sizes must divide (Category::config otherwise).
-    /// Each unit takes a multiple of `unit_multiple` elements; padding follows its last tensor. There are `units`
-    /// units, some of which may be empty. 0: as many as the list has, none of them empty.
+    /// Each unit takes a multiple of `unit_multiple` elements; padding follows its last tensor. `units` counts
+    /// the units, empty ones included; 0 takes the units that the list names.
     ParamLayout(std::vector<ParamSpec> specs, int tp_size, int tp_rank, int64_t unit_multiple = 1, int units = 0);
 
     struct Entry {

@@ -23,7 +23,7 @@ void key_conv_case(Lab& lab, Keys const& n) {
     TensorView const w = lab.compute(weights, random_bf16(weights.size(), 42));
     TensorView const dy = lab.compute(rows, random_bf16(rows.size(), 43));
     TensorView const dw = lab.main(weights, random_bf16(weights.size(), 44));
-    // Columns beside the keys must not change.
+    // The kernels must leave the query and value columns unchanged.
     TensorView const y = lab.compute(all, random_bf16(all.size(), 45));
     TensorView const dx = lab.compute(all, random_bf16(all.size(), 46));
     lab.ops.key_conv_forward({.y_TX = y, .x_TC = x, .w_CW = w, .positions_T = positions_T, .first = n.first});

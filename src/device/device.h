@@ -79,6 +79,9 @@ class BasicBuffer {
         : device_(&device),
           data_(kind == Memory::host ? device.allocate_host(bytes) : device.allocate(bytes)),
           bytes_(bytes) {}
+    /// Memory that `owner` points to and releases.
+    BasicBuffer(Device& device, std::shared_ptr<void> owner, size_t bytes)
+        : device_(&device), data_(owner.get()), bytes_(bytes), owner_(std::move(owner)) {}
     BasicBuffer(BasicBuffer&& other) noexcept { swap(other); }
     BasicBuffer& operator=(BasicBuffer&& other) noexcept {
         swap(other);
@@ -87,6 +90,7 @@ class BasicBuffer {
     ~BasicBuffer() {
         if (data_ == nullptr) return;
         device_->settle(data_, bytes_);
+        if (owner_ != nullptr) return;
         if constexpr (kind == Memory::host)
             device_->release_host(data_);
         else
@@ -100,10 +104,12 @@ class BasicBuffer {
         std::swap(device_, other.device_);
         std::swap(data_, other.data_);
         std::swap(bytes_, other.bytes_);
+        owner_.swap(other.owner_);
     }
     Device* device_ = nullptr;
     void* data_ = nullptr;
     size_t bytes_ = 0;
+    std::shared_ptr<void> owner_;
 };
 using Buffer = BasicBuffer<Memory::device>;
 using HostBuffer = BasicBuffer<Memory::host>;  ///< from Device::allocate_host

@@ -25,7 +25,7 @@ struct ParallelOptions {
     int64_t data = -1;  ///< -1: whatever the job's ranks leave
     ContextMode context_mode = ContextMode::automatic;
     ShardStage shard = ShardStage::automatic;
-    int64_t bucket_mib = 64;  ///< of gradients, sent at once
+    int64_t bucket_mib = 1024;  ///< of gradients, sent at once
     CommChoice comm = CommChoice::automatic;
     bool share_gpu = false;  ///< several ranks may compute on one GPU
     Bind bind = Bind::automatic;

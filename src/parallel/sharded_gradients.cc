@@ -21,9 +21,9 @@ ShardedGradients::ShardedGradients(ParamLayout const& layout, Sharding const& sh
       sharding_(&sharding),
       mesh_(&mesh),
       ops_(&ops),
-      slots_(layout, ops.device(), ops.main_dtype(), ends_are_alike(layout)) {
+      slots_(layout, mesh.dp_cp(), ops.device(), ops.main_dtype(), ends_are_alike(layout)) {
     int64_t const elements = sharded() ? sharding.updated_elements() : layout.size();
-    memory_ = Buffer(ops.device(), static_cast<size_t>(elements * size_of(ops.main_dtype())));
+    memory_ = mesh.dp_cp().allocate(ops.device(), static_cast<size_t>(elements * size_of(ops.main_dtype())));
     held_ = {static_cast<std::byte*>(memory_.data()), ops.main_dtype(), {elements}};
     // What belongs to no tensor stays zero: norms count it.
     ops.fill_zero(held_);

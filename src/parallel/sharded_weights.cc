@@ -9,10 +9,10 @@ ShardedWeights::ShardedWeights(ParamLayout const& layout, Sharding const& shardi
       sharding_(&sharding),
       comm_(&mesh.dp_cp_gather()),
       device_(&ops.device()),
-      slots_(layout, ops.device(), ops.compute_dtype(), false),
+      slots_(layout, *comm_, ops.device(), ops.compute_dtype(), false),
       gathers_(static_cast<size_t>(layout.units())) {
     int64_t const elements = sharded() ? sharding.updated_elements() : layout.size();
-    memory_ = Buffer(*device_, static_cast<size_t>(elements * size_of(ops.compute_dtype())));
+    memory_ = comm_->allocate(*device_, static_cast<size_t>(elements * size_of(ops.compute_dtype())));
     held_ = {static_cast<std::byte*>(memory_.data()), ops.compute_dtype(), {elements}};
     ops.fill_zero(held_);
 }

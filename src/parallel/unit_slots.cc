@@ -30,7 +30,7 @@ UnitSlots::Slot& UnitSlots::take(int unit) {
     if (found == slots_.end() || (of == Pool::blocks && std::ranges::count_if(slots_, of_pool) < kTurns)) {
         int64_t const elements = capacity(of);
         Slot slot;
-        slot.memory = Buffer(*device_, static_cast<size_t>(elements * size_of(dtype_)));
+        slot.memory = comm_->allocate(*device_, static_cast<size_t>(elements * size_of(dtype_)));
         slot.view = {static_cast<std::byte*>(slot.memory.data()), dtype_, {elements}};
         found = slots_.insert(slots_.end(), {of, std::move(slot)});
     }

@@ -3,7 +3,7 @@
 
 #include <list>
 
-#include "device/queue.h"
+#include "comm/comm.h"
 #include "parallel/param_spec.h"
 
 namespace perigee {
@@ -19,8 +19,9 @@ class UnitSlots {
     };
 
     /// `ends_take_turns`: the first and the last unit share a slot where they are not used at once.
-    UnitSlots(ParamLayout const& layout, Device& device, DType dtype, bool ends_take_turns)
-        : layout_(&layout), device_(&device), dtype_(dtype), ends_take_turns_(ends_take_turns) {}
+    /// `comm`: whose collectives fill or read them.
+    UnitSlots(ParamLayout const& layout, Comm& comm, Device& device, DType dtype, bool ends_take_turns)
+        : layout_(&layout), comm_(&comm), device_(&device), dtype_(dtype), ends_take_turns_(ends_take_turns) {}
 
     /// The slot that holds this unit, or null.
     Slot* find(int unit);
@@ -38,6 +39,7 @@ class UnitSlots {
     int64_t capacity(Pool pool) const;
 
     ParamLayout const* layout_;
+    Comm* comm_;
     Device* device_;
     DType dtype_;
     bool ends_take_turns_;

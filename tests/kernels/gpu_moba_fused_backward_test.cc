@@ -14,7 +14,7 @@ using testing::GpuMobaCase;
 using testing::make_gpu_problem;
 using testing::relative_error;
 
-constexpr double kTolerance = 5e-3;
+constexpr double kGradientTolerance = 5e-3;
 
 class GpuMobaFused : public testing::GpuMobaTest {
   protected:
@@ -62,12 +62,12 @@ Truth truth_of(GpuMobaCase const& c, std::vector<int32_t> chosen) {
 }
 
 void expect_close(GpuMoba::Backward const& x, ReferenceResult const& r, std::string const& what) {
-    EXPECT_LT(relative_error(x.dq, r.dq), kTolerance) << what;
-    EXPECT_LT(relative_error(x.dk, r.dk), kTolerance) << what;
-    EXPECT_LT(relative_error(x.dv, r.dv), kTolerance) << what;
+    EXPECT_LT(relative_error(x.dq, r.dq), kGradientTolerance) << what;
+    EXPECT_LT(relative_error(x.dk, r.dk), kGradientTolerance) << what;
+    EXPECT_LT(relative_error(x.dv, r.dv), kGradientTolerance) << what;
 }
 
-void expect_right(GpuMobaCase const& c, std::vector<int32_t> chosen, std::string const& what) {
+void expect_gradients(GpuMobaCase const& c, std::vector<int32_t> chosen, std::string const& what) {
     Truth const truth = truth_of(c, std::move(chosen));
     GpuMoba gpu(truth.problem, c.options);
     gpu.choose(truth.chosen);
@@ -82,7 +82,7 @@ void expect_right(GpuMobaCase const& c, std::vector<int32_t> chosen, std::string
 TEST_F(GpuMobaFused, OwnBlocksOnly) {
     for (int64_t const dim : {64, 128})
         for (int64_t const B : {128, 256, 1000})
-            expect_right({.cu_seqlens = {0, 1, 1, 130, 613},
+            expect_gradients({.cu_seqlens = {0, 1, 1, 130, 613},
                           .heads = 2,
                           .kv_heads = 1,
                           .head_dim = dim,
@@ -100,7 +100,7 @@ TEST_F(GpuMobaFused, RandomRouting) {
                                 .head_dim = dim,
                                 .options = {.block_size = B, .top_k = 4},
                                 .seed = static_cast<uint64_t>(dim + B)};
-            expect_right(c, random_route(c), "random");
+            expect_gradients(c, random_route(c), "random");
         }
 }
 
@@ -114,7 +114,7 @@ void any_group_size(int32_t border, int32_t few_heads_tokens, int32_t many_heads
                                 .kv_heads = G,
                                 .head_dim = dim,
                                 .options = {.block_size = 128, .top_k = 3}};
-            expect_right(c, random_route(c), "group");
+            expect_gradients(c, random_route(c), "group");
         }
 }
 
@@ -131,7 +131,7 @@ TEST_F(GpuMobaFused, LongAndManyBlocks) {
                                 .head_dim = dim,
                                 .options = {.block_size = B, .top_k = k},
                                 .seed = static_cast<uint64_t>(dim + B)};
-            expect_right(c, random_route(c), "chains");
+            expect_gradients(c, random_route(c), "chains");
         }
 }
 
@@ -145,7 +145,7 @@ TEST_F(GpuMobaFused, ListsOfAllLengths) {
                                 .head_dim = dim,
                                 .options = {.block_size = 128, .top_k = 2},
                                 .seed = static_cast<uint64_t>(length + 1)};
-            expect_right(c, route(c, [&](int64_t t, int64_t, int64_t, int64_t) { return t < 128 + length ? 0 : -1; }),
+            expect_gradients(c, route(c, [&](int64_t t, int64_t, int64_t, int64_t) { return t < 128 + length ? 0 : -1; }),
                          "length " + std::to_string(length));
         }
 }
@@ -156,13 +156,13 @@ TEST_F(GpuMobaFused, EverybodyChoosesTheFirstBlock) {
         for (int64_t const B : {128, 256}) {
             GpuMobaCase const c{
                 .cu_seqlens = {0, 5, 1105}, .heads = 8, .head_dim = dim, .options = {.block_size = B, .top_k = 3}};
-            expect_right(c, route(c, [&](int64_t, int64_t, int64_t, int64_t s) { return s == 0 ? 0 : -1; }), "sink");
+            expect_gradients(c, route(c, [&](int64_t, int64_t, int64_t, int64_t s) { return s == 0 ? 0 : -1; }), "sink");
         }
 }
 
 TEST_F(GpuMobaFused, OneRowOfEveryList) {
     GpuMobaCase const c{.cu_seqlens = {0, 1000}, .head_dim = 128, .options = {.block_size = 128, .top_k = 3}};
-    expect_right(c,
+    expect_gradients(c,
                  route(c, [&](int64_t t, int64_t block, int64_t row,
                               int64_t s) { return t % 128 == 7 && row % c.heads == 0 && s == 0 ? block - 1 : -1; }),
                  "one row");
@@ -205,7 +205,7 @@ TEST_F(GpuMobaFused, ManyShortDocuments) {
         GpuMobaCase c{.cu_seqlens = {0}, .head_dim = dim, .options = {.block_size = 128, .top_k = 3}};
         for (int32_t const length : {1, 1, 127, 128, 129, 0, 256, 257, 2, 0, 0, 385, 1})
             c.cu_seqlens.push_back(c.cu_seqlens.back() + length);
-        expect_right(c, random_route(c), "short documents");
+        expect_gradients(c, random_route(c), "short documents");
     }
 }
 
@@ -223,7 +223,7 @@ void agrees_on_many_items(GpuMobaCase const& c) {
     auto const parts = gpu.backward(forward.o, forward.lse);
     for (GpuMoba::Backward const& x : {fused, any_order})
         for (auto part : {&GpuMoba::Backward::dq, &GpuMoba::Backward::dk, &GpuMoba::Backward::dv})
-            EXPECT_LT(relative_error(x.*part, parts.*part), kTolerance) << to_string(gpu.shape());
+            EXPECT_LT(relative_error(x.*part, parts.*part), kGradientTolerance) << to_string(gpu.shape());
 }
 
 /// Most of them documents of a few tokens.
@@ -417,7 +417,7 @@ TEST_F(GpuMobaFused, SumsInDqHaveTheRangeOfTheGradients) {
                 return some;
             };
             double const with_partials = relative_error(of_size(partials), of_size(truth.dq));
-            EXPECT_LT(with_partials, 2 * kTolerance);  // outliers leave little of small differences
+            EXPECT_LT(with_partials, 2 * kGradientTolerance);  // outliers leave little of small differences
             EXPECT_LT(relative_error(of_size(sums), of_size(truth.dq)), 1.1 * with_partials)
                 << "2^" << exponent << ", size " << size;
         }

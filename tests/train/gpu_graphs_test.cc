@@ -45,7 +45,7 @@ optimizer: {lr: 0.003, stochastic_rounding: true}
 
 constexpr uint64_t kSteps = 30, kMicroBatches = 3;
 
-struct Trained {
+struct TrainedByGraphs {
     std::vector<double> losses;
     std::vector<uint16_t> weights;
     int64_t repeats = 0, bodies = 0;
@@ -58,7 +58,7 @@ std::vector<int64_t> lengths(uint64_t step) {
     return {256, 0, 130, 126};
 }
 
-Trained train(RunOptions const& options, std::function<float(uint64_t)> const& weight) {
+TrainedByGraphs train(RunOptions const& options, std::function<float(uint64_t)> const& weight) {
     auto const world = make_single_host_comm();
     auto const files = make_file_system();
     Machine machine = make_machine(options);
@@ -68,7 +68,7 @@ Trained train(RunOptions const& options, std::function<float(uint64_t)> const& w
     Learner learner(session);
     learner.initialise(1);
     RunState state;
-    Trained result;
+    TrainedByGraphs result;
     for (uint64_t step = 0; step < kSteps; ++step) {
         std::vector<Batch> batches;
         for (uint64_t i = 0; i < kMicroBatches; ++i) {
@@ -95,7 +95,7 @@ TEST(GpuGraphs, GiveTheBitsOfTrainingWithoutThem) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     for (bool deterministic : {true, false}) {
         auto const one = [](uint64_t) { return 1.0f; };
-        Trained const plain = train(tiny(deterministic, false), one), replayed = train(tiny(deterministic, true), one);
+        TrainedByGraphs const plain = train(tiny(deterministic, false), one), replayed = train(tiny(deterministic, true), one);
         EXPECT_EQ(plain.bodies, kSteps * kMicroBatches);
         EXPECT_EQ(replayed.repeats, kSteps * kMicroBatches);
         // Queued by the host are a micro-batch that comes for the first time and for the second, as the first of its
@@ -113,7 +113,7 @@ TEST(GpuGraphs, GiveTheBitsOfTrainingWithoutThem) {
 TEST(GpuGraphs, AreNotReplayedWhereTheLossIsScaledOtherwise) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     auto const changing = [](uint64_t step) { return 1.0f + 0.125f * static_cast<float>(step); };
-    Trained const plain = train(tiny(true, false), changing), replayed = train(tiny(true, true), changing);
+    TrainedByGraphs const plain = train(tiny(true, false), changing), replayed = train(tiny(true, true), changing);
     EXPECT_EQ(replayed.bodies, kSteps * kMicroBatches);
     EXPECT_EQ(replayed.losses, plain.losses);
     EXPECT_EQ(replayed.weights, plain.weights);

@@ -11,13 +11,13 @@ namespace perigee::testing {
 
 namespace {
 
-struct Trained {
+struct TrainedAdapters {
     std::vector<double> losses, norms;
     std::vector<float> weights;  ///< adapters, in the optimizer's precision
     std::string base;
 };
 
-Trained train(std::vector<std::string> const& overrides) {
+TrainedAdapters train(std::vector<std::string> const& overrides) {
     RunOptions const options = resolve(parse_config(R"(
 model: {vocab_size: 512, hidden_size: 128, intermediate_size: 256, num_hidden_layers: 3, num_attention_heads: 4,
         num_key_value_heads: 2, head_dim: 64, qk_norm: true, qkv_bias: true}
@@ -36,7 +36,7 @@ deterministic: true
     Learner learner(session);
     learner.initialise(1);
     RunState state;
-    Trained result;
+    TrainedAdapters result;
     for (uint64_t step = 0; step < 12; ++step) {
         std::vector<Batch> const batches = {random_batch({256, 130, 126}, 512, 2 * step),
                                             random_batch({512}, 512, 2 * step + 1)};
@@ -57,7 +57,7 @@ deterministic: true
 
 TEST(GpuLora, TrainsAsTheCpuDoesAndLeavesTheBase) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
-    Trained const gpu = train({"device=cuda"}), cpu = train({"device=cpu"});
+    TrainedAdapters const gpu = train({"device=cuda"}), cpu = train({"device=cpu"});
     for (size_t step = 0; step < gpu.losses.size(); ++step) {
         EXPECT_NEAR(gpu.losses[step] / cpu.losses[step], 1, 0.01) << step;
         EXPECT_NEAR(gpu.norms[step] / cpu.norms[step], 1, 0.1) << step;
@@ -67,9 +67,9 @@ TEST(GpuLora, TrainsAsTheCpuDoesAndLeavesTheBase) {
 
 TEST(GpuLora, HasTheSameBitsEveryTimeAndWithGraphs) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
-    Trained const one = train({"device=cuda", "train.cuda_graphs=false"});
+    TrainedAdapters const one = train({"device=cuda", "train.cuda_graphs=false"});
     for (bool const graphs : {true, false}) {
-        Trained const again = train({"device=cuda", fmt::format("train.cuda_graphs={}", graphs)});
+        TrainedAdapters const again = train({"device=cuda", fmt::format("train.cuda_graphs={}", graphs)});
         EXPECT_EQ(again.losses, one.losses);
         EXPECT_EQ(again.weights, one.weights);
         EXPECT_EQ(again.base, one.base);
@@ -78,7 +78,7 @@ TEST(GpuLora, HasTheSameBitsEveryTimeAndWithGraphs) {
 
 TEST(GpuLora, TrainsUnderDropoutAsTheCpuDoes) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
-    Trained const gpu = train({"device=cuda", "lora.dropout=0.3"}), cpu = train({"device=cpu", "lora.dropout=0.3"});
+    TrainedAdapters const gpu = train({"device=cuda", "lora.dropout=0.3"}), cpu = train({"device=cpu", "lora.dropout=0.3"});
     for (size_t step = 0; step < gpu.losses.size(); ++step)
         EXPECT_NEAR(gpu.losses[step] / cpu.losses[step], 1, 0.01) << step;
     EXPECT_NEAR(gpu.norms[0] / cpu.norms[0], 1, 0.05) << "of B, behind the dropout of its inputs";
@@ -93,7 +93,7 @@ TEST(GpuLora, FreezesWhatPatternsName) {
         overrides.push_back(fmt::format("device={}", device));
         return train(overrides);
     };
-    Trained const gpu = on("cuda"), cpu = on("cpu");
+    TrainedAdapters const gpu = on("cuda"), cpu = on("cpu");
     for (size_t step = 0; step < gpu.losses.size(); ++step)
         EXPECT_NEAR(gpu.losses[step] / cpu.losses[step], 1, 0.01) << step;
 }

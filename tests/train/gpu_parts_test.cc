@@ -28,17 +28,17 @@ train: {steps: 1000, global_batch_size: 8, micro_batch_size: 1}
     return options;
 }
 
-struct Trained {
+struct TrainedInParts {
     std::vector<double> losses;
     std::vector<int64_t> replays;  ///< of each step
 };
 
-Trained train(ParallelOptions const& parallel, bool graphs) {
+TrainedInParts train(ParallelOptions const& parallel, bool graphs) {
     constexpr int kSteps = 8;
     Delay delay;
     PhantomRank rank(options_of(parallel, graphs), delay);
     auto const& ops = dynamic_cast<CudaOps&>(rank.ops());
-    Trained found;
+    TrainedInParts found;
     for (int i = 0; i < kSteps; ++i) {
         int64_t const before = ops.replays();
         found.losses.push_back(rank.step());
@@ -58,7 +58,7 @@ TEST(GpuPartsOfPasses, BetweenCollectivesAreReplayedAndChangeNoBit) {
     for (ParallelOptions const& parallel : layouts) {
         SCOPED_TRACE(fmt::format("tensor {}, context {}, {} sharded", parallel.tensor, parallel.context,
                                  name_of(parallel.shard)));
-        Trained const plain = train(parallel, false), replayed = train(parallel, true);
+        TrainedInParts const plain = train(parallel, false), replayed = train(parallel, true);
         EXPECT_EQ(replayed.losses, plain.losses);
         EXPECT_NE(plain.losses.back(), plain.losses.front()) << "no update";
         EXPECT_EQ(plain.replays.back(), 0);

@@ -94,7 +94,7 @@ class Links {
     using Work = std::function<void()>;
 
     std::byte* make(int64_t bytes) {
-        buffers_.emplace_back(*device_, static_cast<size_t>(bytes));
+        buffers_.push_back(comm_->allocate(*device_, static_cast<size_t>(bytes)));
         return static_cast<std::byte*>(buffers_.back().data());
     }
     int64_t of(int64_t size) const { return std::max<int64_t>(size / options_.shrink, 64); }

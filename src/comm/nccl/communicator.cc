@@ -13,6 +13,9 @@ ncclConfig_t configuration(Axis axis) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     config.commName = to_string(axis);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+    config.CTAPolicy = NCCL_CTA_POLICY_ZERO;  // gathers of registered memory go by copy engines
+#endif
     return config;
 }
 
@@ -77,6 +80,11 @@ std::string Communicator::failure() const {
 
 void Communicator::abort() noexcept {
     if (ncclComm_t const comm = comm_.exchange(nullptr); comm != nullptr) ncclCommAbort(comm);
+}
+
+void Communicator::release(std::function<void(ncclComm_t)> const& body) noexcept {
+    std::scoped_lock const lock(calling_);
+    if (ncclComm_t const comm = comm_; comm != nullptr && std::uncaught_exceptions() == 0) body(comm);
 }
 
 }  // namespace perigee

@@ -34,6 +34,8 @@ class Communicator {
     /// What has gone wrong since; empty where nothing has, and while a call is being made, which says so itself.
     std::string failure() const;
     void abort() noexcept;
+    /// Calls this, whose result does not matter, unless the communicator has been ended.
+    void release(std::function<void(ncclComm_t)> const& body) noexcept;
 
   private:
     [[noreturn]] void fail_with(ncclResult_t code, char const* what) const;

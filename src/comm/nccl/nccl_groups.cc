@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -94,14 +95,55 @@ class KnownCommunicator {
     Communicator communicator_;
 };
 
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+/// Memory that the other ranks of a communicator on this host can reach.
+class Window {
+  public:
+    Window(std::shared_ptr<KnownCommunicator> communicator, Device& device, size_t bytes)
+        : communicator_(std::move(communicator)) {
+        if (ncclMemAlloc(&memory_, bytes) != ncclSuccess) {
+            Buffer const room(device, bytes);  // throws where there is none
+            fail(Category::communication, "ncclMemAlloc of {} bytes failed: {}", bytes, ncclGetLastError(nullptr));
+        }
+        // Where not all ranks reach each other's memory, NCCL registers nothing.
+        (*communicator_)->call("ncclCommWindowRegister", [&](ncclComm_t comm) {
+            return ncclCommWindowRegister(comm, memory_, bytes, &window_, NCCL_WIN_COLL_SYMMETRIC);
+        });
+    }
+    ~Window() {
+        cudaDeviceSynchronize();
+        if (window_ != nullptr)
+            (*communicator_)->release([&](ncclComm_t comm) { ncclCommWindowDeregister(comm, window_); });
+        ncclMemFree(memory_);
+    }
+    Window(Window const&) = delete;
+    Window& operator=(Window const&) = delete;
+
+    void* memory() const { return memory_; }
+
+  private:
+    std::shared_ptr<KnownCommunicator> communicator_;
+    void* memory_ = nullptr;
+    ncclWindow_t window_ = nullptr;
+};
+#endif
+
 class NcclComm final : public Comm {
   public:
     NcclComm(std::unique_ptr<HostComm> host, std::shared_ptr<NcclJob> job, Communicator& whole, Group const& group)
         : Comm(std::move(host), group.axis),
-          communicator_(std::move(job), whole, group.color, group.key, group.axis),
-          job_(communicator_.job()) {}
+          communicator_(std::make_shared<KnownCommunicator>(std::move(job), whole, group.color, group.key, group.axis)),
+          job_(communicator_->job()) {}
 
-    void abort() noexcept override { communicator_->abort(); }
+    void abort() noexcept override { (*communicator_)->abort(); }
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+    Buffer allocate(Device& device, size_t bytes) override {
+        job_.device.use();
+        auto const window = std::make_shared<Window>(communicator_, device, std::max<size_t>(bytes, 1));
+        return {device, std::shared_ptr<void>(window, window->memory()), bytes};
+    }
+#endif
 
   protected:
     void queue_all_reduce(Queue& queue, TensorView x, Reduce op) override {
@@ -158,7 +200,7 @@ class NcclComm final : public Comm {
         if (ncclGroupStart() != ncclSuccess) fail(Category::communication, "ncclGroupStart failed");
     }
     void end_group() override {
-        communicator_->call("group", [](ncclComm_t) { return ncclGroupEnd(); });
+        (*communicator_)->call("group", [](ncclComm_t) { return ncclGroupEnd(); });
     }
     void note(Collective collective, Event const& done) override {
         if (job_.status != nullptr) job_.journal.add(begin_collective(job_.status, collective, axis()), done);
@@ -167,8 +209,8 @@ class NcclComm final : public Comm {
   private:
     void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) {
         job_.device.use();
-        if (grouping()) return communicator_->call_in_group(what, body);
-        communicator_->call(what, body);
+        if (grouping()) return (*communicator_)->call_in_group(what, body);
+        (*communicator_)->call(what, body);
     }
     static cudaStream_t stream(Queue& queue) {
         auto* const of_gpu = dynamic_cast<CudaQueue*>(&queue);
@@ -176,7 +218,7 @@ class NcclComm final : public Comm {
         return of_gpu->stream();
     }
 
-    KnownCommunicator communicator_;
+    std::shared_ptr<KnownCommunicator> communicator_;
     NcclJob& job_;
 };
 

@@ -62,7 +62,7 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     line("activations", memory.activations, "  one micro-batch, forward and backward");
     line("logits", memory.logits, "  one chunk of tokens");
     line("communication", memory.buckets + memory.messages, "  what is sent from and received into");
-    if (gpu) line("scratch", memory.scratch, "  of MoBA's kernels, see train.moba_scratch_mib");
+    if (gpu) line("scratch", memory.scratch, "  of attention; for MoBA see train.moba_scratch_mib");
     line("peak", memory.sum(), "  of all: not every class is at its largest at once");
     if (memory.host == 0) return;
     int const ranks = std::min(mesh.world(), kRanksOfAHost);

@@ -53,7 +53,7 @@ class AddressSpace : public Device {
     ClockedQueues queues_;
 };
 
-/// Computes nothing; notes the scratch memory that MoBA's kernels would take on a GPU, and throws what they would
+/// Computes nothing; notes the scratch memory that attention would take on a GPU, and throws what its kernels would
 /// refuse.
 class DryOps : public Ops {
   public:
@@ -84,7 +84,10 @@ class DryOps : public Ops {
         if (!goes_to_cudnn(args)) note(plans_.of(args).bytes_beside(!routing_of(args).empty()));
     }
     void note(AttentionBackward const& args) {
-        if (!goes_to_cudnn(args, deterministic_)) note(plans_.of(args).bytes_beside(forward_left_routing(args)));
+        if (goes_to_cudnn(args, deterministic_))
+            note(cudnn_backward_scratch(args));
+        else
+            note(plans_.of(args).bytes_beside(forward_left_routing(args)));
     }
     void note(SelectBlocks const& args) {
         bool const is_gate = std::holds_alternative<MobaOptions>(args.selection);

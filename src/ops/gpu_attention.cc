@@ -75,6 +75,12 @@ bool goes_to_cudnn(AttentionBackward const& args, bool deterministic) {
     return suits_cudnn(args) && !args.add_to_dkv && !deterministic;
 }
 
+size_t cudnn_backward_scratch(AttentionBackward const& args) {
+    int64_t const rows = args.q_THK[0] * args.q_THK[1], head_dim = args.q_THK[2];
+    bool const shares_keys = args.q_THK[1] != args.k_TGK[1];
+    return static_cast<size_t>(rows * (head_dim * (shares_keys ? 8 : 4) + 8));
+}
+
 BlockSparsePlan const& AttentionPlans::attention(BlockSparseShape shape, AttentionTask task) {
     shape.deterministic = deterministic_;
     return known_or_made(

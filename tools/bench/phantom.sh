@@ -29,7 +29,7 @@ run() {
     shift 5
     if grep -q "^{.*\"rank\":$rank,.*\"row\":\"$row\"" "$out" 2>/dev/null; then return; fi
     timeout "$seconds" "$bin/bench_train" "$root/configs/bench/$config.yaml" "$@" ${more[@]+"${more[@]}"} --of "$layout" \
-        --as-rank "$rank" --steps "$steps" --rehearse --warmup $((steps > 1)) --row "$row" --json ${operations} >"$log" 2>&1
+        --as-rank "$rank" --steps "$steps" --rehearse --warmup $((steps > 1 ? 2 : 0)) --row "$row" --json ${operations} >"$log" 2>&1
     local code=$?
     cat "$log"
     if [ $code = 0 ]; then

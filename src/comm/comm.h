@@ -35,9 +35,9 @@ class Comm {
     /// The same ranks, for values of the host.
     HostComm& host() const { return *host_; }
 
-    /// Memory for tensors of this group's collectives; all ranks ask for the same number of bytes at the same point. NCCL
-    /// registers it with the other ranks: within a host, all_gather then needs no multiprocessors, and reduce_scatter
-    /// fewer.
+    /// Memory for tensors of this group's collectives; all ranks ask for the same number of bytes at the same point.
+    /// With GpuRanks::register_memory NCCL lets the other ranks reach it: all_gather then needs no multiprocessors, and
+    /// reduce_scatter fewer.
     virtual Buffer allocate(Device& device, size_t bytes) { return {device, bytes}; }
 
     // For a given backend, size and layout the order of additions is fixed. Every addition of bf16 is made in fp32;

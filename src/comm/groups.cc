@@ -22,12 +22,13 @@ class HostGroups final : public GroupMaker {
 
 std::unique_ptr<GroupMaker> make_host_groups(HostComm& world) { return std::make_unique<HostGroups>(world); }
 
-std::unique_ptr<GroupMaker> make_group_maker(CommChoice choice, HostComm& world, Device& device, bool shared_gpus) {
+std::unique_ptr<GroupMaker> make_group_maker(CommChoice choice, HostComm& world, Device& device,
+                                             GpuRanks const& ranks) {
     if (choice == CommChoice::nccl && device.is_host())
         fail(Category::config,
              "parallel.comm is nccl, which carries tensors between GPUs, but ranks compute on the CPU");
     if (choice == CommChoice::mpi || device.is_host() || world.size() == 1) return make_host_groups(world);
-    return make_nccl_groups(world, device, shared_gpus);
+    return make_nccl_groups(world, device, ranks);
 }
 
 }  // namespace perigee

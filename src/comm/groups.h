@@ -36,9 +36,14 @@ class GroupMaker {
 /// Over memory of the host, by the messages of `world`, which outlives it.
 std::unique_ptr<GroupMaker> make_host_groups(HostComm& world);
 
-/// The backend that `choice` means for tensors on this device, over the ranks of `world`, which outlives it. With
-/// `shared_gpus`, ranks of one host may compute on the same GPU. Collective. Throws Category::config where this build
-/// or device does not have it.
-std::unique_ptr<GroupMaker> make_group_maker(CommChoice choice, HostComm& world, Device& device, bool shared_gpus);
+/// What the ranks of a host do with its GPUs.
+struct GpuRanks {
+    bool share = false;            ///< they may compute on the same one
+    bool register_memory = false;  ///< where none do and there is one host: Comm::allocate
+};
+
+/// The backend that `choice` means for tensors on this device, over the ranks of `world`, which outlives it.
+/// Collective. Throws Category::config where this build or device does not have it.
+std::unique_ptr<GroupMaker> make_group_maker(CommChoice choice, HostComm& world, Device& device, GpuRanks const& ranks);
 
 }  // namespace perigee

@@ -4,7 +4,7 @@
 
 namespace perigee {
 
-std::unique_ptr<GroupMaker> make_nccl_groups(HostComm&, Device&, bool) {
+std::unique_ptr<GroupMaker> make_nccl_groups(HostComm&, Device&, GpuRanks const&) {
     fail(Category::config,
          "this perigee was built without NCCL, which carries tensors between GPUs: install libnccl-dev and build the "
          "`cuda` preset anew, or let them go through memory of the host with parallel.comm=mpi");

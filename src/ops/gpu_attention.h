@@ -19,8 +19,8 @@ bool build_uses_cudnn();
 bool goes_to_cudnn(AttentionForward const& args);
 bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
 
-/// Bytes of scratch memory of cuDNN's backward, as version 9.14 takes them on Hopper: dQ in fp32, dK and dV of every query
-/// head where heads share keys, and two numbers per row.
+/// Bytes of scratch memory of cuDNN's backward, as version 9.14 takes them on Hopper: dQ in fp32, dK and dV of every
+/// query head where heads share keys, and two numbers per row.
 size_t cudnn_backward_scratch(AttentionBackward const& args);
 
 /// The plans of the own attention kernels, each made once for a shape: the layers and micro-batches that come later are

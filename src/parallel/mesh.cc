@@ -35,6 +35,10 @@ void describe(Schema& schema, ParallelOptions& options) {
         "share_gpu", options.share_gpu,
         "several ranks may compute on one GPU, in turns: for tests of layouts on few GPUs; off, a host with fewer "
         "GPUs than ranks is an error");
+    schema.add("register_memory", options.register_memory,
+               "NCCL lets the ranks of a host reach each other's weights and gradients: copy engines gather weights, "
+               "and sums take fewer multiprocessors; without effect where ranks share a GPU or a job has several "
+               "hosts");
     schema.choice("bind", options.bind, {{"auto", Bind::automatic}, {"none", Bind::none}},
                   "on a GPU: auto binds each rank to those of its CPUs that are next to its GPU, and asks for memory "
                   "there; none leaves it to the launcher");
@@ -64,7 +68,7 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
 Mesh::Mesh(ParallelOptions const& options, HostComm& world) : Mesh(options, world, make_host_groups(world)) {}
 
 Mesh::Mesh(ParallelOptions const& options, HostComm& world, Device& device)
-    : Mesh(options, world, make_group_maker(options.comm, world, device, options.share_gpu)) {}
+    : Mesh(options, world, make_group_maker(options.comm, world, device, options.gpu_ranks())) {}
 
 Mesh::Mesh(ParallelOptions const& options, HostComm& world, std::unique_ptr<GroupMaker> groups)
     : world_(&world),

@@ -376,7 +376,7 @@ int abort_a_collective() {
 void make_comms(std::string const& backend, CommChoice choice) {
     HostComm& world = Job::launch->world();
     Job::Comms& comms = Job::by_backend[backend];
-    comms.groups = make_group_maker(choice, world, *Job::device, /*shared_gpus=*/true);
+    comms.groups = make_group_maker(choice, world, *Job::device, {.share = true});
     int const n = world.size(), rank = world.rank(), pair = n % 2 == 0 ? 2 : 1;
     comms.all = comms.groups->make({.axis = Axis::data, .size = n, .color = 0, .key = rank});
     comms.pairs = comms.groups->make({.axis = Axis::tensor, .size = pair, .color = rank / pair, .key = rank});

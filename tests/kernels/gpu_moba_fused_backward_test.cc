@@ -83,12 +83,12 @@ TEST_F(GpuMobaFused, OwnBlocksOnly) {
     for (int64_t const dim : {64, 128})
         for (int64_t const B : {128, 256, 1000})
             expect_gradients({.cu_seqlens = {0, 1, 1, 130, 613},
-                          .heads = 2,
-                          .kv_heads = 1,
-                          .head_dim = dim,
-                          .options = {.block_size = B, .top_k = 1},
-                          .seed = static_cast<uint64_t>(dim + B)},
-                         {}, "own");
+                              .heads = 2,
+                              .kv_heads = 1,
+                              .head_dim = dim,
+                              .options = {.block_size = B, .top_k = 1},
+                              .seed = static_cast<uint64_t>(dim + B)},
+                             {}, "own");
 }
 
 TEST_F(GpuMobaFused, RandomRouting) {
@@ -145,8 +145,9 @@ TEST_F(GpuMobaFused, ListsOfAllLengths) {
                                 .head_dim = dim,
                                 .options = {.block_size = 128, .top_k = 2},
                                 .seed = static_cast<uint64_t>(length + 1)};
-            expect_gradients(c, route(c, [&](int64_t t, int64_t, int64_t, int64_t) { return t < 128 + length ? 0 : -1; }),
-                         "length " + std::to_string(length));
+            expect_gradients(c,
+                             route(c, [&](int64_t t, int64_t, int64_t, int64_t) { return t < 128 + length ? 0 : -1; }),
+                             "length " + std::to_string(length));
         }
 }
 
@@ -156,16 +157,17 @@ TEST_F(GpuMobaFused, EverybodyChoosesTheFirstBlock) {
         for (int64_t const B : {128, 256}) {
             GpuMobaCase const c{
                 .cu_seqlens = {0, 5, 1105}, .heads = 8, .head_dim = dim, .options = {.block_size = B, .top_k = 3}};
-            expect_gradients(c, route(c, [&](int64_t, int64_t, int64_t, int64_t s) { return s == 0 ? 0 : -1; }), "sink");
+            expect_gradients(c, route(c, [&](int64_t, int64_t, int64_t, int64_t s) { return s == 0 ? 0 : -1; }),
+                             "sink");
         }
 }
 
 TEST_F(GpuMobaFused, OneRowOfEveryList) {
     GpuMobaCase const c{.cu_seqlens = {0, 1000}, .head_dim = 128, .options = {.block_size = 128, .top_k = 3}};
     expect_gradients(c,
-                 route(c, [&](int64_t t, int64_t block, int64_t row,
-                              int64_t s) { return t % 128 == 7 && row % c.heads == 0 && s == 0 ? block - 1 : -1; }),
-                 "one row");
+                     route(c, [&](int64_t t, int64_t block, int64_t row,
+                                  int64_t s) { return t % 128 == 7 && row % c.heads == 0 && s == 0 ? block - 1 : -1; }),
+                     "one row");
 }
 
 /// A budget with which the backward takes that many passes, or more; there must be one.

@@ -95,7 +95,8 @@ TEST(GpuGraphs, GiveTheBitsOfTrainingWithoutThem) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     for (bool deterministic : {true, false}) {
         auto const one = [](uint64_t) { return 1.0f; };
-        TrainedByGraphs const plain = train(tiny(deterministic, false), one), replayed = train(tiny(deterministic, true), one);
+        TrainedByGraphs const plain = train(tiny(deterministic, false), one),
+                              replayed = train(tiny(deterministic, true), one);
         EXPECT_EQ(plain.bodies, kSteps * kMicroBatches);
         EXPECT_EQ(replayed.repeats, kSteps * kMicroBatches);
         // Queued by the host are a micro-batch that comes for the first time and for the second, as the first of its

@@ -78,7 +78,8 @@ TEST(GpuLora, HasTheSameBitsEveryTimeAndWithGraphs) {
 
 TEST(GpuLora, TrainsUnderDropoutAsTheCpuDoes) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
-    TrainedAdapters const gpu = train({"device=cuda", "lora.dropout=0.3"}), cpu = train({"device=cpu", "lora.dropout=0.3"});
+    TrainedAdapters const gpu = train({"device=cuda", "lora.dropout=0.3"}),
+                          cpu = train({"device=cpu", "lora.dropout=0.3"});
     for (size_t step = 0; step < gpu.losses.size(); ++step)
         EXPECT_NEAR(gpu.losses[step] / cpu.losses[step], 1, 0.01) << step;
     EXPECT_NEAR(gpu.norms[0] / cpu.norms[0], 1, 0.05) << "of B, behind the dropout of its inputs";

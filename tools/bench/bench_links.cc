@@ -61,7 +61,7 @@ class Links {
           ops_(machine.ops.get()),
           device_(machine.device.get()),
           lane_(&device_->lane("links")),
-          groups_(make_group_maker(options.parallel.comm, world, *device_, options.parallel.share_gpu)),
+          groups_(make_group_maker(options.parallel.comm, world, *device_, options.parallel.gpu_ranks())),
           comm_(groups_->make({.axis = Axis::data, .size = world.size(), .color = 0, .key = world.rank()})),
           arena_(*device_) {
         int64_t const bytes = o.largest << 20;

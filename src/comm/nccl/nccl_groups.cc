@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <vector>
 
@@ -130,15 +131,18 @@ class Window {
 
 class NcclComm final : public Comm {
   public:
-    NcclComm(std::unique_ptr<HostComm> host, std::shared_ptr<NcclJob> job, Communicator& whole, Group const& group)
+    NcclComm(std::unique_ptr<HostComm> host, std::shared_ptr<NcclJob> job, Communicator& whole, Group const& group,
+             bool registers)
         : Comm(std::move(host), group.axis),
           communicator_(std::make_shared<KnownCommunicator>(std::move(job), whole, group.color, group.key, group.axis)),
-          job_(communicator_->job()) {}
+          job_(communicator_->job()),
+          registers_(registers) {}
 
     void abort() noexcept override { (*communicator_)->abort(); }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     Buffer allocate(Device& device, size_t bytes) override {
+        if (!registers_) return Comm::allocate(device, bytes);
         job_.device.use();
         auto const window = std::make_shared<Window>(communicator_, device, std::max<size_t>(bytes, 1));
         return {device, std::shared_ptr<void>(window, window->memory()), bytes};
@@ -220,6 +224,7 @@ class NcclComm final : public Comm {
 
     std::shared_ptr<KnownCommunicator> communicator_;
     NcclJob& job_;
+    [[maybe_unused]] bool registers_;
 };
 
 /// What NCCL is told, unless the user has told it something else.
@@ -249,12 +254,21 @@ void check_version() {
              version / 10000, version / 100 % 100);
 }
 
+/// Whether all ranks run under the same start of a kernel.
+bool on_one_host(HostComm& world) {
+    std::string own;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> own;
+    bool const same = !own.empty() && world.broadcast_text(own, 0) == own;
+    return world.max(same ? 0 : 1) == 0;
+}
+
 class NcclGroups final : public GroupMaker {
   public:
-    NcclGroups(HostComm& world, CudaDevice& device, bool shared_gpus)
+    NcclGroups(HostComm& world, CudaDevice& device, GpuRanks const& ranks)
         : world_(&world), job_(std::make_shared<NcclJob>(world.status(), device)) {
         check_version();
-        set_environment(shared_gpus, world.rank());
+        set_environment(ranks.share, world.rank());
+        registers_ = ranks.register_memory && !ranks.share && on_one_host(world);
         device.use();
         std::string bytes(sizeof(ncclUniqueId), '\0');
         ncclUniqueId id{};
@@ -272,22 +286,23 @@ class NcclGroups final : public GroupMaker {
         if (group.size == 1) return make_single_comm(group.axis);
         auto host = world_->split(group.color, group.key, group.axis);
         job_->device.use();
-        return std::make_unique<NcclComm>(std::move(host), job_, **all_, group);
+        return std::make_unique<NcclComm>(std::move(host), job_, **all_, group, registers_);
     }
     std::string failure() override { return job_->failure(); }
 
   private:
     HostComm* world_;
+    bool registers_ = false;
     std::shared_ptr<NcclJob> job_;
     std::unique_ptr<KnownCommunicator> all_;
 };
 
 }  // namespace
 
-std::unique_ptr<GroupMaker> make_nccl_groups(HostComm& world, Device& device, bool shared_gpus) {
+std::unique_ptr<GroupMaker> make_nccl_groups(HostComm& world, Device& device, GpuRanks const& ranks) {
     auto* const gpu = dynamic_cast<CudaDevice*>(&device);
     PERIGEE_CHECK(gpu != nullptr, "NCCL on {}", device.name());
-    return std::make_unique<NcclGroups>(world, *gpu, shared_gpus);
+    return std::make_unique<NcclGroups>(world, *gpu, ranks);
 }
 
 }  // namespace perigee

@@ -8,6 +8,6 @@
 namespace perigee {
 
 /// As make_group_maker; `device` is a GPU. Throws Category::config in a build without NCCL.
-std::unique_ptr<GroupMaker> make_nccl_groups(HostComm& world, Device& device, bool shared_gpus);
+std::unique_ptr<GroupMaker> make_nccl_groups(HostComm& world, Device& device, GpuRanks const& ranks);
 
 }  // namespace perigee

@@ -33,7 +33,8 @@ void show(ViewRequest const& request, FileSystem& files) {
     refuse_problems(options, 1, request.config);
     options = resolve(options, 1, files);
     Session session(options, *world, files);
-    std::string weights = "fresh weights";
+    std::string const& folder = options.model.init_from;
+    std::string weights = folder.empty() ? "fresh weights" : fmt::format("the weights of {}", folder);
     int64_t done = 0;
     if (trained) {
         done = session.load_weights(trained).step;

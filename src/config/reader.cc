@@ -257,7 +257,10 @@ void read_override(Schema const& schema, std::string const& text, Findings& find
     if (equals == std::string::npos || equals == 0)
         return findings.add({}, "expected key=value, as in optimizer.lr=1e-3");
     auto const tree = parse_yaml(text.substr(equals + 1), findings);
-    if (tree) Reader(schema, findings).read_path(schema, "", std::string_view(text).substr(0, equals), *tree);
+    if (!tree) return;
+    Reader(schema, findings).read_path(schema, "", std::string_view(text).substr(0, equals), *tree);
+    if (tree->kind == YamlNode::Kind::map && tree->entries.empty() && findings.lines().empty())
+        findings.add({}, "an empty section changes nothing; name the keys to change");
 }
 
 }  // namespace

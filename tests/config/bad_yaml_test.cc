@@ -88,6 +88,13 @@ TEST(BadYaml, MistakesOfTheFileComeFirstThenThoseOfTheCommandLineInOrder) {
               "command line: 'steps=0': steps must be between 1 and 1000000, found 0");
 }
 
+TEST(BadYaml, AnEmptySectionOnTheCommandLineIsNotTakenForAReset) {
+    EXPECT_EQ(refusal("steps: 4\n", {"full_layers={}", "optimizer={}"}),
+              "command line: 'full_layers={}': an empty section changes nothing; name the keys to change\n"
+              "command line: 'optimizer={}': an empty section changes nothing; name the keys to change");
+    EXPECT_EQ(refusal("steps: 4\n", {"steps={}"}).find("changes nothing"), std::string::npos);
+}
+
 TEST(BadYaml, IsReportedByPlaceEvenWhereTheSchemaReadsInAnotherOrder) {
     std::string const yaml = "full_layers: &x {last: -1}\nsteps: 0\noptimizer: *x\n";
     EXPECT_EQ(refusal(yaml, {}),

@@ -63,7 +63,7 @@ def main():
     parser.add_argument("-o", "--output", required=True, help="folder of qN.jsonl")
     parser.add_argument("--questions", type=int, nargs="+", default=[3, 10, 80])
     parser.add_argument("--count", type=int, default=2000, help="conversations")
-    parser.add_argument("--kib", type=float, default=84, help="text of one, at most: 32K tokens are about 95")
+    parser.add_argument("--kib", type=float, default=70, help="text of one, at most: 32K tokens are 75 to 95")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     pool = [found for found in map(titled, documents(args.parts)) if found]

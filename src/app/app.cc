@@ -113,7 +113,12 @@ int run_train(RunOptions const& as_configured, Job const& job) {
     try {
         Launched launched{.program = "perigee " PERIGEE_VERSION};
         if (!job.commit.empty()) launched.program += fmt::format(" ({})", job.commit);
-        if (world.rank() == 0) launched.memory_planned_bytes = step_cost(options, world.size()).memory.sum();
+        if (world.rank() == 0) {
+            StepMemory const planned = step_cost(options, world.size()).memory;
+            launched.memory_planned_bytes = planned.sum();
+            launched.arena_bytes = planned.step;
+        }
+        launched.arena_bytes = world.max(launched.arena_bytes);
         Trainer trainer(options, world, job.files, to_yaml(as_configured), &job.watchdog, launched);
         return trainer.run() == Outcome::preempted ? kExitPreempted : 0;
     } catch (std::exception const& e) {

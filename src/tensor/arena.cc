@@ -11,6 +11,15 @@ constexpr size_t kMinimumBlock = size_t{4} << 20;
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 }  // namespace
 
+void Arena::reserve(int64_t bytes) {
+    if (!blocks_.empty() || bytes <= 0) return;
+    try {
+        blocks_.emplace_back(*device_, aligned(static_cast<size_t>(bytes)));
+        ++growths_;
+    } catch (OutOfMemory const&) {
+    }
+}
+
 TensorView Arena::allocate(std::string_view name, DType dtype, Shape shape, Use use) {
     size_t const need = aligned(static_cast<size_t>(std::max<int64_t>(shape.size() * size_of(dtype), 1)));
     while (block_ < blocks_.size() && used_ + need > blocks_[block_].bytes()) {

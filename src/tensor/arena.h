@@ -1,5 +1,6 @@
 // Stack-like memory for activations. The first step finds out how much is needed, taking blocks from the device as it
-// goes; settle() then replaces them by one block, and later steps of the same shapes allocate nothing.
+// goes; settle() then replaces them by one block, and later steps of the same shapes allocate nothing. Who knows how
+// much is needed reserves it: blocks leave gaps.
 #pragma once
 
 #include <array>
@@ -17,6 +18,9 @@ enum class Use { activations, logits, communication };
 class Arena {
   public:
     explicit Arena(Device& device) : device_(&device) {}
+
+    /// Takes one block of this size, where there is none yet. Without that much memory left, blocks come as needed.
+    void reserve(int64_t bytes);
 
     /// Uninitialised memory, 256-byte aligned, valid until the enclosing Scope ends. `name` shows in error messages.
     TensorView allocate(std::string_view name, DType dtype, Shape shape, Use use = Use::activations);

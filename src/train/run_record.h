@@ -12,6 +12,7 @@ namespace perigee {
 struct Launched {
     std::string program = {};                          ///< name, version and commit
     std::optional<int64_t> memory_planned_bytes = {};  ///< of a rank's device, for a step
+    int64_t arena_bytes = 0;                           ///< of those, what the arena of a GPU takes; 0: not known
 };
 
 /// The parts of the record that the trainer knows.

@@ -59,6 +59,7 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
         log::around_lines([this] { progress_.clear(); }, [this] { progress_.redraw(); });
     }
     session_.ops().device().phases().start();
+    if (!session_.ops().device().is_host()) session_.arena().reserve(launched.arena_bytes);
     start();
     if (folder_) folder_->write_config(resolved_yaml, state_.run_id);
     record(launched);

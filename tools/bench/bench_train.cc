@@ -186,6 +186,7 @@ Measured as_phantom(Options const& o, Run const& run, Machine machine, FileSyste
                     files);
     Learner learner(session);
     initialise_phantom(session, learner, 1);
+    session.arena().reserve(step_cost(options, run.world).memory.step);
     return time_steps(o, session, ops, learner, *alone, [&] { return phantom.take_own_seconds(); });
 }
 
@@ -195,6 +196,7 @@ Measured as_rank(Options const& o, Run const& run, HostComm& world, Machine mach
     Session session(run.options, {nullptr, std::move(owned)}, world, files);
     Learner learner(session);
     learner.initialise(1);
+    session.arena().reserve(step_cost(run.options, run.world).memory.step);
     return time_steps(o, session, ops, learner, world, [] { return 0.0; });
 }
 

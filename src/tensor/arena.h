@@ -1,6 +1,6 @@
 // Stack-like memory for activations. The first step finds out how much is needed, taking blocks from the device as it
-// goes; settle() then replaces them by one block, and later steps of the same shapes allocate nothing. Who knows how
-// much is needed reserves it: blocks leave gaps.
+// goes; settle() then replaces them by one block, and later steps of the same shapes allocate nothing. Callers
+// that know the size reserve() it, because blocks leave gaps.
 #pragma once
 
 #include <array>

@@ -235,7 +235,8 @@ CommCounts whole_run(RunOptions options, int ranks, int64_t steps) {
     return all;
 }
 
-/// The scratch memory of MoBA keeps within the option; too little is refused. cuDNN's is as large as it is.
+/// MoBA's scratch memory stays within train.moba_scratch_mib, and a limit that is too small is refused. The option does
+/// not limit cuDNN's.
 TEST(StepCost, ScratchOfMobaOnAGpuKeepsWithinItsOption) {
     auto const memory = [](std::vector<std::string> overrides) {
         for (char const* const more : {"device=cuda", "data.sequence_length=16384", "train.micro_batch_size=1",

@@ -113,7 +113,7 @@ beside() {
     if [ "$device" = cpu ]; then by_ctas beside --largest 1 --shrink 256 --seconds 0.002; else by_ctas beside; fi
 }
 
-# steps NAME STEPS WARMUP key=value... Two steps of warm-up: the second captures CUDA graphs.
+# steps NAME STEPS WARMUP key=value... Two steps of warm-up: the first of a process is slower.
 steps() {
     local name=$1 count=$2 warmup=$3
     shift 3

@@ -254,7 +254,7 @@ void check_version() {
              version / 10000, version / 100 % 100);
 }
 
-/// Whether all ranks run under the same start of a kernel.
+/// Whether all ranks run on one host: they see the same boot of its kernel.
 bool on_one_host(HostComm& world) {
     std::string own;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> own;

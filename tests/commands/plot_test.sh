@@ -91,6 +91,7 @@ check "an output that cannot be written" \
 quickly() { timeout 5 "${plot[@]}" "$@" --terminal --output "$work/odd.svg" >"$work/out" 2>"$work/err"; }
 mkdir "$work/odd"
 numbers=(0 -0.0 1 -1 null 5e-324 1e-310 2.2250738585072014e-308 1e-9 1e16 10000000000000002 1e199 -1e199 1e308 -1e308 1.7976931348623157e308)
+[ -z "${PERIGEE_BRIEF:-}" ] || numbers=(0 -1 null 5e-324 1e16 1e199 -1e308)
 for first in "${numbers[@]}"; do
     for second in "${numbers[@]}"; do
         printf '{"step":1,"loss":1}\n{"step":2,"loss":%s,"eval_loss":%s}\n{"step":3,"loss":%s}\n' "$first" "$second" "$second"

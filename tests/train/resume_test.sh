@@ -5,6 +5,7 @@ set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
 evaluated=(eval.every=10 eval.samples=4)
+export OMPI_MCA_odls_base_sigkill_timeout=0  # after a kill mpirun ends the other ranks at once
 
 train() {  # train RANKS FOLDER PROGRAM [key=value...]: non-zero where the job dies
     local n=$1 folder=$2 program=$3

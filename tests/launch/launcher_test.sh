@@ -94,7 +94,7 @@ done
 
 # --- A signal right after main's first line.
 for command in train eval generate check; do
-    PERIGEE_KILL=join PERIGEE_KILL_BY=wait begin "$PERIGEE_BIN/perigee_faulty" $command "${arguments[@]}"
+    PERIGEE_KILL=join PERIGEE_KILL_BY=sleep begin "$PERIGEE_BIN/perigee_faulty" $command "${arguments[@]}"
     eventually 20 grep -q "waiting for a signal" "$scratch/log" || complain "$command: does not wait"
     kill -TERM "$job"
     finish

@@ -28,12 +28,11 @@ since() { awk -v a="$1" -v b="$(seconds)" 'BEGIN { printf "%.1f", b - a }'; }
 at_most() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a <= b) }'; }
 # eventually SECONDS COMMAND...: polls until the command succeeds
 eventually() {
-    local limit=$1 begin
-    begin=$(seconds)
+    local end=$((${EPOCHREALTIME/[.,]/} + $1 * 1000000))
     shift
     until "$@"; do
-        at_most "$(since "$begin")" "$limit" || return 1
-        sleep 0.02
+        ((${EPOCHREALTIME/[.,]/} < end)) || return 1
+        sleep 0.03
     done
 }
 steps_done() { [ -s "$1/metrics.jsonl" ] && [ "$(grep -c '"loss"' "$1/metrics.jsonl")" -ge "$2" ]; }

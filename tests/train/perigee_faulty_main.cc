@@ -5,12 +5,11 @@
 // PERIGEE_KILL=join: it dies before it joins its job. PERIGEE_KILL=barrier:COUNT: at its COUNT-th MPI_Barrier.
 // PERIGEE_KILL=collective:NAME:COUNT: at its COUNT-th all_gather or reduce_scatter of tensors.
 // PERIGEE_ABORT=hang: MPI_Abort does not return.
-// PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, or `wait`
-// for a signal, 20 seconds at most, which it announces; at a collective also `skip`, which leaves it out, and
-// `allocate`, which asks its device for more memory than there is. PERIGEE_KILL_MARK: a file that it makes right
-// before.
-// PERIGEE_FLIP=TENSOR:COUNT: on rank PERIGEE_KILL_RANK, a bit of the first element of that tensor flips right before
-// the COUNT-th comparison of what ranks hold alike.
+// PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, `wait`
+// until it is told to stop, or `sleep` until a signal ends that, both for 20 seconds at most and announced; at a
+// collective also `skip`, which leaves it out, and `allocate`, which asks its device for more memory than there is.
+// PERIGEE_KILL_MARK: a file that it makes right before. PERIGEE_FLIP=TENSOR:COUNT: on rank PERIGEE_KILL_RANK, a bit of
+// the first element of that tensor flips right before the COUNT-th comparison of what ranks hold alike.
 #include <unistd.h>
 
 #include <chrono>
@@ -60,7 +59,11 @@ void disturb(std::string const& how) {
     mark();
     if (how == "throw") throw std::runtime_error("thrown by the test");
     if (how == "exit") std::exit(0);
-    if (how == "wait") {
+    if (how == "wait") {  // until it is told to stop
+        std::fputs("waiting for a signal\n", stderr);
+        for (int tenths = 0; tenths < 200 && !perigee::stop_requested(); ++tenths)
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    } else if (how == "sleep") {  // a signal that nobody else takes ends it
         std::fputs("waiting for a signal\n", stderr);
         ::sleep(20);
     } else {

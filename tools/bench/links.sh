@@ -14,7 +14,8 @@
 #   matrix           a step of every layout, and the same by ranks that share one GPU
 #   cp_1m_moba       one step of 256K tokens a GPU, 1M at most
 # --seconds: of all sections together, 580 where not said. --cpu: CPU ranks, to try this. --dry: only what would run.
-# What follows -- goes to every training run whose ranks have GPUs of their own.
+# What follows -- goes to the steps of the 8B model. Its keys of parallel also go to losses and failures, for ranks with
+# GPUs of their own.
 set -uo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 bin=$root/build/cuda/bin out=$root/links.jsonl seconds=580 ranks=0 device=cuda dry=0 sections=() more=()
@@ -31,6 +32,8 @@ while [ $# -gt 0 ]; do
         *) sections+=("$1") && shift ;;
     esac
 done
+own=()
+for key in ${more[@]+"${more[@]}"}; do [[ $key != parallel.* ]] || own+=("$key"); done
 all=(topology links dp_8k dp_32k cp_128k_dense cp_128k_moba losses failures beside matrix cp_1m_moba)
 [ ${#sections[@]} -gt 0 ] || sections=("${all[@]}")
 for section in "${sections[@]}"; do
@@ -164,7 +167,7 @@ losses() {
     for layout in "parallel.shard=weights" "parallel.context=$ranks" "parallel.tensor=$ranks" "parallel.comm=mpi"; do
         [ "$layout $device" != "parallel.comm=mpi cpu" ] || continue
         rm -rf "$scratch/own" "$scratch/shared"
-        job "$bin/perigee" train "$scratch/run.yaml" "$layout" output_dir="$scratch/own" ${more[@]+"${more[@]}"}
+        job "$bin/perigee" train "$scratch/run.yaml" "$layout" output_dir="$scratch/own" ${own[@]+"${own[@]}"}
         ended $? "$layout"
         stacked "$bin/perigee" train "$scratch/run.yaml" "$layout" output_dir="$scratch/shared" parallel.share_gpu=true
         ended $? "$layout, GPU shared"
@@ -201,7 +204,7 @@ meets() {  # meets SIGNAL RANK
     if [ $dry = 1 ]; then echo "    $what of $ranks while it trains" && return; fi
     before=$(gpu_memory)
     start "$ranks" "$folder" perigee train.steps=1000000 parallel.shard=weights watchdog.step_s=$silence \
-        ${more[@]+"${more[@]}"}
+        ${own[@]+"${own[@]}"}
     eventually 60 steps_done "$folder" 10 || complain "$what: training does not begin"
     pid=$(rank_pid "$folder" "$2")
     kill -"$1" $pid || complain "$what: no such process"

@@ -8,8 +8,10 @@
 // PERIGEE_KILL_BY is another thing to do there: a signal's number, `exit` (in order, with code 0), `throw`, `wait`
 // until it is told to stop, or `sleep` until a signal ends that, both for 20 seconds at most and announced; at a
 // collective also `skip`, which leaves it out, and `allocate`, which asks its device for more memory than there is.
-// PERIGEE_KILL_MARK: a file that it makes right before. PERIGEE_FLIP=TENSOR:COUNT: on rank PERIGEE_KILL_RANK, a bit of
-// the first element of that tensor flips right before the COUNT-th comparison of what ranks hold alike.
+// PERIGEE_KILL_MARK: a file that it makes right before.
+//
+// PERIGEE_FLIP=TENSOR:COUNT: on rank PERIGEE_KILL_RANK, a bit of the first element of that tensor flips right before
+// the COUNT-th comparison of what ranks hold alike.
 #include <unistd.h>
 
 #include <chrono>

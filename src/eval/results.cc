@@ -21,6 +21,11 @@ std::string field(char const* name, int64_t value) { return fmt::format(R"(,"{}"
 std::string field(char const* name, bool value) { return fmt::format(R"(,"{}":{})", name, value); }
 std::string field(char const* name, std::string const& value) { return fmt::format(R"(,"{}":"{}")", name, value); }
 
+/// Nothing where there are none.
+std::string field(char const* name, std::vector<int32_t> const& values) {
+    return values.empty() ? "" : fmt::format(R"(,"{}":[{}])", name, fmt::join(values, ","));
+}
+
 template <class T>
 std::string field(char const* name, std::optional<T> const& value) {
     return value ? field(name, *value) : "";
@@ -92,7 +97,7 @@ std::string to_json(Measurement const& m) {
            field("task", m.task) + field("length", m.length) + field("number", m.number) + field("depth", m.depth) +
            field("begin", m.begin) + field("end", m.end) + field("scorer", m.scorer) + field("weight", m.weight) +
            field("nll", m.nll) + field("bytes", m.bytes) + field("correct", m.correct) + field("passed", m.passed) +
-           "}";
+           field("prompt", m.prompt) + field("answer", m.answer) + "}";
 }
 
 double bits_per_byte(double nll, double bytes) { return nll / std::numbers::ln2 / bytes; }

@@ -28,6 +28,8 @@ struct Measurement {
     std::optional<std::string> scorer = {};  ///< needle, ruler
     std::optional<int64_t> begin = {};       ///< position: of the bin
     std::optional<int64_t> end = {};
+    std::vector<int32_t> prompt = {};  ///< needle, ruler: its tokens, on request
+    std::vector<int32_t> answer = {};
     std::optional<double> bytes = {};  ///< position: of text that the targets stand for, where the tokenizer is known
 };
 

@@ -51,6 +51,9 @@ void describe(Schema& schema, SuiteOptions& options) {
         .choice("scorer", options.scorer, {{"forced", ScorerKind::forced}, {"generate", ScorerKind::generate}},
                 "how answers are judged: forced reads prompt and answer in one pass, generate writes the answer token "
                 "by token, with the same verdict and far more slowly")
+        .add("tokens", options.tokens,
+             "also writes the tokens of every item's prompt and answer to suites.jsonl, so that another program can "
+             "judge a model by the same items")
         .add(
             "position_edges", options.position_edges, between(1, kMostTokens),
             "positions at which the bins of suite position end, rising; empty: the second half of data.sequence_length "

@@ -18,6 +18,7 @@ struct SuiteOptions {
     int64_t depths = 11;                ///< of a needle, evenly from the start to the end of the text
     int64_t items = 20;                 ///< per length, depth and task
     ScorerKind scorer = ScorerKind::forced;
+    bool tokens = false;                       ///< records name the tokens of each item
     std::vector<int64_t> position_edges = {};  ///< where bins end; empty: halves, quarters, ... of the sequence length
     int64_t far_context = 6;                   ///< tokens that must have occurred before
     int64_t far_distance = 2048;               ///< so many tokens before, at least

@@ -86,25 +86,37 @@ std::vector<float> Llama::Impl::host_floats(ConstView values) const {
 }
 
 /// Of every token and block of its document, the heads that chose it: heads and tokens of all ranks added up.
-std::vector<int32_t> Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts,
-                                                Selection const& selection, BlockChoices const& of) const {
+void Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,
+                                BlockChoices& to) const {
     TensorView const chosen_THS = acts.chosen_THS;
     std::vector<int32_t> chosen(static_cast<size_t>(chosen_THS.size()));
     if (!chosen.empty()) ops.download(chosen.data(), chosen_THS);
-    Shape const shape{of.tokens(), of.blocks()};
+    Shape const shape{to.tokens(), to.blocks()};
     std::vector<int32_t> heads_TN(static_cast<size_t>(shape.size()));
-    auto const per_token = static_cast<size_t>(chosen_THS[1] * chosen_THS[2]);
-    auto next = chosen.begin();
+    int64_t const group = options.num_attention_heads / options.kv_heads(), groups = chosen_THS[1] / group;
+    auto const per_group = static_cast<size_t>(group * chosen_THS[2]);
+    GroupBlocks blocks;
+    std::span<int32_t> next = chosen;
     for (TokenRange const range : pass.attention.queries(selection)) {
         for (int64_t token = range.begin; token < range.end; ++token) {
-            int32_t* const heads_N = heads_TN.data() + token * of.blocks();
-            for (size_t i = 0; i < per_token; ++i, ++next)
-                if (*next >= 0) ++heads_N[*next];
+            int32_t* const heads_N = heads_TN.data() + token * to.blocks();
+            for (int64_t group = 0; group < groups; ++group) {
+                auto const its = next.first(per_group);
+                next = next.subspan(per_group);
+                std::ranges::sort(its);
+                for (size_t i = 0; i < its.size(); ++i) {
+                    if (its[i] < 0) continue;
+                    ++heads_N[its[i]], ++blocks.of_heads;
+                    if (i == 0 || its[i] != its[i - 1]) ++blocks.of_groups;
+                }
+            }
         }
     }
-    mesh.tp().host().all_reduce(TensorView(heads_TN.data(), shape));
-    mesh.cp().host().all_reduce(TensorView(heads_TN.data(), shape));
-    return heads_TN;
+    for (HostComm* const ranks : {&mesh.tp().host(), &mesh.cp().host()}) {
+        ranks->all_reduce(TensorView(heads_TN.data(), shape));
+        blocks = {ranks->sum(blocks.of_heads), ranks->sum(blocks.of_groups)};
+    }
+    to.add_sparse_layer(std::move(heads_TN), blocks);
 }
 
 LossSums Llama::loss(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena) {
@@ -163,8 +175,7 @@ BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<
         if (is_full(selections[layer]))
             result.add_full_layer();
         else
-            result.add_sparse_layer(
-                impl_->count_choices(state.pass, state.blocks[layer].attention, selections[layer], result));
+            impl_->count_choices(state.pass, state.blocks[layer].attention, selections[layer], result);
     }
     return result;
 }

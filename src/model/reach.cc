@@ -14,12 +14,16 @@ BlockChoices::BlockChoices(std::span<int32_t const> cu_seqlens, int64_t block_si
         blocks_ = std::max(blocks_, moba_blocks(cu_seqlens[i] - cu_seqlens[i - 1], block_size));
 }
 
-void BlockChoices::add_full_layer() { heads_LTN_.emplace_back(); }
+void BlockChoices::add_full_layer() {
+    heads_LTN_.emplace_back();
+    group_blocks_.emplace_back();
+}
 
-void BlockChoices::add_sparse_layer(std::vector<int32_t> heads_TN) {
+void BlockChoices::add_sparse_layer(std::vector<int32_t> heads_TN, GroupBlocks of_groups) {
     PERIGEE_CHECK(std::ssize(heads_TN) == tokens() * blocks(), "choices of {} tokens among {} blocks in {} values",
                   tokens(), blocks(), heads_TN.size());
     heads_LTN_.push_back(std::move(heads_TN));
+    group_blocks_.push_back(of_groups);
 }
 
 std::vector<std::vector<uint8_t>> BlockChoices::reached(std::span<float const> weights_T) const {

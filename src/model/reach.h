@@ -9,6 +9,13 @@
 
 namespace perigee {
 
+/// Selected blocks, the local one left out, added up over tokens and query heads, and over tokens and groups of heads
+/// that share keys: a block that several heads of a group select counts once.
+struct GroupBlocks {
+    int64_t of_heads = 0;
+    int64_t of_groups = 0;
+};
+
 /// Which blocks each token of a pack attends, layer by layer.
 class BlockChoices {
   public:
@@ -18,11 +25,12 @@ class BlockChoices {
     // Layers from the first to the last.
     void add_full_layer();
     /// `heads_TN`: how many heads chose block n of token t's document, its own block left out.
-    void add_sparse_layer(std::vector<int32_t> heads_TN);
+    void add_sparse_layer(std::vector<int32_t> heads_TN, GroupBlocks of_groups = {});
 
     int64_t tokens() const { return cu_seqlens_.back(); }  ///< T
     int64_t blocks() const { return blocks_; }             ///< N, of the longest document
     int64_t layers() const { return static_cast<int64_t>(heads_LTN_.size()); }
+    GroupBlocks group_blocks(int64_t layer) const { return group_blocks_[static_cast<size_t>(layer)]; }
     bool is_full(int64_t layer) const { return heads_LTN_[static_cast<size_t>(layer)].empty(); }
 
     /// reached[layer][t]: 1 where loss on the tokens of weight > 0 sends gradient into the stream of token t as it
@@ -55,6 +63,7 @@ class BlockChoices {
     int64_t heads_;
     int64_t blocks_ = 0;
     std::vector<std::vector<int32_t>> heads_LTN_;  ///< empty for a full layer
+    std::vector<GroupBlocks> group_blocks_;        ///< of each layer
 };
 
 }  // namespace perigee

@@ -40,6 +40,7 @@ struct ReachCount {
     int64_t reached = 0;  ///< tokens
     int64_t chosen = 0;   ///< needed blocks, counted once per query head
     int64_t needed = 0;
+    GroupBlocks blocks = {};
 };
 
 /// From places in a sample to places in a batch where it begins at token `begin`.
@@ -56,6 +57,9 @@ void count_reach(BlockChoices const& choices, Batch const& batch, std::vector<Lo
     auto const reached = choices.reached(batch.weights_T);
     for (size_t layer = 0; layer < counts.size(); ++layer) {
         counts[layer].reached += std::ranges::count(reached[layer], 1);
+        GroupBlocks const blocks = choices.group_blocks(static_cast<int64_t>(layer));
+        counts[layer].blocks.of_heads += blocks.of_heads;
+        counts[layer].blocks.of_groups += blocks.of_groups;
         for (Lookup const& lookup : lookups) {
             auto const share = choices.attended(static_cast<int64_t>(layer), lookup.from, lookup.places);
             counts[layer].chosen += share.chosen;
@@ -126,6 +130,9 @@ std::vector<LayerReach> measure_reach(Session& session, DataSource const& train,
         LayerReach& layer = layers.emplace_back();
         layer.reach = reached / static_cast<double>(options.eval.samples * length);
         if (!is_full(selections[i]) && needed > 0) layer.gate_recall = chosen / needed;
+        double const of_heads = sum(counts[i].blocks.of_heads), of_groups = sum(counts[i].blocks.of_groups);
+        auto const heads = options.model.num_attention_heads / options.model.kv_heads();
+        if (of_heads > 0) layer.group_blocks = of_groups * static_cast<double>(heads) / of_heads;
     }
     return layers;
 }

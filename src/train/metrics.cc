@@ -45,6 +45,8 @@ std::string to_json(EvalReport const& r) {
         text += fmt::format(R"(,"eval_reach_{}":{})", i, number(r.layers[i].reach));
         if (auto const& recall = r.layers[i].gate_recall)
             text += fmt::format(R"(,"eval_gate_recall_{}":{})", i, number(*recall));
+        if (auto const& blocks = r.layers[i].group_blocks)
+            text += fmt::format(R"(,"eval_group_blocks_{}":{})", i, number(*blocks));
     }
     return text + "}";
 }

@@ -37,6 +37,9 @@ struct StepReport {
 struct LayerReach {
     double reach = 0;                   ///< share of the tokens that receive gradient as they enter the layer
     std::optional<double> gate_recall;  ///< share of the needed blocks that MoBA chose, where it is known
+    /// Past blocks that the heads of a group select together, relative to those of one head: 1 where they agree, the
+    /// number of heads where they all differ.
+    std::optional<double> group_blocks;
 };
 
 struct EvalReport {

@@ -172,6 +172,7 @@ class ItemSuites {
             m.correct = scores[i].correct;
             m.passed = passes(items[i], scores[i]);
             m.scorer = scorer_->name();
+            if (run_.options().tokens) m.prompt = items[i].prompt, m.answer = items[i].answer;
             run_.results.measurements.push_back(std::move(m));
         }
     }

@@ -193,7 +193,8 @@ TEST(StepCost, IsWhatRealRanksTakeAndSend) {
         {8,
          {"parallel.tensor=2", "parallel.context=2", "parallel.context_mode=allgather", "parallel.zero=false",
           "train.global_batch_size=24"}}};
-    for (auto const& [ranks, overrides] : cases) {
+    for (size_t i = 0; i < cases.size(); i += PERIGEE_SANITIZED ? 2 : 1) {
+        auto const& [ranks, overrides] = cases[i];
         SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, fmt::join(overrides, " ")));
         RunOptions const options = hybrid(overrides);
         ASSERT_EQ(problems(options, ranks), std::vector<std::string>());

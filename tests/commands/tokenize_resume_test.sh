@@ -9,10 +9,14 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
 
 # Three files, one of them compressed, with empty documents and documents of all lengths.
 for file in 1 2 3; do
-    for i in $(seq 2500); do
-        printf '{"text": "%s %s %s"}\n' "$file" "$i" "$(head -c $((i * 997 % 5000)) /dev/zero | tr '\0' "${i: -1}")"
-        ((i % 50)) || printf '\n{"text": " "}\n'
-    done >"$file.jsonl"
+    awk -v file=$file 'BEGIN {
+        for (i = 1; i <= 2500; ++i) {
+            text = sprintf("%*s", i * 997 % 5000, "")
+            gsub(" ", i % 10, text)
+            printf "{\"text\": \"%s %s %s\"}\n", file, i, text
+            if (i % 50 == 0) printf "\n{\"text\": \" \"}\n"
+        }
+    }' >"$file.jsonl"
 done
 zstd -q --rm 2.jsonl
 for i in $(seq 3000); do

@@ -48,6 +48,11 @@ TEST(Measurement, IsOneFlatJsonObjectWithoutWhatDoesNotApply) {
     EXPECT_EQ(item, nlohmann::json::parse(R"({"suite": "needle", "step": 123456, "attention": "sink_nearest + 2 full",
         "task": "number", "length": 131072, "number": 3, "depth": 0.21428571428571427, "scorer": "forced",
         "weight": 8.0, "nll": 1.0, "correct": 8, "passed": false})"));
+    Measurement with_tokens = needle_grid()[15];
+    with_tokens.prompt = {5, 0, 7}, with_tokens.answer = {49'151};
+    auto expected = item;
+    expected["prompt"] = {5, 0, 7}, expected["answer"] = {49'151};
+    EXPECT_EQ(nlohmann::json::parse(to_json(with_tokens)), expected);
     Measurement const bin{.suite = "position",
                           .step = 2,
                           .attention = "moba",

@@ -162,6 +162,27 @@ TEST(Reach, TheModelTellsWhatItsHeadsChose) {
     }
 }
 
+TEST(Reach, CountsTheBlocksThatAGroupSelectsTogether) {
+    ModelOptions const options = tiny_options();
+    Batch const batch = random_batch({30, 9}, options.vocab_size, 34);
+    int64_t const heads = options.num_attention_heads, groups = options.kv_heads();
+    ASSERT_EQ(heads, 2 * groups);
+    int64_t const of_a_head = (4 + 22 * 2) + (4 + 2);  // one block where there is one, then two
+    for (MobaSelection const per : {MobaSelection::per_group, MobaSelection::per_head}) {
+        TinyModel<double> model(options, {.block_size = 4, .top_k = 3, .selection = per}, 33);
+        BlockChoices const choices = model.choices(batch, mixed());
+        GroupBlocks const found = choices.group_blocks(0), full = choices.group_blocks(2);
+        EXPECT_EQ(found.of_heads, heads * of_a_head);
+        if (per == MobaSelection::per_group) {
+            EXPECT_EQ(found.of_groups, groups * of_a_head);
+        } else {
+            EXPECT_GT(found.of_groups, groups * of_a_head);
+            EXPECT_LT(found.of_groups, heads * of_a_head);
+        }
+        EXPECT_EQ(full.of_heads + full.of_groups, 0);
+    }
+}
+
 }  // namespace
 
 }  // namespace perigee::testing

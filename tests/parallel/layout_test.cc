@@ -218,14 +218,18 @@ std::vector<Layout> layouts(int ranks) {
 constexpr int kRanks[] = {1, 2, 4, 8};
 constexpr ShardStage kStages[] = {ShardStage::none, ShardStage::optimizer, ShardStage::gradients, ShardStage::weights};
 
+/// Of cases that run the same code, sanitizers see a part.
+constexpr size_t kEvery = PERIGEE_SANITIZED ? 4 : 1;
+
 TEST(Layout, OfAnyKindGivesTheResultOfOneRank) {
     Problem const problem = hybrid();
     Outcome const one = run_layout(problem, {});
     EXPECT_GT(one.far_choices, 1000);
-    size_t next = 0;
+    size_t next = 0, number = 0;
     for (int ranks : kRanks)
         for (Layout layout : layouts(ranks))
             for (int accumulation : {1, 2, 4}) {
+                if (number++ % kEvery != 0) continue;
                 layout.accumulation = accumulation;
                 layout.shard = kStages[next++ % 4];
                 SCOPED_TRACE(layout.str());
@@ -264,11 +268,12 @@ TEST(Layout, HoldsForAConvolutionOfKeys) {
 }
 
 TEST(Layout, HoldsForEveryKindOfModel) {
-    size_t next = 0;
+    size_t next = 0, number = 0;
     for (Problem const& problem : variants()) {
         Outcome const one = run_layout(problem, {});
         for (Layout layout : {Layout{.cp = 2, .tp = 2}, Layout{.cp = 2, .tp = 2, .mode = ContextMode::ulysses},
                               Layout{.cp = 4, .mode = ContextMode::allgather}}) {
+            if (number++ % kEvery != 0) continue;
             layout.shard = kStages[next++ % 4];
             SCOPED_TRACE(layout.str());
             expect_same(run_layout(problem, layout), one);
@@ -295,12 +300,13 @@ std::vector<Problem> partly_frozen() {
 }
 
 TEST(Layout, HoldsForAdaptersAndFrozenParameters) {
-    size_t next = 0;
+    size_t next = 0, number = 0;
     for (Problem const& problem : partly_frozen()) {
         Outcome const one = run_layout(problem, {});
         for (int ranks : {2, 8})
             for (Layout layout : layouts(ranks)) {
                 if (layout.mode == ContextMode::automatic) continue;  // equal to one of the other modes
+                if (number++ % kEvery != 0) continue;
                 layout.accumulation = 1 << next % 3;
                 layout.shard = kStages[next++ % 4];
                 SCOPED_TRACE(layout.str());

@@ -1,7 +1,10 @@
-"""Perigee against transformers on SmolLM2-135M: tokens, logits, greedy text, and the verdicts of made-up needles.
+"""Perigee against transformers on SmolLM2-135M: tokens, logits, greedy text, and the verdicts on items of suites.
 
     .venv/bin/python tests/tools/smollm2_check.py build/cpu/bin FOLDER      of tools/data/smollm2.py
+    ... FOLDER --only suites --lengths 2048 4096 8192 --items 20            items at the lengths that the docs name
 """
+import argparse
+import collections
 import json
 import pathlib
 import subprocess
@@ -15,7 +18,6 @@ import transformers
 
 LOGITS = 1e-4  # relative: ||a - b|| / ||b||
 GREEDY = 200
-NEEDLES = 24
 PROMPTS = ["The first law of thermodynamics says that", "def fibonacci(n):\n    ", "Once upon a time, in a village by the sea,"]
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 
@@ -71,35 +73,61 @@ def check_greedy(binaries, folder, model, tokenizer, scratch):
     print(f"greedy text: {len(PROMPTS)} x {GREEDY} tokens, all equal")
 
 
-def check_needles(binaries, folder, model, tokenizer, scratch):
-    """Forced decoding: an item passes when every answer token is the likeliest after the right ones before it."""
-    rng, passed, agree = np.random.default_rng(1), 0, 0
-    for item in range(NEEDLES):
-        number = str(rng.integers(1000, 9999))
-        depth, length = rng.random(), int(rng.integers(8, 60))
-        before = FILLER * int(length * depth)
-        text = before + f"The pass key is {number}. Remember it. " + FILLER * (length - int(length * depth))
-        prompt = tokenizer(text + "What is the pass key? The pass key is")["input_ids"]
-        answer = tokenizer(" " + number)["input_ids"]
-        ids = prompt + answer
-        with torch.no_grad():
-            theirs = model(torch.tensor([ids])).logits[0].argmax(-1)[len(prompt) - 1:-1].tolist() == answer
-        mine = logits_of(binaries, folder, ids, scratch).argmax(-1)[len(prompt) - 1:-1].tolist() == answer
-        passed += theirs
-        agree += mine == theirs
-    print(f"needles: {agree} of {NEEDLES} verdicts agree; {passed} pass")
-    if agree != NEEDLES:
-        fail("verdicts of needles differ")
+def verdict(model, prompt, answer):
+    """Forced decoding: every answer token is the likeliest after the right ones before it."""
+    ids = torch.tensor([prompt + answer[:-1]], device=model.device)
+    with torch.no_grad():
+        states = model.model(ids).last_hidden_state[0, len(prompt) - 1:]
+        return model.lm_head(states).argmax(-1).tolist() == answer
+
+
+def check_suites(binaries, folder, model, scratch, args):
+    """Of the tasks at which the model is neither hopeless nor perfect, almost all verdicts agree."""
+    (scratch / "suites.yaml").write_text(
+        f"output_dir: {scratch}/suites\nmodel: {{init_from: {folder}}}\nattention: {{kind: full}}\n"
+        f"chat: {{template: none}}\ndata: {{mock_data: true, tokenizer: {folder}, sequence_length: {max(args.lengths)}}}\n"
+        f"device: {args.device}\n")
+    run(binaries, "perigee", "eval", scratch / "suites.yaml", "--suite", "needle,ruler", f"eval.suites.lengths={args.lengths}",
+        f"eval.suites.items={args.items}", f"eval.suites.depths={args.depths}", "eval.suites.tokens=true")
+    records = [json.loads(line) for line in (scratch / "suites" / "suites.jsonl").read_text().splitlines()]
+    cells = collections.defaultdict(lambda: np.zeros(3, int))  # items, passed in transformers, agreed
+    for record in records:
+        theirs = verdict(model, record["prompt"], record["answer"])
+        cells[record["suite"], record["task"], record["length"]] += (1, theirs, theirs == record["passed"])
+    items = agreed = 0
+    for (suite, task, length), (count, passed, same) in cells.items():
+        counts = 0.2 <= passed / count <= 0.95
+        print(f"{suite:7}{task:10}{length:7}: {passed} of {count} pass in transformers, {same} verdicts agree"
+              f"{'' if counts else ' (does not count)'}")
+        if counts:
+            items, agreed = items + count, agreed + same
+    print(f"suites: {agreed} of {items} verdicts agree on tasks between 20 and 95%; "
+          f"{sum(c[2] for c in cells.values())} of {len(records)} on all")
+    if items < 20 or agreed < 0.99 * items:
+        fail("verdicts on items differ, or too few count")
 
 
 def main():
-    binaries, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("binaries", type=pathlib.Path)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--only", choices=["logits", "greedy", "suites"], nargs="+", default=["logits", "greedy", "suites"])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--items", type=int, default=5, help="per task, length and depth")
+    parser.add_argument("--depths", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of both programs, in the suites")
+    args = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with tempfile.TemporaryDirectory() as scratch:
-        for check in (check_logits, check_greedy, check_needles):
-            check(binaries, folder, model, tokenizer, pathlib.Path(scratch))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = pathlib.Path(folder)
+        if "logits" in args.only:
+            check_logits(args.binaries, args.folder, model, tokenizer, scratch)
+        if "greedy" in args.only:
+            check_greedy(args.binaries, args.folder, model, tokenizer, scratch)
+        if "suites" in args.only:
+            check_suites(args.binaries, args.folder, model.to(args.device), scratch, args)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ text() { # RANKS FOLDER [OVERRIDE...]: the sample
 reach() { # RANKS [OVERRIDE...]
     ranks "$1" "$PERIGEE_BIN/perigee" eval "$PERIGEE_SOURCE/configs/debug.yaml" output_dir="$scratch/one" threads=1 \
         eval.reach=true data.mock.task=far_recall data.mock.loss=answers "${@:2}" || complain "eval of $*"
-    grep -oE '"eval_(accuracy|reach_[01]|gate_recall_0)":[0-9.e-]+' "$scratch/printed"
+    grep -oE '"eval_(accuracy|reach_[01]|gate_recall_0|group_blocks_0)":[0-9.e-]+' "$scratch/printed"
 }
 values() { grep -oE "\"($2)\":[^,}]*" "$1/metrics.jsonl" | cut -d: -f2; }
 
@@ -38,7 +38,7 @@ run 1 "$scratch/one"
 expected=$(text 1 "$scratch/one")
 [[ $expected == abcde* ]] || complain "no text of one rank"
 counts=$(reach 1)
-[ "$(wc -l <<<"$counts")" = 4 ] || complain "four counts expected: $counts"
+[ "$(wc -l <<<"$counts")" = 5 ] || complain "five counts expected: $counts"
 grep -qE 'gate_recall_0":0\.[0-9]' <<<"$counts" || complain "a gate that finds some: $counts"
 [ "$(reach 2)" = "$counts" ] || complain "dp 2: other counts than $counts"
 for layout in "4 parallel.tensor=2 parallel.context=2" "4 parallel.tensor=2 parallel.context=2 parallel.context_mode=allgather" \

@@ -71,11 +71,13 @@ std::vector<PolicyLayout> const kPolicyLayouts = {
     {4, {"parallel.context=2", "parallel.tensor=2", "model.qkv_bias=true"}}};
 
 void expect_same_bits(std::vector<char const*> const& policies) {
+    size_t number = 0;
     for (PolicyLayout const& layout : kPolicyLayouts) {
         std::vector<double> const kept = train(layout.ranks, layout.overrides);
         ASSERT_EQ(kept.size(), 6u);
         EXPECT_NE(kept[0], kept[2]);
         for (char const* const policy : policies) {
+            if (number++ % (PERIGEE_SANITIZED ? 4 : 1) != 0) continue;  // sanitizers see a part
             Overrides with = layout.overrides;
             with.emplace_back(policy);
             EXPECT_EQ(train(layout.ranks, with), kept)

@@ -107,8 +107,8 @@ foreach(folder IN LISTS test_folders)
         endif()
     endforeach()
     file(GLOB scripts CONFIGURE_DEPENDS tests/${folder}/*_test.sh)
-    if(PERIGEE_SANITIZE AND folder STREQUAL launch)
-        set(scripts)  # they test shell scripts and processes; the programs run under sanitizers in the other folders
+    if(PERIGEE_SANITIZE AND folder MATCHES "^(launch|tools)$")
+        set(scripts)  # they test scripts; the programs run under sanitizers in the other folders
     endif()
     foreach(script IN LISTS scripts)
         get_filename_component(name ${script} NAME_WE)

@@ -66,7 +66,7 @@ TEST_P(ContextAttentionLayouts, GiveWhatOneRankGives) {
 
 std::vector<ContextLayout> layouts() {
     std::vector<ContextLayout> result;
-    for (int const ranks : {1, 2, 4, 8})
+    for (int const ranks : PERIGEE_SANITIZED ? std::vector{1, 4} : std::vector{1, 2, 4, 8})
         for (auto const& [mode, zigzag] :
              {std::pair(ContextMode::ulysses, false), {ContextMode::allgather, false}, {ContextMode::allgather, true}})
             result.push_back({ranks, mode, zigzag});

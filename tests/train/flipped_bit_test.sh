@@ -10,7 +10,9 @@ ranks=${ranks:-4}
 run "$ranks" "$whole" perigee "${options[@]}"
 [ "$code" = 0 ] || complain "the unbroken run ended with $code"
 weight=model.layers.1.mlp.down_proj.weight
-for tensor in "$weight" "optimizer.m/$weight" "optimizer.v/$weight" "gradient/$weight"; do
+tensors=("$weight" "optimizer.m/$weight" "optimizer.v/$weight" "gradient/$weight")
+[ -z "${PERIGEE_BRIEF:-}" ] || tensors=("$weight")
+for tensor in "${tensors[@]}"; do
     rm -rf "$folder"
     PERIGEE_FLIP=$tensor:3 PERIGEE_KILL_RANK=2 run "$ranks" "$folder" perigee_faulty "${options[@]}"
     [ "$code" = 9 ] || complain "$tensor: exit code $code"

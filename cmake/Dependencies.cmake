@@ -86,8 +86,7 @@ if(PERIGEE_SANITIZE)  # by Clang, whose sanitizers can be told what to leave out
     set(not_sanitized ${CMAKE_SOURCE_DIR}/tests/support/not_sanitized.txt)
     target_compile_options(perigee_flags INTERFACE
         $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=all
-            -fsanitize-ignorelist=${not_sanitized} -fno-omit-frame-pointer -O1 -w
-            -g1>)  # lines, which is what reports need
+            -fsanitize-ignorelist=${not_sanitized} -fno-omit-frame-pointer -O1 -w $<IF:$<BOOL:${PERIGEE_LINES}>,-g1,-g0>>)
     target_link_options(perigee_flags INTERFACE -fsanitize=address,undefined)
     # Fuzz targets follow what their inputs reach, in the same layers: all but those whose loops would slow down.
     target_compile_options(perigee_checked INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)

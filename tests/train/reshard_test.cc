@@ -111,6 +111,7 @@ TEST(ReshardLayouts, GoFromAnyToAnyOtherAndBackBitForBit) {
         ASSERT_TRUE(found && found->state().step == step);
         found->read(rank.held());
     };
+    size_t number = 0;
     for (Layout const& a : layouts()) {
         testing::MemoryFileSystem start;
         testing::run_ranks(a.ranks(), [&](HostComm& world) {
@@ -122,6 +123,7 @@ TEST(ReshardLayouts, GoFromAnyToAnyOtherAndBackBitForBit) {
             save(start, world, 1, rank);
         });
         for (Layout const& b : layouts()) {
+            if (number++ % (PERIGEE_SANITIZED ? 2 : 1) != 0) continue;  // sanitizers see a part
             SCOPED_TRACE(fmt::format("dp {} cp {} tp {} -> dp {} cp {} tp {}", a.dp, a.cp, a.tp, b.dp, b.cp, b.tp));
             auto const files = start.copy();
             testing::run_ranks(b.ranks(), [&](HostComm& world) {

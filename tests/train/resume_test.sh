@@ -23,12 +23,14 @@ for n in 1 2; do
     [ "$n" = 2 ] || [ -z "${PERIGEE_BRIEF:-}" ] || continue
 
     # operation : part of the path : which one : the step it must resume from
-    for point in \
-        write:metrics.jsonl:15:0 write:metrics.jsonl:27:20 \
-        make_directories:step_00000020.tmp:1:0 create:rank_0000:1:0 write:rank_0000:2:0 sync:rank_0000:1:0 \
-        create:manifest.json:1:0 write:manifest.json:1:0 sync:manifest.json:1:0 \
-        sync_directory:step_00000020.tmp:1:0 rename:step_00000020:1:0 sync_directory:checkpoints:2:20 \
-        create:step_00000040:1:20 write:step_00000040:4:20 rename:step_00000040:1:20; do
+    points=(
+        write:metrics.jsonl:15:0 write:metrics.jsonl:27:20
+        make_directories:step_00000020.tmp:1:0 create:rank_0000:1:0 write:rank_0000:2:0 sync:rank_0000:1:0
+        create:manifest.json:1:0 write:manifest.json:1:0 sync:manifest.json:1:0
+        sync_directory:step_00000020.tmp:1:0 rename:step_00000020:1:0 sync_directory:checkpoints:2:20
+        create:step_00000040:1:20 write:step_00000040:4:20 rename:step_00000040:1:20)
+    for ((i = 0; i < ${#points[@]}; i += 1 + ${PERIGEE_BRIEF:-0})); do
+        point=${points[i]}
         IFS=: read -r operation path count step <<<"$point"
         folder=$scratch/broken_$n
         rm -rf "$folder"

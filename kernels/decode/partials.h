@@ -1,4 +1,4 @@
-// Partial results that attend.cu writes and merge.cu reads.
+// Arguments of attention, whose kernels write partial results and merge them.
 #pragma once
 
 #include "kernels/decode/decode.h"
@@ -20,6 +20,8 @@ struct AttendArgs {
     bool all, pools;
     float scale_log2;
 };
+
+AttendArgs attend_args(Attend const& attend);
 
 /// Merges the partial results into o.
 void merge(AttendArgs const& args, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Shared by select.cu and the two scoring kernels.
+// Arguments of all kernels that score blocks.
 #pragma once
 
 #include "kernels/decode/decode.h"
@@ -18,6 +18,8 @@ struct ScoreArgs {
     int32_t summed;  ///< heads that share a selection
     bool force_previous, force_first;
 };
+
+ScoreArgs score_args(Select const& select, MobaOptions const& options);
 
 void score_sm80(ScoreArgs const& args, cudaStream_t stream);
 void score_sm90(ScoreArgs const& args, cudaStream_t stream);

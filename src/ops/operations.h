@@ -101,7 +101,8 @@ struct Quantize {
     static constexpr char const* kName = "quantize";
     QuantTensor to;
     QuantTensor transposed;
-    ConstView x;  ///< of compute_dtype()
+    ConstView x;                           ///< of compute_dtype()
+    TensorView counts_accumulated_K = {};  ///< f64 [kQuantCounts], optional: this matrix is added. `to` must be set
 };
 
 /// c = a b^T, or c += a b^T, of the dequantised values. a [M, K] has row tiles, b [N, K] either kind; K is a multiple
@@ -399,8 +400,8 @@ using Operation =
                  QuantMatMul, Add, Scale, Dropout, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
                  RopeTable, QkvForward, QkvBackward, KeyConvForward, KeyConvBackward, SelectBlocks, AttentionForward,
                  AttentionBackward, NormedProduct, DecodeQkv, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend,
-                 SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm,
-                 HashBits, WeightedSum, AdamW>;
+                 DecodeSparse, SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy,
+                 SquaredNorm, HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

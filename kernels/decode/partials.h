@@ -1,4 +1,4 @@
-// Arguments of attention, whose kernels write partial results and merge them.
+// Partial results that attend.cu writes and merge.cu reads.
 #pragma once
 
 #include "kernels/decode/decode.h"
@@ -20,8 +20,6 @@ struct AttendArgs {
     bool all, pools;
     float scale_log2;
 };
-
-AttendArgs attend_args(Attend const& attend);
 
 /// Merges the partial results into o.
 void merge(AttendArgs const& args, cudaStream_t stream);

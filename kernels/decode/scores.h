@@ -1,4 +1,4 @@
-// Arguments of all kernels that score blocks.
+// Shared by select.cu and the two scoring kernels.
 #pragma once
 
 #include "kernels/decode/decode.h"
@@ -18,8 +18,6 @@ struct ScoreArgs {
     int32_t summed;  ///< heads that share a selection
     bool force_previous, force_first;
 };
-
-ScoreArgs score_args(Select const& select, MobaOptions const& options);
 
 void score_sm80(ScoreArgs const& args, cudaStream_t stream);
 void score_sm90(ScoreArgs const& args, cudaStream_t stream);

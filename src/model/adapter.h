@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "model/precision.h"
 #include "ops/ops.h"
 #include "parallel/param_spec.h"
 #include "tensor/arena.h"
@@ -59,9 +58,8 @@ class AdapterPlaces {
 struct Linear {
     TensorView w_OI;
     Adapters adapters = {};
-    BlockLinear of = BlockLinear::qkv;  ///< the product it belongs to
     Linear rows(int64_t begin, int64_t end) const {
-        return {w_OI.empty() ? w_OI : w_OI.rows(begin, end), adapters.rows(begin, end), of};
+        return {w_OI.empty() ? w_OI : w_OI.rows(begin, end), adapters.rows(begin, end)};
     }
 };
 

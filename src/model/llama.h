@@ -76,7 +76,6 @@ struct GradientSink {
     // Key of the dropout random numbers, with the layer's name and the token's index in the global batch.
     uint64_t seed = 0;
     int64_t step = 0;
-    TensorView counts = {};  ///< of quantised operands, f64 [layers * kLayerCounts], added to; empty: not wanted
 };
 
 /// Over the tokens of a batch, each times its loss weight.
@@ -90,9 +89,6 @@ struct TokenDraws {
     std::span<DrawRule const> rules;  ///< one per text
     TensorView seen_SW = {};          ///< as in SampleTokens
     int64_t allowed = 0;
-    /// With one text: queues the next step before this one's token has reached the host. The next call takes it, unless
-    /// it asks for something else.
-    bool ahead = false;
 };
 
 class Llama {

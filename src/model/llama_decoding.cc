@@ -36,8 +36,6 @@ std::vector<int64_t> decoding_key(std::initializer_list<void const*> memory, int
     for (Selection const& selection : selections) {
         BlockBudget const budget = budget_of(selection).value_or(BlockBudget{});
         key.insert(key.end(), {static_cast<int64_t>(selection.index()), budget.block_size, budget.top_k});
-        if (auto const* const gate = std::get_if<MobaOptions>(&selection))
-            key.insert(key.end(), {static_cast<int64_t>(gate->selection), gate->force_previous, gate->force_first});
     }
     return key;
 }
@@ -95,7 +93,6 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t co
     PERIGEE_CHECK(added > 0 && past + added <= cache.capacity() && cache.make_room(text, past + added),
                   "{} tokens after {} in a cache for {} with {} free pages of {}", added, past, cache.capacity(),
                   cache.free_pages(), cache.page_size());
-    cache.set_tokens(past, text);  // what lies behind changes: another state, also if this fails
     // Padding comes after the text, where no token of it looks, and is overwritten by the next call.
     std::vector<int32_t> positions;
     for (int64_t t = past; t < end; ++t) positions.push_back(static_cast<int32_t>(t));
@@ -164,8 +161,6 @@ void Llama::Impl::decode_step(WeightUnits& weights, Inputs const& inputs, std::s
 
 /// Where each text goes on: -1 for those that do not.
 std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const {
-    PERIGEE_CHECK(mesh.shape().cp == 1 && !ids.empty() && std::ssize(ids) <= cache.texts(),
-                  "{} texts of a cache for {} on a mesh with cp {}", ids.size(), cache.texts(), mesh.shape().cp);
     std::vector<int32_t> lengths(static_cast<size_t>(rows), -1);
     for (int64_t text = 0; text < std::ssize(ids); ++text) {
         if (ids[static_cast<size_t>(text)] < 0) continue;
@@ -173,7 +168,6 @@ std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCa
         PERIGEE_CHECK(past < cache.capacity() && cache.make_room(text, past + 1),
                       "text {} of {} tokens in a cache for {} with {} free pages", text, past, cache.capacity(),
                       cache.free_pages());
-        cache.set_tokens(past, text);  // what lies behind changes: another state, also if this fails
         lengths[static_cast<size_t>(text)] = static_cast<int32_t>(past);
     }
     return lengths;
@@ -182,6 +176,8 @@ std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCa
 /// Logits of this rank's part of the vocabulary, [S or more, V / tp]. They live in the caller's scope of the arena.
 TensorView Llama::Impl::decode(WeightUnits& weights, std::span<int32_t const> ids,
                                std::span<Selection const> selections, KvCache& cache, Arena& arena) const {
+    PERIGEE_CHECK(mesh.shape().cp == 1 && !ids.empty() && std::ssize(ids) <= cache.texts(),
+                  "{} texts of a cache for {} on a mesh with cp {}", ids.size(), cache.texts(), mesh.shape().cp);
     int64_t const tp = mesh.shape().tp, texts = std::ssize(ids), vocab = options.vocab_size;
     auto const lengths = take_places(ids, cache, round_up(texts, tp));
     int64_t const rows = std::ssize(lengths);
@@ -193,48 +189,32 @@ TensorView Llama::Impl::decode(WeightUnits& weights, std::span<int32_t const> id
         numbers[i + lengths.size()] = std::max(lengths[i], 0);
         numbers[i + 2 * lengths.size()] = lengths[i];
     }
-    DecodeMemory const step{arena.allocate("tokens", DType::i32, {3 * rows}),
-                            arena.allocate("logits", ops.compute_dtype(), {rows, vocab / tp}, Use::logits)};
-    ops.upload(step.numbers_R, numbers.data());
-    queue_step(weights, step, lengths, selections, cache, arena);
-    for (int64_t text = 0; text < texts; ++text)
-        if (lengths[static_cast<size_t>(text)] >= 0) cache.set_tokens(cache.tokens(text) + 1, text);
-    return step.logits_SV;
-}
-
-/// What a step that can be repeated depends on; empty: it cannot.
-std::vector<int64_t> Llama::Impl::step_key(WeightUnits& weights, DecodeMemory const& step, int64_t rows,
-                                           KvCache const& cache, std::span<Selection const> selections,
-                                           Arena& arena) const {
-    if (mesh.shape().tp > 1 || !weights.settled()) return {};
-    Arena::Scope const scope(arena);
-    void const* const activations = arena.allocate("first of a step", DType::u8, {1}).data;
-    auto key = decoding_key(
-        {this, &arena, activations, weights.need(kEmbeddingUnit, -1).data, step.numbers_R.data, step.logits_SV.data},
-        rows, cache, selections);
-    key.push_back(arena.growths());
-    weights.release(kEmbeddingUnit);
-    return key;
-}
-
-/// Returns its step_key.
-std::vector<int64_t> Llama::Impl::queue_step(WeightUnits& weights, DecodeMemory const& step,
-                                             std::span<int32_t const> lengths, std::span<Selection const> selections,
-                                             KvCache const& cache, Arena& arena) const {
-    int64_t const rows = std::ssize(lengths);
-    Batch const batch = batch_of({}, {lengths.begin(), lengths.end()});  // the operations read ids on the device
+    TensorView const numbers_R = arena.allocate("tokens", DType::i32, {3 * rows});
+    ops.upload(numbers_R, numbers.data());
+    Batch const batch = batch_of(std::span(numbers).first(lengths.size()), lengths);
     LocalBatch const local = share(batch, selections);
     Inputs const inputs{.local = local,
                         .cu_seqlens = batch.cu_seqlens,
                         .cache = &cache,
-                        .lengths_S = step.numbers_R.rows(2 * rows, 3 * rows),
-                        .ids_T = step.numbers_R.rows(0, rows),
-                        .positions_T = step.numbers_R.rows(rows, 2 * rows),
+                        .lengths_S = numbers_R.rows(2 * rows, 3 * rows),
+                        .ids_T = numbers_R.rows(0, rows),
+                        .positions_T = numbers_R.rows(rows, 2 * rows),
                         .targets_T = {},
                         .weights_T = {}};
-    auto key = step_key(weights, step, rows, cache, selections, arena);
-    ops.repeat(key, [&] { decode_step(weights, inputs, selections, step.logits_SV, arena); });
-    return key;
+    TensorView const part = arena.allocate("logits", ops.compute_dtype(), {rows, vocab / tp}, Use::logits);
+    auto const step = [&] { decode_step(weights, inputs, selections, part, arena); };
+    if (tp > 1 || !weights.settled()) {
+        ops.repeat({}, step);
+    } else {
+        auto key = decoding_key({this, &arena, weights.need(kEmbeddingUnit, -1).data, numbers_R.data}, rows, cache,
+                                selections);
+        key.push_back(arena.growths());
+        weights.release(kEmbeddingUnit);
+        ops.repeat(key, step);
+    }
+    for (int64_t text = 0; text < texts; ++text)
+        if (lengths[static_cast<size_t>(text)] >= 0) cache.set_tokens(cache.tokens(text) + 1, text);
+    return part;
 }
 
 std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> ids,
@@ -263,12 +243,10 @@ std::vector<int32_t> Llama::decode(WeightUnits& weights, std::span<int32_t const
                                    std::span<Selection const> selections, KvCache& cache, Arena& arena,
                                    TokenDraws const& draws) {
     Arena::Scope const scope(arena);
-    Impl& impl = *impl_;
+    Impl const& impl = *impl_;
     int64_t const texts = std::ssize(ids);
     PERIGEE_CHECK(impl.mesh.shape().tp == 1 && std::ssize(draws.rules) == texts, "{} draws of {} texts with tp {}",
                   draws.rules.size(), texts, impl.mesh.shape().tp);
-    if (draws.ahead && texts == 1 && ids[0] >= 0 && draws.rules[0].index >= 0 && weights.settled())
-        return {impl.decode_ahead(weights, ids[0], selections, cache, arena, draws)};
     TensorView const ids_S = arena.allocate("drawn", DType::i32, {texts});
     TensorView const rules_SB = arena.allocate("rules", DType::u8, {texts, static_cast<int64_t>(sizeof(DrawRule))});
     impl.ops.upload(rules_SB, draws.rules.data());

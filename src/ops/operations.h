@@ -101,8 +101,7 @@ struct Quantize {
     static constexpr char const* kName = "quantize";
     QuantTensor to;
     QuantTensor transposed;
-    ConstView x;                           ///< of compute_dtype()
-    TensorView counts_accumulated_K = {};  ///< f64 [kQuantCounts], optional: this matrix is added. `to` must be set
+    ConstView x;  ///< of compute_dtype()
 };
 
 /// c = a b^T, or c += a b^T, of the dequantised values. a [M, K] has row tiles, b [N, K] either kind; K is a multiple
@@ -400,8 +399,8 @@ using Operation =
                  QuantMatMul, Add, Scale, Dropout, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
                  RopeTable, QkvForward, QkvBackward, KeyConvForward, KeyConvBackward, SelectBlocks, AttentionForward,
                  AttentionBackward, NormedProduct, DecodeQkv, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend,
-                 DecodeSparse, SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy,
-                 SquaredNorm, HashBits, WeightedSum, AdamW>;
+                 SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy, SquaredNorm,
+                 HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

@@ -315,10 +315,11 @@ class StepOps final : public ObservedOps {
 
     void run(Operation const& operation) override {
         if (name_of(operation) == without_) return;
-        auto const* const sparse = std::get_if<DecodeSparse>(&operation);
-        if (sparse == nullptr) return ObservedOps::run(operation);
-        DecodeSparse injected = *sparse;
-        std::get<BlockSparse>(injected.attend.attended).chosen_THS = chosen_;
+        auto const* const attend = std::get_if<DecodeAttend>(&operation);
+        if (attend == nullptr || !std::holds_alternative<BlockSparse>(attend->attended))
+            return ObservedOps::run(operation);
+        DecodeAttend injected = *attend;
+        std::get<BlockSparse>(injected.attended).chosen_THS = chosen_;
         ObservedOps::run(injected);
     }
 
@@ -347,22 +348,18 @@ void bench_steps(Settings const& s, Machine& machine, Mesh const& mesh, int64_t 
         static_cast<double>(texts) * (static_cast<double>(s.layers - s.full_layers) *
                                           (attention_bytes(s, tokens, of_one, false) + mean_bytes(s, tokens)) +
                                       static_cast<double>(s.full_layers) * attention_bytes(s, tokens, {}, true));
-    std::vector<DrawRule> const rules(static_cast<size_t>(texts), {.temperature = 0});
+    std::vector<int32_t> const ids(static_cast<size_t>(texts), 1);
+    std::vector<DrawRule> const rules(ids.size(), {.temperature = 0});
     for (std::string const& without : s.without) {
         StepOps ops(*machine.ops, chosen, without);
         Arena arena(*machine.device);
         Llama model(options, layout, mesh, ops);
-        for (int64_t i = 0; i < texts; ++i) text.cache.set_tokens(tokens - 2, i);
-        std::vector<int32_t> ids(rules.size(), 1);
         double const ms = milliseconds(*machine.device, s.repeats, [&] {
-            if (without == "draws") {
+            for (int64_t i = 0; i < texts; ++i) text.cache.set_tokens(tokens - 2, i);
+            if (without == "draws")
                 model.decode(weights, ids, layers, text.cache, arena);
-            } else {
-                auto drawn =
-                    model.decode(weights, ids, layers, text.cache, arena,
-                                 {.rules = rules, .allowed = s.vocabulary, .ahead = !machine.device->is_host()});
-                if (without != "sample_tokens") ids = std::move(drawn);
-            }
+            else
+                model.decode(weights, ids, layers, text.cache, arena, {.rules = rules, .allowed = s.vocabulary});
             arena.settle();
         });
         machine.ops->forget_repeated();

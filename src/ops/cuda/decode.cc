@@ -2,7 +2,6 @@
 #include "kernels/decode/decode.h"
 #include "kernels/block_sparse_attention/block_sparse_attention.h"
 #include "kernels/decode/project.h"
-#include "kernels/decode/select_attend.h"
 #include "kernels/limits.h"
 #include "kernels/moba_gate/plan.h"
 #include "kernels/sampling/sampling.h"
@@ -37,7 +36,7 @@ decode::Cache cache_of(CachePages const& pages, ConstView lengths_S = {}) {
 
 /// `args`: NormedProduct or DecodeQkv.
 template <class Args>
-kernels::Gemv normed_gemv(Args const& args, unsigned* counter) {
+kernels::Gemv normed_gemv(Args const& args) {
     ConstView w;
     if constexpr (std::is_same_v<Args, NormedProduct>)
         w = args.w_ND;
@@ -47,7 +46,6 @@ kernels::Gemv normed_gemv(Args const& args, unsigned* counter) {
             .w = w.as<bf16>(),
             .norm = args.norm_D.template as<bf16>(),
             .eps = static_cast<float>(args.eps),
-            .counter = counter,
             .rows = args.x_SD[0],
             .n = w[0],
             .k = w[1]};
@@ -57,7 +55,7 @@ kernels::Gemv normed_gemv(Args const& args, unsigned* counter) {
 
 void CudaOps::compute(NormedProduct const& args) {
     check(args);
-    kernels::Gemv const product = normed_gemv(args, arrivals(1));
+    kernels::Gemv const product = normed_gemv(args);
     if (!kernels::takes_gemv(product) || (args.swiglu && product.n % 8 != 0))
         return compute_in_parts(
             args, main_dtype(), [this](size_t bytes) { return static_cast<std::byte*>(scratch(bytes)); },
@@ -70,7 +68,7 @@ void CudaOps::compute(NormedProduct const& args) {
 
 void CudaOps::compute(DecodeQkv const& args) {
     check(args);
-    kernels::Gemv const product = normed_gemv(args, arrivals(1));
+    kernels::Gemv const product = normed_gemv(args);
     if (!kernels::takes_gemv(product) || !args.q_norm_K.empty() || !args.k_norm_K.empty())
         return compute_in_parts(
             args, main_dtype(), [this](size_t bytes) { return static_cast<std::byte*>(scratch(bytes)); },
@@ -98,38 +96,6 @@ void CudaOps::compute(PoolBlocks const& args) {
 void CudaOps::compute(DecodeSelect const& args) {
     check(args);
     if (args.chosen_SHS.size() == 0) return;
-    decode::Select select = select_of(args);
-    if (std::holds_alternative<MobaOptions>(args.selection)) {
-        size_t const floats = decode::select_floats(select.cache.sequences, select.heads, select.cache.most_blocks());
-        select.scores = static_cast<float*>(scratch(floats * sizeof(float)));
-        select.arrived = arrivals(static_cast<size_t>(select.cache.sequences * select.cache.kv_heads));
-    }
-    decode::select(select, args.selection);
-}
-
-void CudaOps::compute(DecodeAttend const& args) {
-    check(args);
-    decode::attend(attend_of(args));
-}
-
-void CudaOps::compute(DecodeSparse const& args) {
-    auto const* const gate = std::get_if<MobaOptions>(&args.select.selection);
-    if (gate != nullptr && args.select.chosen_SHS.size() > 0) {
-        check(args.select);
-        check(args.attend);
-        decode::Select select = select_of(args.select);
-        decode::Attend const attend = attend_of(args.attend);
-        if (decode::takes_select_attend(select, attend, *gate)) {
-            select.arrived = arrivals(static_cast<size_t>(select.cache.sequences * select.cache.kv_heads));
-            return decode::select_attend(select, attend, *gate);
-        }
-    }
-    compute(args.select);
-    compute(args.attend);
-}
-
-/// Without scratch memory and arrivals.
-decode::Select CudaOps::select_of(DecodeSelect const& args) const {
     decode::Select select{.cache = cache_of(args.pages, args.lengths_S),
                           .q = args.q_SHK.as<bf16>(),
                           .chosen = args.chosen_SHS.as<int32_t>(),
@@ -139,7 +105,7 @@ decode::Select CudaOps::select_of(DecodeSelect const& args) const {
     int64_t const slots = args.chosen_SHS[2];
     if (slots > kMostSlots)
         fail(Category::config, "top_k {}: the GPU decodes with up to {}", slots + 1, kMostSlots + 1);
-    if (auto const* const gate = std::get_if<MobaOptions>(&args.selection))
+    if (auto const* const gate = std::get_if<MobaOptions>(&args.selection)) {
         select.arch = gate_arch({.heads = args.q_SHK[1],
                                  .kv_heads = select.cache.kv_heads,
                                  .head_dim = select.cache.head_dim,
@@ -147,10 +113,15 @@ decode::Select CudaOps::select_of(DecodeSelect const& args) const {
                                  .top_k = gate->top_k,
                                  .arch = kernel_arch()},
                                 *gate);
-    return select;
+        size_t const floats = decode::select_floats(select.cache.sequences, select.heads, select.cache.most_blocks());
+        select.scores = static_cast<float*>(scratch(floats * sizeof(float)));
+        select.arrived = arrivals(static_cast<size_t>(select.cache.sequences * select.cache.kv_heads));
+    }
+    decode::select(select, args.selection);
 }
 
-decode::Attend CudaOps::attend_of(DecodeAttend const& args) {
+void CudaOps::compute(DecodeAttend const& args) {
+    check(args);
     auto const* const sparse = std::get_if<BlockSparse>(&args.attended);
     int64_t const slots = sparse != nullptr ? sparse->budget.slots() : 0;
     decode::Attend attend{.cache = cache_of(args.pages, args.lengths_S),
@@ -166,7 +137,7 @@ decode::Attend CudaOps::attend_of(DecodeAttend const& args) {
     size_t const floats =
         decode::attend_floats(attend.cache.sequences, attend.heads, attend.cache.head_dim, decode::most_splits(attend));
     attend.scratch = static_cast<float*>(scratch(floats * sizeof(float)));
-    return attend;
+    decode::attend(attend);
 }
 
 void CudaOps::compute(SampleTokens const& args) {

@@ -178,8 +178,8 @@ struct Llama::Impl {
                   std::span<Selection const> selections) const;
     void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;
-    void count_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,
-                       BlockChoices& to) const;
+    void add_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,
+                     BlockChoices& to) const;
 };
 
 }  // namespace perigee

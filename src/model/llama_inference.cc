@@ -85,16 +85,17 @@ std::vector<float> Llama::Impl::host_floats(ConstView values) const {
     return floats;
 }
 
-/// Of every token and block of its document, the heads that chose it: heads and tokens of all ranks added up.
-void Llama::Impl::count_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,
-                                BlockChoices& to) const {
+/// Adds a sparse layer to `to`: of every token and block of its document, the heads that chose it. Heads and tokens of
+/// all ranks are added up.
+void Llama::Impl::add_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,
+                              BlockChoices& to) const {
     TensorView const chosen_THS = acts.chosen_THS;
     std::vector<int32_t> chosen(static_cast<size_t>(chosen_THS.size()));
     if (!chosen.empty()) ops.download(chosen.data(), chosen_THS);
     Shape const shape{to.tokens(), to.blocks()};
     std::vector<int32_t> heads_TN(static_cast<size_t>(shape.size()));
-    int64_t const group = options.num_attention_heads / options.kv_heads(), groups = chosen_THS[1] / group;
-    auto const per_group = static_cast<size_t>(group * chosen_THS[2]);
+    int64_t const of_group = options.num_attention_heads / options.kv_heads(), groups = chosen_THS[1] / of_group;
+    auto const per_group = static_cast<size_t>(of_group * chosen_THS[2]);
     GroupBlocks blocks;
     std::span<int32_t> next = chosen;
     for (TokenRange const range : pass.attention.queries(selection)) {
@@ -175,7 +176,7 @@ BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<
         if (is_full(selections[layer]))
             result.add_full_layer();
         else
-            impl_->count_choices(state.pass, state.blocks[layer].attention, selections[layer], result);
+            impl_->add_choices(state.pass, state.blocks[layer].attention, selections[layer], result);
     }
     return result;
 }

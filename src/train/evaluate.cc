@@ -131,8 +131,8 @@ std::vector<LayerReach> measure_reach(Session& session, DataSource const& train,
         layer.reach = reached / static_cast<double>(options.eval.samples * length);
         if (!is_full(selections[i]) && needed > 0) layer.gate_recall = chosen / needed;
         double const of_heads = sum(counts[i].blocks.of_heads), of_groups = sum(counts[i].blocks.of_groups);
-        auto const heads = options.model.num_attention_heads / options.model.kv_heads();
-        if (of_heads > 0) layer.group_blocks = of_groups * static_cast<double>(heads) / of_heads;
+        auto const group = static_cast<double>(options.model.num_attention_heads / options.model.kv_heads());
+        if (of_heads > 0) layer.group_blocks = group * of_groups / of_heads;
     }
     return layers;
 }

@@ -35,7 +35,7 @@ struct Job {
 
 constexpr DType kNumbers[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::i64};
 constexpr int64_t kSizes[] = {0, 1, 7, 1003};
-constexpr int64_t kLarge = PERIGEE_SANITIZED ? 98305 : 786433;  // 3 MiB of fp32 and an element
+constexpr int64_t kLarge = PERIGEE_SANITIZED ? 98305 : 786433;  // MiB of fp32 and an element
 
 using Values = std::vector<double>;
 

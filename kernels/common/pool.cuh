@@ -14,14 +14,20 @@ inline constexpr int kPoolLoads = 8;  // that a thread has in flight
 /// Threads of a thread block that pools blocks of this size: sums depend on it.
 constexpr int pool_threads(int64_t block_size) { return block_size <= 256 ? 128 : 512; }
 
-/// Writes the sum of `rows` rows of D values over `size`, rounded, by a thread block of kThreads. key_at(row) points to
-/// a row. Each thread sums the 8 columns of every so many rows; rows are then added in a fixed order.
-template <int D, int kThreads, class KeyAt>
-__device__ __forceinline__ void pool_block(int32_t rows, int32_t size, KeyAt key_at, bf16* mean) {
+/// Shared memory in which pool_block adds up rows.
+template <int D, int kThreads>
+using PoolSums = float[kThreads / (D / 8)][D];
+
+/// Writes the sum of `rows` rows of D values over `size`, rounded, in the order of a thread block of kThreads, by one
+/// of kPresent. key_at(row) points to a row. Each thread sums the 8 columns of every so many rows; rows are then added
+/// in a fixed order.
+template <int D, int kThreads, int kPresent = kThreads, class KeyAt>
+__device__ __forceinline__ void pool_block(int32_t rows, int32_t size, KeyAt key_at, bf16* mean,
+                                           PoolSums<D, kThreads>& sums) {
     constexpr int kColumns = D / 8, kRows = kThreads / kColumns;
-    __shared__ float sums[kRows][D];
-    int const thread = threadIdx.x, row = thread / kColumns, column = thread % kColumns * 8;
-    if (row < kRows) {
+    int const thread = threadIdx.x;
+    auto const sum_columns = [&](int of) {
+        int const row = of / kColumns, column = of % kColumns * 8;
         float sum[8] = {};
         for (int begin = row; begin < rows; begin += kPoolLoads * kRows) {
             uint4 x[kPoolLoads];
@@ -35,6 +41,11 @@ __device__ __forceinline__ void pool_block(int32_t rows, int32_t size, KeyAt key
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) sums[row][column + i] = sum[i];
+    };
+    if constexpr (kPresent == kThreads) {
+        if (thread < kRows * kColumns) sum_columns(thread);
+    } else {
+        for (int of = thread; of < kRows * kColumns; of += kPresent) sum_columns(of);
     }
     __syncthreads();
     if (thread < D / 2) {

@@ -20,9 +20,10 @@ struct PoolArgs {
 
 template <int D, int kThreads>
 __device__ void pool_pages(Cache const& c, Pages const& pages, int32_t block, int32_t g) {
+    __shared__ PoolSums<D, kThreads> sums;
     pool_block<D, kThreads>(
         c.block_size, c.block_size, [&](int row) { return c.k + pages.row(block * c.block_size + row, g) * D; },
-        c.means + pages.mean_row(block, g) * D);
+        c.means + pages.mean_row(block, g) * D, sums);
 }
 
 /// One sequence and key/value head.

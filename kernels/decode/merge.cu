@@ -1,11 +1,9 @@
 // Merges partial attention results by log-sum-exp.
-#include "kernels/common/fragments.cuh"
+#include "kernels/decode/merge.cuh"
+
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
-#include "kernels/common/pool.cuh"
 #include "kernels/common/vector.cuh"
-#include "kernels/decode/pages.cuh"
-#include "kernels/decode/partials.h"
 
 namespace perigee::decode {
 namespace {
@@ -13,22 +11,6 @@ namespace {
 using namespace kernels;
 
 constexpr int kMergeThreads = 512;
-constexpr int64_t kFewPooled = 256;  // up to this block size fewer threads pool a block
-static_assert(pool_threads(kFewPooled) < kMergeThreads && pool_threads(kFewPooled + 1) == kMergeThreads);
-
-/// Writes the mean of the block that the newest token completes, if any.
-template <int D>
-__device__ void pool_completed(Cache const& c, int32_t s, int32_t g) {
-    int32_t const token = c.lengths[s], block = token / c.block_size;
-    if (token < 0 || (token + 1) % c.block_size != 0) return;
-    Pages const pages(c, s);
-    auto const key = [&](int row) { return c.k + pages.row(block * c.block_size + row, g) * D; };
-    bf16* const mean = c.means + pages.mean_row(block, g) * D;
-    if (c.block_size <= kFewPooled)
-        pool_block<D, pool_threads(kFewPooled)>(c.block_size, c.block_size, key, mean);
-    else
-        pool_block<D, kMergeThreads>(c.block_size, c.block_size, key, mean);
-}
 
 /// One head of one sequence. Each run of lanes sums every kRuns-th partial result. The sums of the runs are then added
 /// in a fixed order, so the result depends only on the splits.
@@ -36,12 +18,14 @@ template <int D>
 __global__ void __launch_bounds__(kMergeThreads, 1) merge_kernel(AttendArgs const a) {
     wait_for_previous();
     let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
-    constexpr int kLanes = D / 4, kRuns = kMergeThreads / kLanes, kAtOnce = 8;
+    constexpr int kLanes = D / 4, kRuns = kMergeRuns<D>, kAtOnce = 8;
+    static_assert(kRuns == kMergeThreads / kLanes);
     __shared__ alignas(16) float results[kRuns][D];
     __shared__ float sums[kRuns];
+    __shared__ alignas(16) unsigned char pooled[kPoolBytes];
     int32_t const s = blockIdx.y, head = blockIdx.x, thread = threadIdx.x, run = thread / kLanes,
                   lane = thread % kLanes;
-    if (a.pools && head % a.group == 0) pool_completed<D>(a.cache, s, head / a.group);
+    if (a.pools && head % a.group == 0) pool_completed<D, kMergeThreads>(a.cache, s, head / a.group, pooled);
     int32_t const splits = a.counts[s * a.cache.kv_heads + head / a.group];
     int64_t const row = int64_t{s} * a.heads + head;
     float const* const lse = a.partial_lse + row * a.most_splits;

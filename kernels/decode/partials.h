@@ -21,6 +21,8 @@ struct AttendArgs {
     float scale_log2;
 };
 
+AttendArgs attend_args(Attend const& attend);
+
 /// Merges the partial results into o.
 void merge(AttendArgs const& args, cudaStream_t stream);
 

@@ -15,20 +15,20 @@ __device__ __forceinline__ unsigned long long rank_of(float score, int32_t block
     return static_cast<unsigned long long>(high) << 32 | static_cast<uint32_t>(block + 1);
 }
 
-/// Top-k selection by one warp, for head `head` of [S H] or for the `summed` heads from there on that share a
-/// selection. Each pick is the best score below the previous pick. There are k - 1 picks, or k - 2 and block 0. The
-/// result is in ascending order.
-__device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t current) {
+/// Top-k selection by one warp from score_of(block) of the blocks before `current`. Each pick is the best score below
+/// the previous pick. There are k - 1 picks, or k - 2 and block 0. keep(slot, block) receives the result, in ascending
+/// order, then -1.
+template <class ScoreOf, class Keep>
+__device__ __forceinline__ void pick(ScoreArgs const& a, int32_t current, ScoreOf score_of, Keep keep_in) {
     using namespace kernels;
     constexpr int kHeld = 16;                                          // scores per lane kept in registers
     int const lane = threadIdx.x % 32, first = a.force_first ? 1 : 0;  // block 0 has a slot and does not compete
-    float const* const scores = a.scores + head * a.cache.most_blocks();
     auto const rank = [&](float score, int32_t block) {
         return rank_of(a.force_previous && block == current - 1 ? INFINITY : score, block);
     };
     float held[kHeld];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) held[i] = i * 32 + lane < current ? __ldcg(scores + i * 32 + lane) : NAN;
+    for (int i = 0; i < kHeld; ++i) held[i] = i * 32 + lane < current ? score_of(i * 32 + lane) : NAN;
     unsigned long long last = ~0ull;
     int32_t best[2] = {-1, -1};  // of slots `lane` and 32 + `lane`
     int32_t found = 0;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t c
 #pragma unroll
         for (int i = 0; i < kHeld; ++i)
             if (i * 32 < current) compete(held[i], i * 32 + lane);
-        for (int32_t block = kHeld * 32 + lane; block < current; block += 32) compete(__ldcg(scores + block), block);
+        for (int32_t block = kHeld * 32 + lane; block < current; block += 32) compete(score_of(block), block);
         most = across_lanes<32>(most, [](auto x, auto y) { return x > y ? x : y; });
         if (most == 0) break;
         last = most;
@@ -60,8 +60,7 @@ __device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t c
             int32_t const other = __shfl_sync(kAllLanes, i < 32 ? best[0] : best[1], i % 32);
             if (slot < found) place += other < best[half];
         }
-        if (slot >= a.slots) continue;
-        for (int h = 0; h < a.summed; ++h) a.chosen[(head + h) * a.slots + place] = slot < found ? best[half] : -1;
+        if (slot < a.slots) keep_in(place, slot < found ? best[half] : -1);
     }
 }
 
@@ -70,8 +69,14 @@ __device__ __forceinline__ void pick(ScoreArgs const& a, int64_t head, int32_t c
 __device__ __forceinline__ void pick_if_last(ScoreArgs const& a, int64_t head, int32_t current) {
     unsigned const tiles = max((current + kScoreBlocks - 1) / kScoreBlocks, 1);
     if (!kernels::last_to_arrive(a.arrived + blockIdx.z * a.cache.kv_heads + blockIdx.y, tiles)) return;
-    for (int h = threadIdx.x / 32 * a.summed; h < a.group; h += kScoreThreads / 32 * a.summed)
-        pick(a, head + h, current);
+    for (int h = threadIdx.x / 32 * a.summed; h < a.group; h += kScoreThreads / 32 * a.summed) {
+        float const* const scores = a.scores + (head + h) * a.cache.most_blocks();
+        pick(
+            a, current, [&](int32_t block) { return __ldcg(scores + block); },
+            [&](int32_t slot, int32_t block) {
+                for (int i = 0; i < a.summed; ++i) a.chosen[(head + h + i) * a.slots + slot] = block;
+            });
+    }
 }
 
 }  // namespace perigee::decode

@@ -19,6 +19,8 @@ struct ScoreArgs {
     bool force_previous, force_first;
 };
 
+ScoreArgs score_args(Select const& select, MobaOptions const& options);
+
 void score_sm80(ScoreArgs const& args, cudaStream_t stream);
 void score_sm90(ScoreArgs const& args, cudaStream_t stream);
 

@@ -36,23 +36,22 @@ void select_by_position(Select const& x, Rule const& rule) {
            dim3(kPositionThreads), 0, x.stream, args, rule);
 }
 
-void select_by_gate(Select const& x, MobaOptions const& options) {
-    int32_t const group = x.heads / x.cache.kv_heads, slots = static_cast<int32_t>(options.top_k - 1);
-    ScoreArgs const args{.cache = x.cache,
-                         .q = x.q,
-                         .scores = x.scores,
-                         .chosen = x.chosen,
-                         .arrived = x.arrived,
-                         .heads = x.heads,
-                         .group = group,
-                         .slots = slots,
-                         .summed = options.selection == MobaSelection::per_group ? group : 1,
-                         .force_previous = options.force_previous,
-                         .force_first = options.force_first};
-    (x.arch == KernelArch::sm90 ? score_sm90 : score_sm80)(args, x.stream);
-}
-
 }  // namespace
+
+ScoreArgs score_args(Select const& x, MobaOptions const& options) {
+    int32_t const group = x.heads / x.cache.kv_heads;
+    return {.cache = x.cache,
+            .q = x.q,
+            .scores = x.scores,
+            .chosen = x.chosen,
+            .arrived = x.arrived,
+            .heads = x.heads,
+            .group = group,
+            .slots = static_cast<int32_t>(options.top_k - 1),
+            .summed = options.selection == MobaSelection::per_group ? group : 1,
+            .force_previous = options.force_previous,
+            .force_first = options.force_first};
+}
 
 void select(Select const& args, Selection const& selection) {
     std::visit(
@@ -60,7 +59,7 @@ void select(Select const& args, Selection const& selection) {
             if constexpr (SelectsByPosition<Rule>)
                 select_by_position(args, rule);
             else if constexpr (std::is_same_v<Rule, MobaOptions>)
-                select_by_gate(args, rule);
+                (args.arch == KernelArch::sm90 ? score_sm90 : score_sm80)(score_args(args, rule), args.stream);
             else
                 static_assert(std::is_same_v<Rule, FullAttention>, "this rule needs a case here");
         },

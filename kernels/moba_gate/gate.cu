@@ -21,10 +21,11 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(GateArgs const a) {
     Block const block = a.blocks[blockIdx.x];
     int64_t const g = blockIdx.y;
     bool const complete = block.end - block.begin == a.block_size;
+    __shared__ PoolSums<D, kThreads> sums;
     pool_block<D, kThreads>(
         complete ? a.block_size : 0, a.block_size,
         [&](int row) { return a.k + (int64_t{block.begin + row} * a.kv_heads + g) * D; },
-        a.centroids + (int64_t{blockIdx.x} * a.kv_heads + g) * D);
+        a.centroids + (int64_t{blockIdx.x} * a.kv_heads + g) * D, sums);
 }
 
 }  // namespace

@@ -7,24 +7,22 @@
 namespace perigee {
 
 void attend_cache(Ops& ops, Decoding const& decoding, CacheAttention const& x, Selection const& selection) {
+    DecodeAttend attend{.o_SHK = x.o_SHK,
+                        .q_SHK = x.q_SHK,
+                        .pages = decoding.pages,
+                        .lengths_S = decoding.lengths_S,
+                        .scale = decoding.scale,
+                        .pools = x.pools};
     auto const budget = budget_of(selection);
-    Attended attended = FullAttention{};
-    if (budget) {
-        attended = BlockSparse{.budget = *budget, .chosen_THS = x.chosen_SHS};
-        ops.decode_select({.chosen_SHS = x.chosen_SHS,
-                           .q_SHK = x.q_SHK,
-                           .pages = decoding.pages,
-                           .lengths_S = decoding.lengths_S,
-                           .selection = selection,
-                           .first_head = decoding.first_head});
-    }
-    ops.decode_attend({.o_SHK = x.o_SHK,
-                       .q_SHK = x.q_SHK,
-                       .pages = decoding.pages,
-                       .lengths_S = decoding.lengths_S,
-                       .scale = decoding.scale,
-                       .attended = attended,
-                       .pools = x.pools});
+    if (!budget) return ops.decode_attend(attend);
+    attend.attended = BlockSparse{.budget = *budget, .chosen_THS = x.chosen_SHS};
+    ops.decode_sparse({.select = {.chosen_SHS = x.chosen_SHS,
+                                  .q_SHK = x.q_SHK,
+                                  .pages = decoding.pages,
+                                  .lengths_S = decoding.lengths_S,
+                                  .selection = selection,
+                                  .first_head = decoding.first_head},
+                       .attend = attend});
 }
 
 DecodeTensors allocate_decoding(Arena& arena, Ops& ops, ModelOptions const& options, int64_t rows,

@@ -94,6 +94,13 @@ struct DecodeAttend {
     bool pools = false;
 };
 
+/// DecodeSelect, then DecodeAttend, which may attend other blocks than are selected.
+struct DecodeSparse {
+    static constexpr char const* kName = "decode_sparse";
+    DecodeSelect select;
+    DecodeAttend attend;
+};
+
 /// Draws one token per sequence from its logits. Only ids below `allowed` may be drawn. A drawn token is marked as
 /// seen.
 struct SampleTokens {

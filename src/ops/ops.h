@@ -72,6 +72,7 @@ class Ops {
     void pool_blocks(PoolBlocks const& args) { run(args); }
     void decode_select(DecodeSelect const& args) { run(args); }
     void decode_attend(DecodeAttend const& args) { run(args); }
+    void decode_sparse(DecodeSparse const& args) { run(args); }
     void sample_tokens(SampleTokens const& args) { run(args); }
     void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) { run(SwigluForward{y_TF, gate_up_T2F}); }
     void swiglu_backward(SwigluBackward const& args) { run(args); }

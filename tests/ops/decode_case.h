@@ -123,6 +123,29 @@ class DecodeLab {
                            .pools = pools});
         return lab_.values(o);
     }
+    /// The operation that is both: its choice and its attention.
+    std::pair<std::vector<int32_t>, Values> select_and_attend(bool pools = false, TensorView attended_SHS = {}) {
+        int64_t const slots = budget_of(c_.selection)->slots();
+        TensorView const chosen = lab_.ids(std::vector<int32_t>(static_cast<size_t>(S_ * c_.heads * slots), -777))
+                                      .reshape({S_, c_.heads, slots}),
+                         o = lab_.compute({S_, c_.heads, c_.head_dim}), q = queries();
+        ops.decode_sparse(
+            {.select = {.chosen_SHS = chosen,
+                        .q_SHK = q,
+                        .pages = pages(),
+                        .lengths_S = lengths_S,
+                        .selection = c_.selection,
+                        .first_head = c_.first_head},
+             .attend = {.o_SHK = o,
+                        .q_SHK = q,
+                        .pages = pages(),
+                        .lengths_S = lengths_S,
+                        .scale = c_.scale,
+                        .attended = BlockSparse{.budget = *budget_of(c_.selection),
+                                                .chosen_THS = attended_SHS.empty() ? chosen : attended_SHS},
+                        .pools = pools}});
+        return {ints(chosen), lab_.values(o)};
+    }
     Values means() { return lab_.values(means_NGK); }
     Values keys() { return lab_.values(k_NPGK); }
     Values values() { return lab_.values(v_NPGK); }

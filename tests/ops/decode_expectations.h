@@ -92,8 +92,33 @@ inline void expect_training(Ops& ops, DecodeCase const& c, double tolerance) {
         else
             ASSERT_EQ(its, lab.training_select(s)) << "position " << c.lengths[s];
     }
-    EXPECT_LT(attention_error(c, chosen, lab.attend(false), false), tolerance);
+    Values const sparse = lab.attend(false);
+    EXPECT_LT(attention_error(c, chosen, sparse, false), tolerance);
     EXPECT_LT(attention_error(c, chosen, lab.attend(true), true), tolerance);
+    EXPECT_EQ(lab.select_and_attend(), std::pair(chosen, sparse)) << "as one operation";
+}
+
+/// Equal numbers, or NaN in the same places.
+inline bool same(Values const& a, Values const& b) {
+    return std::ranges::equal(a, b, [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+}
+
+/// The operation that selects and attends leaves the bits of the two, means that it pools included, and attends other
+/// blocks than it selects where it is told to.
+inline void expect_both_as_one(Ops& ops, DecodeCase const& c) {
+    DecodeLab two(ops, c), one(ops, c);
+    two.pool(), one.pool();
+    two.append(), one.append();
+    auto const chosen = two.select();
+    EXPECT_EQ(one.select_and_attend(/*pools=*/true), std::pair(chosen, two.attend(false, /*pools=*/true)));
+    EXPECT_TRUE(same(one.means(), two.means()));
+    DecodeCase nearest = c;
+    nearest.selection = NearestBlocks{.block_size = c.block_size, .top_k = budget_of(c.selection)->top_k};
+    DecodeLab other(ops, nearest);
+    other.pool();
+    other.append();
+    EXPECT_NE(other.select(), chosen);
+    EXPECT_EQ(one.select_and_attend(false, other.chosen_SHS), std::pair(chosen, other.attend(false)));
 }
 
 /// append() writes the newest key and value of every sequence, and changes no other row.

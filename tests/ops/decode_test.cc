@@ -26,6 +26,10 @@ TEST_F(Decode, SelectsByEveryRule) {
     for (Selection const& rule : decode_rules()) expect_training(*f32_, with_rule(rule), 1e-5);
 }
 
+TEST_F(Decode, SelectsAndAttendsInOneOperation) {
+    expect_both_as_one(*f32_, {.lengths = {333, -1, 95, 700}, .page_size = 16});
+}
+
 TEST_F(Decode, AppendWritesTheNewestRowsAndNoOthers) { expect_append_to_write(*f32_); }
 
 TEST_F(Decode, TheFirstHeadsNumberCounts) { expect_first_head_to_count(*f32_); }

@@ -53,6 +53,23 @@ TEST_F(GpuDecode, EnoughSlotsEqualFullAttentionInEveryBit) { expect_covering_equ
 
 TEST_F(GpuDecode, ResultsDependNeitherOnPagesNorOnOtherSequences) { expect_independence(gpu()); }
 
+TEST_F(GpuDecode, SelectsAndAttendsInOneOperation) {
+    for (int64_t const dim : {64, 128})
+        for (int32_t const block : {64, 512}) {  // the kernel pools in two ways
+            DecodeCase c{.lengths = {13 * block - 1, -1, 300, 7 * block + 5, 6 * block - 1}};
+            c.selection = MobaOptions{.block_size = block, .top_k = 3};
+            c.page_size = c.block_size = block, c.head_dim = dim;
+            c.scale = 1 / std::sqrt(static_cast<double>(dim));
+            expect_both_as_one(gpu(), c);
+        }
+    for (int64_t const blocks : {300, 511, 600}) {  // several rounds of scores; more than one kernel takes
+        DecodeCase c{.lengths = {static_cast<int32_t>(16 * blocks - 3), 16 * 200}};
+        c.selection = MobaOptions{.block_size = 16, .top_k = 4};
+        c.page_size = c.block_size = 16;
+        expect_both_as_one(gpu(), c);
+    }
+}
+
 TEST_F(GpuDecode, DamageShows) { expect_damage_to_show(gpu(), kRounding); }
 
 TEST_F(GpuDecode, RepeatsInEveryBit) {

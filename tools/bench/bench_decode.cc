@@ -315,11 +315,10 @@ class StepOps final : public ObservedOps {
 
     void run(Operation const& operation) override {
         if (name_of(operation) == without_) return;
-        auto const* const attend = std::get_if<DecodeAttend>(&operation);
-        if (attend == nullptr || !std::holds_alternative<BlockSparse>(attend->attended))
-            return ObservedOps::run(operation);
-        DecodeAttend injected = *attend;
-        std::get<BlockSparse>(injected.attended).chosen_THS = chosen_;
+        auto const* const sparse = std::get_if<DecodeSparse>(&operation);
+        if (sparse == nullptr) return ObservedOps::run(operation);
+        DecodeSparse injected = *sparse;
+        std::get<BlockSparse>(injected.attend.attended).chosen_THS = chosen_;
         ObservedOps::run(injected);
     }
 

@@ -84,6 +84,7 @@ class CudaOps final : public Ops {
     void compute(PoolBlocks const& args);
     void compute(DecodeSelect const& args);
     void compute(DecodeAttend const& args);
+    void compute(DecodeSparse const& args);
     void compute(SampleTokens const& args);
     void compute(SwigluForward const& args);
     void compute(SwigluBackward const& args);
@@ -115,6 +116,9 @@ class CudaOps final : public Ops {
     // Block-sparse attention, and full attention by the same kernels.
     void block_attention_forward(AttentionForward const& args);
     void block_attention_backward(AttentionBackward const& args);
+
+    decode::Select select_of(DecodeSelect const& args) const;
+    decode::Attend attend_of(DecodeAttend const& args);
 
     cudaStream_t stream() const { return device_.stream(); }
     /// Device memory for the operation that runs, uninitialised; grows in the first steps, and then no more.

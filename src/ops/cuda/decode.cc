@@ -2,6 +2,7 @@
 #include "kernels/decode/decode.h"
 #include "kernels/block_sparse_attention/block_sparse_attention.h"
 #include "kernels/decode/project.h"
+#include "kernels/decode/select_attend.h"
 #include "kernels/limits.h"
 #include "kernels/moba_gate/plan.h"
 #include "kernels/sampling/sampling.h"
@@ -96,23 +97,8 @@ void CudaOps::compute(PoolBlocks const& args) {
 void CudaOps::compute(DecodeSelect const& args) {
     check(args);
     if (args.chosen_SHS.size() == 0) return;
-    decode::Select select{.cache = cache_of(args.pages, args.lengths_S),
-                          .q = args.q_SHK.as<bf16>(),
-                          .chosen = args.chosen_SHS.as<int32_t>(),
-                          .heads = static_cast<int32_t>(args.q_SHK[1]),
-                          .first_head = static_cast<int32_t>(args.first_head),
-                          .stream = stream()};
-    int64_t const slots = args.chosen_SHS[2];
-    if (slots > kMostSlots)
-        fail(Category::config, "top_k {}: the GPU decodes with up to {}", slots + 1, kMostSlots + 1);
-    if (auto const* const gate = std::get_if<MobaOptions>(&args.selection)) {
-        select.arch = gate_arch({.heads = args.q_SHK[1],
-                                 .kv_heads = select.cache.kv_heads,
-                                 .head_dim = select.cache.head_dim,
-                                 .block_size = gate->block_size,
-                                 .top_k = gate->top_k,
-                                 .arch = kernel_arch()},
-                                *gate);
+    decode::Select select = select_of(args);
+    if (std::holds_alternative<MobaOptions>(args.selection)) {
         size_t const floats = decode::select_floats(select.cache.sequences, select.heads, select.cache.most_blocks());
         select.scores = static_cast<float*>(scratch(floats * sizeof(float)));
         select.arrived = arrivals(static_cast<size_t>(select.cache.sequences * select.cache.kv_heads));
@@ -122,6 +108,48 @@ void CudaOps::compute(DecodeSelect const& args) {
 
 void CudaOps::compute(DecodeAttend const& args) {
     check(args);
+    decode::attend(attend_of(args));
+}
+
+void CudaOps::compute(DecodeSparse const& args) {
+    auto const* const gate = std::get_if<MobaOptions>(&args.select.selection);
+    if (gate != nullptr && args.select.chosen_SHS.size() > 0) {
+        check(args.select);
+        check(args.attend);
+        decode::Select select = select_of(args.select);
+        decode::Attend const attend = attend_of(args.attend);
+        if (decode::takes_select_attend(select, attend, *gate)) {
+            select.arrived = arrivals(static_cast<size_t>(select.cache.sequences * select.cache.kv_heads));
+            return decode::select_attend(select, attend, *gate);
+        }
+    }
+    compute(args.select);
+    compute(args.attend);
+}
+
+/// Without scratch memory and arrivals.
+decode::Select CudaOps::select_of(DecodeSelect const& args) const {
+    decode::Select select{.cache = cache_of(args.pages, args.lengths_S),
+                          .q = args.q_SHK.as<bf16>(),
+                          .chosen = args.chosen_SHS.as<int32_t>(),
+                          .heads = static_cast<int32_t>(args.q_SHK[1]),
+                          .first_head = static_cast<int32_t>(args.first_head),
+                          .stream = stream()};
+    int64_t const slots = args.chosen_SHS[2];
+    if (slots > kMostSlots)
+        fail(Category::config, "top_k {}: the GPU decodes with up to {}", slots + 1, kMostSlots + 1);
+    if (auto const* const gate = std::get_if<MobaOptions>(&args.selection))
+        select.arch = gate_arch({.heads = args.q_SHK[1],
+                                 .kv_heads = select.cache.kv_heads,
+                                 .head_dim = select.cache.head_dim,
+                                 .block_size = gate->block_size,
+                                 .top_k = gate->top_k,
+                                 .arch = kernel_arch()},
+                                *gate);
+    return select;
+}
+
+decode::Attend CudaOps::attend_of(DecodeAttend const& args) {
     auto const* const sparse = std::get_if<BlockSparse>(&args.attended);
     int64_t const slots = sparse != nullptr ? sparse->budget.slots() : 0;
     decode::Attend attend{.cache = cache_of(args.pages, args.lengths_S),
@@ -137,7 +165,7 @@ void CudaOps::compute(DecodeAttend const& args) {
     size_t const floats =
         decode::attend_floats(attend.cache.sequences, attend.heads, attend.cache.head_dim, decode::most_splits(attend));
     attend.scratch = static_cast<float*>(scratch(floats * sizeof(float)));
-    decode::attend(attend);
+    return attend;
 }
 
 void CudaOps::compute(SampleTokens const& args) {

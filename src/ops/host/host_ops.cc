@@ -212,6 +212,11 @@ void HostOps<Real>::compute(DecodeAttend const& args) {
     check(args);
     host::decode_attend<Real>(args);
 }
+template <class Real>
+void HostOps<Real>::compute(DecodeSparse const& args) {
+    compute(args.select);
+    compute(args.attend);
+}
 
 template <class Real>
 void HostOps<Real>::compute(SampleTokens const& args) {

@@ -56,6 +56,7 @@ class HostOps : public Ops {
     void compute(PoolBlocks const& args);
     void compute(DecodeSelect const& args);
     void compute(DecodeAttend const& args);
+    void compute(DecodeSparse const& args);
     void compute(SampleTokens const& args);
     void compute(SwigluForward const& args);
     void compute(SwigluBackward const& args);

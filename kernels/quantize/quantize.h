@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "base/fp8.h"
 
 namespace perigee::kernels {
 
@@ -25,5 +26,8 @@ struct Quantize {
     bool squares;          ///< 128 x 128 tiles instead of 1 x 128
 };
 void quantize(Quantize const& args, cudaStream_t stream);
+
+/// Adds a quantised matrix of `size` elements, a multiple of 128, to counts [kQuantCounts].
+void count_quantized(double* counts, uint8_t const* bytes, bf16 const* x, int64_t size, cudaStream_t stream);
 
 }  // namespace perigee::kernels

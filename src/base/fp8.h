@@ -10,7 +10,7 @@ namespace perigee {
 struct e4m3 {
     uint8_t bits = 0;
 };
-inline constexpr uint8_t kE4m3Nan = 0x7f;
+inline constexpr uint8_t kE4m3Nan = 0x7f, kE4m3Largest = 0x7e;  ///< 448
 
 inline float to_float(e4m3 x) {
     uint32_t const sign = static_cast<uint32_t>(x.bits & 0x80u) << 24, magnitude = x.bits & 0x7fu;
@@ -22,6 +22,16 @@ inline float to_float(e4m3 x) {
     }
     return std::bit_cast<float>(sign | (exponent + 120) << 23 | fraction << 20);
 }
+
+/// What is counted of a quantised matrix: kQuantCounts numbers in f64, each the sum over matrices but for the first.
+enum QuantCount : uint8_t {
+    kLargest,     ///< magnitude of x
+    kSquares,     ///< sum of x^2
+    kElements,    ///< of x
+    kUnderflows,  ///< x is not zero and its quantised value is
+    kTopValues,   ///< quantised to +-448, the largest E4M3 value; no scaled value is above it
+    kQuantCounts
+};
 
 /// Rounds to nearest, ties to even. Finite values beyond 448 saturate; infinity becomes NaN.
 inline e4m3 to_e4m3(float x) {
@@ -36,7 +46,7 @@ inline e4m3 to_e4m3(float x) {
     }
     uint32_t const rounded = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
     uint32_t const bits = rounded - (120u << 3);
-    return signed_bits(bits < 0x7eu ? bits : 0x7eu);
+    return signed_bits(bits < kE4m3Largest ? bits : kE4m3Largest);
 }
 
 /// Whether a tile is finite, from its largest magnitude as fp32 bits.

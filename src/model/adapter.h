@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/precision.h"
 #include "ops/ops.h"
 #include "parallel/param_spec.h"
 #include "tensor/arena.h"
@@ -58,8 +59,9 @@ class AdapterPlaces {
 struct Linear {
     TensorView w_OI;
     Adapters adapters = {};
+    BlockLinear of = BlockLinear::qkv;  ///< the product it belongs to
     Linear rows(int64_t begin, int64_t end) const {
-        return {w_OI.empty() ? w_OI : w_OI.rows(begin, end), adapters.rows(begin, end)};
+        return {w_OI.empty() ? w_OI : w_OI.rows(begin, end), adapters.rows(begin, end), of};
     }
 };
 

@@ -12,18 +12,18 @@ namespace perigee {
 BlockPlaces::BlockPlaces(ModelLayouts const& layouts, ModelOptions const& options, int64_t layer) {
     auto const name = [&](char const* part) { return fmt::format("model.layers.{}.{}", layer, part); };
     auto const one = [&](char const* part) { return layouts.place(name(part)); };
-    auto const product = [&](std::initializer_list<char const*> parts) {
+    auto const product = [&](BlockLinear of, std::initializer_list<char const*> parts) {
         std::vector<std::string> names;
         for (char const* const part : parts) names.push_back(name(part));
         return Product{layouts.place(names.front() + ".weight", names.back() + ".weight"),
-                       AdapterPlaces(layouts, names)};
+                       AdapterPlaces(layouts, names), of};
     };
     input_norm_ = one("input_layernorm.weight");
-    qkv_ = product({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"});
-    o_ = product({"self_attn.o_proj"});
+    qkv_ = product(BlockLinear::qkv, {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"});
+    o_ = product(BlockLinear::o, {"self_attn.o_proj"});
     post_norm_ = one("post_attention_layernorm.weight");
-    gate_up_ = product({"mlp.gate_proj", "mlp.up_proj"});
-    down_ = product({"mlp.down_proj"});
+    gate_up_ = product(BlockLinear::gate_up, {"mlp.gate_proj", "mlp.up_proj"});
+    down_ = product(BlockLinear::down, {"mlp.down_proj"});
     if (options.qkv_bias) qkv_bias_ = layouts.place(name("self_attn.q_proj.bias"), name("self_attn.v_proj.bias"));
     if (options.key_conv > 0) k_conv_ = one("self_attn.k_conv.weight");
     if (!options.qk_norm) return;
@@ -144,11 +144,12 @@ std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pas
     auto const drops = [&](size_t layer, Recompute level) {
         return level != Recompute::none && level <= policy.recompute[layer];
     };
-    size_t const taking_turns = policy.offload > 0 ? static_cast<size_t>(policy.offload) + 2 : 0;
+    std::vector<std::optional<size_t>> slot_of(selections.size());
+    auto const taking_turns = layers_taking_turns(std::ssize(selections), policy.offload);
+    for (size_t turn = 0; turn < taking_turns.size(); ++turn)
+        slot_of[static_cast<size_t>(taking_turns[turn])] = turn % 2;
     auto const in_slot = [&](size_t slot) {
-        return [&, slot](size_t layer, Recompute level) {
-            return layer < taking_turns && layer % 2 == slot && !drops(layer, level);
-        };
+        return [&, slot](size_t layer, Recompute level) { return slot_of[layer] == slot && !drops(layer, level); };
     };
     BlockActivations shared = allocate_turns(arena, pass, selections, drops);
     std::array slots = {allocate_turns(arena, pass, selections, in_slot(0)),
@@ -160,13 +161,13 @@ std::vector<BlockActivations> allocate_activations(Arena& arena, Pass const& pas
         for (Recompute level : kLevels) {
             if (drops(layer, level))
                 take(acts, shared, level);
-            else if (layer < taking_turns)
-                take(acts, slots[layer % 2], level);
+            else if (slot_of[layer])
+                take(acts, slots[*slot_of[layer]], level);
             else
                 allocate_level(arena, pass, selections[layer], level, acts);
         }
         pass.attention.arrange(acts.attention, selections[layer]);
-        if (layer < taking_turns) acts.kept = kept_of(acts);
+        if (slot_of[layer]) acts.kept = kept_of(acts);
     }
     return blocks;
 }

@@ -44,7 +44,8 @@ class BlockPlaces {
     struct Product {
         UnitPlace weight;
         AdapterPlaces adapters;
-        Linear in(UnitMemory const& unit) const { return {weight.in(unit), adapters.in(unit)}; }
+        BlockLinear of = BlockLinear::qkv;
+        Linear in(UnitMemory const& unit) const { return {weight.in(unit), adapters.in(unit), of}; }
     };
     UnitPlace input_norm_, qkv_bias_, q_norm_, k_norm_, k_conv_, post_norm_;
     Product qkv_, o_, gate_up_, down_;
@@ -83,6 +84,9 @@ struct Pass {
     TensorView qkv_TX = {};    ///< fused projection if blocks do not keep their own; in the backward, its gradient
     PrecisionOptions const* precision = nullptr;  ///< precision of this block's products; null: all in compute()
     std::optional<QuantMemory> quantised = {};
+    // Counts of this block's quantised operands, f64 [kLayerCounts]. Each is empty but in its own pass.
+    TensorView forward_counts = {};
+    TensorView backward_counts = {};
     TensorView dkey_TC = {};  ///< with key convolution: the gradient of its output
     ConstView positions_T = {};
 

@@ -50,7 +50,7 @@ void take_keys(Pass const& pass, TensorView key_TC, ConstView qkv_TX) {
 
 void project(Pass const& pass, BlockTensors const& weights, BlockActivations const& acts, Part which, ConstView x_TD) {
     QkvPart const part(pass, which, acts.qkv_TX.empty() ? pass.qkv_TX : acts.qkv_TX, weights);
-    linear(pass, part.x_TX, x_TD, part.w.w_OI);
+    linear(pass, part.x_TX, x_TD, part.w);
     adapters_forward(pass, part.x_TX, x_TD, part.w.adapters);
     if (!part.k_conv_CW.empty()) {
         take_keys(pass, acts.key_TC, part.x_TX);
@@ -115,6 +115,7 @@ class ProjectionBackward {
                 .adds = adds,
                 .dy = {.plain_TO = part.x_TX},
                 .w_OI = part.w.w_OI,
+                .of = part.w.of,
                 .adapters = part.w.adapters};
     }
     void split_gradient(Part which) const {

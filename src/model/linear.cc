@@ -18,6 +18,15 @@ QuantPlace allocate_place(Arena& arena, char const* name, int64_t elements) {
             .scales = arena.allocate(name, DType::f32, {elements / kQuantTile})};
 }
 
+/// Where an operand of a product is counted.
+TensorView counts_of(Pass const& pass, BlockLinear linear, Operand operand) {
+    TensorView const counts = operand == Operand::gradient ? pass.backward_counts : pass.forward_counts;
+    bool const again = operand == Operand::weight && pass.first_row > 0;  // for another chunk of the MLP
+    if (counts.empty() || again) return {};
+    int64_t const place = (static_cast<int64_t>(linear) * kOperands + static_cast<int64_t>(operand)) * kQuantCounts;
+    return counts.rows(place, place + kQuantCounts);
+}
+
 /// dx = dy W with quantised operands.
 void quantised_input_gradient(Pass const& pass, LinearBackward const& x, QuantTensor const& dy) {
     QuantTensor const w_IO = matrix_in(pass.quantised->weight, Tiles::squares, x.w_OI[1], x.w_OI[0]);
@@ -33,13 +42,15 @@ void quantised_weight_gradient(Pass const& pass, LinearBackward const& x, QuantT
 
 }  // namespace
 
-void linear(Pass const& pass, TensorView y_TO, ConstView x_TI, ConstView w_OI) {
+void linear(Pass const& pass, TensorView y_TO, ConstView x_TI, Linear const& weights) {
+    ConstView const w_OI = weights.w_OI;
     if (!pass.takes_fp8({x_TI[0], w_OI[0], w_OI[1]}))
         return pass.ops.matmul({.c = y_TO, .a = x_TI, .b = w_OI, .transpose_b = true});
     QuantTensor const x = matrix_in(pass.quantised->rows, Tiles::rows, x_TI[0], x_TI[1]);
     QuantTensor const w = matrix_in(pass.quantised->weight, Tiles::squares, w_OI[0], w_OI[1]);
-    pass.ops.quantize({.to = x, .transposed = {}, .x = x_TI});
-    pass.ops.quantize({.to = w, .transposed = {}, .x = w_OI});
+    auto const counts = [&](Operand operand) { return counts_of(pass, weights.of, operand); };
+    pass.ops.quantize({.to = x, .transposed = {}, .x = x_TI, .counts_accumulated_K = counts(Operand::input)});
+    pass.ops.quantize({.to = w, .transposed = {}, .x = w_OI, .counts_accumulated_K = counts(Operand::weight)});
     pass.ops.matmul8({.c = y_TO, .a = x, .b = w});
 }
 
@@ -67,7 +78,10 @@ void linear_backward(Pass const& pass, LinearBackward const& x) {
     if (rows_TO.empty()) {
         if (wants_dx) rows_TO = matrix_in(pass.quantised->rows, Tiles::rows, tokens, outputs);
         if (fp8_wgrad) columns_OT = matrix_in(pass.quantised->columns, Tiles::rows, outputs, tokens);
-        pass.ops.quantize({.to = rows_TO, .transposed = columns_OT, .x = dy_TO});
+        pass.ops.quantize({.to = rows_TO,
+                           .transposed = columns_OT,
+                           .x = dy_TO,
+                           .counts_accumulated_K = wants_dx ? counts_of(pass, x.of, Operand::gradient) : TensorView()});
     }
     if (fp8_wgrad) quantised_weight_gradient(pass, x, columns_OT);
     if (wants_dx) quantised_input_gradient(pass, x, rows_TO);
@@ -81,6 +95,7 @@ void spread_backward(Pass const& pass, TensorView dx_PI, Linear const& dw, Outpu
                            .dy = dy,
                            .x_TI = pass.stream.gather(x_PI),
                            .w_OI = w.w_OI,
+                           .of = w.of,
                            .dadapters = dw.adapters,
                            .adapters = w.adapters});
     pass.stream.add_up(dx_PI);

@@ -11,7 +11,7 @@ inline TensorView matrix(TensorView heads_THK) {
 }
 
 /// y = x W^T
-void linear(Pass const& pass, TensorView y_TO, ConstView x_TI, ConstView w_OI);
+void linear(Pass const& pass, TensorView y_TO, ConstView x_TI, Linear const& w);
 
 /// dy [T, O]: plain, or quantised for both backward products.
 struct OutputGradient {
@@ -31,8 +31,9 @@ struct LinearBackward {
     bool adds = false;
     TensorView dw_OI = {};
     OutputGradient dy;
-    ConstView x_TI = {};  ///< read for dW
-    ConstView w_OI = {};  ///< read for dx
+    ConstView x_TI = {};                ///< read for dW
+    ConstView w_OI = {};                ///< read for dx
+    BlockLinear of = BlockLinear::qkv;  ///< for reports, where dx is computed
     Adapters dadapters = {};
     Adapters adapters = {};
 };
@@ -41,7 +42,7 @@ void linear_backward(Pass const& pass, LinearBackward const& args);
 /// y = x W^T for all tokens, gathered from parts of x. The rows of W are split. The same holds for its adapters below.
 inline void spread(Pass const& pass, TensorView y_TO, TensorView x_PI, Linear const& w) {
     ConstView const x_TI = pass.stream.gather(x_PI);
-    linear(pass, y_TO, x_TI, w.w_OI);
+    linear(pass, y_TO, x_TI, w);
     adapters_forward(pass, y_TO, x_TI, w.adapters);
 }
 /// dx = dy W in parts, and dW += dy^T x
@@ -51,7 +52,7 @@ void spread_backward(Pass const& pass, TensorView dx_PI, Linear const& dw, Outpu
 /// y = x W^T in parts, from x of all tokens: W's columns are cut.
 inline void join(Pass const& pass, TensorView y_PO, ConstView x_TI, Linear const& w) {
     TensorView const y_TO = pass.stream.partial(y_PO);
-    linear(pass, y_TO, x_TI, w.w_OI);
+    linear(pass, y_TO, x_TI, w);
     adapters_forward(pass, y_TO, x_TI, w.adapters);
     pass.stream.add_up(y_PO);
 }
@@ -63,6 +64,7 @@ inline void join_backward(Pass const& pass, TensorView dx_TI, Linear const& dw, 
                            .dy = {.plain_TO = pass.stream.gather(dy_PO)},
                            .x_TI = x_TI,
                            .w_OI = w.w_OI,
+                           .of = w.of,
                            .dadapters = dw.adapters,
                            .adapters = w.adapters});
 }

@@ -145,11 +145,13 @@ Llama::Impl::Forward Llama::Impl::forward(WeightUnits& weights, Inputs const& in
         }
         Needed const unit(weights, block_unit(index), next_block(index + 1));
         state.pass.precision = precision_of(state.pass, index);
+        state.pass.forward_counts = layer_counts(inputs.counts, index);
         block_forward(pass, block(index, unit.memory()), acts, previous_PD, selections[layer]);
         close_cache(acts, inputs, index, selections[layer]);
         previous_PD = acts.mid_PD;
         if (kept == &policy) offload->end_forward(layer, acts.kept);
     }
+    state.pass.forward_counts = {};  // what the backward computes again is not counted again
     return state;
 }
 
@@ -166,7 +168,7 @@ void Llama::Impl::normalise(Needed const& of_head, Forward const& state) const {
 
 /// temporary.dx_PD holds the gradient of the last block's output, and becomes that of the embedding's.
 void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
-                           std::span<Selection const> selections) const {
+                           std::span<Selection const> selections, TensorView counts) const {
     // Offloaded activations come back in layer order, so every layer takes part.
     int64_t const last = policy.offload > 0 ? 0 : first_trained;
     for (int64_t layer = std::ssize(selections); layer-- > last;) {
@@ -176,9 +178,10 @@ void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward& 
         TensorView const unit_grads = begin_gradients(grads, unit);
         offload->begin_backward(index);
         state.pass.precision = precision_of(state.pass, layer);
+        state.pass.backward_counts = layer_counts(counts, layer);
         block_backward(state.pass, block(layer, needed.memory()), block(layer, unit_grads), state.blocks[index],
                        temporary, selections[index]);
-        if (index >= 2) offload->end_backward(index, state.blocks[index - 2].kept);
+        if (auto const earlier = offload->before(index)) offload->bring_back(*earlier, state.blocks[*earlier].kept);
         end_gradients(grads, unit);
     }
 }
@@ -203,7 +206,6 @@ Llama::Llama(ModelOptions const& options, ModelLayouts const& layouts, Mesh cons
                      .ops = ops,
                      .policy = complete(std::move(policy), options.num_hidden_layers),
                      .precision = precision,
-                     .offload = std::make_unique<Offload>(ops.device()),
                      .rope = make_rope(options),
                      .context_modes = resolve_context_modes(mesh.context_mode(), mesh.shape(), options.kv_heads()),
                      .embedding = layouts.place(kEmbedding),
@@ -214,7 +216,7 @@ Llama::Llama(ModelOptions const& options, ModelLayouts const& layouts, Mesh cons
     int64_t& first = impl_->first_trained;
     while (!impl_->trains(kEmbeddingUnit) && first < options.num_hidden_layers && !impl_->trains(block_unit(first)))
         ++first;
-    impl_->offload->resize(impl_->policy.offload);
+    impl_->offload = std::make_unique<Offload>(ops.device(), options.num_hidden_layers, impl_->policy.offload);
     ops.forget_repeated();  // of an earlier model, whose place in memory this one may have
 }
 
@@ -260,7 +262,7 @@ void Llama::Impl::train(WeightUnits& weights, GradientSink const& sink, TensorVi
              .rstd_T = state.rstd_P});
     }
     end_gradients(grads, head());
-    backward(weights, grads, state, temporary, selections);
+    backward(weights, grads, state, temporary, selections, sink.counts);
     if (!trains(kEmbeddingUnit)) return;
     ops.embedding_backward(
         {embedding.in(options.tie_word_embeddings ? embedding_grads : begin_gradients(grads, kEmbeddingUnit)),
@@ -280,7 +282,8 @@ namespace {
 /// moved, and what differs between batches but for the classifier's chunks.
 std::vector<int64_t> training_key(std::initializer_list<void const*> memory, Arena const& arena,
                                   GradientSink const& sink, Batch const& batch, std::span<Selection const> selections) {
-    std::vector<int64_t> key = {arena.growths(), std::bit_cast<int64_t>(sink.scale), int64_t{sink.grads.fresh()}};
+    std::vector<int64_t> key = {arena.growths(), std::bit_cast<int64_t>(sink.scale), int64_t{sink.grads.fresh()},
+                                std::bit_cast<int64_t>(sink.counts.data)};
     for (void const* address : memory) key.push_back(std::bit_cast<int64_t>(address));
     for (Selection const& selection : selections) key.push_back(static_cast<int64_t>(selection.index()));
     key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());
@@ -296,6 +299,7 @@ void Llama::accumulate(WeightUnits& weights, GradientSink const& sink, TensorVie
     Impl::Inputs inputs = impl_->upload(local, arena);
     DropoutPass const dropout = impl_->dropout_of(sink, local.shard(), batch.first_token);
     inputs.dropout = &dropout;
+    inputs.counts = sink.counts;
     auto const pass = [&] { impl_->train(weights, sink, loss_accumulated, inputs, selections, arena); };
     MeshShape const& shape = impl_->mesh.shape();
     bool const alone = shape.tp * shape.cp == 1 && weights.settled() && sink.grads.settled();

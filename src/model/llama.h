@@ -76,6 +76,7 @@ struct GradientSink {
     // Key of the dropout random numbers, with the layer's name and the token's index in the global batch.
     uint64_t seed = 0;
     int64_t step = 0;
+    TensorView counts = {};  ///< of quantised operands, f64 [layers * kLayerCounts], added to; empty: not wanted
 };
 
 /// Over the tokens of a batch, each times its loss weight.

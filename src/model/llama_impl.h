@@ -69,7 +69,7 @@ struct Llama::Impl {
     Ops& ops;
     MemoryPolicy policy;  ///< with a level for every layer
     PrecisionOptions precision;
-    std::unique_ptr<Offload> offload;
+    std::unique_ptr<Offload> offload = {};
     Rope rope;
     ContextModes context_modes;
     // Where parameters are in the memory of their units.
@@ -88,6 +88,7 @@ struct Llama::Impl {
                    v_TGK = {};      ///< of the text up to its end, for a layer, where its pages are no neighbours
         TensorView lengths_S = {};  ///< or the newest of the first S texts: as Decoding says
         DropoutPass const* dropout = nullptr;  ///< in training only
+        TensorView counts = {};                ///< as GradientSink's
         TensorView ids_T;
         TensorView positions_T;
         TensorView targets_T;
@@ -122,6 +123,9 @@ struct Llama::Impl {
                 .host_weights_T = inputs.local.batch().weights_T};
     }
 
+    static TensorView layer_counts(TensorView counts, int64_t layer) {
+        return counts.empty() ? counts : counts.rows(layer * kLayerCounts, (layer + 1) * kLayerCounts);
+    }
     BlockTensors block(int64_t layer, UnitMemory const& unit) const {
         return blocks[static_cast<size_t>(layer)].in(unit);
     }
@@ -175,7 +179,7 @@ struct Llama::Impl {
     std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;
     void normalise(Needed const& of_head, Forward const& state) const;
     void backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
-                  std::span<Selection const> selections) const;
+                  std::span<Selection const> selections, TensorView counts) const;
     void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;
     void add_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,

@@ -2,21 +2,30 @@
 
 namespace perigee {
 
+Offload::Offload(Device& device, int64_t layers, int64_t offloaded)
+    : device_(&device), layers_(static_cast<size_t>(layers)) {
+    auto const taking = layers_taking_turns(layers, offloaded);
+    for (size_t turn = 0; turn + 2 < taking.size(); ++turn) {
+        layers_[static_cast<size_t>(taking[turn])].waits = true;
+        layers_[static_cast<size_t>(taking[turn + 2])].before = static_cast<size_t>(taking[turn]);
+    }
+}
+
 void Offload::begin_forward(size_t layer) {
-    if (layer >= 2 && holds(layer - 2)) device_->queue().wait(layers_[layer - 2].copied);
+    if (auto const earlier = layers_[layer].before) device_->queue().wait(layers_[*earlier].copied);
 }
 
 void Offload::end_forward(size_t layer, std::span<TensorView const> kept) {
-    if (holds(layer)) copy(layers_[layer], kept, Way::out);
+    if (layers_[layer].waits) copy(layers_[layer], kept, Way::out);
 }
 
 void Offload::begin_backward(size_t layer) {
-    if (holds(layer)) device_->queue().wait(layers_[layer].copied);
+    if (layers_[layer].waits) device_->queue().wait(layers_[layer].copied);
 }
 
-void Offload::end_backward(size_t layer, std::span<TensorView const> kept) {
-    if (holds(layer - 2)) copy(layers_[layer - 2], kept, Way::in);
-}
+std::optional<size_t> Offload::before(size_t layer) const { return layers_[layer].before; }
+
+void Offload::bring_back(size_t layer, std::span<TensorView const> kept) { copy(layers_[layer], kept, Way::in); }
 
 void Offload::copy(Layer& layer, std::span<TensorView const> kept, Way way) {
     size_t bytes = 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "tensor/quantized.h"
 
@@ -25,7 +26,10 @@ void describe(Schema& schema, PrecisionOptions& options) {
                 "docs/fp8.md has the details")
         .choice("wgrad", options.wgrad, {{"fp8", GradientPrecision::fp8}, {"bf16", GradientPrecision::bf16}},
                 "operands of weight-gradient products if precision.linear is not bf16")
-        .section("bf16_layers", options.bf16_layers, "Layers whose products stay in bf16.");
+        .section("bf16_layers", options.bf16_layers, "Layers whose products stay in bf16.")
+        .add("report_every", options.report_every, at_least(0),
+             "steps between reports of quantised operands in metrics.jsonl, per layer: largest magnitude over root "
+             "mean square, and the shares that round to zero and to the largest value. 0: never");
 }
 
 std::vector<std::string> problems(PrecisionOptions const& options, ModelOptions const& model) {
@@ -59,6 +63,32 @@ std::vector<NamedLinear> block_linears(ModelOptions const& model, int64_t tokens
             {"o", {tokens, hidden, queries}},
             {"gate_up", {mlp_tokens, 2 * intermediate, hidden}},
             {"down", {mlp_tokens, hidden, intermediate}}};
+}
+
+char const* to_string(Operand operand) {
+    switch (operand) {
+        case Operand::input:
+            return "input";
+        case Operand::weight:
+            return "weight";
+        case Operand::gradient:
+            return "gradient";
+    }
+    return "";
+}
+
+std::optional<OperandReport> report_of(std::span<double const> counts, Operand operand) {
+    double peak = 0, elements = 0, underflows = 0, top = 0;
+    for (int64_t linear = 0; linear < kBlockLinears; ++linear) {
+        auto const of = counts.subspan(
+            static_cast<size_t>((linear * kOperands + static_cast<int64_t>(operand)) * kQuantCounts), kQuantCounts);
+        if (of[kElements] == 0) continue;
+        double const ratio = of[kSquares] == 0 ? 0 : of[kLargest] / std::sqrt(of[kSquares] / of[kElements]);
+        peak = std::isnan(ratio) || ratio > peak ? ratio : peak;  // not finite: inf / inf
+        elements += of[kElements], underflows += of[kUnderflows], top += of[kTopValues];
+    }
+    if (elements == 0) return std::nullopt;
+    return OperandReport{.peak = peak, .underflow = underflows / elements, .top = top / elements};
 }
 
 }  // namespace perigee

@@ -87,6 +87,11 @@ void check(Quantize const& args) {
     PERIGEE_CHECK(columns % kQuantTile == 0 && (rows % kQuantTile == 0 || (!squares && args.transposed.empty())),
                   "{} is no multiple of tiles of {}", args.x.shape.str(), kQuantTile);
     if (!args.to.empty()) check_quantized("quantised", args.to, {rows, columns});
+    if (!args.counts_accumulated_K.empty()) {
+        expect("counts", args.counts_accumulated_K, {kQuantCounts});
+        PERIGEE_CHECK(args.counts_accumulated_K.dtype == DType::f64 && !args.to.empty(), "counts in {} of {}",
+                      to_string(args.counts_accumulated_K.dtype), args.to.values.shape.str());
+    }
     if (args.transposed.empty()) return;
     check_quantized("transposed", args.transposed, {columns, rows});
     PERIGEE_CHECK((args.transposed.tiles == Tiles::squares) == squares, "tiles of two kinds");

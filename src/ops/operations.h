@@ -101,7 +101,8 @@ struct Quantize {
     static constexpr char const* kName = "quantize";
     QuantTensor to;
     QuantTensor transposed;
-    ConstView x;  ///< of compute_dtype()
+    ConstView x;                           ///< of compute_dtype()
+    TensorView counts_accumulated_K = {};  ///< f64 [kQuantCounts], optional: this matrix is added. `to` must be set
 };
 
 /// c = a b^T, or c += a b^T, of the dequantised values. a [M, K] has row tiles, b [N, K] either kind; K is a multiple

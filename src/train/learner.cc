@@ -17,6 +17,10 @@ Learner::Learner(Session& session)
       mesh_(session.mesh()),
       grads_(session.layout(), session.sharding(), mesh_, session.ops()),
       sums_(session.ops().device(), sizeof(Sums)),
+      counts_(options_.precision.report_every == 0
+                  ? Buffer()
+                  : Buffer(session.ops().device(),
+                           static_cast<size_t>(options_.model.num_hidden_layers * kLayerCounts) * sizeof(double))),
       optimizer_(options_.optimizer, session.layout(), session.sharding().ownership, session.weights().updated(),
                  session.ops(), static_cast<uint64_t>(options_.seed)),
       untrained_(untrained(params_of(options_), options_.model)) {}
@@ -45,6 +49,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
 
     Work const work{r.step, batches, selections, r.loss_weight};
     Sums const sums = loss_and_gradient(work);
+    r.precision = precision_report(counts(r.step));
     add_up(sums, r);
     if (options_.guard.compute_again && is_suspicious(options_.guard, r.loss, r.grad_norm, state))
         add_up(compute_again(work, sums), r);
@@ -87,10 +92,13 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
     Ops& ops = session_.ops();
     TensorView const on_device(static_cast<std::byte*>(sums_.data()), DType::f64, {2});
     ops.fill_zero(on_device);
+    TensorView const counts = this->counts(work.step);
+    if (!counts.empty()) ops.fill_zero(counts);
     GradientSink const sink{.grads = grads_,
                             .scale = 1.0 / work.loss_weight,
                             .seed = static_cast<uint64_t>(options_.seed),
-                            .step = work.step};
+                            .step = work.step,
+                            .counts = counts};
     for (Batch const& b : batches) {
         grads_.begin_pass(&b == &batches.front(), &b == &batches.back());
         enter(Phase::forward);
@@ -115,6 +123,24 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
     Sums sums;
     ops.download(&sums, on_device);
     return sums;
+}
+
+TensorView Learner::counts(int64_t step) const {
+    int64_t const every = options_.precision.report_every;
+    if (every == 0 || step % every != 0) return {};
+    return {static_cast<std::byte*>(counts_.data()), DType::f64, {options_.model.num_hidden_layers * kLayerCounts}};
+}
+
+std::vector<PrecisionReport> Learner::precision_report(TensorView counts) const {
+    if (counts.empty()) return {};
+    std::vector<PrecisionReport> reports;
+    std::vector<double> numbers(static_cast<size_t>(counts.size()));
+    session_.ops().download(numbers.data(), counts);
+    for (std::span<double const> rest = numbers; !rest.empty(); rest = rest.subspan(kLayerCounts)) {
+        PrecisionReport& layer = reports.emplace_back();
+        for (size_t i = 0; i < kOperands; ++i) layer.operands[i] = report_of(rest, static_cast<Operand>(i));
+    }
+    return reports;
 }
 
 void Learner::initialise(uint64_t seed) {

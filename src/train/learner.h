@@ -81,7 +81,12 @@ class Learner {
     RunOptions const& options_;
     Mesh const& mesh_;
     ShardedGradients grads_;
-    Buffer sums_;  ///< a Sums on the device
+    /// Counts of quantised operands on steps that report them, else empty.
+    TensorView counts(int64_t step) const;
+    std::vector<PrecisionReport> precision_report(TensorView counts) const;
+
+    Buffer sums_;    ///< a Sums on the device
+    Buffer counts_;  ///< as GradientSink's, if precision.report_every is not 0
     AdamWOptimizer optimizer_;
     Untrained const untrained_;
     Event read_until_;  ///< by a save

@@ -28,6 +28,15 @@ std::string to_json(StepReport const& r) {
     if (r.judged.spike) text += fmt::format(R"(,"spike_sigmas":{})", number(r.judged.spike->sigmas()));
     text += fmt::format(R"(,"tokens_so_far":{},"epochs_so_far":{:.6g})", r.tokens_so_far, r.epochs_so_far);
     if (r.attended_share) text += fmt::format(R"(,"attended_share":{})", number(*r.attended_share));
+    for (size_t layer = 0; layer < r.precision.size(); ++layer)
+        for (size_t i = 0; i < kOperands; ++i) {
+            auto const& of = r.precision[layer].operands[i];
+            if (!of) continue;
+            char const* const name = to_string(static_cast<Operand>(i));
+            for (auto const& [measure, value] :
+                 {std::pair{"peak", of->peak}, std::pair{"underflow", of->underflow}, std::pair{"top", of->top}})
+                text += fmt::format(R"(,"fp8_{}_{}_{}":{})", name, measure, layer, number(value));
+        }
     text += fmt::format(R"(,"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g})", r.seconds, tokens_per_second(r),
                         r.flops / r.seconds / r.ranks * 1e-12);
     if (auto const mfu = model_flops_utilisation(r)) text += fmt::format(R"(,"mfu":{:.6g})", *mfu);

@@ -1,15 +1,22 @@
 // What a step reports, as one JSON object for tools; train/log_table.h is for people.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "device/memory_in_use.h"
+#include "model/precision.h"
 #include "train/guard.h"
 
 namespace perigee {
+
+/// Quantised operands of a layer, as this rank computed them; those that the layer has.
+struct PrecisionReport {
+    std::array<std::optional<OperandReport>, kOperands> operands = {};
+};
 
 struct StepReport {
     int64_t step = 0;  ///< steps done, this one included
@@ -29,6 +36,7 @@ struct StepReport {
     PhaseSeconds phases = {};   ///< of this rank; a GPU's optimizer counts in the step after, see PhaseClock
     int64_t tokens_so_far = 0;  ///< of the run, padding included
     double epochs_so_far = 0;
+    std::vector<PrecisionReport> precision = {};  ///< by layer, on steps that report it
     std::optional<double> attended_share =
         {};  ///< of the causal keys, in MoBA layers: executed pairs over causal pairs
 };

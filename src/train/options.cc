@@ -34,8 +34,8 @@ void describe(Schema& schema, TrainOptions& options) {
              "products takes the memory of so many; they are computed again in the backward, whatever recompute says. "
              "0: all. The gradients of its weights are sums over chunks, in fp32")
         .add("offload", options.offload, between(0, kMostLayers),
-             "layers, from the first on, whose kept activations wait in pinned memory of the host for their backward; "
-             "the same bits. auto: as few as make a step fit")
+             "layers, spread over the model, whose kept activations wait in pinned memory of the host for their "
+             "backward; the same bits. auto: as few as make a step fit")
         .word("auto", kOffloadAuto)
         .add("cuda_graphs", options.cuda_graphs,
              "on a GPU: micro-batches whose documents have the lengths of an earlier one are queued as CUDA graphs; "

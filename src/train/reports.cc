@@ -50,9 +50,23 @@ void Trainer::report(StepReport const& r) {
     if (auto const warning = full_attention_warning(options_.attention, r.attended_share.value_or(0), 1);
         warning && std::exchange(moba_acts_, false))
         log::warn("step {}: {}", r.step, *warning);
+    if (auto const warning = underflow_warning(r); warning && !std::exchange(warned_of_underflow_, true))
+        log::warn("step {}: {}", r.step, *warning);
     folder_->append_metrics(to_json(r));
     progress_.update(r.step, options_.train.steps, eta,
                      fmt::format("step {}/{} loss {:.4f}", r.step, options_.train.steps, r.loss));
+}
+
+std::optional<std::string> Trainer::underflow_warning(StepReport const& r) {
+    constexpr double kMost = 0.01;
+    for (size_t layer = 0; layer < r.precision.size(); ++layer)
+        for (size_t i = 0; i < kOperands; ++i)
+            if (auto const& of = r.precision[layer].operands[i]; of && of->underflow > kMost)
+                return fmt::format(
+                    "layer {}: {:.1f}% of the {} elements become zero in FP8: precision.bf16_layers "
+                    "keeps layers in bf16",
+                    layer, 100 * of->underflow, to_string(static_cast<Operand>(i)));
+    return std::nullopt;
 }
 
 void Trainer::log_step(StepReport const& r, double seconds_left) {

@@ -118,6 +118,8 @@ class Trainer {
     std::optional<double> peak_flops_;  ///< of the device
     MemoryInUse memory_;
     SlowRanks slow_ranks_;
+    static std::optional<std::string> underflow_warning(StepReport const& r);
+    bool warned_of_underflow_ = false;
     bool moba_acts_ = true;  ///< no step has attended every causal key yet
     AskedByWatchdog asked_;  ///< last: it asks the mesh
 };

@@ -105,6 +105,35 @@ TEST_F(GpuQuantize, GivesTheBitsOfTheHostForManySizes) {
     for (int64_t rows : {1, 100, 129}) expect_same(Tiles::rows, {rows, 256}, random_bf16(rows * 256, 22), false);
 }
 
+TEST_F(GpuQuantize, CountsAsTheHost) {
+    for (Shape const& shape : {Shape{1, 128}, Shape{129, 256}, Shape{128, 128}, Shape{1024, 384}, Shape{512, 8192}})
+        for (Tiles const tiles : {Tiles::rows, Tiles::squares}) {
+            if (tiles == Tiles::squares && shape[0] % 128 != 0) continue;
+            Values x = random_bf16(shape.size(), 24);
+            for (size_t i = 0; i < x.size(); ++i) x[i] *= std::exp2(-static_cast<double>(i % 31));
+            auto const counts = [&](Ops& ops) {
+                Lab lab(ops);
+                Buffer const memory(ops.device(), kQuantCounts * sizeof(double));
+                TensorView const view(static_cast<std::byte*>(memory.data()), DType::f64, {kQuantCounts});
+                ops.fill_zero(view);
+                Matrix const to(ops, tiles, shape);
+                for (int times = 0; times < 2; ++times)
+                    ops.quantize(
+                        {.to = to.view(), .transposed = {}, .x = lab.compute(shape, x), .counts_accumulated_K = view});
+                std::vector<double> numbers(kQuantCounts);
+                ops.download(numbers.data(), view);
+                return numbers;
+            };
+            std::vector<double> const expected = counts(host()), found = counts(gpu());
+            EXPECT_NEAR(found[kSquares], expected[kSquares], 1e-5 * expected[kSquares]);
+            if (shape[0] >= 128) {
+                EXPECT_GT(expected[kUnderflows], 0);
+            }
+            for (auto const count : {kLargest, kElements, kUnderflows, kTopValues})
+                EXPECT_EQ(found[count], expected[count]) << count << " of " << shape.str();
+        }
+}
+
 TEST_F(GpuQuantize, ABadElementMakesItsTilesNan) {
     for (double const bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
         Values x = random_bf16(256 * 256, 23);

@@ -150,6 +150,37 @@ TEST_P(QuantizeTest, DividesEachTileByItsScale) {
     }
 }
 
+TEST_P(QuantizeTest, CountsWhatItQuantises) {
+    Shape const shape{128, 256};
+    auto x = random_normal<float>(shape.size(), 3);
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= std::exp2(-static_cast<float>(i % 31));
+    x[7] = 0, x[300] = -1000, x[456] = 448;
+    std::vector<double> counts(kQuantCounts, 0.0);
+    Quantized result(GetParam(), shape);
+    int64_t underflows = 0, top = 0;
+    double squares = 0;
+    for (int times = 0; times < 2; ++times)
+        ops->quantize({.to = result.view(),
+                       .transposed = {},
+                       .x = TensorView(x.data(), shape),
+                       .counts_accumulated_K = TensorView(counts.data(), Shape{kQuantCounts})});
+    for (int64_t r = 0; r < shape[0]; ++r)
+        for (int64_t c = 0; c < shape[1]; ++c) {
+            float const value = x[static_cast<size_t>(r * shape[1] + c)];
+            double const scaled = result.value(r, c) / result.scale(r, c);
+            underflows += value != 0 && scaled == 0;
+            top += std::abs(scaled) == 448;
+            squares += static_cast<double>(value) * value;
+        }
+    EXPECT_GT(underflows, 1000);
+    EXPECT_GT(top, 0);
+    EXPECT_EQ(counts[kLargest], 1000);
+    EXPECT_NEAR(counts[kSquares], 2 * squares, 1e-9 * squares);
+    EXPECT_EQ(counts[kElements], 2 * 128 * 256);
+    EXPECT_EQ(counts[kUnderflows], static_cast<double>(2 * underflows));
+    EXPECT_EQ(counts[kTopValues], static_cast<double>(2 * top));
+}
+
 TEST_P(QuantizeTest, TransposesTheValuesThatFit) {
     Shape const shape{256, 384};
     auto x = random_normal<float>(shape.size(), 4);

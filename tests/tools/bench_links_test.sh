@@ -5,7 +5,8 @@ set -uo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 set +e
 small=(threads=1 model.vocab_size=256 model.hidden_size=64 model.intermediate_size=96 model.num_hidden_layers=4
-    model.num_attention_heads=8 model.head_dim=8 attention.block_size=16 attention.top_k=2 data.sequence_length=256)
+    model.num_attention_heads=8 model.head_dim=8 attention.block_size=16 attention.top_k=2 data.sequence_length=256
+    train.recompute=auto)
 results=$scratch/results
 links() { "$PERIGEE_SOURCE/tools/bench/links.sh" --cpu --ranks 2 --seconds 2000 --bin "${bin:-$PERIGEE_BIN}" --out "$results" "$@" >"$scratch/log" 2>&1; }
 holds() { grep -q "$1" "$results" || complain "no result like $1 in $(cut -c 1-300 "$results")"; }

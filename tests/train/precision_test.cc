@@ -1,5 +1,5 @@
 // Training with quantised products: equal on every layout up to rounding, and bitwise resumable.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <mutex>
 
@@ -70,6 +70,46 @@ TEST(PrecisionOfTraining, IsTheSameOnEveryLayoutButForRounding) {
             EXPECT_NEAR(found[i], alone[i], (i % 2 == 0 ? 2e-4 : 5e-3) * alone[i])
                 << i << " of " << fmt::format("{}", fmt::join(overrides, " "));
     }
+}
+
+std::vector<StepReport> reports(std::vector<std::string> const& overrides) {
+    testing::MemoryFileSystem files;
+    RunOptions const options = options_of(overrides, 1);
+    std::vector<StepReport> found;
+    testing::run_ranks(1, [&](HostComm& world) {
+        Trainer trainer(options, world, files, "");
+        while (trainer.state().step < options.train.steps) found.push_back(trainer.step());
+    });
+    return found;
+}
+
+TEST(PrecisionOfTraining, IsReportedOnRequestAndChangesNothing) {
+    testing::MemoryFileSystem files, other;
+    EXPECT_EQ(train({}, 1, files), train({"precision.report_every=2"}, 1, other));
+    auto const all = reports({"precision.report_every=2"});
+    ASSERT_EQ(all.size(), 4u);
+    for (size_t step = 0; step < 4; ++step) ASSERT_EQ(all[step].precision.size(), step % 2 == 1 ? 2u : 0u);
+    EXPECT_THAT(to_json(all[3]), ::testing::HasSubstr("\"fp8_gradient_underflow_1\":"));
+    for (PrecisionReport const& layer : all[3].precision) {
+        EXPECT_GT(layer.operands[0]->top, 0) << "of so many tiles some have a maximum that becomes 448";
+        for (auto const& operand : layer.operands) {
+            ASSERT_TRUE(operand);
+            EXPECT_GT(operand->peak, 2);
+            EXPECT_LT(operand->peak, 200);
+            EXPECT_LT(operand->top, 0.01);
+            EXPECT_LT(operand->underflow, 0.01);
+        }
+    }
+    // Products that the backward computes again are not counted again.
+    auto const again = reports({"precision.report_every=4", "train.recompute=block"});
+    for (size_t layer = 0; layer < 2; ++layer)
+        for (size_t i = 0; i < kOperands; ++i) {
+            EXPECT_EQ(again[3].precision[layer].operands[i]->peak, all[3].precision[layer].operands[i]->peak);
+            EXPECT_EQ(again[3].precision[layer].operands[i]->top, all[3].precision[layer].operands[i]->top);
+        }
+    auto const edge = reports({"precision.report_every=1", "precision.bf16_layers.last=1"});
+    EXPECT_TRUE(edge[0].precision[0].operands[0]);
+    EXPECT_FALSE(edge[0].precision[1].operands[0]);
 }
 
 void expect_to_resume(std::vector<std::string> const& overrides, int then = 1, int now = 1,

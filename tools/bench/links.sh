@@ -126,13 +126,14 @@ steps() {
 }
 whole_context() { echo parallel.context="$ranks" train.global_batch_size=1 train.recompute=auto data.sequence_length="$1"; }
 dp_8k() { steps dp_8k 6 2 train.global_batch_size="$ranks"; }
-dp_32k() { steps dp_32k 3 2 train.global_batch_size="$ranks" train.recompute=auto data.sequence_length=32768; }
+dp_32k() { steps dp_32k 3 2 train.global_batch_size="$ranks" train.recompute=auto train.offload=3 data.sequence_length=32768; }
 cp_128k_dense() { steps cp_128k_dense 2 2 $(whole_context 131072); }
-cp_128k_moba() { steps cp_128k_moba 3 2 $(whole_context 131072) attention.kind=moba; }
+cp_128k_moba() { steps cp_128k_moba 3 2 $(whole_context 131072) train.offload=6 attention.kind=moba; }
 cp_1m_moba() {
     local length=$((ranks * 262144))
     [ $length -le 1048576 ] || length=1048576
-    steps cp_1m_moba 1 0 $(whole_context $length) attention.kind=moba train.offload=auto train.mlp_chunk=8192
+    steps cp_1m_moba 1 0 $(whole_context $length) train.recompute="block*29,attention*3" attention.kind=moba \
+        train.offload=auto train.mlp_chunk=8192
 }
 
 # --- The same on GPUs of their own and on one that is shared.

@@ -47,9 +47,10 @@ for row in "${rows[@]}"; do
     for last in $ranks; do
         case $row in
             dp4_8k) run "$row" $((last * 3)) dp=4 5 llama_8b ;;
-            dp4_32k) run "$row" $((last * 3)) dp=4 2 llama_8b data.sequence_length=32768 train.recompute=auto ;;
+            dp4_32k) run "$row" $((last * 3)) dp=4 2 llama_8b data.sequence_length=32768 train.recompute=auto \
+                train.offload=3 ;;
             cp4_128k_dense) run "$row" $((last * 3)) cp=4 2 llama_8b "${llama_128k[@]}" ;;
-            cp4_128k_moba) run "$row" $((last * 3)) cp=4 2 llama_8b "${llama_128k[@]}" attention.kind=moba ;;
+            cp4_128k_moba) run "$row" $((last * 3)) cp=4 2 llama_8b "${llama_128k[@]}" train.offload=6 attention.kind=moba ;;
             cp4_1m_moba) run "$row" $((last * 3)) cp=4 1 llama_8b data.sequence_length=1048576 \
                 train.global_batch_size=1 train.recompute="block*29, attention*3" train.mlp_chunk=8192 \
                 train.offload=auto attention.kind=moba ;;

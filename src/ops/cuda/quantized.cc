@@ -15,6 +15,9 @@ void CudaOps::compute(Quantize const& args) {
                        .columns = args.x[1],
                        .squares = (args.to.empty() ? args.transposed : args.to).tiles == Tiles::squares},
                       stream());
+    if (!args.counts_accumulated_K.empty())
+        kernels::count_quantized(args.counts_accumulated_K.as<double>(), args.to.values.as<uint8_t>(),
+                                 args.x.as<bf16>(), args.x.size(), stream());
 }
 
 void CudaOps::compute(QuantMatMul const& args) { blas_.matmul8(args); }

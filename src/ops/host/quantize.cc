@@ -53,6 +53,24 @@ void quantize_all(QuantTensor const& to, Real const* x) {
     });
 }
 
+/// Adds x, quantised as `to`, to the counts.
+template <class Real>
+void count(double* counts, QuantTensor const& to, Real const* x) {
+    auto const* const bytes = to.values.as<uint8_t>();
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < to.values.size(); ++i) {
+        auto const value = static_cast<double>(x[i]);
+        unsigned const magnitude = bytes[i] & 0x7fu;
+        largest = std::max(largest, magnitude_bits(static_cast<float>(x[i])));
+        counts[kSquares] += value * value;
+        counts[kUnderflows] += value != 0 && magnitude == 0 ? 1 : 0;
+        counts[kTopValues] += magnitude == kE4m3Largest ? 1 : 0;
+    }
+    counts[kElements] += static_cast<double>(to.values.size());
+    auto const beyond = [](double a, double b) { return std::isnan(b) || a < b ? b : a; };
+    counts[kLargest] = beyond(counts[kLargest], as_float(largest));
+}
+
 /// Dequantised transpose of x, row by row.
 template <class Real>
 std::vector<Real> dequantized_transpose(ConstQuantTensor const& x) {
@@ -104,6 +122,7 @@ template <class Real>
 void quantize(Quantize const& args) {
     Real const* const x = args.x.as<Real>();
     if (!args.to.empty()) quantize_all(args.to, x);
+    if (!args.counts_accumulated_K.empty()) count(args.counts_accumulated_K.as<double>(), args.to, x);
     if (args.transposed.empty()) return;
     QuantTensor to = args.to;
     std::vector<uint8_t> bytes;

@@ -28,7 +28,7 @@ endforeach()
 # Benchmarks keep their own folder; a tool of that name would collide with it.
 file(GLOB bench_sources CONFIGURE_DEPENDS tools/bench/*.cc)
 if(NOT PERIGEE_CUDA)
-    list(FILTER bench_sources EXCLUDE REGEX "/bench_moba\\.cc$")  # of kernels that this build does not have
+    list(FILTER bench_sources EXCLUDE REGEX "/bench_(moba|dense)\\.cc$")  # of kernels that this build does not have
 endif()
 foreach(source IN LISTS bench_sources)
     get_filename_component(name ${source} NAME_WE)

@@ -29,6 +29,25 @@ __device__ __forceinline__ void copy_box(void* to, CUtensorMap const& map, Barri
         : "memory");
 }
 
+/// Bytes as they lie in memory; both ends and their number are multiples of 16.
+__device__ __forceinline__ void copy_bytes(void* to, void const* from, uint32_t bytes, Barrier& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+
+/// Starts adding fp32 numbers in shared memory to those in global memory; both ends and their bytes are multiples
+/// of 16. What one thread starts is a group after add_commit; add_wait_read is until shared memory has been read.
+__device__ __forceinline__ void add_floats(float4* to, float4 const* from, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void add_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void add_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void add_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 /// The rows [row, row + kRows) of a head as a tile [kRows, kColumns]. The barrier expects
 /// tile_bytes<kRows, kColumns>(). kUnroll 1 takes the fewest registers.
 template <int kRows, int kColumns, int kUnroll = kColumns / kPanelColumns>

@@ -263,4 +263,14 @@ __device__ __forceinline__ void add_products(float (&d)[kCount], uint32_t const 
     products_commit();
 }
 
+/// The same with left factors in shared memory, always adding.
+template <Inner kInnerA, Inner kInnerB, int kSteps, int kCount, class Left, class Right>
+__device__ __forceinline__ void add_products(float (&d)[kCount], Left left, Right right) {
+    pin(d);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) multiply<kInnerA, kInnerB>(d, left(step), right(step), true);
+    products_commit();
+}
+
 }  // namespace perigee::hopper

@@ -80,14 +80,20 @@ class DryOps : public Ops {
     }
 
   private:
+    DenseAttentionShape shape_of(auto const& args) const {
+        return dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, deterministic_);
+    }
     void note(AttentionForward const& args) {
-        if (!goes_to_cudnn(args)) note(plans_.of(args).bytes_beside(!routing_of(args).empty()));
+        AttentionBackend const backend = attention_backend(args, plans_.arch());
+        if (backend == AttentionBackend::dense) note(dense_forward_scratch(shape_of(args)));
+        if (backend == AttentionBackend::block_sparse) note(plans_.of(args).bytes_beside(!routing_of(args).empty()));
     }
     void note(AttentionBackward const& args) {
-        if (goes_to_cudnn(args, deterministic_))
-            note(cudnn_backward_scratch(args));
-        else
-            note(plans_.of(args).bytes_beside(forward_left_routing(args)));
+        AttentionBackend const backend = attention_backend(args, plans_.arch(), deterministic_);
+        if (backend == AttentionBackend::cudnn) note(cudnn_backward_scratch(args));
+        if (backend == AttentionBackend::dense) note(dense_backward_scratch(shape_of(args)));
+        if (backend == AttentionBackend::block_sparse)
+            note(plans_.of(args).bytes_beside(forward_left_routing(args, plans_.arch())));
     }
     void note(SelectBlocks const& args) {
         bool const is_gate = std::holds_alternative<MobaOptions>(args.selection);

@@ -20,12 +20,14 @@ bool attends_all(Attended const& attended, std::span<int32_t const> cu_seqlens) 
     return true;
 }
 
+/// Full attention of all queries.
+bool is_dense(auto const& args) {
+    return attends_all(args.attended, args.cu_seqlens) && args.q_THK[0] == args.k_TGK[0];
+}
 bool suits_cudnn(auto const& args) {
     int64_t const head_dim = args.q_THK[2];
-    return build_uses_cudnn() && attends_all(args.attended, args.cu_seqlens) && args.q_THK[0] == args.k_TGK[0] &&
-           head_dim % 8 == 0 && head_dim <= 256;
+    return build_uses_cudnn() && is_dense(args) && head_dim % 8 == 0 && head_dim <= 256;
 }
-
 BlockSparseShape describe(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                           BlockBudget const& budget, KernelArch arch) {
     return {.tokens = k_TGK[0],
@@ -69,10 +71,41 @@ Plan const& known_or_made(std::deque<Plan>& plans, auto const& fits, auto const&
 
 }  // namespace
 
-bool goes_to_cudnn(AttentionForward const& args) { return suits_cudnn(args); }
+char const* name_of(AttentionBackend backend) {
+    switch (backend) {
+        case AttentionBackend::block_sparse:
+            return "block-sparse";
+        case AttentionBackend::cudnn:
+            return "cuDNN";
+        case AttentionBackend::dense:
+            return "dense";
+    }
+    return "";
+}
 
-bool goes_to_cudnn(AttentionBackward const& args, bool deterministic) {
-    return suits_cudnn(args) && !args.add_to_dkv && !deterministic;
+DenseAttentionShape dense_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                                bool deterministic) {
+    return {.tokens = k_TGK[0],
+            .documents = std::ssize(cu_seqlens) - 1,
+            .heads = q_THK[1],
+            .kv_heads = k_TGK[1],
+            .head_dim = q_THK[2],
+            .deterministic = deterministic};
+}
+
+AttentionBackend attention_backend(AttentionForward const& args, KernelArch arch) {
+    if (arch == KernelArch::sm90 && is_dense(args) &&
+        dense_forward_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)))
+        return AttentionBackend::dense;
+    return suits_cudnn(args) ? AttentionBackend::cudnn : AttentionBackend::block_sparse;
+}
+
+AttentionBackend attention_backend(AttentionBackward const& args, KernelArch arch, bool deterministic) {
+    if (args.add_to_dkv) return AttentionBackend::block_sparse;
+    if (arch == KernelArch::sm90 && is_dense(args) &&
+        dense_backward_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, deterministic)))
+        return AttentionBackend::dense;
+    return suits_cudnn(args) && !deterministic ? AttentionBackend::cudnn : AttentionBackend::block_sparse;
 }
 
 size_t cudnn_backward_scratch(AttentionBackward const& args) {
@@ -116,8 +149,12 @@ int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32
     return static_cast<int64_t>(routing_bytes(shape) / sizeof(int32_t));
 }
 
-bool forward_left_routing(AttentionBackward const& args) {
-    return !routing_of(args).empty() && !suits_cudnn(args);  // as goes_to_cudnn of the forward
+bool forward_left_routing(AttentionBackward const& args, KernelArch arch) {
+    bool const block_sparse =
+        !suits_cudnn(args) &&
+        !(arch == KernelArch::sm90 && is_dense(args) &&
+          dense_forward_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)));
+    return !routing_of(args).empty() && block_sparse;  // as attention_backend of the forward
 }
 
 }  // namespace perigee

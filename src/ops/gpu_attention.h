@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/block_sparse_attention/plan.h"
+#include "kernels/dense_attention/plan.h"
 #include "kernels/moba_gate/plan.h"
 #include "ops/ops.h"
 
@@ -14,10 +15,18 @@ namespace perigee {
 /// Whether this build leaves to cuDNN what it takes. A build without CUDA plans for one with cuDNN.
 bool build_uses_cudnn();
 
-/// Whether cuDNN computes it, and not the own kernels: all queries of the pack attend every key of their past, with a
-/// head size that is a multiple of 8 up to 256; and cuDNN's backward neither adds to dk and dv nor is deterministic.
-bool goes_to_cudnn(AttentionForward const& args);
-bool goes_to_cudnn(AttentionBackward const& args, bool deterministic);
+/// Whose kernels compute an attention: those of kernels/block_sparse_attention, which take everything; cuDNN's and
+/// those of kernels/dense_attention, which take full attention.
+enum class AttentionBackend { block_sparse, cudnn, dense };
+char const* name_of(AttentionBackend backend);  ///< "block-sparse", "cuDNN", "dense"
+
+/// For full attention of all queries, which neither adds to dk and dv, there are others than the block-sparse kernels:
+/// cuDNN for head sizes that are multiples of 8 up to 256, but for a deterministic backward; and those of
+/// kernels/dense_attention, on Hopper GPUs, at shapes where they were measured faster.
+AttentionBackend attention_backend(AttentionForward const& args, KernelArch arch);
+AttentionBackend attention_backend(AttentionBackward const& args, KernelArch arch, bool deterministic);
+DenseAttentionShape dense_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
+                                bool deterministic);
 
 /// Bytes of scratch memory of cuDNN's backward, as version 9.14 takes them on Hopper: dQ in fp32, dK and dV of every
 /// query head where heads share keys, and two numbers per row.
@@ -35,6 +44,7 @@ class AttentionPlans {
     BlockSparsePlan const& of(AttentionForward const& args);
     BlockSparsePlan const& of(AttentionBackward const& args);
     MobaGatePlan const& of(SelectBlocks const& args);  ///< with a selection by the gate
+    KernelArch arch() const { return arch_; }
 
   private:
     BlockSparsePlan const& attention(BlockSparseShape shape, AttentionTask task);
@@ -57,7 +67,8 @@ inline TensorView routing_of(auto const& args) {
     return sparse != nullptr ? sparse->routing_L : TensorView();
 }
 
-/// Whether the forward of the same tensors has left its routing: given memory for it, and not computed by cuDNN.
-bool forward_left_routing(AttentionBackward const& args);
+/// Whether the forward of the same tensors has left its routing: given memory for it, and
+/// AttentionBackend::block_sparse.
+bool forward_left_routing(AttentionBackward const& args, KernelArch arch);
 
 }  // namespace perigee

@@ -72,7 +72,7 @@ void CudaOps::block_attention_forward(AttentionForward const& args) {
 void CudaOps::block_attention_backward(AttentionBackward const& args) {
     BlockSparsePlan const& plan = plans_.of(args);
     BlockSparseProblem problem = problem_of(args, borders(args.cu_seqlens), stream());
-    if (forward_left_routing(args)) problem.routing = checked_routing(plan, routing_of(args));
+    if (forward_left_routing(args, plans_.arch())) problem.routing = checked_routing(plan, routing_of(args));
     problem.scratch = scratch(plan.bytes_beside(problem.routing != nullptr));
     block_sparse_backward(plan, problem,
                           {.d_o = args.do_THK.as<bf16>(),

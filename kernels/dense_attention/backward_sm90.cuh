@@ -1,0 +1,70 @@
+// What the kernels of the dense backward share. A work item is a KV tile of a key/value head, with all query rows that
+// see it: row tiles of one query head after the other. dK and dV stay in registers; KV tiles add to dQ in fp32.
+#pragma once
+
+#include "kernels/dense_attention/stages.h"
+#include "kernels/hopper/bulk_copy.cuh"
+#include "kernels/hopper/results.cuh"
+
+namespace perigee::dense {
+
+using namespace kernels;
+using hopper::Barrier, hopper::RingPosition;
+
+inline constexpr int kConsumers = 256;  ///< threads that hold dk and dv: two warpgroups of 64 keys each
+inline constexpr int kProducers = 128;
+inline constexpr int kKvTile = 128;
+
+template <int kHeadDim>
+struct BackwardTiling {
+    static constexpr int D = kHeadDim;
+    static constexpr int kRows = D == 128 ? 64 : 128;   // of a row tile
+    static constexpr int kStages = D == 128 ? 3 : 2;    // row tiles in shared memory
+    static constexpr int kTilesOfKv = kKvTile / kRows;  // row tiles with as many rows as a KV tile
+    static constexpr int kSums = kRows * D / 4;         // float4 of a row tile's dq
+    static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+    static constexpr int kStatsBytes = 2 * kRows * sizeof(float);
+};
+
+struct BackwardArgs {
+    Schedule schedule;
+    CUtensorMap q_map, do_map, k_map, v_map;
+    float* stats;    ///< [H, row tiles, 2, kRows]: base and delta of each row
+    int32_t* turns;  ///< [H, row tiles]: KV tiles that have added to dq; null where they do so in any order
+    float4* sums;    ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
+    bf16 const* o;
+    bf16 const* d_o;
+    float const* lse;
+    bf16 *dq, *dk, *dv;
+    float scale;
+    int32_t heads, kv_heads, group;
+    int32_t first_kv_head, pass_kv_heads;  ///< of the pass: other heads are counted from its first
+    int32_t row_tiles;                     ///< that there is room for, of each head
+};
+
+template <int D>
+void preprocess_backward(BackwardArgs const& args, cudaStream_t stream);  ///< stats; sums, turns = 0
+template <int D>
+void convert_query_gradient(BackwardArgs const& args, cudaStream_t stream);  ///< sums -> dq
+
+/// A row tile, found by its number.
+struct RowTile {
+    int32_t token, rows;  ///< 0: none
+
+    template <int D>
+    static __device__ RowTile of(Schedule const& s, int32_t index) {
+        using T = BackwardTiling<D>;
+        int32_t const kv_tile = index / T::kTilesOfKv;
+        if (kv_tile >= s.first_tile[s.count]) return {0, 0};
+        int32_t low = 0, high = s.count;  // the document that has the KV tile
+        while (high - low > 1) {
+            int32_t const middle = (low + high) / 2;
+            (s.first_tile[middle] <= kv_tile ? low : high) = middle;
+        }
+        Document const& d = s.documents[low];
+        int32_t const token = d.begin + (index - s.first_tile[low] * T::kTilesOfKv) * T::kRows;
+        return {token, max(min(T::kRows, d.end - token), 0)};
+    }
+};
+
+}  // namespace perigee::dense

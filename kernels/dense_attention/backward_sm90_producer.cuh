@@ -1,0 +1,203 @@
+// Shared memory of the dense backward and the warps that fill it.
+#pragma once
+
+#include "kernels/dense_attention/backward_sm90.cuh"
+
+namespace perigee::dense {
+
+template <int D>
+struct BackwardShared {
+    using T = BackwardTiling<D>;
+    unsigned char k[hopper::tile_bytes<kKvTile, D>()], v[hopper::tile_bytes<kKvTile, D>()];
+    unsigned char q[T::kStages][hopper::tile_bytes<T::kRows, D>()];
+    unsigned char d_o[T::kStages][hopper::tile_bytes<T::kRows, D>()];
+    unsigned char ds[2][hopper::tile_bytes<kKvTile, T::kRows>()];
+    float4 dq[T::kSums];
+    alignas(16) float stats[T::kStages][2][T::kRows];  ///< base, delta
+    Tile item;
+    Barrier item_wanted, item_known, keys_full, keys_free;
+    Barrier keys_here;  ///< that end with their document, before consumers may see them
+    Barrier dq_full, dq_free;
+    Barrier rows_full[T::kStages], rows_free[T::kStages];
+    Barrier rows_here[T::kStages];  ///< as keys_here
+};
+
+template <int D>
+__device__ void init_barriers(BackwardShared<D>& shared) {
+    shared.item_wanted.init(1);
+    shared.item_known.init(1);
+    shared.keys_full.init(1);
+    shared.keys_here.init(1);
+    shared.keys_free.init(kConsumers / 32 + 3);  // the consumers' warps and three producers
+    shared.dq_full.init(kConsumers / 32);
+    shared.dq_free.init(1);
+    for (int i = 0; i < BackwardTiling<D>::kStages; ++i) {
+        shared.rows_full[i].init(1);
+        shared.rows_here[i].init(1);
+        shared.rows_free[i].init(kConsumers / 32);
+    }
+    hopper::publish_barriers();
+}
+
+/// The row tiles that see a KV tile, for each query head of the group: from its diagonal to the document's end, or the
+/// other way round where KV tiles take turns to add to dq, as all begin together there.
+template <int D, bool kOrdered>
+struct RowTiles {
+    using T = BackwardTiling<D>;
+    static constexpr int kStep = kOrdered ? -1 : 1;
+    int32_t first, count;
+    int32_t index;  ///< of the first that is worked on, among all row tiles of a head
+
+    __device__ explicit RowTiles(Tile const& item)
+        : first(item.row / T::kRows), count((item.document_end - item.begin + T::kRows - 1) / T::kRows - first) {
+        index = (item.index - item.row / kKvTile) * T::kTilesOfKv + first;
+        if (kOrdered) first += count - 1, index += count - 1;
+    }
+    /// Of the tiles in the order of work: whether the document ends in it; whether it is on the diagonal.
+    __device__ bool ends(int32_t i) const { return i == (kOrdered ? 0 : count - 1); }
+    __device__ bool masked(int32_t i) const { return (kOrdered ? count - 1 - i : i) < T::kTilesOfKv; }
+};
+
+template <int D, bool kOrdered>
+__device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
+                           RingPosition<BackwardTiling<D>::kStages>& at) {
+    using T = BackwardTiling<D>;
+    Tile const& item = shared.item;  // not in registers, which are few
+    RowTiles<D, kOrdered> const tiles(item);
+    for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
+        int32_t tile = head * a.row_tiles + tiles.index;
+        int32_t token = item.begin + tiles.first * T::kRows;
+        int32_t const head_of_all = a.first_kv_head * a.group + head;
+#pragma unroll 1
+        for (int32_t i = 0; i < tiles.count; ++i, at.advance()) {
+            int const stage = at.stage;
+            shared.rows_free[stage].wait(at.free_parity());
+            bool const part = tiles.ends(i) && (item.document_end - item.begin) % T::kRows != 0;
+            Barrier& full = part ? shared.rows_here[stage] : shared.rows_full[stage];
+            full.arrive_and_expect(2 * hopper::tile_bytes<T::kRows, D>() + T::kStatsBytes);
+            hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, full, head_of_all, token);
+            hopper::copy_bytes(shared.stats[stage], a.stats + int64_t{tile} * (2 * T::kRows), T::kStatsBytes, full);
+            hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, full, head_of_all, token);
+            token += tiles.kStep * T::kRows;
+            tile += tiles.kStep;
+        }
+    }
+}
+
+/// One warp that looks for work items, each when the rows of the one before are on their way.
+template <int D>
+__device__ void find_items(BackwardArgs const& a, BackwardShared<D>& shared) {
+    TileWalker<kKvTile, false> walk(a.schedule);
+    for (uint32_t n = 0;; ++n) {
+        shared.item_wanted.wait((n & 1) ^ 1);
+        Tile const item = walk.next();
+        if (threadIdx.x % 32 == 0) {
+            shared.keys_free.wait((n & 1) ^ 1);
+            shared.item = item;
+            shared.item_known.arrive();
+        }
+        __syncwarp();
+        if (item.head < 0) return;
+    }
+}
+
+/// One thread, which talks to the copy engine.
+template <int D, bool kOrdered>
+__device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
+    RingPosition<BackwardTiling<D>::kStages> at;
+    Tile const& item = shared.item;
+    for (uint32_t n = 0;; ++n) {
+        shared.item_known.wait(n & 1);
+        if (item.head < 0) break;
+        Barrier& full = item.end - item.row < kKvTile ? shared.keys_here : shared.keys_full;
+        full.arrive_and_expect(2 * sizeof(shared.k));
+        int32_t const head = a.first_kv_head + item.head, key = item.begin + item.row;
+        hopper::copy_tile<kKvTile, D, 1>(shared.k, a.k_map, full, head, key);
+        hopper::copy_tile<kKvTile, D, 1>(shared.v, a.v_map, full, head, key);
+        bring_rows<D, kOrdered>(a, shared, at);
+        shared.item_wanted.arrive();
+        shared.keys_free.arrive();
+    }
+    shared.keys_full.arrive();
+}
+
+/// KV tiles of a document add to a row tile's dq from first to last. Whoever waits does so for an earlier tile, which a
+/// thread block has taken before. Between additions of the copy engine, hence the fences.
+__device__ __forceinline__ void await_turn(int32_t const* turns, int32_t turn) {
+    int32_t now;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+    while (now != turn);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+__device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
+    asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
+}
+
+/// One warp that adds row tiles' parts of dq to their sums, where that goes in turns.
+template <int D, bool kOrdered>
+__device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
+    using T = BackwardTiling<D>;
+    bool const talks = threadIdx.x % 32 == 0;
+    uint32_t count = 0;
+    for (uint32_t n = 0;; ++n) {
+        shared.item_known.wait(n & 1);
+        Tile const item = shared.item;
+        __syncwarp();
+        if (talks) shared.keys_free.arrive();
+        if (item.head < 0) break;
+        RowTiles<D, kOrdered> const tiles(item);
+        int32_t const turn = item.row / kKvTile;
+        if (!talks || !kOrdered) continue;  // consumers do it themselves
+        for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
+            int64_t at = int64_t{head} * a.row_tiles + tiles.index;
+#pragma unroll 1
+            for (int32_t i = 0; i < tiles.count; ++i, ++count, at += tiles.kStep) {
+                shared.dq_full.wait(count & 1);
+                await_turn(a.turns + at, turn);
+                hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
+                hopper::add_commit();
+                hopper::add_wait_read();
+                shared.dq_free.arrive();
+                hopper::add_wait();
+                pass_turn(a.turns + at, turn + 1);
+            }
+        }
+    }
+    if (talks) hopper::add_wait();
+}
+
+/// One warp that clears what lies past a document's end: it weighs nothing, but zero times infinity would count.
+template <int D, bool kOrdered>
+__device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
+    using T = BackwardTiling<D>;
+    uint32_t keys_parity = 0, first = 0, parities = 0;  // the ring's position of a head's first rows; a bit for a stage
+    bool const arrives = threadIdx.x % 32 == 0;
+    for (uint32_t n = 0;; ++n) {
+        shared.item_known.wait(n & 1);
+        Tile const item = shared.item;
+        __syncwarp();
+        if (item.head < 0) return;
+        if (int32_t const keys = item.end - item.row; keys < kKvTile) {
+            shared.keys_here.wait(keys_parity);
+            keys_parity ^= 1;
+            hopper::clear_rows<kKvTile, D>(shared.k, keys);
+            hopper::clear_rows<kKvTile, D>(shared.v, keys);
+            if (arrives) shared.keys_full.arrive();
+        }
+        RowTiles<D, kOrdered> const tiles(item);
+        int32_t const rows = (item.document_end - item.begin) % T::kRows;
+        for (int32_t r = 0; r < a.group; ++r) {
+            uint32_t const stage = (kOrdered ? first : first + static_cast<uint32_t>(tiles.count) - 1) % T::kStages;
+            first += static_cast<uint32_t>(tiles.count);
+            if (rows == 0) continue;
+            shared.rows_here[stage].wait(parities >> stage & 1);
+            parities ^= 1u << stage;
+            hopper::clear_rows<T::kRows, D>(shared.q[stage], rows);
+            hopper::clear_rows<T::kRows, D>(shared.d_o[stage], rows);
+            if (arrives) shared.rows_full[stage].arrive();
+        }
+        if (arrives) shared.keys_free.arrive();
+    }
+}
+
+}  // namespace perigee::dense

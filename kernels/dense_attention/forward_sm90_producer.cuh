@@ -1,0 +1,143 @@
+// Shared memory of the dense forward and the warps that fill it.
+#pragma once
+
+#include "kernels/dense_attention/stages.h"
+#include "kernels/hopper/bulk_copy.cuh"
+
+namespace perigee::dense {
+
+using hopper::Barrier, hopper::RingPosition;
+
+inline constexpr int kConsumerRows = 64;  ///< of a query tile, which a warpgroup works on
+
+template <int kHeadDim>
+struct ForwardTiling {
+    static constexpr int D = kHeadDim;
+    static constexpr int kWarpgroups = D == 64 ? 3 : 2;  ///< of consumers
+    static constexpr int kThreads = 128 * (1 + kWarpgroups);
+    static constexpr int kRows = kWarpgroups * kConsumerRows;
+    static constexpr int kKeys = 128;
+    static constexpr int kRowStages = 2;                // tiles of rows
+    static constexpr int kKeyStages = D == 64 ? 4 : 2;  // tiles of keys, and of values
+    static constexpr int kProducerRegisters = D == 64 ? 32 : 40, kConsumerRegisters = D == 64 ? 160 : 232;
+};
+
+struct ForwardArgs {
+    Schedule schedule;
+    CUtensorMap q_map, k_map, v_map;
+    bf16* o;
+    float* lse;
+    float scale;
+    int32_t query_begin, group;
+};
+
+/// What consumers must know of a query tile.
+struct TileOfRows {
+    int32_t at;         ///< the first row: its query * H + head
+    int32_t row, end;   ///< the first row and the last + 1, counted from the document's beginning
+    int32_t key_tiles;  ///< 0: there are no more tiles
+    int32_t keys;       ///< of the document
+};
+
+template <class T>
+struct ForwardShared {
+    unsigned char q[T::kRowStages][hopper::tile_bytes<T::kRows, T::D>()];
+    unsigned char k[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
+    unsigned char v[T::kKeyStages][hopper::tile_bytes<T::kKeys, T::D>()];
+    TileOfRows tiles[T::kRowStages];
+    Barrier q_full[T::kRowStages], q_free[T::kRowStages];
+    Barrier k_full[T::kKeyStages], k_free[T::kKeyStages];
+    Barrier v_full[T::kKeyStages], v_free[T::kKeyStages];
+    Barrier v_here[T::kKeyStages];  ///< of values that end with their document, before consumers may see them
+};
+
+template <class T>
+__device__ void init_barriers(ForwardShared<T>& shared) {
+    for (int i = 0; i < T::kRowStages; ++i) {
+        shared.q_full[i].init(1);
+        shared.q_free[i].init(T::kWarpgroups * 4 + 1);  // the consumers' warps and the clearing one
+    }
+    for (int i = 0; i < T::kKeyStages; ++i) {
+        shared.k_full[i].init(1);
+        shared.v_full[i].init(1);
+        shared.v_here[i].init(1);
+        shared.k_free[i].init(T::kWarpgroups * 4);
+        shared.v_free[i].init(T::kWarpgroups * 4);
+    }
+    hopper::publish_barriers();
+}
+
+/// Whether values past the document's end come with its last tile of keys. They become zeros, since what weighs nothing
+/// must not count: zero times infinity would.
+template <class T>
+__device__ __forceinline__ bool ends_inside(int32_t key_tiles, int32_t keys) {
+    return key_tiles * T::kKeys > keys;
+}
+
+/// One warp, of which one lane talks to the copy engine. It looks for the next tile while keys are on their way.
+template <class T>
+__device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
+    TileWalker<T::kRows, true> walk(args.schedule);
+    RingPosition<T::kRowStages> rows;
+    RingPosition<T::kKeyStages> at;
+    bool const talks = threadIdx.x % 32 == 0;
+    for (Tile tile = walk.next(), next; tile.head >= 0; tile = next, rows.advance()) {
+        int32_t const key_tiles = (tile.end + T::kKeys - 1) / T::kKeys, keys = tile.document_end - tile.begin;
+        if (talks) {
+            int32_t const query = tile.begin + tile.row - args.query_begin;
+            Barrier& full = shared.q_full[rows.stage];
+            shared.q_free[rows.stage].wait(rows.free_parity());
+            shared.tiles[rows.stage] = {query * args.schedule.heads + tile.head, tile.row, tile.end, key_tiles, keys};
+            full.arrive_and_expect(hopper::tile_bytes<T::kRows, T::D>());
+            hopper::copy_tile<T::kRows, T::D, 1>(shared.q[rows.stage], args.q_map, full, tile.head, query,
+                                                 hopper::Keep::evict_first);
+        }
+        int32_t const head = tile.head / args.group;
+        bool const ends = ends_inside<T>(key_tiles, keys);
+#pragma unroll 1
+        for (int32_t i = 0; i < key_tiles; ++i, at.advance()) {
+            if (talks) {
+                int32_t const key = tile.begin + i * T::kKeys;
+                auto const bring = [&](unsigned char* to, CUtensorMap const& map, Barrier& full) {
+                    full.arrive_and_expect(hopper::tile_bytes<T::kKeys, T::D>());
+                    hopper::copy_tile<T::kKeys, T::D, 1>(to, map, full, head, key);
+                };
+                shared.k_free[at.stage].wait(at.free_parity());
+                bring(shared.k[at.stage], args.k_map, shared.k_full[at.stage]);
+                shared.v_free[at.stage].wait(at.free_parity());
+                bring(shared.v[at.stage], args.v_map,
+                      ends && i == key_tiles - 1 ? shared.v_here[at.stage] : shared.v_full[at.stage]);
+            }
+            __syncwarp();
+            if (i == max(key_tiles - 2, 0)) next = walk.next();
+        }
+    }
+    if (talks) {
+        shared.q_free[rows.stage].wait(rows.free_parity());
+        shared.tiles[rows.stage].key_tiles = 0;
+        shared.q_full[rows.stage].arrive();
+    }
+}
+
+/// One warp that clears values past their document's end.
+template <class T>
+__device__ void clear_values(ForwardShared<T>& shared) {
+    RingPosition<T::kRowStages> rows;
+    uint32_t first = 0, parities = 0;  // the ring's position of a tile's first values; one bit for each stage
+    for (;; rows.advance()) {
+        shared.q_full[rows.stage].wait(rows.parity());
+        int32_t const key_tiles = shared.tiles[rows.stage].key_tiles, keys = shared.tiles[rows.stage].keys;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) shared.q_free[rows.stage].arrive();
+        if (key_tiles == 0) return;
+        uint32_t const stage = (first + static_cast<uint32_t>(key_tiles) - 1) % T::kKeyStages;
+        first += static_cast<uint32_t>(key_tiles);
+        if (!ends_inside<T>(key_tiles, keys)) continue;
+        shared.v_here[stage].wait(parities >> stage & 1);
+        parities ^= 1u << stage;
+        hopper::clear_rows<T::kKeys, T::D>(shared.v[stage], keys - (key_tiles - 1) * T::kKeys);
+        if (threadIdx.x % 32 == 0) shared.v_full[stage].arrive();
+    }
+}
+
+}  // namespace perigee::dense

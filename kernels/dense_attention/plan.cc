@@ -1,0 +1,44 @@
+#include "kernels/dense_attention/plan.h"
+
+#include <algorithm>
+
+#include "kernels/dense_attention/schedule.h"
+
+namespace perigee {
+namespace {
+
+constexpr int64_t kKvTile = 128;
+constexpr int64_t kLongDocument = 32768;  ///< tokens
+
+int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+bool has_kernels(DenseAttentionShape const& shape) { return shape.head_dim == 128; }
+int64_t mean_length(DenseAttentionShape const& shape) { return shape.tokens / std::max<int64_t>(shape.documents, 1); }
+
+}  // namespace
+
+DenseBackwardPlan::DenseBackwardPlan(DenseAttentionShape const& shape)
+    : kv_tiles(shape.tokens / kKvTile + shape.documents) {
+    int64_t const head_rows = kv_tiles * kKvTile * shape.group();
+    int64_t const head_bytes = head_rows * shape.head_dim * int64_t{sizeof(float)};
+    pass_kv_heads = std::clamp<int64_t>(shape.sums_bytes / std::max<int64_t>(head_bytes, 1), 1, shape.kv_heads);
+    int64_t const rows = head_rows * pass_kv_heads;
+    stats = aligned(static_cast<int64_t>(dense::schedule_bytes(shape.documents)));
+    turns = stats + aligned(2 * rows * int64_t{sizeof(float)});
+    sums = turns + aligned(rows / 64 * int64_t{sizeof(int32_t)});
+    scratch_bytes = sums + head_bytes * pass_kv_heads;
+}
+
+size_t dense_forward_scratch(DenseAttentionShape const& shape) { return dense::schedule_bytes(shape.documents); }
+size_t dense_backward_scratch(DenseAttentionShape const& shape) {
+    return static_cast<size_t>(DenseBackwardPlan(shape).scratch_bytes);
+}
+
+bool dense_forward_is_faster(DenseAttentionShape const& shape) {
+    return has_kernels(shape) && mean_length(shape) >= kLongDocument / 4;
+}
+bool dense_backward_is_faster(DenseAttentionShape const& shape) {
+    return has_kernels(shape) && mean_length(shape) >= kLongDocument;
+}
+
+}  // namespace perigee

@@ -1,0 +1,39 @@
+// Where dense attention pays, and its scratch memory. Pure arithmetic without CUDA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace perigee {
+
+struct DenseAttentionShape {
+    int64_t tokens = 0;  ///< T
+    int64_t documents = 0;
+    int64_t heads = 0;                      ///< H
+    int64_t kv_heads = 0;                   ///< G, a divisor of H
+    int64_t head_dim = 0;                   ///< K
+    bool deterministic = false;             ///< the backward repeats bitwise, as the forward always does
+    int64_t sums_bytes = int64_t{1} << 30;  ///< of the backward's fp32 dq at a time, but one kv head's at least
+
+    int64_t group() const { return heads / kv_heads; }
+};
+
+/// What the backward has in scratch memory, of the kv heads of a pass: bytes at which the parts begin.
+struct DenseBackwardPlan {
+    int64_t kv_tiles = 0;       ///< of a head, at most
+    int64_t pass_kv_heads = 0;  ///< the last pass may have fewer
+    int64_t stats = 0, turns = 0, sums = 0, scratch_bytes = 0;
+
+    explicit DenseBackwardPlan(DenseAttentionShape const& shape);
+};
+
+/// Bytes of scratch memory.
+size_t dense_forward_scratch(DenseAttentionShape const& shape);
+size_t dense_backward_scratch(DenseAttentionShape const& shape);
+
+/// Whether the passes were measured faster than what full attention takes else, by tools/bench/bench_dense: cuDNN, or
+/// the block-sparse kernels for a deterministic backward.
+bool dense_forward_is_faster(DenseAttentionShape const& shape);
+bool dense_backward_is_faster(DenseAttentionShape const& shape);
+
+}  // namespace perigee

@@ -1,0 +1,294 @@
+// Dense attention on the GPU against the fp64 reference.
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "kernels/block_sparse_attention/reference.h"
+#include "kernels/dense_attention/dense_attention.h"
+#include "kernels/gpu_moba.h"
+
+namespace perigee {
+namespace {
+
+using testing::GpuArray;
+using testing::relative_error;
+
+constexpr double kTolerance = 5e-3;
+constexpr double kLseTolerance = 1e-3;
+
+struct Case {
+    std::vector<int32_t> cu_seqlens;
+    int64_t heads = 4, kv_heads = 2, head_dim = 64;
+    uint64_t seed = 1;
+};
+
+ReferenceProblem make_problem(Case const& c) {
+    return testing::make_gpu_problem(
+        {.cu_seqlens = c.cu_seqlens, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim, .seed = c.seed});
+}
+
+struct Forward {
+    std::vector<double> o;
+    std::vector<float> lse;
+    bool operator==(Forward const&) const = default;
+};
+
+struct Backward {
+    std::vector<double> dq, dk, dv;
+    bool operator==(Backward const&) const = default;
+};
+
+/// A problem on the GPU, of queries [begin, end).
+class Problem {
+  public:
+    explicit Problem(ReferenceProblem const& p) : Problem(p, 0, p.tokens()) {}
+    Problem(ReferenceProblem const& p, int64_t begin, int64_t end)
+        : device_(make_cuda_device(0)),
+          borders_(*device_, p.cu_seqlens),
+          q_(*device_, rows(testing::to_bf16(p.q), begin, end, p.heads * p.head_dim)),
+          k_(*device_, testing::to_bf16(p.k)),
+          v_(*device_, testing::to_bf16(p.v)),
+          d_o_(*device_, testing::to_bf16(p.d_o)),
+          problem_{.shape = {.tokens = p.tokens(),
+                             .documents = std::ssize(p.cu_seqlens) - 1,
+                             .heads = p.heads,
+                             .kv_heads = p.kv_heads,
+                             .head_dim = p.head_dim},
+                   .query_begin = begin,
+                   .queries = end - begin,
+                   .scale = p.scale,
+                   .cu_seqlens = borders_.data(),
+                   .q = q_.data(),
+                   .k = k_.data(),
+                   .v = v_.data(),
+                   .stream = dynamic_cast<CudaDevice&>(*device_).stream()} {}
+
+    Forward forward() {
+        int64_t const rows = problem_.queries * problem_.shape.heads;
+        GpuArray<bf16> const o(*device_, rows * problem_.shape.head_dim);
+        GpuArray<float> const lse(*device_, rows);
+        GpuArray<unsigned char> const scratch = scratch_of(dense_forward_scratch(problem_.shape));
+        dense_attention_forward(problem_, o.data(), lse.data());
+        scratch.get();
+        return {testing::to_double(o.get()), lse.get()};
+    }
+    /// From the reference's o and lse, so that a fault of the forward is not seen twice.
+    Backward backward(ReferenceResult const& forward, bool deterministic, int64_t sums_bytes = 1 << 30) {
+        problem_.shape.deterministic = deterministic;
+        problem_.shape.sums_bytes = sums_bytes;
+        GpuArray<bf16> const o(*device_, testing::to_bf16(forward.o)), dq(*device_, std::ssize(forward.o));
+        GpuArray<float> const lse(*device_, std::vector<float>(forward.lse.begin(), forward.lse.end()));
+        int64_t const keys = problem_.shape.tokens * problem_.shape.kv_heads * problem_.shape.head_dim;
+        GpuArray<bf16> const dk(*device_, keys), dv(*device_, keys);
+        GpuArray<unsigned char> const scratch = scratch_of(dense_backward_scratch(problem_.shape));
+        dense_attention_backward(
+            problem_,
+            {.d_o = d_o_.data(), .o = o.data(), .lse = lse.data(), .dq = dq.data(), .dk = dk.data(), .dv = dv.data()});
+        scratch.get();
+        return {testing::to_double(dq.get()), testing::to_double(dk.get()), testing::to_double(dv.get())};
+    }
+
+    template <class T>
+    static std::vector<T> rows(std::vector<T> const& all, int64_t begin, int64_t end, int64_t width) {
+        return {all.begin() + begin * width, all.begin() + end * width};
+    }
+
+  private:
+    GpuArray<unsigned char> scratch_of(size_t bytes) {
+        GpuArray<unsigned char> scratch(*device_, static_cast<int64_t>(bytes));
+        problem_.scratch = scratch.data();
+        return scratch;
+    }
+
+    std::unique_ptr<Device> device_;
+    GpuArray<int32_t> borders_;
+    GpuArray<bf16> q_, k_, v_, d_o_;
+    DenseAttentionProblem problem_;
+};
+
+enum class Pass { forward, backward, deterministic };
+std::string name_of(Pass pass) {
+    return pass == Pass::forward ? "forward" : pass == Pass::backward ? "backward" : "deterministic";
+}
+
+class GpuDenseKernels : public testing::GpuMobaTest, public ::testing::WithParamInterface<Pass> {
+  protected:
+    void SetUp() override {
+        GpuMobaTest::SetUp();
+        if (!IsSkipped() && !has_dense_attention(64)) GTEST_SKIP() << "no kernels for this GPU";
+    }
+    static bool is_forward() { return GetParam() == Pass::forward; }
+    static bool is_deterministic() { return GetParam() == Pass::deterministic; }
+};
+
+double largest_difference(std::vector<float> const& a, std::vector<double> const& b) {
+    double most = a.size() == b.size() ? 0 : INFINITY;
+    for (size_t i = 0; i < a.size(); ++i) most = std::isnan(a[i]) ? INFINITY : std::max(most, std::abs(a[i] - b[i]));
+    return most;
+}
+
+void expect_right(Forward const& found, ReferenceResult const& reference, std::string const& what) {
+    EXPECT_LT(relative_error(found.o, reference.o), kTolerance) << what;
+    EXPECT_LT(largest_difference(found.lse, reference.lse), kLseTolerance) << what;
+}
+
+void expect_right(Backward const& found, ReferenceResult const& reference, std::string const& what) {
+    EXPECT_LT(relative_error(found.dq, reference.dq), kTolerance) << what;
+    EXPECT_LT(relative_error(found.dk, reference.dk), kTolerance) << what;
+    EXPECT_LT(relative_error(found.dv, reference.dv), kTolerance) << what;
+}
+
+/// The pass that is tested.
+void expect_right(ReferenceProblem const& p, Pass pass, std::string const& what) {
+    auto const reference = reference_attention(p);
+    if (pass == Pass::forward)
+        expect_right(Problem(p).forward(), reference, what);
+    else
+        expect_right(Problem(p).backward(reference, pass == Pass::deterministic), reference, what);
+}
+void expect_right(Case const& c, Pass pass) {
+    expect_right(
+        make_problem(c), pass,
+        fmt::format("{}/{} heads of {}, {} documents", c.heads, c.kv_heads, c.head_dim, c.cu_seqlens.size() - 1));
+}
+
+/// Documents of every length up to `longest`: they begin and end at every offset modulo the tiles.
+std::vector<int32_t> every_length(int32_t longest) {
+    std::vector<int32_t> borders = {0};
+    for (int32_t i = 0; i <= longest; ++i) borders.push_back(borders.back() + i * 101 % (longest + 1));
+    return borders;
+}
+
+TEST_P(GpuDenseKernels, DocumentsOfEveryLength) {
+    for (int64_t const dim : {64, 128})
+        expect_right({.cu_seqlens = every_length(200), .heads = 2, .kv_heads = 1, .head_dim = dim}, GetParam());
+}
+
+TEST_P(GpuDenseKernels, LongAndEmptyDocuments) {
+    for (int64_t const dim : {64, 128})
+        for (std::vector<int32_t> const& borders :
+             {std::vector<int32_t>{0, 1}, {0, 0, 900}, {0, 300, 300, 301, 700, 700}, {0, 512, 1024}})
+            expect_right({.cu_seqlens = borders, .head_dim = dim, .seed = static_cast<uint64_t>(dim)}, GetParam());
+}
+
+TEST_P(GpuDenseKernels, AnyGroupSize) {
+    for (auto const& [H, G] : {std::pair{1, 1}, {4, 4}, {3, 1}, {7, 1}, {8, 2}, {16, 1}})
+        for (int64_t const dim : {64, 128})
+            expect_right({.cu_seqlens = {0, 100, 333}, .heads = H, .kv_heads = G, .head_dim = dim}, GetParam());
+}
+
+TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
+    if (is_forward()) GTEST_SKIP() << "of the backward only";
+    for (int64_t const dim : {64, 128}) {
+        auto const p = make_problem({.cu_seqlens = {0, 100, 333}, .heads = 6, .kv_heads = 3, .head_dim = dim});
+        auto const reference = reference_attention(p);
+        for (int64_t const bytes : {int64_t{1}, 2 * (333 / 128 + 2) * 128 * 2 * dim * 4})  // one head, two heads
+            expect_right(Problem(p).backward(reference, is_deterministic(), bytes), reference,
+                         fmt::format("{} bytes", bytes));
+    }
+}
+
+TEST_P(GpuDenseKernels, ARangeOfQueriesMeetsAllKeys) {
+    if (!is_forward()) GTEST_SKIP() << "of the forward only";
+    for (int64_t const dim : {64, 128}) {
+        Case const c{.cu_seqlens = {0, 130, 400, 401, 700}, .head_dim = dim};
+        auto const p = make_problem(c);
+        auto const all = reference_attention(p);
+        for (auto const& [begin, end] : {std::pair{0, 1}, {0, 130}, {100, 140}, {129, 401}, {333, 650}, {400, 700}}) {
+            ReferenceResult part;
+            part.o = Problem::rows(all.o, begin, end, c.heads * dim);
+            part.lse = Problem::rows(all.lse, begin, end, c.heads);
+            expect_right(Problem(p, begin, end).forward(), part, fmt::format("queries {} to {}", begin, end));
+        }
+    }
+}
+
+/// Tokens [150, 280) are full of infinities and NaN, and so is row 1 of token 400's queries.
+class Poisoned {
+  public:
+    explicit Poisoned(int64_t dim) : case_{.cu_seqlens = {0, 150, 280, 600, 640}, .head_dim = dim} {
+        problem_ = clean_ = make_problem(case_);
+        auto const poison = [](std::vector<double>& x, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) x[static_cast<size_t>(i)] = i % 2 == 0 ? NAN : INFINITY;
+        };
+        int64_t const row = case_.heads * dim, keys = case_.kv_heads * dim;
+        for (std::vector<double>* const x : {&problem_.q, &problem_.d_o}) poison(*x, 150 * row, 280 * row);
+        for (std::vector<double>* const x : {&problem_.k, &problem_.v}) poison(*x, 150 * keys, 280 * keys);
+        poison(problem_.q, 400 * row + dim, 400 * row + 2 * dim);
+    }
+    ReferenceProblem const& clean() const { return clean_; }
+    ReferenceProblem const& problem() const { return problem_; }
+    Case const& shape() const { return case_; }
+
+  private:
+    Case case_;
+    ReferenceProblem clean_, problem_;
+};
+
+/// What a document has of infinities and NaN no other document feels; a query's stay in its row.
+TEST_P(GpuDenseKernels, NoDocumentFeelsAnother) {
+    for (int64_t const dim : {64, 128}) {
+        Poisoned const poisoned(dim);
+        Case const& c = poisoned.shape();
+        int64_t const row = c.heads * dim;
+        if (is_forward()) {
+            Forward const clean = Problem(poisoned.clean()).forward(), found = Problem(poisoned.problem()).forward();
+            int64_t different = 0;
+            for (int64_t i = 0; i < 640 * row; ++i) {
+                int64_t const token = i / row;
+                if ((token >= 150 && token < 280) || (token == 400 && i % row / dim == 1)) continue;
+                auto const stat = static_cast<size_t>(i / dim);
+                different += found.o[static_cast<size_t>(i)] != clean.o[static_cast<size_t>(i)];
+                different += found.lse[stat] != clean.lse[stat];
+            }
+            EXPECT_EQ(different, 0);
+            EXPECT_TRUE(std::isnan(found.lse[static_cast<size_t>(400 * c.heads + 1)]));
+            continue;
+        }
+        auto const reference = reference_attention(poisoned.clean());
+        Backward const found = Problem(poisoned.problem()).backward(reference, is_deterministic());
+        auto const expect_same = [&](std::vector<double> const& x, std::vector<double> const& right, int64_t width) {
+            for (auto const& [begin, end] : {std::pair{0, 150}, {600, 640}})
+                EXPECT_LT(relative_error(Problem::rows(x, begin, end, width), Problem::rows(right, begin, end, width)),
+                          kTolerance);
+        };
+        expect_same(found.dq, reference.dq, row);
+        expect_same(found.dk, reference.dk, c.kv_heads * dim);
+        expect_same(found.dv, reference.dv, c.kv_heads * dim);
+    }
+}
+
+TEST_P(GpuDenseKernels, LargeScoresAreExact) {
+    if (!is_forward()) GTEST_SKIP() << "the reference's o is rounded";
+    for (int64_t const dim : {64, 128}) {
+        auto p = make_problem({.cu_seqlens = {0, 500}, .head_dim = dim});
+        for (double& x : p.q) x *= 8;
+        for (size_t i = 0; i < p.k.size(); ++i) p.k[i] *= i % 3 == 0 ? 16 : 1;
+        expect_right(p, GetParam(), "large scores");
+    }
+}
+
+TEST_P(GpuDenseKernels, RepeatsBitwise) {
+    if (GetParam() == Pass::backward) GTEST_SKIP() << "its sums are made in any order";
+    for (int64_t const dim : {64, 128}) {
+        Problem problem(
+            make_problem({.cu_seqlens = {0, 1100, 1101, 3000}, .heads = 4, .kv_heads = 2, .head_dim = dim}));
+        Forward const first = problem.forward();
+        ReferenceResult given;
+        given.o = first.o, given.lse = {first.lse.begin(), first.lse.end()};
+        Backward const gradients = is_forward() ? Backward{} : problem.backward(given, true);
+        for (int i = 0; i < 20; ++i) {
+            if (is_forward())
+                ASSERT_EQ(problem.forward(), first);
+            else
+                ASSERT_EQ(problem.backward(given, true), gradients);
+        }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryPass, GpuDenseKernels,
+                         ::testing::Values(Pass::forward, Pass::backward, Pass::deterministic),
+                         [](auto const& info) { return name_of(info.param); });
+
+}  // namespace
+}  // namespace perigee

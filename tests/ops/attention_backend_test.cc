@@ -1,0 +1,71 @@
+// Whose kernels compute an attention, by its shape.
+#include <gtest/gtest.h>
+
+#include "ops/gpu_attention.h"
+
+namespace perigee {
+namespace {
+
+struct Pack {
+    Pack(int64_t documents, int64_t length, int64_t head_dim, int64_t queries = 0)
+        : k{nullptr, DType::bf16, {documents * length, 8, head_dim}},
+          q{nullptr, DType::bf16, {queries > 0 ? queries : documents * length, 32, head_dim}} {
+        for (int64_t d = 0; d <= documents; ++d) borders.push_back(static_cast<int32_t>(d * length));
+    }
+    AttentionBackend forward(KernelArch arch = KernelArch::sm90) const {
+        return attention_backend(
+            AttentionForward{.o_THK = {}, .lse_TH = {}, .q_THK = q, .k_TGK = k, .v_TGK = k, .cu_seqlens = borders},
+            arch);
+    }
+    AttentionBackend backward(bool deterministic = false, bool add = false, KernelArch arch = KernelArch::sm90) const {
+        return attention_backend(AttentionBackward{.dq_THK = {},
+                                                   .dk_TGK = {},
+                                                   .dv_TGK = {},
+                                                   .do_THK = {},
+                                                   .q_THK = q,
+                                                   .k_TGK = k,
+                                                   .v_TGK = k,
+                                                   .o_THK = {},
+                                                   .lse_TH = {},
+                                                   .cu_seqlens = borders,
+                                                   .add_to_dkv = add},
+                                 arch, deterministic);
+    }
+    ConstView k, q;
+    std::vector<int32_t> borders;
+};
+
+TEST(AttentionBackend, IsDenseWhereThatWasMeasuredFaster) {
+    EXPECT_EQ(Pack(1, 8192, 128).forward(), AttentionBackend::dense);
+    EXPECT_EQ(Pack(1, 32768, 128).backward(), AttentionBackend::dense);
+    EXPECT_EQ(Pack(1, 32768, 128).backward(true), AttentionBackend::dense);
+    EXPECT_EQ(Pack(2, 32768, 128).backward(), AttentionBackend::dense);
+}
+
+TEST(AttentionBackend, IsElseCudnnForFullAttention) {
+    EXPECT_EQ(Pack(8, 1024, 128).forward(), AttentionBackend::cudnn);
+    EXPECT_EQ(Pack(1, 8192, 128).backward(), AttentionBackend::cudnn);
+    for (int64_t const dim : {64, 96, 256}) EXPECT_EQ(Pack(1, 32768, dim).forward(), AttentionBackend::cudnn);
+    EXPECT_EQ(Pack(1, 32768, 128).forward(KernelArch::sm80), AttentionBackend::cudnn);
+    EXPECT_EQ(Pack(1, 32768, 128).backward(false, false, KernelArch::sm80), AttentionBackend::cudnn);
+}
+
+TEST(AttentionBackend, IsBlockSparseForWhatTheOthersDoNotTake) {
+    EXPECT_EQ(Pack(1, 32768, 128, 16384).forward(), AttentionBackend::block_sparse) << "a range of queries";
+    EXPECT_EQ(Pack(1, 32768, 128).backward(false, true), AttentionBackend::block_sparse) << "adds to dk and dv";
+    EXPECT_EQ(Pack(1, 8192, 128).backward(true), AttentionBackend::block_sparse) << "deterministic";
+}
+
+TEST(DenseBackwardPlan, TakesAsManyHeadsAtATimeAsFit) {
+    DenseAttentionShape shape{.tokens = 131072, .documents = 1, .heads = 32, .kv_heads = 8, .head_dim = 128};
+    DenseBackwardPlan const plan(shape);
+    EXPECT_EQ(plan.pass_kv_heads, 3);  // 269 MB each
+    EXPECT_LT(plan.scratch_bytes, (int64_t{1} << 30) * 9 / 8);
+    shape.sums_bytes = 1;
+    EXPECT_EQ(DenseBackwardPlan(shape).pass_kv_heads, 1);
+    shape.sums_bytes = int64_t{1} << 40;
+    EXPECT_EQ(DenseBackwardPlan(shape).pass_kv_heads, 8);
+}
+
+}  // namespace
+}  // namespace perigee

@@ -1,6 +1,7 @@
 #include "model/kv_cache.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <numeric>
 
@@ -85,6 +86,12 @@ KvCache::KvCache(Ops& ops, ModelOptions const& model, MeshShape const& mesh, Cac
     ops.upload({static_cast<std::byte*>(device_table_.data()), DType::i32, {std::ssize(table_)}}, table_.data());
     free_.resize(static_cast<size_t>(page_count_));
     std::iota(free_.rbegin(), free_.rend(), 0);
+    change();
+}
+
+void KvCache::change() {
+    static std::atomic<int64_t> states = 0;
+    state_ = ++states;
 }
 
 bool KvCache::make_room(int64_t text, int64_t tokens) {
@@ -93,6 +100,7 @@ bool KvCache::make_room(int64_t text, int64_t tokens) {
     int64_t const more = ceil_div(tokens + padding_, page_size_) - taken;
     if (more <= 0) return true;
     if (more > free_pages()) return false;
+    change();
     for (int64_t i = 0; i < more; ++i, free_.pop_back()) row_of(text)[taken++] = free_.back();
     TensorView const all(static_cast<std::byte*>(device_table_.data()), DType::i32, {std::ssize(table_)});
     ops_->upload(all.rows(text * row_pages_, text * row_pages_ + taken), row_of(text));
@@ -103,6 +111,7 @@ void KvCache::set_tokens(int64_t tokens, int64_t text) {
     PERIGEE_CHECK(0 <= tokens && tokens <= taken_[static_cast<size_t>(text)] * page_size_ && tokens <= capacity_,
                   "{} tokens in a cache for {}", tokens, capacity_);
     tokens_[static_cast<size_t>(text)] = tokens;
+    change();
 }
 
 void KvCache::clear(int64_t text) {
@@ -110,6 +119,7 @@ void KvCache::clear(int64_t text) {
     free_.insert(free_.end(), row_of(text), row_of(text) + taken);
     std::ranges::sort(free_, std::greater());
     taken = tokens_[static_cast<size_t>(text)] = 0;
+    change();
 }
 
 void KvCache::take_over(KvCache const& from) {

@@ -51,6 +51,8 @@ class KvCache {
     int64_t tokens(int64_t text = 0) const { return tokens_[static_cast<size_t>(text)]; }
     int64_t free_pages() const { return std::ssize(free_); }
     int64_t bytes() const { return static_cast<int64_t>(memory_.bytes()); }
+    /// A number that no cache has had before, since texts or pages last changed.
+    int64_t state() const { return state_; }
 
     /// Takes pages until the text has room for so many tokens, padding to a multiple of tp included. False, and nothing
     /// changes, where too few are free.
@@ -76,6 +78,7 @@ class KvCache {
     TensorView values(int64_t layer, Run const& run) const;
 
   private:
+    void change();
     TensorView pool(int64_t number) const;
     int32_t* row_of(int64_t text) { return table_.data() + text * row_pages_; }
 
@@ -84,6 +87,7 @@ class KvCache {
     int64_t padding_;    ///< tokens beyond the end of a text that may be written
     int64_t row_pages_;  ///< M
     int64_t page_count_, layers_;
+    int64_t state_ = 0;
     Buffer memory_;                ///< [layers, 2, pages, P, G, K], then the means [layers, pages, G, K]
     Buffer device_table_;          ///< [rows, M]
     std::vector<int32_t> table_;   ///< the same here; unused places are 0

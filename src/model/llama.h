@@ -90,6 +90,9 @@ struct TokenDraws {
     std::span<DrawRule const> rules;  ///< one per text
     TensorView seen_SW = {};          ///< as in SampleTokens
     int64_t allowed = 0;
+    /// With one text: queues the next step before this one's token has reached the host. The next call takes it, unless
+    /// it asks for something else.
+    bool ahead = false;
 };
 
 class Llama {

@@ -189,32 +189,48 @@ TensorView Llama::Impl::decode(WeightUnits& weights, std::span<int32_t const> id
         numbers[i + lengths.size()] = std::max(lengths[i], 0);
         numbers[i + 2 * lengths.size()] = lengths[i];
     }
-    TensorView const numbers_R = arena.allocate("tokens", DType::i32, {3 * rows});
-    ops.upload(numbers_R, numbers.data());
-    Batch const batch = batch_of(std::span(numbers).first(lengths.size()), lengths);
+    DecodeMemory const step{arena.allocate("tokens", DType::i32, {3 * rows}),
+                            arena.allocate("logits", ops.compute_dtype(), {rows, vocab / tp}, Use::logits)};
+    ops.upload(step.numbers_R, numbers.data());
+    queue_step(weights, step, lengths, selections, cache, arena);
+    for (int64_t text = 0; text < texts; ++text)
+        if (lengths[static_cast<size_t>(text)] >= 0) cache.set_tokens(cache.tokens(text) + 1, text);
+    return step.logits_SV;
+}
+
+/// What a step that can be repeated depends on; empty: it cannot.
+std::vector<int64_t> Llama::Impl::step_key(WeightUnits& weights, DecodeMemory const& step, int64_t rows,
+                                           KvCache const& cache, std::span<Selection const> selections,
+                                           Arena& arena) const {
+    if (mesh.shape().tp > 1 || !weights.settled()) return {};
+    Arena::Scope const scope(arena);
+    void const* const activations = arena.allocate("first of a step", DType::u8, {1}).data;
+    auto key = decoding_key(
+        {this, &arena, activations, weights.need(kEmbeddingUnit, -1).data, step.numbers_R.data, step.logits_SV.data},
+        rows, cache, selections);
+    key.push_back(arena.growths());
+    weights.release(kEmbeddingUnit);
+    return key;
+}
+
+/// Returns its step_key.
+std::vector<int64_t> Llama::Impl::queue_step(WeightUnits& weights, DecodeMemory const& step,
+                                             std::span<int32_t const> lengths, std::span<Selection const> selections,
+                                             KvCache const& cache, Arena& arena) const {
+    int64_t const rows = std::ssize(lengths);
+    Batch const batch = batch_of({}, {lengths.begin(), lengths.end()});  // the operations read ids on the device
     LocalBatch const local = share(batch, selections);
     Inputs const inputs{.local = local,
                         .cu_seqlens = batch.cu_seqlens,
                         .cache = &cache,
-                        .lengths_S = numbers_R.rows(2 * rows, 3 * rows),
-                        .ids_T = numbers_R.rows(0, rows),
-                        .positions_T = numbers_R.rows(rows, 2 * rows),
+                        .lengths_S = step.numbers_R.rows(2 * rows, 3 * rows),
+                        .ids_T = step.numbers_R.rows(0, rows),
+                        .positions_T = step.numbers_R.rows(rows, 2 * rows),
                         .targets_T = {},
                         .weights_T = {}};
-    TensorView const part = arena.allocate("logits", ops.compute_dtype(), {rows, vocab / tp}, Use::logits);
-    auto const step = [&] { decode_step(weights, inputs, selections, part, arena); };
-    if (tp > 1 || !weights.settled()) {
-        ops.repeat({}, step);
-    } else {
-        auto key = decoding_key({this, &arena, weights.need(kEmbeddingUnit, -1).data, numbers_R.data}, rows, cache,
-                                selections);
-        key.push_back(arena.growths());
-        weights.release(kEmbeddingUnit);
-        ops.repeat(key, step);
-    }
-    for (int64_t text = 0; text < texts; ++text)
-        if (lengths[static_cast<size_t>(text)] >= 0) cache.set_tokens(cache.tokens(text) + 1, text);
-    return part;
+    auto key = step_key(weights, step, rows, cache, selections, arena);
+    ops.repeat(key, [&] { decode_step(weights, inputs, selections, step.logits_SV, arena); });
+    return key;
 }
 
 std::vector<float> Llama::decode(WeightUnits& weights, std::span<int32_t const> ids,
@@ -243,10 +259,12 @@ std::vector<int32_t> Llama::decode(WeightUnits& weights, std::span<int32_t const
                                    std::span<Selection const> selections, KvCache& cache, Arena& arena,
                                    TokenDraws const& draws) {
     Arena::Scope const scope(arena);
-    Impl const& impl = *impl_;
+    Impl& impl = *impl_;
     int64_t const texts = std::ssize(ids);
     PERIGEE_CHECK(impl.mesh.shape().tp == 1 && std::ssize(draws.rules) == texts, "{} draws of {} texts with tp {}",
                   draws.rules.size(), texts, impl.mesh.shape().tp);
+    if (draws.ahead && texts == 1 && ids[0] >= 0 && draws.rules[0].index >= 0 && weights.settled())
+        return {impl.decode_ahead(weights, ids[0], selections, cache, arena, draws)};
     TensorView const ids_S = arena.allocate("drawn", DType::i32, {texts});
     TensorView const rules_SB = arena.allocate("rules", DType::u8, {texts, static_cast<int64_t>(sizeof(DrawRule))});
     impl.ops.upload(rules_SB, draws.rules.data());

@@ -1,6 +1,8 @@
 // What the passes of Llama share, in training (llama.cc) and in inference (llama_inference.cc).
 #pragma once
 
+#include <array>
+#include <memory>
 #include <optional>
 
 #include "model/block.h"
@@ -62,6 +64,28 @@ class Needed {
     UnitMemory memory_;
 };
 
+/// Memory of a decoding step on the device: ids, positions and lengths of its rows, and its logits.
+struct DecodeMemory {
+    TensorView numbers_R;  ///< int32 [3 rows]
+    TensorView logits_SV;
+};
+
+/// Steps of one text that are queued before the token that they start from is known to the host. Two lie in memory at a
+/// time: one whose logits are drawn from, and the next.
+struct DecodeAhead {
+    DecodeAhead(Ops& ops, int64_t vocabulary);
+
+    Buffer memory;
+    HostBuffer answer;
+    std::array<DecodeMemory, 2> steps = {};
+    TensorView drawn_S = {};
+    size_t step = 0;  ///< the newest
+    // What that step needs to be what a call asks for; key: empty if none is queued.
+    std::vector<int64_t> key = {};
+    int32_t id = 0;
+    int64_t past = 0, cache_state = 0;
+};
+
 struct Llama::Impl {
     ModelOptions options;
     ModelLayouts layouts;
@@ -76,6 +100,7 @@ struct Llama::Impl {
     UnitPlace embedding, final_norm, lm_head;
     std::vector<BlockPlaces> blocks = {};
     int64_t first_trained = 0;  ///< first layer of the backward: nothing below it is trained
+    std::unique_ptr<DecodeAhead> ahead = {};
 
     /// The tokens of one pass, on the device.
     struct Inputs {
@@ -174,6 +199,12 @@ struct Llama::Impl {
                      TensorView logits_SV, Arena& arena) const;
     TensorView decode(WeightUnits& weights, std::span<int32_t const> ids, std::span<Selection const> selections,
                       KvCache& cache, Arena& arena) const;
+    std::vector<int64_t> queue_step(WeightUnits& weights, DecodeMemory const& step, std::span<int32_t const> lengths,
+                                    std::span<Selection const> selections, KvCache const& cache, Arena& arena) const;
+    std::vector<int64_t> step_key(WeightUnits& weights, DecodeMemory const& step, int64_t rows, KvCache const& cache,
+                                  std::span<Selection const> selections, Arena& arena) const;
+    int32_t decode_ahead(WeightUnits& weights, int32_t id, std::span<Selection const> selections, KvCache& cache,
+                         Arena& arena, TokenDraws const& draws);
     int32_t draw_on_host(ConstView logits_V, DrawRule const& rule, TensorView seen_W, int64_t allowed) const;
     std::vector<int32_t> take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const;
     std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;

@@ -143,7 +143,7 @@ void BatchGenerator::draw_on_host(std::vector<int32_t> ids, std::vector<bool> co
 void BatchGenerator::draw_on_device(std::vector<int32_t> ids, std::vector<bool> const& ready,
                                     std::vector<GeneratedToken>& tokens) {
     std::vector<DrawRule> rules(ids.size(), {.index = -1});
-    TokenDraws draws{.rules = rules, .allowed = limits_.vocabulary};
+    TokenDraws draws{.rules = rules, .allowed = limits_.vocabulary, .ahead = !session_.ops().device().is_host()};
     for (size_t text = 0; text < ids.size(); ++text) {
         if (!ready[text]) continue;
         rules[text] = running_[text]->sampler.next_rule();

@@ -68,7 +68,7 @@ int32_t TextModel::draw(std::span<int32_t const> ids, Sampler& sampler) {
     text_.push_back(ids[0]);
     reserve(std::ssize(text_));
     DrawRule const rule = sampler.next_rule();
-    TokenDraws draws{.rules = {&rule, 1}, .allowed = sampler.allowed()};
+    TokenDraws draws{.rules = {&rule, 1}, .allowed = sampler.allowed(), .ahead = !session_.ops().device().is_host()};
     if (rule.index == 0) seen_.forget(0);  // the previous sampler's
     if (sampler.penalises()) draws.seen_SW = seen_.with(0, sampler);
     int32_t const id =

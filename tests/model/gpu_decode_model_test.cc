@@ -9,6 +9,7 @@
 #include "comm/host_comm.h"
 #include "model/llama.h"
 #include "ops/sampling.h"
+#include "support/ahead_case.h"
 #include "support/random.h"
 
 namespace perigee::testing {
@@ -17,9 +18,9 @@ namespace {
 
 constexpr int64_t kVocab = 500, kGpuTokens = 700, kGpuBlock = 64;
 
-ModelOptions options_of(int64_t head_dim) {
+ModelOptions options_of(int64_t head_dim, int64_t vocabulary) {
     ModelOptions options;
-    options.vocab_size = kVocab;
+    options.vocab_size = vocabulary;
     options.hidden_size = 256;
     options.intermediate_size = 384;
     options.num_hidden_layers = 3;
@@ -37,10 +38,15 @@ std::vector<int32_t> text_of(uint64_t seed) {
     return ids;
 }
 
+std::vector<int32_t> first_tokens(std::vector<int32_t> ids, size_t count) {
+    ids.resize(count);
+    return ids;
+}
+
 class GpuJob {
   public:
-    explicit GpuJob(int64_t head_dim, bool graphs = true, bool deterministic = false)
-        : options_(options_of(head_dim)),
+    explicit GpuJob(int64_t head_dim, bool graphs = true, bool deterministic = false, int64_t vocabulary = kVocab)
+        : options_(options_of(head_dim, vocabulary)),
           ops_(make_cuda_ops(*device_, {.deterministic = deterministic, .graphs = graphs})) {
         std::vector<float> start = random_normal<float>(layout_.size(), 7, 0.05);
         for (ParamLayout::Entry const& entry : layout_.entries())
@@ -67,8 +73,9 @@ class GpuJob {
         arena_.settle();
         return logits;
     }
-    int32_t draw(int32_t id, KvCache& cache, DrawRule const& rule) {
-        auto const ids = model_->decode(*flat_, {&id, 1}, layers, cache, arena_, {.rules = {&rule, 1}, .allowed = 450});
+    int32_t draw(int32_t id, KvCache& cache, DrawRule const& rule, bool ahead = false) {
+        auto const ids = model_->decode(*flat_, {&id, 1}, layers, cache, arena_,
+                                        {.rules = {&rule, 1}, .allowed = options_.vocab_size - 50, .ahead = ahead});
         arena_.settle();
         return ids.front();
     }
@@ -191,6 +198,30 @@ TEST_F(GpuDecodeModel, DrawsWhatTheHostDrawsFromTheLogits) {
         greedy += want == std::ranges::max_element(logits.begin(), logits.begin() + 450) - logits.begin();
     }
     EXPECT_LT(greedy, 150) << "numbers matter";
+}
+
+TEST_F(GpuDecodeModel, StepsAheadOfTheirTokensChangeNoText) {
+    GpuJob job(64);
+    std::vector<int32_t> const prompt = first_tokens(text_of(6), 130);
+    EXPECT_EQ(AheadCase(job, true).all(prompt), AheadCase(job, false).all(prompt));
+}
+
+TEST_F(GpuDecodeModel, AStepAheadOfATokenThatTheHostDrawsIsForgotten) {
+    GpuJob job(64, true, false, 12'000);
+    auto const prompt = first_tokens(text_of(7), 100);
+    std::vector<int32_t> by_way[2];
+    for (bool const ahead : {false, true}) {
+        KvCache cache = job.cache();
+        job.next(prompt, cache);
+        int32_t id = 9;
+        for (int64_t i = 0; i < 24; ++i) {
+            // Hot: more tokens may be drawn than the device sorts.
+            DrawRule const rule{
+                .temperature = i % 4 == 3 ? 1000.0 : 1.0, .random = Philox(3, Purpose::generate), .index = i};
+            by_way[ahead].push_back(id = job.draw(id, cache, rule, ahead));
+        }
+    }
+    EXPECT_EQ(by_way[0], by_way[1]);
 }
 
 TEST_F(GpuDecodeModel, TextsOfABatchGiveTheLogitsOfOneForward) {

@@ -10,6 +10,7 @@
 
 #include "kernels/decode/scratch.h"
 #include "model/llama.h"
+#include "support/ahead_case.h"
 #include "support/ragged_samples.h"
 #include "support/thread_comm.h"
 
@@ -44,6 +45,8 @@ std::vector<int32_t> random_text() {
     return ids;
 }
 
+std::vector<Selection> layers_of(Selection const& rule) { return {rule, rule, FullAttention{}}; }
+
 class Job {
   public:
     explicit Job(HostComm& world, int tp = 1, int64_t lora_rank = 0)
@@ -67,6 +70,15 @@ class Job {
         arena_.settle();
         return logits;
     }
+    int32_t draw(int32_t id, KvCache& cache, DrawRule const& rule, bool ahead) {
+        auto const ids = model_.decode(flat_, {&id, 1}, layers_of(MobaOptions{.block_size = kBlock, .top_k = 3}), cache,
+                                       arena_, {.rules = {&rule, 1}, .allowed = 45, .ahead = ahead});
+        arena_.settle();
+        return ids.front();
+    }
+    std::vector<float> next(std::span<int32_t const> ids, KvCache& cache) {
+        return next(ids, layers_of(MobaOptions{.block_size = kBlock, .top_k = 3}), cache);
+    }
     std::vector<float> whole(std::vector<int32_t> const& ids, std::vector<Selection> const& layers) {
         Batch batch{.ids_T = ids,
                     .targets_T = std::vector<int32_t>(ids.size()),
@@ -88,8 +100,6 @@ class Job {
     Llama model_;
     Arena arena_{*device_};
 };
-
-std::vector<Selection> layers_of(Selection const& rule) { return {rule, rule, FullAttention{}}; }
 
 /// Largest difference, over the vocabulary, to row `token` of all logits.
 double difference(std::vector<float> const& logits, std::vector<float> const& all, int64_t token) {
@@ -173,6 +183,29 @@ TEST(KvCache, PiecesMayBeCutAnywhere) {
             ASSERT_LT(difference(logits, all, static_cast<int64_t>(begin + count) - 1), kRounding) << piece;
         }
     }
+}
+
+TEST(KvCache, StepsAheadOfTheirTokensChangeNoText) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    std::vector<int32_t> prompt = random_text();
+    prompt.resize(130);
+    auto const in_turn = AheadCase(job, false).all(prompt);
+    EXPECT_EQ(AheadCase(job, true).all(prompt), in_turn);
+    EXPECT_NE(in_turn[3], in_turn[0]);
+}
+
+TEST(KvCache, AStepAheadNeedsRoom) {
+    auto const world = make_single_host_comm();
+    Job job(*world);
+    std::vector<int32_t> prompt = random_text();
+    prompt.resize(130);
+    KvCache cache = job.cache(140);
+    job.next(prompt, cache);
+    AheadCase steps(job, true);
+    EXPECT_EQ(steps.go_on(cache, 5, 10).size(), 10u);
+    EXPECT_EQ(cache.tokens(), 140);
+    EXPECT_THROW(steps.go_on(cache, 5, 1), Error);
 }
 
 TEST(KvCache, ATextMayGoOnFromAnEarlierPlace) {

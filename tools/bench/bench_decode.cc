@@ -347,18 +347,19 @@ void bench_steps(Settings const& s, Machine& machine, Mesh const& mesh, int64_t 
         static_cast<double>(texts) * (static_cast<double>(s.layers - s.full_layers) *
                                           (attention_bytes(s, tokens, of_one, false) + mean_bytes(s, tokens)) +
                                       static_cast<double>(s.full_layers) * attention_bytes(s, tokens, {}, true));
-    std::vector<int32_t> const ids(static_cast<size_t>(texts), 1);
-    std::vector<DrawRule> const rules(ids.size(), {.temperature = 0});
+    std::vector<DrawRule> const rules(static_cast<size_t>(texts), {.temperature = 0});
     for (std::string const& without : s.without) {
         StepOps ops(*machine.ops, chosen, without);
         Arena arena(*machine.device);
         Llama model(options, layout, mesh, ops);
+        for (int64_t i = 0; i < texts; ++i) text.cache.set_tokens(tokens - 2, i);
+        std::vector<int32_t> ids(rules.size(), 1);
         double const ms = milliseconds(*machine.device, s.repeats, [&] {
-            for (int64_t i = 0; i < texts; ++i) text.cache.set_tokens(tokens - 2, i);
             if (without == "draws")
                 model.decode(weights, ids, layers, text.cache, arena);
             else
-                model.decode(weights, ids, layers, text.cache, arena, {.rules = rules, .allowed = s.vocabulary});
+                ids = model.decode(weights, ids, layers, text.cache, arena,
+                                   {.rules = rules, .allowed = s.vocabulary, .ahead = !machine.device->is_host()});
             arena.settle();
         });
         machine.ops->forget_repeated();

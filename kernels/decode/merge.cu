@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kMergeThreads, 1) merge_kernel(AttendArgs cons
                 float const weight = from + j * kRuns < splits ? exp2_approx(weights[j] - most) : 0;
                 sum += weight;
                 bool const counts = weight != 0;
-                o.x += weight * (counts ? x[j].x : 0), o.y += weight * (counts ? x[j].y : 0);
-                o.z += weight * (counts ? x[j].z : 0), o.w += weight * (counts ? x[j].w : 0);
+                o.x = fmaf(weight, counts ? x[j].x : 0, o.x), o.y = fmaf(weight, counts ? x[j].y : 0, o.y);
+                o.z = fmaf(weight, counts ? x[j].z : 0, o.z), o.w = fmaf(weight, counts ? x[j].w : 0, o.w);
             }
         }
         *reinterpret_cast<float4*>(&results[run][lane * 4]) = o;

@@ -1,4 +1,4 @@
-// Partial results that attend.cu writes and merge.cu reads.
+// Arguments of attention, whose kernels write partial results and merge them.
 #pragma once
 
 #include "kernels/decode/decode.h"

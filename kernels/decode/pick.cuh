@@ -1,4 +1,4 @@
-// Top-k selection of past blocks from their scores, in the last thread block to finish scoring.
+// Top-k selection of past blocks from their scores.
 #pragma once
 
 #include "kernels/common/arrivals.cuh"

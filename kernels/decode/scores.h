@@ -1,4 +1,4 @@
-// Shared by select.cu and the two scoring kernels.
+// Arguments of all kernels that score blocks.
 #pragma once
 
 #include "kernels/decode/decode.h"

@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(kAttendThreads) select_attend_kernel(SelectAtt
 bool takes_select_attend(Select const& select, Attend const& attend, MobaOptions const& gate) {
     int32_t const group = select.heads / select.cache.kv_heads;
     return select.arch == KernelArch::sm90 && gate.selection == MobaSelection::per_head && attend.slots > 0 &&
-           !attend.all && group <= kHeadRows && select.cache.most_blocks() <= kMostCandidates &&
-           most_splits(attend) <= kMostMerged;
+           !attend.all && gate.top_k - 1 == attend.slots && select.q == attend.q && group <= kHeadRows &&
+           select.cache.most_blocks() <= kMostCandidates && most_splits(attend) <= kMostMerged;
 }
 
 void select_attend(Select const& select, Attend const& attend, MobaOptions const& gate) {

@@ -28,9 +28,10 @@ int32_t Llama::Impl::decode_ahead(WeightUnits& weights, int32_t id, std::span<Se
     if (!ahead) ahead = std::make_unique<DecodeAhead>(ops, options.vocab_size);
     DecodeAhead& a = *ahead;
     TensorView const rules_SB = arena.allocate("rules", DType::u8, {1, static_cast<int64_t>(sizeof(DrawRule))});
-    int32_t const past = take_places({&id, 1}, cache, 1).front();
-    bool const queued = !a.key.empty() && a.id == id && a.past == past && a.cache_state == cache.state() &&
+    bool const queued = !a.key.empty() && a.id == id && a.past == cache.tokens() && a.cache_state == cache.state() &&
                         a.key == step_key(weights, a.steps[a.step], 1, cache, selections, arena);
+    int32_t const past = take_places({&id, 1}, cache, 1).front();
+    a.key.clear();  // whatever happens from here on: that step is taken, or forgotten
     if (!queued) {
         int32_t const numbers[] = {id, past, past};
         ops.upload(a.steps[a.step].numbers_R, numbers);
@@ -47,7 +48,6 @@ int32_t Llama::Impl::decode_ahead(WeightUnits& weights, int32_t id, std::span<Se
     Queue& answers = ops.device().lane("answers");
     answers.wait(ops.device().queue().record());
     answers.copy(a.answer.data(), a.drawn_S.data, sizeof(int32_t));
-    a.key.clear();
     int32_t const next = past + 1;
     if (next < cache.capacity() && cache.make_room(0, next + 1)) {
         a.step ^= 1;

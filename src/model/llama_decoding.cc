@@ -36,6 +36,8 @@ std::vector<int64_t> decoding_key(std::initializer_list<void const*> memory, int
     for (Selection const& selection : selections) {
         BlockBudget const budget = budget_of(selection).value_or(BlockBudget{});
         key.insert(key.end(), {static_cast<int64_t>(selection.index()), budget.block_size, budget.top_k});
+        if (auto const* const gate = std::get_if<MobaOptions>(&selection))
+            key.insert(key.end(), {static_cast<int64_t>(gate->selection), gate->force_previous, gate->force_first});
     }
     return key;
 }
@@ -93,6 +95,7 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, std::span<int32_t co
     PERIGEE_CHECK(added > 0 && past + added <= cache.capacity() && cache.make_room(text, past + added),
                   "{} tokens after {} in a cache for {} with {} free pages of {}", added, past, cache.capacity(),
                   cache.free_pages(), cache.page_size());
+    cache.set_tokens(past, text);  // what lies behind changes: another state, also if this fails
     // Padding comes after the text, where no token of it looks, and is overwritten by the next call.
     std::vector<int32_t> positions;
     for (int64_t t = past; t < end; ++t) positions.push_back(static_cast<int32_t>(t));
@@ -161,6 +164,8 @@ void Llama::Impl::decode_step(WeightUnits& weights, Inputs const& inputs, std::s
 
 /// Where each text goes on: -1 for those that do not.
 std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const {
+    PERIGEE_CHECK(mesh.shape().cp == 1 && !ids.empty() && std::ssize(ids) <= cache.texts(),
+                  "{} texts of a cache for {} on a mesh with cp {}", ids.size(), cache.texts(), mesh.shape().cp);
     std::vector<int32_t> lengths(static_cast<size_t>(rows), -1);
     for (int64_t text = 0; text < std::ssize(ids); ++text) {
         if (ids[static_cast<size_t>(text)] < 0) continue;
@@ -168,6 +173,7 @@ std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCa
         PERIGEE_CHECK(past < cache.capacity() && cache.make_room(text, past + 1),
                       "text {} of {} tokens in a cache for {} with {} free pages", text, past, cache.capacity(),
                       cache.free_pages());
+        cache.set_tokens(past, text);  // what lies behind changes: another state, also if this fails
         lengths[static_cast<size_t>(text)] = static_cast<int32_t>(past);
     }
     return lengths;
@@ -176,8 +182,6 @@ std::vector<int32_t> Llama::Impl::take_places(std::span<int32_t const> ids, KvCa
 /// Logits of this rank's part of the vocabulary, [S or more, V / tp]. They live in the caller's scope of the arena.
 TensorView Llama::Impl::decode(WeightUnits& weights, std::span<int32_t const> ids,
                                std::span<Selection const> selections, KvCache& cache, Arena& arena) const {
-    PERIGEE_CHECK(mesh.shape().cp == 1 && !ids.empty() && std::ssize(ids) <= cache.texts(),
-                  "{} texts of a cache for {} on a mesh with cp {}", ids.size(), cache.texts(), mesh.shape().cp);
     int64_t const tp = mesh.shape().tp, texts = std::ssize(ids), vocab = options.vocab_size;
     auto const lengths = take_places(ids, cache, round_up(texts, tp));
     int64_t const rows = std::ssize(lengths);

@@ -11,7 +11,7 @@ namespace perigee {
 /// Calls visit(view, writes) for every tensor of the operation. A tensor that may be written counts as written.
 template <class Visit>
 void each_view(Operation const& operation, Visit&& visit) {
-    auto const member = [&](auto const& x) {
+    auto const member = [&](auto const& self, auto const& x) -> void {
         using Member = std::remove_cvref_t<decltype(x)>;
         if constexpr (std::is_same_v<Member, TensorView>) {
             if (!x.empty()) visit(ConstView(x), true);
@@ -29,9 +29,11 @@ void each_view(Operation const& operation, Visit&& visit) {
                 if (!sparse->chosen_THS.empty()) visit(sparse->chosen_THS, false);
                 if (!sparse->routing_L.empty()) visit(ConstView(sparse->routing_L), true);
             }
+        } else if constexpr (std::is_same_v<Member, DecodeSelect> || std::is_same_v<Member, DecodeAttend>) {
+            each_member(x, [&](auto const& inner) { self(self, inner); });
         }
     };
-    std::visit([&](auto const& args) { each_member(args, member); }, operation);
+    std::visit([&](auto const& args) { each_member(args, [&](auto const& x) { member(member, x); }); }, operation);
 }
 
 }  // namespace perigee

@@ -192,7 +192,7 @@ TEST(KvCache, StepsAheadOfTheirTokensChangeNoText) {
     prompt.resize(130);
     auto const in_turn = AheadCase(job, false).all(prompt);
     EXPECT_EQ(AheadCase(job, true).all(prompt), in_turn);
-    EXPECT_NE(in_turn[3], in_turn[0]);
+    EXPECT_NE(in_turn[3], std::vector(in_turn[0].begin(), in_turn[0].begin() + 15)) << "the other prompt matters";
 }
 
 TEST(KvCache, AStepAheadNeedsRoom) {

@@ -92,6 +92,10 @@ class DecodeLab {
                        .v_SGK = lab_.compute(shape, v),
                        .lengths_S = lengths_S});
     }
+    void forget_means() {
+        std::vector<std::byte> const nans(static_cast<size_t>(means_NGK.bytes()), std::byte{0xff});
+        ops.upload(means_NGK, nans.data());
+    }
     /// Overwrites the lengths that the operations are given.
     void set_lengths(std::vector<int32_t> const& lengths) { ops.upload(lengths_S, lengths.data()); }
     void set_table(std::vector<int32_t> const& pages) {

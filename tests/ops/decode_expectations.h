@@ -107,11 +107,16 @@ inline bool same(Values const& a, Values const& b) {
 /// blocks than it selects where it is told to.
 inline void expect_both_as_one(Ops& ops, DecodeCase const& c) {
     DecodeLab two(ops, c), one(ops, c);
-    two.pool(), one.pool();
-    two.append(), one.append();
+    for (DecodeLab* const lab : {&two, &one}) {
+        lab->append();
+        lab->forget_means();  // also those of blocks that the newest tokens complete
+        lab->pool();
+    }
+    Values const before = two.means();
     auto const chosen = two.select();
     EXPECT_EQ(one.select_and_attend(/*pools=*/true), std::pair(chosen, two.attend(false, /*pools=*/true)));
     EXPECT_TRUE(same(one.means(), two.means()));
+    EXPECT_FALSE(same(one.means(), before)) << "no block is completed";
     DecodeCase nearest = c;
     nearest.selection = NearestBlocks{.block_size = c.block_size, .top_k = budget_of(c.selection)->top_k};
     DecodeLab other(ops, nearest);

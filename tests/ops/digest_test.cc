@@ -37,6 +37,8 @@ struct Change {
             x.table_SM.data = at_other(x.table_SM.data);
         else if constexpr (std::is_same_v<T, QuantTensor> || std::is_same_v<T, ConstQuantTensor>)
             x.scales.data = at_other(x.scales.data);
+        else if constexpr (std::is_same_v<T, DecodeSelect> || std::is_same_v<T, DecodeAttend>)
+            x.q_SHK.data = at_other(x.q_SHK.data);
         else if constexpr (std::is_same_v<T, bool>)
             x = !x;
         else

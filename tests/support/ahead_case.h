@@ -11,7 +11,8 @@
 
 namespace perigee::testing {
 
-/// `Draws`: draw(id, cache, rule, ahead) appends an id to a text and returns the next.
+/// `Job` has cache(), next(ids, cache), which appends ids, and draw(id, cache, rule, ahead), which appends one and
+/// returns the next.
 template <class Job>
 class AheadCase {
   public:

@@ -355,11 +355,14 @@ void bench_steps(Settings const& s, Machine& machine, Mesh const& mesh, int64_t 
         for (int64_t i = 0; i < texts; ++i) text.cache.set_tokens(tokens - 2, i);
         std::vector<int32_t> ids(rules.size(), 1);
         double const ms = milliseconds(*machine.device, s.repeats, [&] {
-            if (without == "draws")
+            if (without == "draws") {
                 model.decode(weights, ids, layers, text.cache, arena);
-            else
-                ids = model.decode(weights, ids, layers, text.cache, arena,
-                                   {.rules = rules, .allowed = s.vocabulary, .ahead = !machine.device->is_host()});
+            } else {
+                auto drawn =
+                    model.decode(weights, ids, layers, text.cache, arena,
+                                 {.rules = rules, .allowed = s.vocabulary, .ahead = !machine.device->is_host()});
+                if (without != "sample_tokens") ids = std::move(drawn);
+            }
             arena.settle();
         });
         machine.ops->forget_repeated();

@@ -21,6 +21,11 @@
 
 namespace perigee {
 
+namespace decode {
+struct Select;
+struct Attend;
+}  // namespace decode
+
 class DenseAttention;
 
 class CudaOps final : public Ops {

@@ -13,8 +13,8 @@ namespace {
 using testing::GpuArray;
 using testing::relative_error;
 
-constexpr double kTolerance = 5e-3;
-constexpr double kLseTolerance = 1e-3;
+constexpr double kDenseTolerance = 5e-3;
+constexpr double kDenseLseTolerance = 1e-3;
 
 struct Case {
     std::vector<int32_t> cu_seqlens;
@@ -121,21 +121,21 @@ class GpuDenseKernels : public testing::GpuMobaTest, public ::testing::WithParam
     static bool is_deterministic() { return GetParam() == Pass::deterministic; }
 };
 
-double largest_difference(std::vector<float> const& a, std::vector<double> const& b) {
+double most_different(std::vector<float> const& a, std::vector<double> const& b) {
     double most = a.size() == b.size() ? 0 : INFINITY;
     for (size_t i = 0; i < a.size(); ++i) most = std::isnan(a[i]) ? INFINITY : std::max(most, std::abs(a[i] - b[i]));
     return most;
 }
 
 void expect_right(Forward const& found, ReferenceResult const& reference, std::string const& what) {
-    EXPECT_LT(relative_error(found.o, reference.o), kTolerance) << what;
-    EXPECT_LT(largest_difference(found.lse, reference.lse), kLseTolerance) << what;
+    EXPECT_LT(relative_error(found.o, reference.o), kDenseTolerance) << what;
+    EXPECT_LT(most_different(found.lse, reference.lse), kDenseLseTolerance) << what;
 }
 
 void expect_right(Backward const& found, ReferenceResult const& reference, std::string const& what) {
-    EXPECT_LT(relative_error(found.dq, reference.dq), kTolerance) << what;
-    EXPECT_LT(relative_error(found.dk, reference.dk), kTolerance) << what;
-    EXPECT_LT(relative_error(found.dv, reference.dv), kTolerance) << what;
+    EXPECT_LT(relative_error(found.dq, reference.dq), kDenseTolerance) << what;
+    EXPECT_LT(relative_error(found.dk, reference.dk), kDenseTolerance) << what;
+    EXPECT_LT(relative_error(found.dv, reference.dv), kDenseTolerance) << what;
 }
 
 /// The pass that is tested.
@@ -250,7 +250,7 @@ TEST_P(GpuDenseKernels, NoDocumentFeelsAnother) {
         auto const expect_same = [&](std::vector<double> const& x, std::vector<double> const& right, int64_t width) {
             for (auto const& [begin, end] : {std::pair{0, 150}, {600, 640}})
                 EXPECT_LT(relative_error(Problem::rows(x, begin, end, width), Problem::rows(right, begin, end, width)),
-                          kTolerance);
+                          kDenseTolerance);
         };
         expect_same(found.dq, reference.dq, row);
         expect_same(found.dk, reference.dk, c.kv_heads * dim);

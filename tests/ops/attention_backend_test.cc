@@ -6,8 +6,8 @@
 namespace perigee {
 namespace {
 
-struct Pack {
-    Pack(int64_t documents, int64_t length, int64_t head_dim, int64_t queries = 0)
+struct BackendPack {
+    BackendPack(int64_t documents, int64_t length, int64_t head_dim, int64_t queries = 0)
         : k{nullptr, DType::bf16, {documents * length, 8, head_dim}},
           q{nullptr, DType::bf16, {queries > 0 ? queries : documents * length, 32, head_dim}} {
         for (int64_t d = 0; d <= documents; ++d) borders.push_back(static_cast<int32_t>(d * length));
@@ -36,24 +36,24 @@ struct Pack {
 };
 
 TEST(AttentionBackend, IsDenseWhereThatWasMeasuredFaster) {
-    EXPECT_EQ(Pack(1, 8192, 128).forward(), AttentionBackend::dense);
-    EXPECT_EQ(Pack(1, 32768, 128).backward(), AttentionBackend::dense);
-    EXPECT_EQ(Pack(1, 32768, 128).backward(true), AttentionBackend::dense);
-    EXPECT_EQ(Pack(2, 32768, 128).backward(), AttentionBackend::dense);
+    EXPECT_EQ(BackendPack(1, 8192, 128).forward(), AttentionBackend::dense);
+    EXPECT_EQ(BackendPack(1, 32768, 128).backward(), AttentionBackend::dense);
+    EXPECT_EQ(BackendPack(1, 32768, 128).backward(true), AttentionBackend::dense);
+    EXPECT_EQ(BackendPack(2, 32768, 128).backward(), AttentionBackend::dense);
 }
 
 TEST(AttentionBackend, IsElseCudnnForFullAttention) {
-    EXPECT_EQ(Pack(8, 1024, 128).forward(), AttentionBackend::cudnn);
-    EXPECT_EQ(Pack(1, 8192, 128).backward(), AttentionBackend::cudnn);
-    for (int64_t const dim : {64, 96, 256}) EXPECT_EQ(Pack(1, 32768, dim).forward(), AttentionBackend::cudnn);
-    EXPECT_EQ(Pack(1, 32768, 128).forward(KernelArch::sm80), AttentionBackend::cudnn);
-    EXPECT_EQ(Pack(1, 32768, 128).backward(false, false, KernelArch::sm80), AttentionBackend::cudnn);
+    EXPECT_EQ(BackendPack(8, 1024, 128).forward(), AttentionBackend::cudnn);
+    EXPECT_EQ(BackendPack(1, 8192, 128).backward(), AttentionBackend::cudnn);
+    for (int64_t const dim : {64, 96, 256}) EXPECT_EQ(BackendPack(1, 32768, dim).forward(), AttentionBackend::cudnn);
+    EXPECT_EQ(BackendPack(1, 32768, 128).forward(KernelArch::sm80), AttentionBackend::cudnn);
+    EXPECT_EQ(BackendPack(1, 32768, 128).backward(false, false, KernelArch::sm80), AttentionBackend::cudnn);
 }
 
 TEST(AttentionBackend, IsBlockSparseForWhatTheOthersDoNotTake) {
-    EXPECT_EQ(Pack(1, 32768, 128, 16384).forward(), AttentionBackend::block_sparse) << "a range of queries";
-    EXPECT_EQ(Pack(1, 32768, 128).backward(false, true), AttentionBackend::block_sparse) << "adds to dk and dv";
-    EXPECT_EQ(Pack(1, 8192, 128).backward(true), AttentionBackend::block_sparse) << "deterministic";
+    EXPECT_EQ(BackendPack(1, 32768, 128, 16384).forward(), AttentionBackend::block_sparse) << "a range of queries";
+    EXPECT_EQ(BackendPack(1, 32768, 128).backward(false, true), AttentionBackend::block_sparse) << "adds to dk and dv";
+    EXPECT_EQ(BackendPack(1, 8192, 128).backward(true), AttentionBackend::block_sparse) << "deterministic";
 }
 
 TEST(DenseBackwardPlan, TakesAsManyHeadsAtATimeAsFit) {

@@ -1,5 +1,5 @@
-// Decoding step of one transformer block, for the newest token of each of S texts, on one tp rank. Five operations; each
-// reads its weights or its part of the cache once.
+// Decoding step of one transformer block, for the newest token of each of S texts, on one tp rank. Five operations;
+// each reads its weights or its part of the cache once.
 #pragma once
 
 #include "model/block.h"

@@ -12,12 +12,11 @@ namespace perigee::kernels {
 
 /// x W^T in fp32. Device pointers, aligned to 16 bytes.
 struct Gemv {
-    bf16 const* x = nullptr;      ///< [rows, k]
-    bf16 const* w = nullptr;      ///< [n, k]
-    bf16 const* norm = nullptr;   ///< [k]: if set, rows of x are first normalised (RMSNorm) and rounded to bf16
-    float eps = 0;                ///< of the norm
-    unsigned* counter = nullptr;  ///< zero before and after; null: a fixed division of the work
-    int64_t rows = 0;             ///< 1 to 16
+    bf16 const* x = nullptr;     ///< [rows, k]
+    bf16 const* w = nullptr;     ///< [n, k]
+    bf16 const* norm = nullptr;  ///< [k]: if set, rows of x are first normalised (RMSNorm) and rounded to bf16
+    float eps = 0;               ///< of the norm
+    int64_t rows = 0;            ///< 1 to 16
     int64_t n = 0;
     int64_t k = 0;  ///< a multiple of 32
 };

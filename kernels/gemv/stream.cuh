@@ -1,13 +1,13 @@
 // Kernel for products of few rows. A persistent grid has one thread block per SM. Each thread block computes tiles of 8
 // output columns, from 8 rows of W, one tile after the other. Its warps split k; their partial sums are added in a
-// fixed order. Where there are many tiles, thread blocks take the later ones from a counter: two of them may share an
-// SM while another SM has none, and the slower ones then take fewer.
+// fixed order.
 //
 // Each thread copies its own weights to its own part of a ring buffer in shared memory, far ahead. The ring buffer
 // fills before the preceding kernels have ended and never drains between tiles.
 //
 // The order of k within an mma is free if both operands use the same one. So the 16 bytes that a lane loads from a row
 // feed two mma instructions.
+// its parts of two products.
 #pragma once
 
 #include <bit>
@@ -30,41 +30,10 @@ constexpr int kPadding = 32;     // of each row of x in shared memory, so that a
 constexpr int kNormVectors = 4;  // per thread and row
 constexpr size_t kRingBytes = size_t{kStages} * kTogether * kThreads * sizeof(uint4);
 
-constexpr int kFixedTiles = 4;  // of a thread block, before the counter: as many as the ring buffer reaches, and one
-constexpr int kKnownTiles = 8;
-/// Whether the ring buffer of every warp reaches no further than kFixedTiles tiles.
-constexpr bool may_count(int64_t k) {
-    return k % (kWarps * kChunk) == 0 && (kFixedTiles - 1) * (k / (kWarps * kChunk * kTogether)) >= kStages;
-}
-
 struct Args {
     bf16 const *x, *w, *norm;
-    unsigned* counter;  // null: all tiles are fixed
     float eps;
     int32_t rows, n, k, tiles;
-};
-
-/// The tiles of this thread block, in order; Args::tiles or more: no other follows.
-class Tiles {
-  public:
-    __device__ Tiles(Args const& a, int32_t* taken) : a_(a), taken_(taken) {}
-    __device__ __forceinline__ int32_t operator[](int i) const {
-        if (i < kFixedTiles || a_.counter == nullptr) return static_cast<int32_t>(blockIdx.x + i * gridDim.x);
-        return taken_[i % kKnownTiles];
-    }
-    /// By one thread while tile i is computed: takes tile i + kFixedTiles, which tell() then makes known, before a
-    /// barrier. The counter is zero again when every thread block has been told that no other tile follows.
-    __device__ __forceinline__ void take() {
-        if (a_.counter == nullptr || last_ >= a_.tiles) return;
-        auto const fixed = static_cast<int32_t>(kFixedTiles * gridDim.x);
-        last_ = fixed + static_cast<int32_t>(atomicInc(a_.counter, a_.tiles - fixed + gridDim.x - 1));
-    }
-    __device__ __forceinline__ void tell(int i) { taken_[(i + kFixedTiles) % kKnownTiles] = last_; }
-
-  private:
-    Args const& a_;
-    int32_t* const taken_;
-    int32_t last_ = 0;
 };
 
 /// L2 policy for data that is read once: evict it first.
@@ -90,15 +59,8 @@ struct InOrder {
 template <class Rows>
 class Weights {
   public:
-    __device__ Weights(Args const& a, Tiles const& tiles, Rows const& rows, uint4* ring, int begin, int end)
-        : a_(a),
-          tiles_(tiles),
-          rows_(rows),
-          ring_(ring + threadIdx.x),
-          begin_(begin),
-          end_(end),
-          chunk_(begin),
-          tile_(tiles[0]) {
+    __device__ Weights(Args const& a, Rows const& rows, uint4* ring, int begin, int end)
+        : a_(a), rows_(rows), ring_(ring + threadIdx.x), begin_(begin), end_(end), chunk_(begin), tile_(blockIdx.x) {
         find_row();
 #pragma unroll 1
         for (int i = 1; i < kStages; ++i) fetch();
@@ -125,7 +87,7 @@ class Weights {
             chunk_ += kTogether;
             if (chunk_ >= end_) {
                 chunk_ = begin_;
-                tile_ = tiles_[++number_];
+                tile_ += static_cast<int32_t>(gridDim.x);
                 find_row();
             }
         }
@@ -135,12 +97,10 @@ class Weights {
 
     uint64_t const once_ = read_once();
     Args const& a_;
-    Tiles const& tiles_;
     Rows const& rows_;
     uint4* const ring_;
     int const begin_, end_;
     int chunk_;
-    int number_ = 0;
     int32_t tile_;
     bf16 const* from_ = nullptr;
     int filling_ = 0, reading_ = kStages - 1;
@@ -250,15 +210,13 @@ template <bool kNorm, bool kHigh, class Finish>
 __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const f) {
     constexpr int kRows = kHigh ? 16 : 8;
     __shared__ alignas(16) float parts[2][kWarps][kRows][kColumns];
-    __shared__ int32_t taken[kKnownTiles];
     let_next_begin();
     auto* const ring = reinterpret_cast<uint4*>(ampere::dynamic_shared());
     auto* const x = reinterpret_cast<bf16*>(ampere::dynamic_shared() + kRingBytes);
     int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     int const chunks = a.k / kChunk, of_warp = (chunks + kWarps - 1) / kWarps;
     int const begin = min(warp * of_warp, chunks), end = min(begin + of_warp, chunks);
-    Tiles tiles(a, taken);
-    Weights weights(a, tiles, f.rows, ring, begin, end);
+    Weights weights(a, f.rows, ring, begin, end);
     if constexpr (kNorm) {
         uint4 of_norm[kNormVectors];
 #pragma unroll
@@ -271,17 +229,14 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const
         wait_for_previous();
         load_x(a, x);
     }
-    int32_t tile = tiles[0];
-    for (int number = 0; tile < a.tiles; tile = tiles[++number]) {
-        int const turn = number % 2;
-        if (thread == 0) tiles.take();
+    int turn = 0;
+    for (int32_t tile = blockIdx.x; tile < a.tiles; tile += static_cast<int32_t>(gridDim.x), turn ^= 1) {
         float sums[4] = {};
         multiply<kHigh>(sums, weights, x, a.rows, a.k + kPadding, begin, end);
         *reinterpret_cast<float2*>(&parts[turn][warp][lane / 4][lane % 4 * 2]) = make_float2(sums[0], sums[1]);
         if (kHigh)
             *reinterpret_cast<float2*>(&parts[turn][warp][(lane / 4 + 8) % kRows][lane % 4 * 2]) =
                 make_float2(sums[2], sums[3]);
-        if (thread == 0) tiles.tell(number);
         __syncthreads();
         if (thread >= kRows * kColumns) continue;
         int const row = thread / kColumns, column = thread % kColumns;
@@ -299,12 +254,9 @@ inline size_t shared_bytes(Gemv const& g) {
 
 template <class Finish>
 void run(Gemv const& g, int64_t tiles, Finish const& finish, cudaStream_t stream) {
-    int64_t const blocks = std::min(tiles, multiprocessors());
-    bool const counted = tiles > kFixedTiles * blocks && may_count(g.k);
     Args const args{g.x,
                     g.w,
                     g.norm,
-                    counted ? g.counter : nullptr,
                     g.eps,
                     static_cast<int32_t>(g.rows),
                     static_cast<int32_t>(g.n),
@@ -316,7 +268,8 @@ void run(Gemv const& g, int64_t tiles, Finish const& finish, cudaStream_t stream
     auto* const chosen = g.norm != nullptr ? pick.template operator()<true>() : pick.template operator()<false>();
     size_t const bytes = shared_bytes(g);
     allow_shared(chosen, bytes);
-    follow(chosen, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), bytes, stream, args, finish);
+    follow(chosen, dim3(static_cast<unsigned>(std::min(tiles, multiprocessors()))), dim3(kThreads), bytes, stream, args,
+           finish);
 }
 
 }  // namespace perigee::kernels::gemv_detail

@@ -37,10 +37,9 @@ Values expected(Factors const& f, int64_t rows) {
     return y;
 }
 
-/// Full chunks, warps without a chunk, a tile that ends at n, more tiles than SMs, tiles from a counter, and rows too
-/// long for shared memory.
-std::vector<std::pair<int64_t, int64_t>> const kShapes = {
-    {8, 32}, {24, 64}, {100, 288}, {1, 96}, {520, 2048}, {64, 4128}, {4100, 320}, {5003, 2048}, {16, 14336}};
+/// Full chunks, warps without a chunk, a tile that ends at n, more tiles than SMs, and rows too long for shared memory.
+std::vector<std::pair<int64_t, int64_t>> const kShapes = {{8, 32},     {24, 64},   {100, 288},  {1, 96},
+                                                          {520, 2048}, {64, 4128}, {4100, 320}, {16, 14336}};
 
 TEST_F(GpuGemv, AgreesWithTheDefinition) {
     for (auto const& [n, k] : kShapes) {
@@ -82,11 +81,9 @@ TEST_F(GpuGemv, AddsToWhatIsThere) {
 }
 
 TEST_F(GpuGemv, RepeatsInEveryBit) {
-    for (auto const& [n, k] : {std::pair<int64_t, int64_t>{4100, 320}, {5003, 2048}}) {
-        Factors const f{n, k};
-        Values const first = product(gpu(), f, 5);
-        for (int again = 0; again < 5; ++again) EXPECT_EQ(product(gpu(), f, 5), first);
-    }
+    Factors const f{4100, 320};
+    Values const first = product(gpu(), f, 5);
+    for (int again = 0; again < 5; ++again) EXPECT_EQ(product(gpu(), f, 5), first);
 }
 
 }  // namespace

@@ -33,11 +33,8 @@ void CudaOps::compute(FillZero const& args) {
 void CudaOps::compute(MatMul const& args) {
     if (args.transpose_b && !args.transpose_a && args.c.dtype == DType::bf16) {
         auto const [m, n, k] = check(args);
-        kernels::Gemv few_rows{.x = args.a.as<bf16>(), .w = args.b.as<bf16>(), .rows = m, .n = n, .k = k};
-        if (kernels::takes_gemv(few_rows)) {
-            few_rows.counter = arrivals(1);
-            return kernels::gemv(few_rows, args.c.as<bf16>(), args.accumulate, stream());
-        }
+        kernels::Gemv const few_rows{.x = args.a.as<bf16>(), .w = args.b.as<bf16>(), .rows = m, .n = n, .k = k};
+        if (kernels::takes_gemv(few_rows)) return kernels::gemv(few_rows, args.c.as<bf16>(), args.accumulate, stream());
     }
     blas_.matmul(args);
 }

@@ -37,7 +37,7 @@ decode::Cache cache_of(CachePages const& pages, ConstView lengths_S = {}) {
 
 /// `args`: NormedProduct or DecodeQkv.
 template <class Args>
-kernels::Gemv normed_gemv(Args const& args, unsigned* counter) {
+kernels::Gemv normed_gemv(Args const& args) {
     ConstView w;
     if constexpr (std::is_same_v<Args, NormedProduct>)
         w = args.w_ND;
@@ -47,7 +47,6 @@ kernels::Gemv normed_gemv(Args const& args, unsigned* counter) {
             .w = w.as<bf16>(),
             .norm = args.norm_D.template as<bf16>(),
             .eps = static_cast<float>(args.eps),
-            .counter = counter,
             .rows = args.x_SD[0],
             .n = w[0],
             .k = w[1]};
@@ -57,7 +56,7 @@ kernels::Gemv normed_gemv(Args const& args, unsigned* counter) {
 
 void CudaOps::compute(NormedProduct const& args) {
     check(args);
-    kernels::Gemv const product = normed_gemv(args, arrivals(1));
+    kernels::Gemv const product = normed_gemv(args);
     if (!kernels::takes_gemv(product) || (args.swiglu && product.n % 8 != 0))
         return compute_in_parts(
             args, main_dtype(), [this](size_t bytes) { return static_cast<std::byte*>(scratch(bytes)); },
@@ -70,7 +69,7 @@ void CudaOps::compute(NormedProduct const& args) {
 
 void CudaOps::compute(DecodeQkv const& args) {
     check(args);
-    kernels::Gemv const product = normed_gemv(args, arrivals(1));
+    kernels::Gemv const product = normed_gemv(args);
     if (!kernels::takes_gemv(product) || !args.q_norm_K.empty() || !args.k_norm_K.empty())
         return compute_in_parts(
             args, main_dtype(), [this](size_t bytes) { return static_cast<std::byte*>(scratch(bytes)); },

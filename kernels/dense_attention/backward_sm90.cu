@@ -40,84 +40,61 @@ class Consumer {
     }
 
   private:
-    /// A row tile's scores are computed a step ahead: its weights then overlap with the last two products of the tile
-    /// before, its score gradients with dv.
     __device__ void process(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
-        float4* sums = a_.sums +
-                       (int64_t{item.head * a_.group} * a_.row_tiles + RowTiles<D, kOrdered>(item).index) * T::kSums +
-                       threadIdx.x;
+        RowTiles<D, kOrdered> const tiles(item);
+        float4* sums = a_.sums + (int64_t{item.head * a_.group} * a_.row_tiles + tiles.index) * T::kSums + threadIdx.x;
         int32_t heads = a_.group, tile = 0;  // heads from this one on; row tile of the head
-        float s[kScores];
         await_rows();
-        start_scores(s, shared_.k, shared_.q[ring_.stage]);
-        hopper::products_wait<0>();
-        hopper::pin(s);
-        weights(s, tile);
-        for (bool first = true;; first = false) {
+        for (bool first = true; heads > 0; first = false) {
             int const stage = ring_.stage;
-            float dp[kScores], dq[32];
-            uint32_t p[kSteps][4], ds[kSteps][4];
-            to_left(p, s);
-            start_scores(dp, shared_.v, shared_.d_o[stage]);
+            float s[kScores], dp[kScores], dq[32];
+            start_scores(s, shared_.k, shared_.q[stage]);
             hopper::products_wait<1>();  // dk of the last tile
             if (!first) release_last();
+            start_scores(dp, shared_.v, shared_.d_o[stage]);
+            hopper::products_wait<1>();
+            hopper::pin(s);
+            weights(s, stage, a_.scale * kLog2e);
+            if (RowTiles<D, kOrdered> const all(item); all.masked(tile))
+                mask(s, (kOrdered ? all.count - 1 - tile : tile) * T::kRows);
+            uint32_t p[kSteps][4], ds[kSteps][4];
+            to_left(p, s);
             add_products(dv, p, shared_.d_o[stage]);
             hopper::products_wait<1>();  // all but dv
             hopper::pin(dp);
             score_gradients(dp, s, stage);
             to_left(ds, dp);
+            store_scores(ds);
+            hopper::fence_shared_for_async();
+            hopper::named_sync(kScoresBarrier, kConsumers);
+            start_query_gradient(dq);
+            hopper::products_wait<1>();  // dv, whose factors' registers are needed
+            add_products(dk, ds, shared_.q[stage]);
+            ring_.advance();
+            buffer_ ^= 1;
             float4* const to = sums;
             sums += T::kSums;
             if (++tile == RowTiles<D, kOrdered>(item).count) {
                 sums += int64_t{a_.row_tiles - tile} * T::kSums;
                 tile = 0, --heads;
             }
-            ring_.advance();
-            if (heads == 0) {
-                exchange(ds);
-                hopper::products_wait<0>();
-                start_query_gradient(dq);
-                add_key_gradient(dk, shared_.q[stage]);
-                hopper::products_wait<1>();  // all but dk
-                add_query_gradient(to, dq);
-                break;
-            }
-            await_rows();
-            start_scores(s, shared_.k, shared_.q[ring_.stage]);
-            exchange(ds);
-            hopper::products_wait<1>();  // dv, whose factors' registers are needed
-            start_query_gradient(dq);
-            add_key_gradient(dk, shared_.q[stage]);
-            hopper::products_wait<2>();  // the next scores
-            hopper::pin(s);
-            weights(s, tile);
+            if (heads > 0) await_rows();
             hopper::products_wait<1>();  // all but dk
-            add_query_gradient(to, dq);
+            hopper::pin(dq);
+            if constexpr (kOrdered) {
+                shared_.dq_free.wait((steps_++ & 1) ^ 1);
+                hopper::store_sums<64, kConsumers>(shared_.dq + hopper::thread_anew(), dq);
+                hopper::fence_shared_for_async();
+                release(shared_.dq_full);
+            } else {
+                hopper::store_sums<64, kConsumers>(to, dq, true);
+            }
         }
         hopper::products_wait<0>();
         hopper::pin(dk);
         hopper::pin(dv);
         release_last();
-    }
-
-    /// Both warpgroups' score gradients into shared memory.
-    __device__ void exchange(uint32_t const (&ds)[kSteps][4]) const {
-        store_scores(ds);
-        hopper::fence_shared_for_async();
-        hopper::named_sync(kScoresBarrier, kConsumers);
-    }
-    __device__ void add_query_gradient(float4* to, float (&dq)[32]) {
-        buffer_ ^= 1;
-        hopper::pin(dq);
-        if constexpr (kOrdered) {
-            shared_.dq_free.wait((steps_++ & 1) ^ 1);
-            hopper::store_sums<64, kConsumers>(shared_.dq + hopper::thread_anew(), dq);
-            hopper::fence_shared_for_async();
-            release(shared_.dq_full);
-        } else {
-            hopper::store_sums<64, kConsumers>(to, dq, true);
-        }
     }
 
     __device__ void await_rows() const { shared_.rows_full[ring_.stage].wait(ring_.parity()); }
@@ -142,13 +119,6 @@ class Consumer {
         hopper::add_products<Inner::rows>(
             sum, x, [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); }, true);
     }
-    /// dk [64 keys, D] += ds' [64 keys, rows] times q, both in shared memory: registers are short here.
-    __device__ void add_key_gradient(float (&dk)[D / 2], unsigned char const* rows) const {
-        uint32_t const left = shared_address(shared_.ds[buffer_]), right = shared_address(rows);
-        hopper::add_products<Inner::columns, Inner::rows, kSteps>(
-            dk, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
-            [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); });
-    }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
         uint32_t const left = shared_address(shared_.ds[buffer_]), right = shared_address(shared_.k);
@@ -165,10 +135,8 @@ class Consumer {
     }
     static __device__ uint32_t column_of_thread() { return hopper::thread_anew() % 4 * 2; }
 
-    /// Scores to weights, of the row tile `tile` in the ring's current stage.
-    __device__ void weights(float (&s)[kScores], int32_t tile) const {
-        float const* const bases = &shared_.stats[ring_.stage][0][column_of_thread()];
-        float const scale_log2 = a_.scale * kLog2e;
+    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
+        float const* const bases = &shared_.stats[stage][0][column_of_thread()];
 #pragma unroll
         for (int j = 0; j < T::kRows / 8; ++j) {
             float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
@@ -177,8 +145,6 @@ class Consumer {
             s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
             s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
         }
-        if (RowTiles<D, kOrdered> const all(shared_.item); all.masked(tile))
-            mask(s, (kOrdered ? all.count - 1 - tile : tile) * T::kRows);
     }
     /// On the diagonal: `row`, where the row tile begins in the KV tile.
     __device__ void mask(float (&s)[kScores], int row) const {

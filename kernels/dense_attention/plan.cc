@@ -8,12 +8,8 @@ namespace perigee {
 namespace {
 
 constexpr int64_t kKvTile = 128;
-constexpr int64_t kLongDocument = 32768;  ///< tokens
 
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-bool has_kernels(DenseAttentionShape const& shape) { return shape.head_dim == 128; }
-int64_t mean_length(DenseAttentionShape const& shape) { return shape.tokens / std::max<int64_t>(shape.documents, 1); }
 
 }  // namespace
 
@@ -34,11 +30,8 @@ size_t dense_backward_scratch(DenseAttentionShape const& shape) {
     return static_cast<size_t>(DenseBackwardPlan(shape).scratch_bytes);
 }
 
-bool dense_forward_is_faster(DenseAttentionShape const& shape) {
-    return has_kernels(shape) && mean_length(shape) >= kLongDocument / 4;
-}
-bool dense_backward_is_faster(DenseAttentionShape const& shape) {
-    return has_kernels(shape) && mean_length(shape) >= kLongDocument;
+bool dense_attention_is_faster(DenseAttentionShape const& shape) {
+    return shape.head_dim == 64 || shape.head_dim == 128;
 }
 
 }  // namespace perigee

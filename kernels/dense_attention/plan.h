@@ -31,9 +31,8 @@ struct DenseBackwardPlan {
 size_t dense_forward_scratch(DenseAttentionShape const& shape);
 size_t dense_backward_scratch(DenseAttentionShape const& shape);
 
-/// Whether the passes were measured faster than what full attention takes else, by tools/bench/bench_dense: cuDNN, or
+/// Whether both passes were measured faster than what full attention takes else, by tools/bench/bench_dense: cuDNN, or
 /// the block-sparse kernels for a deterministic backward.
-bool dense_forward_is_faster(DenseAttentionShape const& shape);
-bool dense_backward_is_faster(DenseAttentionShape const& shape);
+bool dense_attention_is_faster(DenseAttentionShape const& shape);
 
 }  // namespace perigee

@@ -95,7 +95,7 @@ DenseAttentionShape dense_shape(Shape const& q_THK, Shape const& k_TGK, std::spa
 
 AttentionBackend attention_backend(AttentionForward const& args, KernelArch arch) {
     if (arch == KernelArch::sm90 && is_dense(args) &&
-        dense_forward_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)))
+        dense_attention_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)))
         return AttentionBackend::dense;
     return suits_cudnn(args) ? AttentionBackend::cudnn : AttentionBackend::block_sparse;
 }
@@ -103,7 +103,7 @@ AttentionBackend attention_backend(AttentionForward const& args, KernelArch arch
 AttentionBackend attention_backend(AttentionBackward const& args, KernelArch arch, bool deterministic) {
     if (args.add_to_dkv) return AttentionBackend::block_sparse;
     if (arch == KernelArch::sm90 && is_dense(args) &&
-        dense_backward_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, deterministic)))
+        dense_attention_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, deterministic)))
         return AttentionBackend::dense;
     return suits_cudnn(args) && !deterministic ? AttentionBackend::cudnn : AttentionBackend::block_sparse;
 }
@@ -153,7 +153,7 @@ bool forward_left_routing(AttentionBackward const& args, KernelArch arch) {
     bool const block_sparse =
         !suits_cudnn(args) &&
         !(arch == KernelArch::sm90 && is_dense(args) &&
-          dense_forward_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)));
+          dense_attention_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)));
     return !routing_of(args).empty() && block_sparse;  // as attention_backend of the forward
 }
 

@@ -63,7 +63,7 @@ TEST_F(GpuDecode, SelectsAndAttendsInOneOperation) {
             expect_both_as_one(gpu(), c);
         }
     for (int64_t const blocks : {300, 511, 600}) {  // several rounds of scores; more than one kernel takes
-        DecodeCase c{.lengths = {static_cast<int32_t>(16 * blocks - 3), 16 * 200}};
+        DecodeCase c{.lengths = {static_cast<int32_t>(16 * blocks - 3), 16 * 200 - 1}};
         c.selection = MobaOptions{.block_size = 16, .top_k = 4};
         c.page_size = c.block_size = 16;
         expect_both_as_one(gpu(), c);

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 
-import h5py
 import numpy as np
 import torch
 import transformers
@@ -35,6 +34,7 @@ def run(binaries, *arguments):
 
 
 def logits_of(binaries, folder, ids, scratch):
+    import h5py  # which the suites do without
     with h5py.File(scratch / "in.h5", "w") as file:
         file["ids"] = np.int32(ids)
         file["targets"] = np.int32(ids)
@@ -115,7 +115,8 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--items", type=int, default=5, help="per task, length and depth")
     parser.add_argument("--depths", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of both programs, in the suites")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of perigee, in the suites")
+    parser.add_argument("--torch-device", choices=["cpu", "cuda"], default="cpu", help="of transformers, in the suites")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.folder)
@@ -127,7 +128,7 @@ def main():
         if "greedy" in args.only:
             check_greedy(args.binaries, args.folder, model, tokenizer, scratch)
         if "suites" in args.only:
-            check_suites(args.binaries, args.folder, model.to(args.device), scratch, args)
+            check_suites(args.binaries, args.folder, model.to(args.torch_device), scratch, args)
 
 
 if __name__ == "__main__":

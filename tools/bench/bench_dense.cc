@@ -8,6 +8,7 @@
 
 #include "base/philox.h"
 #include "kernels/dense_attention/dense_attention.h"
+#include "ops/cuda/dense_attention.h"
 #include "ops/ops.h"
 #include "tools/bench/gpu_timer.h"
 
@@ -52,19 +53,21 @@ std::vector<Problem> problems() {
         {"32 chats, 32K, d 128", 32, 8, 128, ragged(32, 128, 4096, 32 * k)},
         {"64 ragged, 128K, d 64", 32, 8, 64, ragged(64, 256, 8192, 128 * k)},
         {"128K, d 128", 8, 2, 128, {128 * k}},
+        {"32 x 1K, d 64", 32, 8, 64, std::vector<int64_t>(32, k)},
+        {"32 x 1K, d 128", 32, 8, 128, std::vector<int64_t>(32, k)},
+        {"2K, d 64", 32, 8, 64, {2 * k}},
+        {"2K, d 128", 32, 8, 128, {2 * k}},
     };
     return all;
 }
 
 class Bench {
   public:
-    Bench(Device& device, Ops& ops, Ops& deterministic, Settings const& s, Problem const& p)
-        : device_(device),
-          ops_(ops),
-          deterministic_(deterministic),
-          s_(s),
-          p_(p),
-          stream_(dynamic_cast<CudaDevice&>(device).stream()) {
+    Bench(CudaDevice& device, Ops& ops, Settings const& s, Problem const& p)
+        : device_(device), ops_(ops), s_(s), p_(p), staging_(device), cudnn_(device, staging_, [this](size_t bytes) {
+              if (bytes > library_scratch_.bytes()) library_scratch_ = Buffer(device_, bytes);
+              return library_scratch_.data();
+          }) {
         for (int64_t const length : p.lengths) borders_.push_back(borders_.back() + static_cast<int32_t>(length));
         int64_t const T = borders_.back();
         Shape const rows{T, p.heads, p.head_dim}, keys{T, p.kv_heads, p.head_dim};
@@ -85,7 +88,7 @@ class Bench {
                 .q = q_.as<bf16>(),
                 .k = k_.as<bf16>(),
                 .v = v_.as<bf16>(),
-                .stream = stream_};
+                .stream = device_.stream()};
         int64_t const bytes = static_cast<int64_t>(dense_backward_scratch(own_.shape));
         own_.scratch = make(DType::i32, {bytes / 4}).data;
     }
@@ -96,12 +99,11 @@ class Bench {
             teraflop += 2e-12 * static_cast<double>(n) * static_cast<double>(n + 1) *
                         static_cast<double>(p_.head_dim * p_.heads);
         fmt::print("{}\n", p_.name);
-        measure({{"cuDNN", [&] { library(); }},
+        measure({{"cuDNN", [&] { library_forward(); }},
                  {"own", [&] { dense_attention_forward(own_, o_[0].as<bf16>(), lse_[0].as<float>()); }}},
                 teraflop);
         measure({{"own, deterministic", [&] { own_backward(true); }},
-                 {"block-sparse, deterministic", [&] { library_backward(deterministic_); }},
-                 {"cuDNN", [&] { library_backward(ops_); }},
+                 {"cuDNN", [&] { library_backward(); }},
                  {"own", [&] { own_backward(false); }}},
                 2.5 * teraflop);
         fmt::print("  differences: o {:.1e}, lse {:.1e}, dq {:.1e}, dk {:.1e}, dv {:.1e}\n", difference(o_),
@@ -116,7 +118,7 @@ class Bench {
     };
     void measure(std::vector<Way> const& ways, double teraflop) {
         std::vector<std::vector<double>> times(ways.size());
-        GpuTimer timer(stream_, s_.seconds, s_.rest);
+        GpuTimer timer(device_.stream(), s_.seconds, s_.rest);
         for (int round = 0; round < s_.rounds; ++round)
             for (size_t i = 0; i < ways.size(); ++i) times[i].push_back(timer(ways[i].run));
         for (size_t i = 0; i < ways.size(); ++i) {
@@ -135,14 +137,14 @@ class Bench {
         ops_.fill_normal({.x = x, .random = Philox(1, Purpose::mock_data, stream)});
         return x;
     }
-    void library() {
-        ops_.attention_forward({.o_THK = o_[1],
-                                .lse_TH = lse_[1],
-                                .q_THK = q_,
-                                .k_TGK = k_,
-                                .v_TGK = v_,
-                                .cu_seqlens = borders_,
-                                .scale = own_.scale});
+    void library_forward() {
+        cudnn_.forward({.o_THK = o_[1],
+                        .lse_TH = lse_[1],
+                        .q_THK = q_,
+                        .k_TGK = k_,
+                        .v_TGK = v_,
+                        .cu_seqlens = borders_,
+                        .scale = own_.scale});
     }
     void own_backward(bool deterministic) {
         own_.shape.deterministic = deterministic;
@@ -153,18 +155,18 @@ class Bench {
                                         .dk = dk_[0].as<bf16>(),
                                         .dv = dv_[0].as<bf16>()});
     }
-    void library_backward(Ops& ops) {
-        ops.attention_backward({.dq_THK = dq_[1],
-                                .dk_TGK = dk_[1],
-                                .dv_TGK = dv_[1],
-                                .do_THK = d_o_,
-                                .q_THK = q_,
-                                .k_TGK = k_,
-                                .v_TGK = v_,
-                                .o_THK = o_[1],
-                                .lse_TH = lse_[1],
-                                .cu_seqlens = borders_,
-                                .scale = own_.scale});
+    void library_backward() {
+        cudnn_.backward({.dq_THK = dq_[1],
+                         .dk_TGK = dk_[1],
+                         .dv_TGK = dv_[1],
+                         .do_THK = d_o_,
+                         .q_THK = q_,
+                         .k_TGK = k_,
+                         .v_TGK = v_,
+                         .o_THK = o_[1],
+                         .lse_TH = lse_[1],
+                         .cu_seqlens = borders_,
+                         .scale = own_.scale});
     }
     /// Relative L2 of the first to the second, over their last numbers.
     double difference(TensorView const (&x)[2]) {
@@ -186,12 +188,13 @@ class Bench {
         return std::sqrt(error / all);
     }
 
-    Device& device_;
+    CudaDevice& device_;
     Ops& ops_;
-    Ops& deterministic_;
     Settings const& s_;
     Problem const& p_;
-    cudaStream_t stream_;
+    Buffer library_scratch_;
+    Staging staging_;
+    DenseAttention cudnn_;
     std::vector<int32_t> borders_ = {0};
     std::vector<Buffer> buffers_;
     TensorView q_, k_, v_, d_o_, o_[2], lse_[2], dq_[2], dk_[2], dv_[2];
@@ -207,9 +210,10 @@ int run(int argc, char** argv) {
     app.add_option("--only", s.only, "Problems whose name contains this");
     CLI11_PARSE(app, argc, argv);
     auto const device = make_cuda_device(0);
-    auto const ops = make_cuda_ops(*device, {}), deterministic = make_cuda_ops(*device, {.deterministic = true});
+    auto const ops = make_cuda_ops(*device);
     for (Problem const& problem : problems())
-        if (problem.name.find(s.only) != std::string::npos) Bench(*device, *ops, *deterministic, s, problem).run();
+        if (problem.name.find(s.only) != std::string::npos)
+            Bench(dynamic_cast<CudaDevice&>(*device), *ops, s, problem).run();
     return 0;
 }
 

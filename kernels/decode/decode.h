@@ -14,9 +14,10 @@ namespace perigee::decode {
 
 /// Device pointers, tensors aligned to 16 bytes. Token t of sequence s is row t % P of page table[s][t / P].
 struct Cache {
-    bf16* k = nullptr;                 ///< [pages, P, G, K]
-    bf16* v = nullptr;                 ///< the same
-    bf16* means = nullptr;             ///< [pages, G, K]: of a block, at its first page
+    bf16* k = nullptr;      ///< [pages, P, G, K]
+    bf16* v = nullptr;      ///< the same
+    bf16* means = nullptr;  ///< [pages, G, K]: of a block, at its first page
+    // No kernel writes these two, so a kernel may read them before the kernels before it are done.
     int32_t const* table = nullptr;    ///< [S, M]
     int32_t const* lengths = nullptr;  ///< [S]: tokens before the newest; -1: no sequence
     int32_t sequences = 0;             ///< S

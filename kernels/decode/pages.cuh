@@ -26,4 +26,13 @@ struct Pages {
     }
 };
 
+/// Brings a sequence's page table to the L1 cache.
+__device__ __forceinline__ void prefetch_table(Cache const& cache, int s) {
+    constexpr int kLine = 128;
+    auto const* const table = reinterpret_cast<char const*>(cache.table + int64_t{s} * cache.row_pages);
+    for (int at = static_cast<int>(threadIdx.x) * kLine; at < cache.row_pages * 4;
+         at += static_cast<int>(blockDim.x) * kLine)
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(table + at));
+}
+
 }  // namespace perigee::decode

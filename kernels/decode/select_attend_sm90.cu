@@ -114,14 +114,15 @@ __device__ __forceinline__ void merge_group(AttendArgs const& a, AttendShared<D>
 template <int D>
 __global__ void __launch_bounds__(kAttendThreads) select_attend_kernel(SelectAttendArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    AttendArgs const& a = args.attend;
+    int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s];
+    prefetch_table(a.cache, s);
     wait_for_previous();
     let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
-    AttendArgs const& a = args.attend;
     ScoreArgs const& gate = args.gate;
     auto& shared = hopper::dynamic_tiles<AttendShared<D>>();
     auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
     auto* const scores = reinterpret_cast<float*>(chosen + 3 * a.listed + 1);
-    int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s];
     int32_t const current = length < 0 ? 0 : length / a.cache.block_size, warp = threadIdx.x / 32;
     int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
     score_blocks<D>(a, shared, Pages(a.cache, s), a.q + head * D, current, scores);

@@ -39,11 +39,10 @@ struct Swiglu {
 }  // namespace
 
 bool takes_gemv(Gemv const& args) {
-    constexpr size_t kFixed = 9 << 10;  // shared memory for the partial sums
     bool const normed = args.norm == nullptr || args.k <= int64_t{kNormVectors} * 8 * kThreads;
     return 0 < args.rows && args.rows <= kMostRows && args.k > 0 && args.k % kChunk == 0 && args.n > 0 &&
            args.n <= INT_MAX && args.k <= INT_MAX && normed && in_runs_of_eight(args.k, {args.x, args.w, args.norm}) &&
-           shared_bytes(args) + kFixed <= static_cast<size_t>(shared_of_block());
+           fits(args, kShallow);
 }
 
 void gemv(Gemv const& args, bf16* y, bool accumulate, cudaStream_t stream) {

@@ -3,11 +3,12 @@
 // fixed order.
 //
 // Each thread copies its own weights to its own part of a ring buffer in shared memory, far ahead. The ring buffer
-// fills before the preceding kernels have ended and never drains between tiles.
+// fills before the preceding kernels have ended and never drains between tiles. Its size decides which kernels share an
+// SM: with kDeep stages, thread blocks of two adjacent products do, but not two of a down projection, which would leave
+// another SM idle.
 //
 // The order of k within an mma is free if both operands use the same one. So the 16 bytes that a lane loads from a row
 // feed two mma instructions.
-// its parts of two products.
 #pragma once
 
 #include <bit>
@@ -21,14 +22,14 @@ namespace perigee::kernels::gemv_detail {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kChunk = 32;    // elements of k: 16 bytes for each lane of a quad
-constexpr int kTogether = 2;  // chunks per stage
-constexpr int kStages = 10;   // of the ring buffer: 80 KiB
-constexpr int kColumns = 8;   // per tile
+constexpr int kChunk = 32;                // elements of k: 16 bytes for each lane of a quad
+constexpr int kTogether = 2;              // chunks per stage
+constexpr int kDeep = 12, kShallow = 10;  // stages of the ring buffer: 96 KiB, and 80 KiB for rows that need the rest
+constexpr int kColumns = 8;               // per tile
 constexpr int kMostRows = 16;
 constexpr int kPadding = 32;     // of each row of x in shared memory, so that adjacent rows use different banks
 constexpr int kNormVectors = 4;  // per thread and row
-constexpr size_t kRingBytes = size_t{kStages} * kTogether * kThreads * sizeof(uint4);
+constexpr size_t ring_bytes(int stages) { return size_t{kTogether} * kThreads * sizeof(uint4) * stages; }
 
 struct Args {
     bf16 const *x, *w, *norm;
@@ -42,9 +43,9 @@ __device__ __forceinline__ uint64_t read_once() {
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-/// copy_16 with an L2 cache policy.
+/// copy_16 with an L2 cache policy. The rest of the line comes to the L2 cache: the next copy wants it.
 __device__ __forceinline__ void copy_16_once(void* to, void const* from, bool there, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
                  "l"(from), "r"(there ? 16 : 0), "l"(policy)
                  : "memory");
 }
@@ -56,7 +57,7 @@ struct InOrder {
 };
 
 /// Streams a warp's chunks of k through this thread's part of the ring buffer, stage by stage, tile after tile.
-template <class Rows>
+template <int kStages, class Rows>
 class Weights {
   public:
     __device__ Weights(Args const& a, Rows const& rows, uint4* ring, int begin, int end)
@@ -181,9 +182,9 @@ __device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVe
 }
 
 /// sums [16, 8] += 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh.
-template <bool kHigh, class Rows>
-__device__ __forceinline__ void multiply(float (&sums)[4], Weights<Rows>& weights, bf16 const* x, int rows, int stride,
-                                         int begin, int end) {
+template <bool kHigh, int kStages, class Rows>
+__device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows>& weights, bf16 const* x, int rows,
+                                         int stride, int begin, int end) {
     int const lane = threadIdx.x % 32, row = lane / 4;
     bool const low_there = row < rows, high_there = kHigh && row + 8 < rows;
     bf16 const* const low = x + (low_there ? row : 0) * stride + lane % 4 * 8;
@@ -206,17 +207,17 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights<Rows>& weight
 
 /// `Finish` is the epilogue. It has a member `Rows rows` and finish(row, tile, column, value, other, there), which
 /// whole warps call with the sums of a tile. `other` is the sum of column ^ 4. finish() writes only if `there`.
-template <bool kNorm, bool kHigh, class Finish>
+template <bool kNorm, bool kHigh, int kStages, class Finish>
 __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const f) {
     constexpr int kRows = kHigh ? 16 : 8;
     __shared__ alignas(16) float parts[2][kWarps][kRows][kColumns];
     let_next_begin();
     auto* const ring = reinterpret_cast<uint4*>(ampere::dynamic_shared());
-    auto* const x = reinterpret_cast<bf16*>(ampere::dynamic_shared() + kRingBytes);
+    auto* const x = reinterpret_cast<bf16*>(ampere::dynamic_shared() + ring_bytes(kStages));
     int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     int const chunks = a.k / kChunk, of_warp = (chunks + kWarps - 1) / kWarps;
     int const begin = min(warp * of_warp, chunks), end = min(begin + of_warp, chunks);
-    Weights weights(a, f.rows, ring, begin, end);
+    Weights<kStages, decltype(f.rows)> weights(a, f.rows, ring, begin, end);
     if constexpr (kNorm) {
         uint4 of_norm[kNormVectors];
 #pragma unroll
@@ -248,8 +249,13 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const
 }
 
 /// Dynamic shared memory: the ring buffer and x.
-inline size_t shared_bytes(Gemv const& g) {
-    return kRingBytes + static_cast<size_t>(g.rows * (g.k + kPadding)) * sizeof(bf16);
+inline size_t shared_bytes(Gemv const& g, int stages) {
+    return ring_bytes(stages) + static_cast<size_t>(g.rows * (g.k + kPadding)) * sizeof(bf16);
+}
+/// Whether that fits, beside the partial sums.
+inline bool fits(Gemv const& g, int stages) {
+    constexpr size_t kFixed = 9 << 10;
+    return shared_bytes(g, stages) + kFixed <= static_cast<size_t>(shared_of_block());
 }
 
 template <class Finish>
@@ -262,11 +268,16 @@ void run(Gemv const& g, int64_t tiles, Finish const& finish, cudaStream_t stream
                     static_cast<int32_t>(g.n),
                     static_cast<int32_t>(g.k),
                     static_cast<int32_t>(tiles)};
+    int const stages = fits(g, kDeep) ? kDeep : kShallow;
+    auto const of_stages = [&]<bool kNorm, bool kHigh>() {
+        return stages == kDeep ? kernel<kNorm, kHigh, kDeep, Finish> : kernel<kNorm, kHigh, kShallow, Finish>;
+    };
     auto const pick = [&]<bool kNorm>() {
-        return g.rows > 8 ? kernel<kNorm, true, Finish> : kernel<kNorm, false, Finish>;
+        return g.rows > 8 ? of_stages.template operator()<kNorm, true>()
+                          : of_stages.template operator()<kNorm, false>();
     };
     auto* const chosen = g.norm != nullptr ? pick.template operator()<true>() : pick.template operator()<false>();
-    size_t const bytes = shared_bytes(g);
+    size_t const bytes = shared_bytes(g, stages);
     allow_shared(chosen, bytes);
     follow(chosen, dim3(static_cast<unsigned>(std::min(tiles, multiprocessors()))), dim3(kThreads), bytes, stream, args,
            finish);

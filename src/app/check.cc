@@ -48,8 +48,8 @@ void print_parameters(RunOptions const& options, MeshShape const& mesh) {
 
 void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory const& memory) {
     bool const gpu = takes_gpu(options.device);
-    fmt::print("#\n# memory per rank ({}), without data and the libraries' own\n",
-               gpu ? "bf16 on a GPU, sums in fp32" : "fp32 on the CPU");
+    fmt::print("#\n# memory per rank ({}), without data{}\n", gpu ? "bf16 on a GPU, sums in fp32" : "fp32 on the CPU",
+               gpu ? " and what NCCL takes" : "");
     auto const line = [](char const* name, int64_t bytes, std::string const& what) {
         fmt::print("#   {:<14} {:>10}{}\n", name, format_bytes(bytes), what);
     };
@@ -63,7 +63,8 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     line("logits", memory.logits, "  one chunk of tokens");
     line("communication", memory.buckets + memory.messages, "  what is sent from and received into");
     if (gpu) line("scratch", memory.scratch, "  of attention; for MoBA see train.moba_scratch_mib");
-    line("peak", memory.sum(), "  of all: not every class is at its largest at once");
+    if (memory.context > 0) line("context", memory.context, "  of CUDA, and its libraries' kernels");
+    line("peak", memory.in_use(), "  of all: not every class is at its largest at once");
     if (memory.host == 0) return;
     int const ranks = std::min(mesh.world(), kRanksOfAHost);
     line("host", memory.host,

@@ -11,6 +11,8 @@
 namespace perigee {
 namespace {
 
+constexpr int64_t kContextBytes = int64_t{571} << 20;  // on an H200, CUDA 13.0
+
 /// Addresses that no process is given: whoever touches them ends with a segmentation fault. In place of the host's
 /// memory or of a GPU's.
 class AddressSpace : public Device {
@@ -321,7 +323,8 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),
                        .messages = arena.peak_bytes(Use::communication),
-                       .host = session.model().offloaded_bytes() + learner.optimizer_host_bytes()},
+                       .host = session.model().offloaded_bytes() + learner.optimizer_host_bytes(),
+                       .context = takes_gpu(options.device) || rates != nullptr ? kContextBytes : 0},
             .sent = extrapolate(one, two, accumulation - 1),
             .time = time};
 }

@@ -26,7 +26,9 @@ struct StepMemory {
     int64_t logits = 0;
     int64_t messages = 0;  ///< sent from and received into by tensor and context parallelism
     int64_t host = 0;      ///< beside the device's: pinned memory of the host under train.offload and optimizer.offload
-    int64_t sum() const { return weights + gradients + optimizer + buckets + scratch + step; }
+    int64_t context = 0;   ///< CUDA's, and its libraries' kernels; NCCL takes memory beside that
+    int64_t sum() const { return weights + gradients + optimizer + buckets + scratch + step; }  ///< of all tensors
+    int64_t in_use() const { return sum() + context; }
 };
 
 /// Who exchanges what, and how.

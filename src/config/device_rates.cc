@@ -25,12 +25,12 @@ DeviceRates h200() {
     DeviceRates r;
     r.name = "H200", r.memory_gib = 139.8;
     r.products = measured(690);
-    r.full_forward_1k = measured(250), r.full_forward_8k = measured(560), r.full_forward_32k = measured(604),
-    r.full_forward_128k = measured(556);
-    r.full_backward_1k = measured(245), r.full_backward_8k = measured(485), r.full_backward_32k = measured(535),
-    r.full_backward_128k = measured(531);
+    r.full_forward_1k = measured(250), r.full_forward_8k = measured(587), r.full_forward_32k = measured(620),
+    r.full_forward_128k = measured(636);
+    r.full_backward_1k = measured(245), r.full_backward_8k = measured(521), r.full_backward_32k = measured(551),
+    r.full_backward_128k = measured(566);
     r.moba_forward = measured(465), r.moba_backward = measured(514), r.moba_choice = measured(196);
-    r.small_heads_forward = measured(0.88), r.small_heads_backward = measured(0.82);
+    r.small_heads_forward = measured(0.82), r.small_heads_backward = measured(0.9);
     r.memory = measured(4200);
     r.link = measured(344), r.latency = measured(20);
     assume_the_network(r);

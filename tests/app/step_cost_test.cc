@@ -7,6 +7,7 @@
 
 #include "app/dry_run.h"
 #include "config/config.h"
+#include "kernels/dense_attention/plan.h"
 #include "support/counting_comm.h"
 #include "support/counting_device.h"
 #include "support/memory_file_system.h"
@@ -261,11 +262,18 @@ TEST(StepCost, ScratchOfMobaOnAGpuKeepsWithinItsOption) {
               2 * 16384 * 8 * 7 * int64_t{sizeof(uint32_t)})
         << "choices and lists";
     RunOptions const model = hybrid();
-    int64_t const rows = 16384 * model.model.num_attention_heads;
-    ASSERT_NE(model.model.num_attention_heads, model.model.num_key_value_heads);
-    EXPECT_EQ(scratch({"attention.kind=full"}), rows * (8 * 64 + 8)) << "by cuDNN";
+    DenseAttentionShape const dense{.tokens = 16384,
+                                    .documents = 1,
+                                    .heads = model.model.num_attention_heads,
+                                    .kv_heads = model.model.num_key_value_heads,
+                                    .head_dim = 64};
+    EXPECT_EQ(scratch({"attention.kind=full"}), static_cast<int64_t>(dense_backward_scratch(dense)));
     EXPECT_GT(scratch({"attention.kind=full", "deterministic=true"}), 0) << "by MoBA's kernels";
-    EXPECT_EQ(step_cost(hybrid(), 1).memory.scratch, 0) << "none on the CPU";
+    StepMemory const on_cpu = step_cost(hybrid(), 1).memory;
+    EXPECT_EQ(on_cpu.scratch, 0);
+    EXPECT_EQ(on_cpu.context, 0);
+    EXPECT_EQ(memory({}).in_use() - memory({}).sum(), memory({}).context);
+    EXPECT_GT(memory({}).context, 0);
 }
 
 TEST(StepCost, RefusesWhatTheGpuWould) {

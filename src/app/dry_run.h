@@ -5,6 +5,7 @@
 #include <compare>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "app/step_clock.h"
@@ -53,10 +54,11 @@ struct StepCost {
     StepTime time;  ///< of such a step that follows another, where rates are given
 };
 
-/// For the last context-parallel rank of `world_size`, whose queries have the most keys before them, computing in fp32
-/// on the CPU or bf16 on a GPU, on micro-batches of full documents whose every token carries loss, and the most
-/// demanding attention of the schedule. Other ranks take and send the same. `options` are resolved and free of problems
-/// for this world. With `rates`, of a GPU whatever `device` says.
-StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const* rates = nullptr);
+/// For `rank` of `world_size`, or where it is not given for the last of the context axis, whose queries have the most
+/// keys before them: computing in fp32 on the CPU or bf16 on a GPU, on micro-batches of full documents whose every
+/// token carries loss, and the most demanding attention of the schedule. All ranks take and send the same. `options`
+/// are resolved and free of problems for this world. With `rates`, of a GPU whatever `device` says.
+StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const* rates = nullptr,
+                   std::optional<int> rank = {});
 
 }  // namespace perigee

@@ -24,7 +24,8 @@ RateSource of_attention(DeviceRates const& r, RunOptions const& options) {
     RateSource const full =
         of_all({r.full_forward_1k, r.full_backward_1k, r.full_forward_8k, r.full_forward_32k, r.full_forward_128k,
                 r.full_backward_8k, r.full_backward_32k, r.full_backward_128k});
-    RateSource const moba = of_all({r.moba_forward, r.moba_backward, r.moba_choice, r.memory});
+    RateSource const moba =
+        of_all({r.moba_forward, r.moba_backward, r.moba_gathered_backward, r.moba_choice, r.memory});
     RateSource const heads = options.model.head_size() <= 64 ? of_all({r.small_heads_forward, r.small_heads_backward})
                                                              : RateSource::measured;
     bool const is_full = options.attention.kind == AttentionKind::full;

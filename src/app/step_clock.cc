@@ -93,7 +93,8 @@ struct Cost {
         Work const work = work_of(x.cu_seqlens, x.query_begin, x.q_THK[0], budget);
         double const count = 10 * work.pairs * static_cast<double>(x.q_THK[1] * x.q_THK[2]);
         double const heads = x.q_THK[2] <= 64 ? rates.small_heads_backward.value : 1;
-        if (budget) return flops(count, rates.moba_backward.value * heads);
+        double const gathered = x.q_THK[0] < x.k_TGK[0] ? rates.moba_gathered_backward.value : 1;
+        if (budget) return flops(count, rates.moba_backward.value * heads * gathered);
         double const rate = by_length(work.longest, {rates.full_backward_1k, rates.full_backward_8k,
                                                      rates.full_backward_32k, rates.full_backward_128k});
         return flops(count, rate * heads);

@@ -30,6 +30,7 @@ DeviceRates h200() {
     r.full_backward_1k = measured(245), r.full_backward_8k = measured(521), r.full_backward_32k = measured(551),
     r.full_backward_128k = measured(566);
     r.moba_forward = measured(465), r.moba_backward = measured(514), r.moba_choice = measured(196);
+    r.moba_gathered_backward = measured(0.74);
     r.small_heads_forward = measured(0.82), r.small_heads_backward = measured(0.9);
     r.memory = measured(4200);
     r.link = measured(344), r.latency = measured(20);
@@ -55,6 +56,7 @@ DeviceRates a100() {
     r.full_forward_8k = r.full_forward_32k = r.full_forward_128k = assumed(190);
     r.full_backward_8k = r.full_backward_32k = r.full_backward_128k = assumed(160);
     r.moba_forward = assumed(130), r.moba_backward = assumed(110), r.moba_choice = assumed(60);
+    r.moba_gathered_backward = assumed(0.74);
     r.small_heads_forward = r.small_heads_backward = assumed(0.9);
     r.memory = assumed(1700);
     r.link = assumed(230), r.latency = assumed(20);
@@ -80,6 +82,7 @@ void DeviceRates::assume_all() {
                              &moba_forward,
                              &moba_backward,
                              &moba_choice,
+                             &moba_gathered_backward,
                              &memory,
                              &launch,
                              &link,
@@ -114,6 +117,8 @@ void describe(Schema& schema, DeviceRates& rates) {
         .section("moba_forward", rates.moba_forward, "TFLOP/s of block-sparse attention, without the choice")
         .section("moba_backward", rates.moba_backward, "TFLOP/s of its backward")
         .section("moba_choice", rates.moba_choice, "TFLOP/s of the choice of blocks")
+        .section("moba_gathered_backward", rates.moba_gathered_backward,
+                 "factor of its backward where context-parallel ranks gather keys")
         .section("small_heads_forward", rates.small_heads_forward, "factor of attention with heads of at most 64")
         .section("small_heads_backward", rates.small_heads_backward, "the same of its backward")
         .section("memory", rates.memory, "GB/s that are read and written")

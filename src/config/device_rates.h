@@ -28,15 +28,16 @@ struct DeviceRates {
     DeviceRate full_backward_1k, full_backward_8k, full_backward_32k, full_backward_128k;
     DeviceRate small_heads_forward, small_heads_backward;  ///< of attention with heads of at most 64: a factor
     DeviceRate moba_forward, moba_backward, moba_choice;
-    DeviceRate memory;        ///< GB/s read and written
-    DeviceRate launch;        ///< microseconds at least of an operation
-    DeviceRate link;          ///< GB/s a GPU sends in a collective within a host
-    DeviceRate latency;       ///< microseconds of such a collective
-    DeviceRate network;       ///< GB/s of a GPU to other hosts
-    DeviceRate hop;           ///< microseconds between two hosts
-    DeviceRate host;          ///< GB/s between a GPU and its host's memory, each way
-    DeviceRate interference;  ///< share by which a collective slows the work beside it
-    DeviceRate straggler;     ///< standard deviation of the ranks' speed, as a share of a step
+    DeviceRate moba_gathered_backward;  ///< of that backward, where ranks gather keys: a factor
+    DeviceRate memory;                  ///< GB/s read and written
+    DeviceRate launch;                  ///< microseconds at least of an operation
+    DeviceRate link;                    ///< GB/s a GPU sends in a collective within a host
+    DeviceRate latency;                 ///< microseconds of such a collective
+    DeviceRate network;                 ///< GB/s of a GPU to other hosts
+    DeviceRate hop;                     ///< microseconds between two hosts
+    DeviceRate host;                    ///< GB/s between a GPU and its host's memory, each way
+    DeviceRate interference;            ///< share by which a collective slows the work beside it
+    DeviceRate straggler;               ///< standard deviation of the ranks' speed, as a share of a step
 
     /// Nothing of it was measured on the GPU that it is to describe.
     void assume_all();

@@ -318,7 +318,8 @@ void measure(Options const& o, Launch& launch) {
     Measured const m = job ? as_rank(o, run, launch.world(), std::move(machine), *files)
                            : as_phantom(o, run, std::move(machine), *files);
     if (launch.world().rank() > 0) return;
-    print(o, run, step_cost(run.options, run.world, run.rates ? &*run.rates : nullptr), m);
+    std::optional<int> const rank = run.played ? std::optional(o.rank) : std::nullopt;
+    print(o, run, step_cost(run.options, run.world, run.rates ? &*run.rates : nullptr, rank), m);
 }
 
 }  // namespace

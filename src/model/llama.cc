@@ -47,6 +47,7 @@ AttentionProblem Llama::Impl::attention_problem(Inputs const& inputs) const {
     return {.heads = heads,
             .first_head = mesh.tp_rank() * heads,
             .kv_heads = options.kv_heads() / mesh.shape().tp,
+            .head_groups = mesh.head_groups(),
             .head_dim = options.head_size(),
             .scale = 1 / std::sqrt(static_cast<double>(options.head_size())),
             .cu_seqlens = inputs.cu_seqlens,

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/comm.h"
@@ -70,6 +71,9 @@ struct AttentionProblem {
     int64_t heads = 0;       ///< H of this tensor-parallel rank
     int64_t first_head = 0;  ///< number of its first query head among all of the model
     int64_t kv_heads = 0;    ///< G of this tensor-parallel rank
+    /// In which allgather works on the heads, one group after the other, a divisor of G: gathered keys and values, and
+    /// their gradients, have G / head_groups heads.
+    int64_t head_groups = 1;
     int64_t head_dim = 0;
     double scale = 0;
     std::span<int32_t const> cu_seqlens;  ///< of the pack
@@ -92,7 +96,7 @@ struct AttentionActivations {
     AttentionTensors attended;  ///< what the attention works on; with ulysses all tokens and H / cp heads, else `local`
     TensorView lse_TH;          ///< of the attended queries
     TensorView chosen_THS;      ///< of the attended queries, block-sparse layers only
-    TensorView routing_L;       ///< likewise, where Ops has use for them and the queries are one range
+    TensorView routing_L;       ///< likewise, where Ops has use for them and the queries are one range, by head group
 };
 
 class KeyGather;
@@ -156,12 +160,31 @@ class ContextAttention {
     int64_t attended_tokens(Selection const& selection) const;
     /// 1 / this of the heads are attended on this rank.
     int64_t parts(Selection const& selection) const { return exchanges(selection) ? cp_->size() : 1; }
-    /// Number of the first attended query head among all of the model.
-    int64_t first_head(AttentionActivations const& acts, Selection const& selection) const;
+    /// Heads are worked on in so many groups.
+    int64_t groups(Selection const& selection) const { return gathers(selection) ? problem_.head_groups : 1; }
+    /// Number of the first attended query head of a group among all of the model.
+    int64_t first_head(AttentionActivations const& part, Selection const& selection, int64_t group) const;
     /// What rows [begin, end) of the attended queries attend.
     static Attended attended(AttentionActivations const& acts, Selection const& selection, int64_t begin, int64_t end);
-    void select(AttentionActivations const& acts, ConstView k_TGK, Selection const& selection) const;
+    void select(AttentionActivations const& part, ConstView k_TGK, Selection const& selection, int64_t group) const;
+    void attend(AttentionActivations const& part, ConstView k_TGK, ConstView v_TGK, Selection const& selection) const;
+    void attend_backward(Gradients const& grads, AttentionActivations const& part, ConstView k_TGK, ConstView v_TGK,
+                         Selection const& selection) const;
+    void backward_of_group(Gradients const& grads, AttentionActivations const& acts, Selection const& selection,
+                           int64_t group) const;
     void to_heads(AttentionActivations const& acts) const;
+
+    void begin_group(AttentionActivations const& acts, int64_t group) const;
+    /// Memory for a group's heads of [T, H, ...]; to there, and back.
+    TensorView room_for_group(ConstView all, Use use = Use::activations) const;
+    void take_group(TensorView part, ConstView all, int64_t group) const;
+    void put_group(TensorView all, ConstView part, int64_t group) const;
+    /// Activations of a group without its keys and values, and with what the attention `found` if it has; all of them
+    /// where there is one group.
+    AttentionActivations of_group(AttentionActivations const& acts, Selection const& selection, int64_t group,
+                                  bool found) const;
+    /// Memory for dk and dv of all tokens, of a group of heads.
+    std::pair<TensorView, TensorView> gathered_gradients() const;
 
     /// q, k and v for this many tokens and 1 / `parts` of the heads.
     AttentionTensors allocate_qkv(int64_t tokens, int64_t parts) const;
@@ -175,6 +198,7 @@ class ContextAttention {
     Arena* arena_;
     AttentionTensors shared_ = {};         ///< ulysses: q, k and v of the local tokens
     std::shared_ptr<KeyGather> gathered_;  ///< allgather: keys and values of the layer at work
+    AttentionTensors sent_ = {};           ///< those of the group at work, of the local tokens
 };
 
 }  // namespace perigee

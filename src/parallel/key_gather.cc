@@ -34,7 +34,8 @@ Queue& KeyGather::lane() {
     return lane;
 }
 
-void KeyGather::begin(ConstView k_TGK, ConstView v_TGK) {
+void KeyGather::begin(ConstView k_TGK, ConstView v_TGK, int64_t group) {
+    group_ = group;
     Queue& beside = lane();
     begin(keys_, beside, k_TGK);
     begin(values_, beside, v_TGK);

@@ -18,8 +18,10 @@ class KeyGather {
     /// shards, as ranks' parts are then no ranges of the pack.
     KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, Arena& arena);
 
-    /// From those of this rank's tokens, [Tl, G, K]. What is queued so far has used the last layer's.
-    void begin(ConstView k_TGK, ConstView v_TGK);
+    /// From those of this rank's tokens, [Tl, G, K]. What is queued so far has used the last layer's. `group` is of
+    /// heads, for who asks.
+    void begin(ConstView k_TGK, ConstView v_TGK, int64_t group = 0);
+    int64_t group() const { return group_; }
     /// Of the pack, in its order: what is queued from now on finds them there. Keys travel first.
     TensorView keys() { return arrive(keys_); }
     TensorView values() { return arrive(values_); }
@@ -50,6 +52,7 @@ class KeyGather {
     Comm* cp_;
     ContextShard shard_;
     Tensor keys_, values_;
+    int64_t group_ = 0;
     Pending sums_;
 };
 

@@ -14,6 +14,10 @@ void describe(Schema& schema, ParallelOptions& options) {
         "how context-parallel ranks share attention: ulysses exchanges heads for tokens, allgather collects all keys "
         "and values; auto takes allgather for block-sparse layers, and for full ones ulysses where the key/value heads "
         "of a rank divide by `context`");
+    schema.add("head_groups", options.head_groups, between(1, 1 << 10),
+               "groups in which allgather collects heads, one after the other: gathered keys, values and their "
+               "gradients take so many times less memory, and less of their way is hidden; a divisor of a rank's "
+               "key/value heads");
     schema.choice(
         "shard", options.shard,
         {{"auto", ShardStage::automatic},
@@ -74,6 +78,7 @@ Mesh::Mesh(ParallelOptions const& options, HostComm& world, std::unique_ptr<Grou
     : world_(&world),
       shape_(resolve_mesh(options, world.size())),
       context_mode_(options.context_mode),
+      head_groups_(options.head_groups),
       groups_(std::move(groups)) {
     // rank = (dp * shape.cp + cp) * shape.tp + tp; a group is the ranks that agree on every other axis.
     int const rank = world.rank();

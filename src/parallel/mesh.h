@@ -24,6 +24,7 @@ struct ParallelOptions {
     int64_t context = 1;
     int64_t data = -1;  ///< -1: whatever the job's ranks leave
     ContextMode context_mode = ContextMode::automatic;
+    int64_t head_groups = 1;  ///< AttentionProblem::head_groups
     ShardStage shard = ShardStage::automatic;
     int64_t bucket_mib = 1024;  ///< of gradients, sent at once
     CommChoice comm = CommChoice::automatic;
@@ -57,6 +58,7 @@ class Mesh {
 
     MeshShape shape() const { return shape_; }
     ContextMode context_mode() const { return context_mode_; }  ///< as the options ask
+    int64_t head_groups() const { return head_groups_; }
     int dp_rank() const { return dp_->rank(); }
     int cp_rank() const { return cp_->rank(); }
     int tp_rank() const { return tp_->rank(); }
@@ -78,6 +80,7 @@ class Mesh {
     HostComm* world_;
     MeshShape shape_;
     ContextMode context_mode_;
+    int64_t head_groups_;
     std::unique_ptr<GroupMaker> groups_;  ///< outlives the groups
     std::unique_ptr<Comm> tp_, cp_, dp_, dp_cp_, dp_cp_gather_, pp_, ep_;
 };

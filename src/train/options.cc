@@ -210,6 +210,9 @@ int check_layout(RunOptions const& options, int world_size, Sentences& out) {
     }
     if (model.key_conv > 0 && parallel.context > 1)
         out.add("attention.key_conv ({}) needs parallel.context of 1, not {}", model.key_conv, parallel.context);
+    if (parallel.tensor > 0 && model.kv_heads() / parallel.tensor % parallel.head_groups != 0)
+        out.add("parallel.head_groups ({}) must be a divisor of a rank's key/value heads ({} / parallel.tensor = {})",
+                parallel.head_groups, model.kv_heads(), parallel.tensor);
     try {
         MeshShape const shape = resolve_mesh(parallel, world_size);
         resolve_context_modes(parallel.context_mode, shape, model.kv_heads());

@@ -81,16 +81,18 @@ CommCount at(CommCounts const& counts, std::string const& key) {
 }
 
 /// Memory that messages need, from the largest ones seen: one side of those of the tensor axis, the other being the
-/// stream; both sides of exchanged heads; all keys, values and their gradients, and all keys and values by rank where
-/// shards are zigzag.
-int64_t message_memory(CommCounts const& counts, bool zigzag) {
+/// stream; both sides of exchanged heads; all keys, values and their gradients, all keys and values by rank where
+/// shards are zigzag, and where heads go in groups the rank's own keys, values and their gradients.
+int64_t message_memory(CommCounts const& counts, bool zigzag, bool in_groups) {
     auto const tp = at(counts, "tensor all_gather activations"),
                exchanged = at(counts, "context all_to_all activations"),
                gathered = at(counts, "context all_gather activations");
     int64_t const keys = gathered.ranks > 1 ? gathered.largest * gathered.ranks : 0;
+    int64_t const own = in_groups ? 2 * gathered.largest : 0;
     int64_t const exchange = exchanged.ranks > 1 ? 2 * exchanged.largest : 0;
     // Sums of gathered keys' gradients come after the exchanges of a layer.
-    return (tp.ranks > 1 ? tp.largest * tp.ranks : 0) + 2 * keys + std::max((zigzag ? 4 : 2) * keys, exchange);
+    return (tp.ranks > 1 ? tp.largest * tp.ranks : 0) + 2 * keys + own +
+           std::max((zigzag ? 4 : 2) * keys + own, exchange);
 }
 
 int64_t logits_bytes(RunOptions const& options, MeshShape const& mesh) {
@@ -145,7 +147,9 @@ void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, H
     expect_bytes("all", memory.sum(), device.live_bytes());
     expect_bytes("activations", memory.activations, session.arena().peak_bytes(Use::activations));
     expect_bytes("logits", memory.logits, logits_bytes(options, mesh));
-    expect_bytes("messages", memory.messages, message_memory(counts, options.attention.kind == AttentionKind::full));
+    expect_bytes(
+        "messages", memory.messages,
+        message_memory(counts, options.attention.kind == AttentionKind::full, options.parallel.head_groups > 1));
 
     Messages foreseen;
     for (auto const& [kind, sent] : predicted.sent)
@@ -175,6 +179,7 @@ TEST(StepCost, IsWhatRealRanksTakeAndSend) {
         {3, {"parallel.context=3", "parallel.context_mode=allgather", "parallel.zero=false"}},
         {2, {"parallel.context=2", "parallel.zero=false"}},
         {2, {"train.recompute=block", "parallel.context=2", "model.qk_norm=true"}},
+        {2, {"train.recompute=block, none", "parallel.context=2", "parallel.head_groups=4"}},
         {2, {"train.recompute=attention, none, block", "parallel.context=2"}},
         {4, {"parallel.context=4", "parallel.context_mode=allgather", "attention.kind=full"}},
         {3, {"model.vocab_size=1031"}},

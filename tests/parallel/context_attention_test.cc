@@ -49,7 +49,7 @@ class ContextAttentionLayouts : public TestWithParam<ContextLayout> {
     /// As many key/value heads as ulysses needs, or one for all.
     AttentionCase heads(std::vector<int32_t> borders, uint64_t seed) const {
         bool const ulysses = GetParam().mode == ContextMode::ulysses;
-        int64_t const kv_heads = ulysses ? GetParam().ranks : 1;
+        int64_t const kv_heads = ulysses ? GetParam().ranks : GetParam().head_groups;
         return {.cu_seqlens = std::move(borders),
                 .heads = 2 * kv_heads,
                 .kv_heads = kv_heads,
@@ -70,6 +70,8 @@ std::vector<ContextLayout> layouts() {
         for (auto const& [mode, zigzag] :
              {std::pair(ContextMode::ulysses, false), {ContextMode::allgather, false}, {ContextMode::allgather, true}})
             result.push_back({ranks, mode, zigzag});
+    for (int const ranks : {1, 2, 4})
+        for (bool const zigzag : {false, true}) result.push_back({ranks, ContextMode::allgather, zigzag, 3});
     return result;
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, ContextAttentionLayouts, ::testing::ValuesIn(layouts()));
@@ -148,6 +150,14 @@ TEST(ContextAttention, TalksAsOftenAndAsMuchAsItSays) {
         EXPECT_EQ(gather.forward[rank], gathered);
         EXPECT_EQ(gather.backward[rank], returned);
     }
+    // In two groups of heads the same bytes travel, half at a time.
+    auto const in_groups =
+        attend_in_context<float>(p, FullAttention{}, {.ranks = 4, .mode = ContextMode::allgather, .head_groups = 2});
+    CommCounts const halves = {{"all_gather", {4, 2 * one, one / 2, 4}}};
+    CommCounts const halves_back = {{"all_gather", {4, 2 * one, one / 2, 4}},
+                                    {"reduce_scatter", {4, 8 * one, 2 * one, 4}}};
+    EXPECT_EQ(in_groups.forward[0], halves);
+    EXPECT_EQ(in_groups.backward[0], halves_back);
 }
 
 TEST(ContextAttention, RefusesWhatDoesNotFit) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 #include <ostream>
+#include <tuple>
 #include <vector>
 
 #include "ops/attention_case.h"
@@ -20,11 +21,13 @@ struct ContextLayout {
     int ranks = 1;
     ContextMode mode = ContextMode::ulysses;
     bool zigzag = false;
+    int64_t head_groups = 1;
 };
 
 inline void PrintTo(ContextLayout const& layout, std::ostream* out) {
-    *out << fmt::format("{} ranks, {}{}", layout.ranks, layout.mode == ContextMode::ulysses ? "ulysses" : "allgather",
-                        layout.zigzag ? ", zigzag" : "");
+    *out << fmt::format("{} ranks, {}{}, heads in {} groups", layout.ranks,
+                        layout.mode == ContextMode::ulysses ? "ulysses" : "allgather", layout.zigzag ? ", zigzag" : "",
+                        layout.head_groups);
 }
 
 /// Results of the whole pack; lse and chosen as in one call of the operations.
@@ -67,6 +70,7 @@ class ContextRank {
         ContextAttention const context(*ops_, *comm, {layout_.mode, layout_.mode}, shard_,
                                        {.heads = p_.heads,
                                         .kv_heads = p_.kv_heads,
+                                        .head_groups = layout_.head_groups,
                                         .head_dim = p_.head_dim,
                                         .scale = p_.scale,
                                         .cu_seqlens = p_.cu_seqlens},
@@ -102,6 +106,18 @@ class ContextRank {
         give(all.y.dq, grads.dq_THK);
         give(all.y.dk, grads.dk_TGK);
         give(all.y.dv, grads.dv_TGK);
+
+        // Where the forward came last, as under recomputation, nothing begins and the results are the same.
+        auto const before = std::tuple(dq, dk, dv);
+        std::ranges::fill(dq, std::nan(""));
+        take(acts.local.q_THK, p_.q);
+        take(acts.local.k_TGK, p_.k);
+        take(acts.local.v_TGK, p_.v);
+        context.begin(acts, selection_);
+        context.forward(acts, selection_);
+        context.backward(grads, acts, selection_);
+        context.end_backward(selection_);
+        EXPECT_EQ(std::tuple(dq, dk, dv), before);
     }
 
   private:

@@ -48,19 +48,20 @@ struct Layout {
     ContextMode mode = ContextMode::automatic;
     int accumulation = 1;
     ShardStage shard = ShardStage::none;
+    int64_t head_groups = 1;
     std::string str() const {
-        return fmt::format("dp {} cp {} tp {} {} accumulation {} shard {}", dp, cp, tp,
+        return fmt::format("dp {} cp {} tp {} {} head groups {} accumulation {} shard {}", dp, cp, tp,
                            mode == ContextMode::allgather ? "allgather"
                            : mode == ContextMode::ulysses ? "ulysses"
                                                           : "auto",
-                           accumulation, static_cast<int>(shard));
+                           head_groups, accumulation, static_cast<int>(shard));
     }
 };
 
 /// Notes every choice of blocks as a number that depends on sample, layer, token and head, not on who makes it.
 class RecordingOps final : public HostOps<float> {
   public:
-    RecordingOps(Device& device, Mesh const& mesh, int64_t heads) : HostOps(device, 1), mesh_(mesh), heads_(heads) {}
+    explicit RecordingOps(Device& device) : HostOps(device, 1) {}
 
     void begin(int64_t first_token) {
         first_token_ = first_token;
@@ -78,23 +79,21 @@ class RecordingOps final : public HostOps<float> {
 
   private:
     void note(SelectBlocks const& args) {
-        int64_t const heads = args.chosen_THS[1], places = args.chosen_THS[2], of_rank = heads_ / mesh_.shape().tp;
-        int64_t const first_head = mesh_.tp_rank() * of_rank + (heads < of_rank ? mesh_.cp_rank() * heads : 0);
+        int64_t const heads = args.chosen_THS[1], places = args.chosen_THS[2];
         int32_t const* chosen = args.chosen_THS.as<int32_t>();
         for (int64_t t = 0; t < args.chosen_THS[0]; ++t)
             for (int64_t h = 0; h < heads; ++h)
                 for (int64_t s = 0; s < places; ++s) {
                     int64_t const block = *chosen++;
                     auto const place = static_cast<uint64_t>(first_token_ + args.query_begin + t) * 1000 +
-                                       static_cast<uint64_t>(first_head + h);
+                                       static_cast<uint64_t>(args.first_head + h);
                     Philox const random(static_cast<uint64_t>(layer_ * 10 + s), Purpose::mock_data, place);
                     routing += static_cast<int64_t>(random.u64(static_cast<uint64_t>(block + 1)) >> 24);
                     far_choices += block >= 0;
                 }
     }
 
-    Mesh const& mesh_;
-    int64_t heads_, first_token_ = 0, layer_ = -1;
+    int64_t first_token_ = 0, layer_ = -1;
 };
 
 struct Outcome {
@@ -135,9 +134,10 @@ void take_weights(ParamLayout const& layout, ShardedWeights& weights) {
 
 /// What a training step does before the update.
 void run_rank(Problem const& problem, Layout const& l, HostComm& world, Outcome& outcome, std::mutex& mutex) {
-    Mesh const mesh({.tensor = l.tp, .context = l.cp, .data = l.dp, .context_mode = l.mode}, world);
+    Mesh const mesh(
+        {.tensor = l.tp, .context = l.cp, .data = l.dp, .context_mode = l.mode, .head_groups = l.head_groups}, world);
     auto const device = make_host_device();
-    RecordingOps ops(*device, mesh, problem.model.num_attention_heads);
+    RecordingOps ops(*device);
     auto params = llama_params(problem.model);
     freeze(params, problem.frozen);
     ParamSplit const parts = split(std::move(params));
@@ -232,6 +232,7 @@ TEST(Layout, OfAnyKindGivesTheResultOfOneRank) {
                 if (number++ % kEvery != 0) continue;
                 layout.accumulation = accumulation;
                 layout.shard = kStages[next++ % 4];
+                layout.head_groups = number % 2 == 0 && layout.cp > 1 ? 2 : 1;
                 SCOPED_TRACE(layout.str());
                 expect_same(run_layout(problem, layout), one);
             }

@@ -56,7 +56,7 @@ TEST(ParallelOptions, AreDescribedWithRanges) {
     ParallelOptions options;
     Schema schema;
     describe(schema, options);
-    ASSERT_EQ(schema.fields().size(), 11u);
+    ASSERT_EQ(schema.fields().size(), 12u);
     for (auto const& field : schema.fields()) {
         EXPECT_FALSE(field.help.empty());
         if (!std::holds_alternative<int64_t*>(field.target)) continue;

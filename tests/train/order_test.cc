@@ -35,6 +35,8 @@ std::vector<OrderCase> const kCases = {
     {4, {"parallel.context=2", "parallel.shard=gradients", "parallel.context_mode=allgather"}},
     {4, {"parallel.context=2", "parallel.tensor=2", "attention.kind=full", "parallel.context_mode=allgather"}},
     {2, {"parallel.context=2", "train.recompute=block*2, attention, none", "parallel.shard=optimizer"}},
+    {2, {"parallel.context=2", "parallel.head_groups=2", "train.recompute=block*2, attention, none"}},
+    {2, {"parallel.context=2", "parallel.head_groups=2", "attention.kind=full", "parallel.context_mode=allgather"}},
     {4, {"parallel.tensor=2", "parallel.shard=optimizer"}},
     {4, {"parallel.tensor=2", "parallel.shard=weights", "train.recompute=block"}},
     {1, {"train.offload=3"}},

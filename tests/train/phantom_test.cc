@@ -173,6 +173,7 @@ TEST(PhantomRank, ComputesTakesAndSendsWhatTheRealRankDoes) {
         {4, {"parallel.context=4", "parallel.context_mode=allgather", "parallel.shard=weights"}},
         {4, {"parallel.context=4", "parallel.shard=weights", "train.recompute=block*2, attention"}},
         {4, {"parallel.context=4", "parallel.context_mode=allgather", "attention.kind=full"}},
+        {4, {"parallel.context=4", "parallel.head_groups=2", "parallel.shard=weights"}},
         {2, {"parallel.tensor=2", "model.qkv_bias=true", "model.tie_word_embeddings=true"}},
         {8, {"parallel.tensor=2", "parallel.context=2", "parallel.shard=gradients"}}};
     for (size_t i = 0; i < cases.size(); i += PERIGEE_SANITIZED ? 3 : 1) {

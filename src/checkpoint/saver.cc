@@ -33,13 +33,16 @@ void Saver::finish() {
     std::exchange(save_, nullptr)->commit();
 }
 
-std::vector<StoredTensor> Saver::copy(std::vector<StoredTensor> const& parts) {
+void Saver::reserve(std::vector<StoredTensor> const& parts) {
     size_t bytes = 0;
     for (StoredTensor const& part : parts) bytes += static_cast<size_t>(part.values.bytes());
-    if (bytes > memory_.bytes()) {
-        memory_ = {};  // never both at once
-        memory_ = HostBuffer(*device_, bytes);
-    }
+    if (bytes <= memory_.bytes()) return;
+    memory_ = {};  // never both at once
+    memory_ = HostBuffer(*device_, bytes);
+}
+
+std::vector<StoredTensor> Saver::copy(std::vector<StoredTensor> const& parts) {
+    reserve(parts);
     Queue& lane = device_->lane(kSaveLane, Priority::low);
     lane.wait(device_->queue().record());
     std::vector<StoredTensor> copied = parts;

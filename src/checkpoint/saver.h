@@ -23,6 +23,8 @@ class Saver {
     Saver(Saver const&) = delete;
     Saver& operator=(Saver const&) = delete;
 
+    /// Takes the memory for the copy of such parts, for which the first save would wait.
+    void reserve(std::vector<StoredTensor> const& parts);
     /// Begins a save; none is in flight. What is queued that changes `parts` waits for copied(). Collective; throws
     /// like save_checkpoint(), after which none is in flight.
     void begin(RunState const& state, std::vector<StoredTensor> const& parts);

@@ -23,6 +23,7 @@ struct CalibrateOptions {
 /// Heads of an attention and the documents that it works on.
 struct AttentionShape {
     int64_t documents, length, heads, kv_heads, head_dim;
+    int64_t ranks = 1;  ///< share the tokens of one document, and the last one's queries are there
 };
 
 class Calibration {
@@ -48,14 +49,15 @@ class Calibration {
     };
     Speeds attention(AttentionShape const& shape, Selection const& selection = FullAttention{}) {
         Arena::Scope const scope(arena_);
-        auto const [documents, full_length, H, G, K] = shape;
-        int64_t const length = of(full_length), T = documents * length;
+        auto const [documents, full_length, H, G, K, ranks] = shape;
+        int64_t const length = of(full_length), T = documents * length, begin = T - T / ranks;
         std::vector<int32_t> borders;
         for (int64_t i = 0; i <= documents; ++i) borders.push_back(static_cast<int32_t>(i * length));
-        auto const of_heads = [&](int64_t heads) { return tensor({T, heads, K}); };
+        auto const queries = [&] { return tensor({T - begin, H, K}); };
+        auto const keys = [&] { return tensor({T, G, K}); };
         AttentionForward forward;
-        forward.q_THK = of_heads(H), forward.k_TGK = of_heads(G), forward.v_TGK = of_heads(G);
-        TensorView const o = of_heads(H), lse = arena_.allocate("lse", ops_->main_dtype(), {T, H});
+        forward.q_THK = queries(), forward.k_TGK = keys(), forward.v_TGK = keys(), forward.query_begin = begin;
+        TensorView const o = queries(), lse = arena_.allocate("lse", ops_->main_dtype(), {T - begin, H});
         forward.o_THK = o, forward.lse_TH = lse;
         forward.cu_seqlens = borders;
         forward.scale = 1 / std::sqrt(static_cast<double>(K));
@@ -63,14 +65,14 @@ class Calibration {
         auto const budget = budget_of(selection);
         double const width = 1e-12 * static_cast<double>(documents * H * K);
         if (budget)
-            speeds.choice = 2 * width * pairs(length, std::nullopt) / static_cast<double>(budget->block_size) /
+            speeds.choice = 2 * width * pairs(begin, length, std::nullopt) / static_cast<double>(budget->block_size) /
                             choose(forward, selection, *budget);
-        double const scores = width * pairs(length, budget);
+        double const scores = width * pairs(begin, length, budget);
         speeds.forward = 4 * scores / sustained([&] { ops_->attention_forward(forward); });
-        AttentionBackward backward{.dq_THK = of_heads(H),
-                                   .dk_TGK = of_heads(G),
-                                   .dv_TGK = of_heads(G),
-                                   .do_THK = of_heads(H),
+        AttentionBackward backward{.dq_THK = queries(),
+                                   .dk_TGK = keys(),
+                                   .dv_TGK = keys(),
+                                   .do_THK = queries(),
                                    .q_THK = forward.q_THK,
                                    .k_TGK = forward.k_TGK,
                                    .v_TGK = forward.v_TGK,
@@ -78,7 +80,8 @@ class Calibration {
                                    .lse_TH = lse,
                                    .cu_seqlens = borders,
                                    .scale = forward.scale,
-                                   .attended = forward.attended};
+                                   .attended = forward.attended,
+                                   .query_begin = begin};
         speeds.backward = 10 * scores / sustained([&] { ops_->attention_backward(backward); });
         return speeds;
     }
@@ -115,14 +118,15 @@ class Calibration {
                                  .q_THK = forward.q_THK,
                                  .k_TGK = forward.k_TGK,
                                  .cu_seqlens = forward.cu_seqlens,
-                                 .selection = selection});
+                                 .selection = selection,
+                                 .query_begin = forward.query_begin});
         });
     }
 
-    /// Keys that the queries of a document attend.
-    static double pairs(int64_t length, std::optional<BlockBudget> const& budget) {
+    /// Keys that a document's queries from `begin` on attend; all of several documents have begin 0.
+    static double pairs(int64_t begin, int64_t length, std::optional<BlockBudget> const& budget) {
         double sum = 0;
-        for (int64_t t = 0; t < length; ++t) {
+        for (int64_t t = begin; t < length; ++t) {
             int64_t const before = budget ? std::min(t / budget->block_size, budget->slots()) : 0;
             sum += static_cast<double>(budget ? before * budget->block_size + t % budget->block_size + 1 : t + 1);
         }
@@ -162,6 +166,10 @@ void calibrate(CalibrateOptions const& options, FileSystem& files) {
     auto const moba = here.attention({1, 131072, 8, 2, 128}, MobaOptions{.block_size = here.of(512), .top_k = 8});
     rates.moba_forward = measured(moba.forward), rates.moba_backward = measured(moba.backward);
     rates.moba_choice = measured(moba.choice);
+    MobaOptions const larger{.block_size = here.of(4096), .top_k = 12};
+    AttentionShape const one_rank{1, 131072, 8, 2, 128}, last_rank{1, 524288, 8, 2, 128, 4};
+    rates.moba_gathered_backward =
+        measured(here.attention(last_rank, larger).backward / here.attention(one_rank, larger).backward);
     files.replace_text(options.file, to_yaml(rates));
     fmt::print("{}", to_yaml(rates));
 }

@@ -165,6 +165,8 @@ void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
 }
 
 Outcome Trainer::run() {
+    if (options_.checkpoint.asynchronous && options_.checkpoint.every > 0 && state_.step < options_.train.steps)
+        saver_.reserve(learner_.tensors(learner_.owned()));
     for (;;) {
         // A step is saved before it is evaluated, so a run that resumes there evaluates first.
         if (evaluation_due()) run_evaluation();
@@ -274,6 +276,7 @@ void Trainer::begin_save(bool last) {
         if (options_.checkpoint.keep_best && state_.best) saver_.keep_best(state_.best->step);
         saver_.begin(state_, learner_.tensors(learner_.owned()));
         learner_.update_after(saver_.copied());
+        save_waited_ = seconds_since(save_began_);
     } catch (Error const& e) {
         save_failed(e, state_.step, last);
     }
@@ -282,13 +285,15 @@ void Trainer::begin_save(bool last) {
 void Trainer::finish_save(bool last) {
     enter(Section::save);
     int64_t const step = saver_.step();
+    auto const began = Clock::now();
     auto const loss = std::exchange(in_flight_loss_, std::nullopt);
     try {
         saver_.finish();
         failed_saves_ = 0;
         saved_step_ = step;
         if (loss) consider_best(*loss);
-        log::info("saved step {} in {:.2f} s", step, seconds_since(save_began_));
+        log::info("saved step {} in {:.2f} s, of which training waited {:.2f} s", step, seconds_since(save_began_),
+                  save_waited_ + seconds_since(began));
     } catch (Error const& e) {
         save_failed(e, step, last);
     }

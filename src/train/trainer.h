@@ -110,6 +110,7 @@ class Trainer {
     int64_t failed_saves_ = 0;
     int64_t saved_step_ = -1;
     std::chrono::steady_clock::time_point save_began_;
+    double save_waited_ = 0;       ///< seconds of the latest save in which training waited
     int64_t first_step_ = 0;       ///< of this process, for the time left
     double seconds_per_step_ = 0;  ///< smoothed
     LogTable table_;

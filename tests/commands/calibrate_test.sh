@@ -6,7 +6,7 @@ set +e
 perigee=$PERIGEE_BIN/perigee
 "$perigee" calibrate "$scratch/rates.yaml" --seconds 0.01 --shrink 256 >"$scratch/printed" 2>"$scratch/log" || complain "calibrate: $(cat "$scratch/log")"
 diff "$scratch/printed" "$scratch/rates.yaml" >/dev/null || complain "another file than was printed"
-[ "$(grep -c 'source: measured' "$scratch/rates.yaml")" = 15 ] || complain "not every rate of a GPU is measured: $(cat "$scratch/rates.yaml")"
+[ "$(grep -c 'source: measured' "$scratch/rates.yaml")" = 16 ] || complain "not every rate of a GPU is measured: $(cat "$scratch/rates.yaml")"
 [ "$(grep -c 'source: assumed' "$scratch/rates.yaml")" = 8 ] || complain "links and network count as measured"
 grep -qE 'value: (0|-|nan|inf)$' "$scratch/rates.yaml" && complain "a rate that is none"
 

@@ -7,15 +7,15 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kKvTile = 128;
+constexpr int64_t kKeys = 128;
 
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 }  // namespace
 
 DenseBackwardPlan::DenseBackwardPlan(DenseAttentionShape const& shape)
-    : kv_tiles(shape.tokens / kKvTile + shape.documents) {
-    int64_t const head_rows = kv_tiles * kKvTile * shape.group();
+    : kv_tiles(shape.tokens / kKeys + shape.documents) {
+    int64_t const head_rows = kv_tiles * kKeys * shape.group();
     int64_t const head_bytes = head_rows * shape.head_dim * int64_t{sizeof(float)};
     pass_kv_heads = std::clamp<int64_t>(shape.sums_bytes / std::max<int64_t>(head_bytes, 1), 1, shape.kv_heads);
     int64_t const rows = head_rows * pass_kv_heads;
@@ -28,10 +28,6 @@ DenseBackwardPlan::DenseBackwardPlan(DenseAttentionShape const& shape)
 size_t dense_forward_scratch(DenseAttentionShape const& shape) { return dense::schedule_bytes(shape.documents); }
 size_t dense_backward_scratch(DenseAttentionShape const& shape) {
     return static_cast<size_t>(DenseBackwardPlan(shape).scratch_bytes);
-}
-
-bool dense_attention_is_faster(DenseAttentionShape const& shape) {
-    return shape.head_dim == 64 || shape.head_dim == 128;
 }
 
 }  // namespace perigee

@@ -1,4 +1,4 @@
-// Where dense attention pays, and its scratch memory. Pure arithmetic without CUDA.
+// Scratch memory of dense attention. Pure arithmetic without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +30,5 @@ struct DenseBackwardPlan {
 /// Bytes of scratch memory.
 size_t dense_forward_scratch(DenseAttentionShape const& shape);
 size_t dense_backward_scratch(DenseAttentionShape const& shape);
-
-/// Whether both passes were measured faster than what full attention takes else, by tools/bench/bench_dense: cuDNN, or
-/// the block-sparse kernels for a deterministic backward.
-bool dense_attention_is_faster(DenseAttentionShape const& shape);
 
 }  // namespace perigee

@@ -115,7 +115,7 @@ int run_train(RunOptions const& as_configured, Job const& job) {
         if (!job.commit.empty()) launched.program += fmt::format(" ({})", job.commit);
         if (world.rank() == 0) {
             StepMemory const planned = step_cost(options, world.size()).memory;
-            launched.memory_planned_bytes = planned.sum();
+            launched.memory_planned_bytes = planned.in_use();
             launched.arena_bytes = planned.step;
         }
         launched.arena_bytes = world.max(launched.arena_bytes);

@@ -214,7 +214,7 @@ class CountedComm final : public Comm {
     ClockedQueues* clocks_;
 };
 
-/// Of the first ranks, but of the last one of the context axis: no other has as many keys before its queries.
+/// Of the first ranks, but for that of the context axis, which the caller names.
 class CountedGroups final : public GroupMaker {
   public:
     CountedGroups(Ledger& ledger, MeshShape const& shape, int context_rank, ClockedQueues& clocks)

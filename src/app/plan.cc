@@ -121,7 +121,7 @@ std::string time_report(RunOptions const& options, int world_size, StepCost cons
             world_size, 100 * rates.straggler.value * slowest_of(world_size), 100 * rates.straggler.value,
             to_string(rates.straggler.source));
     int64_t const there = bytes_for_a_step(rates), taken = cost.memory.sum();
-    text += fmt::format("#   memory: {} of {}, a twentieth left to libraries: {}\n", format_bytes(taken),
+    text += fmt::format("#   memory: {} of tensors in {}, a twentieth left to libraries: {}\n", format_bytes(taken),
                         format_bytes(there), taken <= there ? "fits" : "does not fit");
     return text;
 }
@@ -155,9 +155,9 @@ std::string layouts_report(std::vector<Layout> const& layouts, int world_size, D
     int number = 0;
     for (auto const& [options, cost] : layouts) {
         ParallelOptions const& p = options.parallel;
-        text += fmt::format("# {}: {:.1f} ms, {:.0f} tokens/s a GPU, {} of {}\n", ++number, 1e3 * cost.time.step,
-                            rate_of(options, world_size, cost.time), format_bytes(cost.memory.sum()),
-                            format_bytes(bytes_for_a_step(rates)));
+        text += fmt::format("# {}: {:.1f} ms, {:.0f} tokens/s a GPU, {} of tensors in {}\n", ++number,
+                            1e3 * cost.time.step, rate_of(options, world_size, cost.time),
+                            format_bytes(cost.memory.sum()), format_bytes(bytes_for_a_step(rates)));
         text += fmt::format("parallel: {{data: {}, context: {}, tensor: {}, shard: {}}}\n", p.data, p.context, p.tensor,
                             perigee::to_string(p.shard));
         text += fmt::format("train:\n  global_batch_size: {}\n  micro_batch_size: {}\n  recompute: {}\n",

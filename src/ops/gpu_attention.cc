@@ -24,6 +24,10 @@ bool attends_all(Attended const& attended, std::span<int32_t const> cu_seqlens) 
 bool is_dense(auto const& args) {
     return attends_all(args.attended, args.cu_seqlens) && args.q_THK[0] == args.k_TGK[0];
 }
+/// By kernels/dense_attention, which were measured faster than the others at these head sizes.
+bool takes_dense(auto const& args, KernelArch arch) {
+    return arch == KernelArch::sm90 && is_dense(args) && (args.q_THK[2] == 64 || args.q_THK[2] == 128);
+}
 bool suits_cudnn(auto const& args) {
     int64_t const head_dim = args.q_THK[2];
     return build_uses_cudnn() && is_dense(args) && head_dim % 8 == 0 && head_dim <= 256;
@@ -94,17 +98,13 @@ DenseAttentionShape dense_shape(Shape const& q_THK, Shape const& k_TGK, std::spa
 }
 
 AttentionBackend attention_backend(AttentionForward const& args, KernelArch arch) {
-    if (arch == KernelArch::sm90 && is_dense(args) &&
-        dense_attention_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)))
-        return AttentionBackend::dense;
+    if (takes_dense(args, arch)) return AttentionBackend::dense;
     return suits_cudnn(args) ? AttentionBackend::cudnn : AttentionBackend::block_sparse;
 }
 
 AttentionBackend attention_backend(AttentionBackward const& args, KernelArch arch, bool deterministic) {
     if (args.add_to_dkv) return AttentionBackend::block_sparse;
-    if (arch == KernelArch::sm90 && is_dense(args) &&
-        dense_attention_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, deterministic)))
-        return AttentionBackend::dense;
+    if (takes_dense(args, arch)) return AttentionBackend::dense;
     return suits_cudnn(args) && !deterministic ? AttentionBackend::cudnn : AttentionBackend::block_sparse;
 }
 
@@ -150,10 +150,7 @@ int64_t gpu_routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32
 }
 
 bool forward_left_routing(AttentionBackward const& args, KernelArch arch) {
-    bool const block_sparse =
-        !suits_cudnn(args) &&
-        !(arch == KernelArch::sm90 && is_dense(args) &&
-          dense_attention_is_faster(dense_shape(args.q_THK.shape, args.k_TGK.shape, args.cu_seqlens, false)));
+    bool const block_sparse = !suits_cudnn(args) && !takes_dense(args, arch);
     return !routing_of(args).empty() && block_sparse;  // as attention_backend of the forward
 }
 

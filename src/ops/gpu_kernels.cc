@@ -14,7 +14,10 @@ std::string to_string(GpuKernels const& k) {
     if (k.built_for != BuiltFor::hopper)
         slower.push_back(k.capability == 90 ? "MoBA, as this build has no code for 9.0a (CMAKE_CUDA_ARCHITECTURES=90a)"
                                             : "MoBA, by mma.sync instead of wgmma");
-    if (!k.cudnn) slower.push_back("full attention, without cuDNN");
+    if (!k.cudnn)
+        slower.push_back(k.built_for == BuiltFor::hopper
+                             ? "full attention with other heads than 64 and 128, without cuDNN"
+                             : "full attention, without cuDNN");
     if (k.shared_bytes < kRoomOfSums)
         slower.push_back("the backward of RMSNorm, of QKV with bias or norms, and of the embedding, in less memory");
     else if (k.shared_bytes < kRoomOfBackward)

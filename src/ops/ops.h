@@ -93,9 +93,9 @@ std::unique_ptr<Ops> make_host_ops(Device& host, int threads = 0);
 std::unique_ptr<Ops> make_host_ops_f64(Device& host, int threads = 0);
 
 struct CudaOptions {
-    /// Every operation gives the same bits every time: full attention's backward, which cuDNN adds up in any order,
-    /// then runs on the own, slower kernels, MoBA's adds up in a fixed order, and matrix products run by the algorithm
-    /// that cuBLASLt names first.
+    /// Every operation gives the same bits every time: the backward of attention adds up in a fixed order, which
+    /// cuDNN's does not, so own kernels take its part, and matrix products run by the algorithm that cuBLASLt names
+    /// first.
     bool deterministic = false;
     bool graphs = true;                            ///< repeat() replays CUDA graphs
     size_t moba_scratch = kAttentionScratchBytes;  ///< budget in bytes of plan_attention

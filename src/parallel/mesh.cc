@@ -16,8 +16,8 @@ void describe(Schema& schema, ParallelOptions& options) {
         "of a rank divide by `context`");
     schema.add("head_groups", options.head_groups, between(1, 1 << 10),
                "groups in which allgather collects heads, one after the other: gathered keys, values and their "
-               "gradients take so many times less memory, and less of their way is hidden; a divisor of a rank's "
-               "key/value heads");
+               "gradients take so many times less memory, and only the first group's gather overlaps with other work; "
+               "a divisor of a rank's key/value heads; without effect where nothing is gathered");
     schema.choice(
         "shard", options.shard,
         {{"auto", ShardStage::automatic},

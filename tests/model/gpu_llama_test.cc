@@ -79,14 +79,18 @@ double cosine(float const* a, float const* b, int64_t size) {
     return ab / std::sqrt(aa * bb);
 }
 
-/// Random logits lie close together: many of the best still have to be the same ones.
-void expect_scores(TokenScores const& found, TokenScores const& want, double nll) {
+/// Random logits lie close together: many of the best still have to be the same ones. `apart` tokens may differ by
+/// more.
+void expect_scores(TokenScores const& found, TokenScores const& want, int64_t apart) {
     ASSERT_EQ(found.nll.size(), want.nll.size());
     int64_t same = 0;
     for (size_t i = 0; i < want.nll.size(); ++i) {
-        EXPECT_NEAR(found.nll[i], want.nll[i], nll);
+        double const difference = std::abs(found.nll[i] - want.nll[i]);
+        EXPECT_LT(difference, 0.4);
+        if (difference >= 0.15) --apart;
         same += found.best[i] == want.best[i];
     }
+    EXPECT_GE(apart, 0) << "tokens too many";
     EXPECT_GT(same, std::ssize(want.nll) * 3 / 4);
 }
 
@@ -96,9 +100,9 @@ class GpuLlama : public ::testing::Test {
         if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     }
     /// `least` is the cosine every gradient tensor must reach. Where MoBA chooses by bf16 keys, choices near a tie may
-    /// fall otherwise than in fp32, which the gradients of queries and keys show, and the `nll` of a token or two.
+    /// fall otherwise than in fp32, which the gradients of queries and keys show, and the loss of a few tokens.
     void expect_agreement(ModelOptions const& options, std::vector<AttentionKind> const& kinds, double least = 0.999,
-                          int64_t top_k = 3, double nll = 0.15) {
+                          int64_t top_k = 3, int64_t apart = 0) {
         auto const host = make_host_device();
         auto const cuda = make_cuda_device(0);
         auto const host_ops = make_host_ops(*host);
@@ -108,7 +112,7 @@ class GpuLlama : public ::testing::Test {
         Result const want = run(*host, *host_ops, options, moba, batch, kinds);
         Result const found = run(*cuda, *cuda_ops, options, moba, batch, kinds);
         EXPECT_NEAR(found.loss / want.loss, 1, 2e-3);
-        expect_scores(found.scores, want.scores, nll);
+        expect_scores(found.scores, want.scores, apart);
         ParamLayout const layout(llama_params(options), 1, 0);
         for (ParamLayout::Entry const& entry : layout.entries())
             EXPECT_GE(cosine(found.grads.data() + entry.offset, want.grads.data() + entry.offset, entry.local.size()),
@@ -142,7 +146,7 @@ TEST_F(GpuLlama, AgreesWithTheCpuWithBiasNormsTiedWeightsAndLargeHeads) {
     options.qkv_bias = options.qk_norm = options.tie_word_embeddings = true;
     options.head_dim = 128;
     expect_agreement(options, {AttentionKind::full, AttentionKind::full});
-    expect_agreement(options, {AttentionKind::full, AttentionKind::moba}, 0.996, 3, 0.4);
+    expect_agreement(options, {AttentionKind::full, AttentionKind::moba}, 0.997, 3, 2);
 }
 
 }  // namespace

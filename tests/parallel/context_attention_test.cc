@@ -86,6 +86,7 @@ TEST(ContextAttention, SpreadsManyHeadsPerRank) {
             auto const shared = attend_in_context<float>(p, selection, {.ranks = 2, .mode = mode});
             EXPECT_EQ(shared.chosen, chosen);
             EXPECT_LT(worst_error(shared.y, alone), 1e-6);
+            if (mode == ContextMode::ulysses) continue;
             auto const in_groups = attend_in_context<float>(p, selection, {.ranks = 2, .mode = mode, .head_groups = 2});
             EXPECT_EQ(in_groups.y, shared.y) << "in groups of heads";
         }

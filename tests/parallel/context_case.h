@@ -109,7 +109,7 @@ class ContextRank {
 
         // Where the forward came last, as under recomputation, nothing begins and the results are the same.
         auto const before = std::tuple(dq, dk, dv);
-        std::ranges::fill(dq, std::nan(""));
+        for (auto* const x : {&dq, &dk, &dv}) std::ranges::fill(*x, std::nan(""));
         take(acts.local.q_THK, p_.q);
         take(acts.local.k_TGK, p_.k);
         take(acts.local.v_TGK, p_.v);

@@ -232,7 +232,7 @@ TEST(Layout, OfAnyKindGivesTheResultOfOneRank) {
                 if (number++ % kEvery != 0) continue;
                 layout.accumulation = accumulation;
                 layout.shard = kStages[next++ % 4];
-                layout.head_groups = number % 2 == 0 && layout.cp > 1 ? 2 : 1;
+                layout.head_groups = next % 2 == 0 && layout.cp > 1 ? 2 : 1;
                 SCOPED_TRACE(layout.str());
                 expect_same(run_layout(problem, layout), one);
             }

@@ -86,7 +86,7 @@ def check_suites(binaries, folder, model, scratch, args):
     (scratch / "suites.yaml").write_text(
         f"output_dir: {scratch}/suites\nmodel: {{init_from: {folder}}}\nattention: {{kind: full}}\n"
         f"chat: {{template: none}}\ndata: {{mock_data: true, tokenizer: {folder}, sequence_length: {max(args.lengths)}}}\n"
-        f"device: {args.device}\n")
+        f"device: {args.device}\nwatchdog: {{enabled: false}}\n")
     run(binaries, "perigee", "eval", scratch / "suites.yaml", "--suite", "needle,ruler", f"eval.suites.lengths={args.lengths}",
         f"eval.suites.items={args.items}", f"eval.suites.depths={args.depths}", "eval.suites.tokens=true")
     records = [json.loads(line) for line in (scratch / "suites" / "suites.jsonl").read_text().splitlines()]

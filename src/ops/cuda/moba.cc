@@ -1,5 +1,5 @@
-// Selection of blocks and block-sparse attention on the GPU. Full attention runs by the same kernels where cuDNN does
-// not serve.
+// Selection of blocks and block-sparse attention on the GPU. Full attention runs by the same kernels where
+// attention_backend() finds no others for it.
 #include "kernels/block_selection/select_by_position.h"
 #include "kernels/block_sparse_attention/block_sparse_attention.h"
 #include "kernels/moba_gate/gate.h"

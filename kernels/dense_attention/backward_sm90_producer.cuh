@@ -133,7 +133,8 @@ __device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
     asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
 
-/// One warp that adds row tiles' parts of dq to their sums, where that goes in turns.
+/// One warp. In deterministic mode it adds the dq of each row tile to its sum when the KV tile's turn comes; otherwise
+/// the consumers add dq themselves, and this warp only follows the work items.
 template <int D, bool kOrdered>
 __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;

@@ -4,8 +4,8 @@
 //
 // Each thread copies its own weights to its own part of a ring buffer in shared memory, far ahead. The ring buffer
 // fills before the preceding kernels have ended and never drains between tiles. Its size decides which kernels share an
-// SM: with kDeep stages, thread blocks of two adjacent products do, but not two of a down projection, which would leave
-// another SM idle.
+// SM: with kDeep stages, two adjacent products of few rows share one, but two thread blocks of a wide down projection
+// (8,192 inputs) do not: they would leave another SM idle.
 //
 // The order of k within an mma is free if both operands use the same one. So the 16 bytes that a lane loads from a row
 // feed two mma instructions.

@@ -1,4 +1,4 @@
-"""What the README's four commands of fine-tuning start from and what they end with, by transformers and tokenizers.
+"""What the README's commands of fine-tuning start from and what they end with, by transformers and tokenizers.
 
 fine_tune_check.py make ARCHITECTURE: Base/ (a random model with a tokenizer trained for it) and chats.jsonl, made of this
 repository's documents, in the working folder.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The README's four commands of fine-tuning, as they stand there, from the folders that transformers and tokenizers write
+# The README's commands of fine-tuning, as they stand there, from the folders that transformers and tokenizers write
 # for a Qwen and a Llama; their result against transformers. Sets up .venv at the root of the repository first.
 set -euo pipefail
 "$PERIGEE_SOURCE/tests/tools/setup_transformers.sh"
@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 fail() { echo "FAILED: $*" >&2; exit 1; }
 
 commands=$(awk '/^## /{ inside = /^## Fine-tune/ } inside && /^```/{ code = !code; next } inside && code' "$PERIGEE_SOURCE/README.md")
-[ "$(wc -l <<<"$commands")" -eq 4 ] || fail "the README has not four commands there: $commands"
+[ "$(wc -l <<<"$commands")" -ge 4 ] || fail "the README has fewer than four commands there: $commands"
 
 export PATH=$PERIGEE_BIN:$PATH
 for architecture in qwen3 llama; do

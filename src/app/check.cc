@@ -65,6 +65,7 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
     if (gpu) line("scratch", memory.scratch, "  of attention; for MoBA see train.moba_scratch_mib");
     if (memory.context > 0) line("context", memory.context, "  of CUDA, and its libraries' kernels");
     line("peak", memory.in_use(), "  of all: not every class is at its largest at once");
+    if (memory.save > 0) line("save", memory.save, "  of the host: the copy that a checkpoint is written from");
     if (memory.host == 0) return;
     int const ranks = std::min(mesh.world(), kRanksOfAHost);
     line("host", memory.host,

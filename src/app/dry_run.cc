@@ -59,8 +59,9 @@ class AddressSpace : public Device {
 /// refuse.
 class DryOps : public Ops {
   public:
-    DryOps(AddressSpace& device, CudaOptions const& options)
+    DryOps(AddressSpace& device, CudaOptions const& options, bool on_hopper)
         : device_(&device),
+          on_hopper_(on_hopper),
           deterministic_(options.deterministic),
           plans_(KernelArch::sm90, options.deterministic, options.moba_scratch) {}
     int64_t scratch_bytes() const { return static_cast<int64_t>(scratch_); }
@@ -94,6 +95,8 @@ class DryOps : public Ops {
         AttentionBackend const backend = attention_backend(args, plans_.arch(), deterministic_);
         if (backend == AttentionBackend::cudnn) note(cudnn_backward_scratch(args));
         if (backend == AttentionBackend::dense) note(dense_backward_scratch(shape_of(args)));
+        if (backend == AttentionBackend::dense && !on_hopper_)
+            note(cudnn_backward_scratch(args));  // it takes its place
         if (backend == AttentionBackend::block_sparse)
             note(plans_.of(args).bytes_beside(forward_left_routing(args, plans_.arch())));
     }
@@ -104,6 +107,7 @@ class DryOps : public Ops {
     void note(size_t scratch) { scratch_ = std::max(scratch_, scratch); }
 
     AddressSpace* device_;
+    bool on_hopper_;
     bool deterministic_;
     AttentionPlans plans_;
     size_t scratch_ = 0;
@@ -258,6 +262,19 @@ Traffic extrapolate(Traffic const& one, Traffic const& two, int64_t steps) {
     return all;
 }
 
+/// Whether the GPU of the rates, or of this machine, runs kernels for Hopper; one that is not here does.
+bool on_hopper(RunOptions const& options, DeviceRates const* rates) {
+    if (rates != nullptr) return rates->hopper;
+    int const major = takes_gpu(options.device) ? cuda_compute_major(options.gpu) : 0;
+    return major == 0 || major == kHopperMajor;
+}
+
+int64_t bytes_of(std::vector<StoredTensor> const& parts) {
+    int64_t bytes = 0;
+    for (StoredTensor const& part : parts) bytes += part.values.bytes();
+    return bytes;
+}
+
 /// Of a step of `accumulation` micro-batches that follows another one. `batches` holds one or two.
 StepTime timed(auto const& play, ClockedQueues& clocks, std::vector<Batch>& batches, int64_t accumulation) {
     auto const step = [&] {
@@ -284,7 +301,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
     auto const files = make_file_system();
     auto device = std::make_unique<AddressSpace>(rates == nullptr && !takes_gpu(options.device), rates);
     ClockedQueues& clocks = device->clocks();
-    auto owned = std::make_unique<DryOps>(*device, cuda_options(options));
+    auto owned = std::make_unique<DryOps>(*device, cuda_options(options), on_hopper(options, rates));
     DryOps const& ops = *owned;
     Queue const& sums = device->lane("sums", Priority::high);
     Session session(options,
@@ -326,6 +343,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
                        .logits = arena.peak_bytes(Use::logits),
                        .messages = arena.peak_bytes(Use::communication),
                        .host = session.model().offloaded_bytes() + learner.optimizer_host_bytes(),
+                       .save = bytes_of(learner.tensors(learner.owned())),
                        .context = takes_gpu(options.device) || rates != nullptr ? kContextBytes : 0},
             .sent = extrapolate(one, two, accumulation - 1),
             .time = time};

@@ -155,14 +155,17 @@ void check_fits(RunOptions const& options, int world_size, int local_ranks) {
     StepMemory needed = step_cost(least, world_size).memory;
     if (takes_gpu(options.device)) {
         HostMemory const host = host_memory(local_ranks);
-        if (host.bytes > 0 && needed.host > host.bytes)
+        int64_t const taken = needed.host + needed.save;
+        if (host.bytes > 0 && taken > host.bytes)
             throw OutOfMemory(fmt::format(
-                "train.offload = {}{} takes {} ({} bytes) of the host for each rank, and {} has {} ({} bytes) for it: "
-                "offload fewer layers, or let train.recompute drop more of them",
+                "train.offload = {}{} takes {} of the host for each rank, and the copy that a checkpoint is written "
+                "from {}, together {} bytes; {} has {} ({} bytes) for it: offload less, or let train.recompute drop "
+                "more layers",
                 options.train.offload, options.optimizer.offload ? " with optimizer.offload" : "",
-                format_bytes(needed.host), needed.host, host.what, format_bytes(host.bytes), host.bytes));
+                format_bytes(needed.host), format_bytes(needed.save), taken, host.what, format_bytes(host.bytes),
+                host.bytes));
     } else {
-        needed.step += needed.host;
+        needed.step += needed.host + needed.save;
     }
     if (there.bytes == 0 || needed.sum() <= there.bytes) return;
     MemoryUse const use{.weights = needed.weights,

@@ -12,11 +12,11 @@ Saver::~Saver() {
 
 void Saver::begin(RunState const& state, std::vector<StoredTensor> const& parts) {
     PERIGEE_CHECK(!in_flight(), "step {} is still being saved", step());
-    save_ = std::make_unique<CheckpointSave>(*files_, *world_, root_, state, stored_bytes(parts), keep_);
+    auto save = std::make_unique<CheckpointSave>(*files_, *world_, root_, state, stored_bytes(parts), keep_);
     written_ = false;
     std::vector<StoredTensor> copied_parts = copy(parts);
     Event const copied = device_->is_host() ? Event() : copied_;  // the host has done a copy when it returns
-    writer_ = std::thread([this, save = save_.get(), parts = std::move(copied_parts), copied] {
+    writer_ = std::thread([this, save = save.get(), parts = std::move(copied_parts), copied] {
         while (!copied.reached()) {
             if (abandoned_) return;  // by a GPU that failed it is never reached
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -24,6 +24,7 @@ void Saver::begin(RunState const& state, std::vector<StoredTensor> const& parts)
         save->write(parts);
         written_ = true;
     });
+    save_ = std::move(save);
 }
 
 void Saver::finish() {

@@ -148,6 +148,7 @@ void calibrate(CalibrateOptions const& options, FileSystem& files) {
     DeviceRates rates = device_rates("h200", files);
     rates.assume_all();
     rates.name = machine.device->name();
+    rates.hopper = machine.device->is_host() || cuda_compute_major(0) == kHopperMajor;
     if (machine.device->total_bytes() > 0)
         rates.memory_gib = static_cast<double>(machine.device->total_bytes()) / 1073741824.0;
     rates.products = measured(here.products());

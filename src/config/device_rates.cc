@@ -51,6 +51,7 @@ DeviceRates h100() {
 DeviceRates a100() {
     DeviceRates r;
     r.name = "A100", r.memory_gib = 79.3;
+    r.hopper = false;
     r.products = assumed(250);
     r.full_forward_1k = r.full_backward_1k = assumed(100);
     r.full_forward_8k = r.full_forward_32k = r.full_forward_128k = assumed(190);
@@ -105,6 +106,7 @@ void describe(Schema& schema, DeviceRates& rates) {
     schema.add("name", rates.name, "of the GPU")
         .add("memory_gib", rates.memory_gib, above(0), "GiB of memory")
         .add("gpus_per_host", rates.gpus_per_host, between(1, 1024), "GPUs that the faster links join")
+        .add("hopper", rates.hopper, "whether its attention runs on the kernels for compute capability 9.0a")
         .section("products", rates.products, "TFLOP/s of matrix products")
         .section("full_forward_1k", rates.full_forward_1k, "TFLOP/s of full attention over 1K tokens")
         .section("full_forward_8k", rates.full_forward_8k, "the same over 8K")

@@ -22,6 +22,7 @@ struct DeviceRates {
     std::string name;
     double memory_gib = 0;
     int64_t gpus_per_host = 8;
+    bool hopper = true;  ///< its attention runs on the kernels for compute capability 9.0a
     // TFLOP/s in bf16; of attention by the keys of the longest document, heads of 128.
     DeviceRate products;
     DeviceRate full_forward_1k, full_forward_8k, full_forward_32k, full_forward_128k;

@@ -67,6 +67,9 @@ std::unique_ptr<Device> make_host_device();
 std::unique_ptr<Device> make_cuda_device(int index);
 /// Number of usable GPUs; 0 in a build without CUDA.
 int cuda_device_count();
+/// Of such a GPU's compute capability; 0 where it is not there.
+int cuda_compute_major(int index);
+inline constexpr int kHopperMajor = 9;
 
 enum class Memory { device, host };
 

@@ -7,6 +7,7 @@
 namespace perigee {
 
 int cuda_device_count() { return 0; }
+int cuda_compute_major(int) { return 0; }
 
 bool built_with_cuda() { return false; }
 

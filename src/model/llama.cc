@@ -277,6 +277,17 @@ DropoutPass Llama::Impl::dropout_of(GradientSink const& sink, ContextShard const
     return dropout;
 }
 
+void add_rules(std::vector<int64_t>& key, std::span<Selection const> selections) {
+    for (Selection const& selection : selections) {
+        BlockBudget const budget = budget_of(selection).value_or(BlockBudget{});
+        key.insert(key.end(), {static_cast<int64_t>(selection.index()), budget.block_size, budget.top_k});
+        if (auto const* const gate = std::get_if<MobaOptions>(&selection))
+            key.insert(key.end(), {static_cast<int64_t>(gate->selection), gate->force_previous, gate->force_first});
+        if (auto const* const random = std::get_if<RandomBlocks>(&selection))
+            key.insert(key.end(), {static_cast<int64_t>(random->seed), random->layer});
+    }
+}
+
 namespace {
 
 /// Everything that the operations of a training pass depend on: the addresses of `memory`, how often the arena has
@@ -286,7 +297,7 @@ std::vector<int64_t> training_key(std::initializer_list<void const*> memory, Are
     std::vector<int64_t> key = {arena.growths(), std::bit_cast<int64_t>(sink.scale), int64_t{sink.grads.fresh()},
                                 std::bit_cast<int64_t>(sink.counts.data)};
     for (void const* address : memory) key.push_back(std::bit_cast<int64_t>(address));
-    for (Selection const& selection : selections) key.push_back(static_cast<int64_t>(selection.index()));
+    add_rules(key, selections);
     key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());
     return key;
 }

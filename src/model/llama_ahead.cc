@@ -7,6 +7,7 @@ namespace perigee {
 namespace {
 
 constexpr int64_t kAlignment = 256;
+constexpr int64_t kAlone = 64;  // tokens after one that the device has left to the host
 
 }  // namespace
 
@@ -49,7 +50,9 @@ int32_t Llama::Impl::decode_ahead(WeightUnits& weights, int32_t id, std::span<Se
     answers.wait(ops.device().queue().record());
     answers.copy(a.answer.data(), a.drawn_S.data, sizeof(int32_t));
     int32_t const next = past + 1;
-    if (next < cache.capacity() && cache.make_room(0, next + 1)) {
+    if (a.alone > 0) {
+        --a.alone;
+    } else if (next < cache.capacity() && cache.make_room(0, next + 1)) {
         a.step ^= 1;
         DecodeMemory const& step = a.steps[a.step];
         int32_t const places[] = {next, next};
@@ -61,6 +64,7 @@ int32_t Llama::Impl::decode_ahead(WeightUnits& weights, int32_t id, std::span<Se
     int32_t drawn = *static_cast<int32_t const*>(a.answer.data());
     if (drawn < 0 && draws.rules[0].index >= 0) {
         a.key.clear();  // that step started from no token
+        if (a.alone == 0) a.alone = kAlone;
         drawn = draw_on_host(now.logits_SV, draws.rules[0], draws.seen_SW, draws.allowed);
     }
     a.id = drawn, a.past = next, a.cache_state = cache.state();

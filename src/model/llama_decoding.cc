@@ -33,12 +33,7 @@ std::vector<int64_t> decoding_key(std::initializer_list<void const*> memory, int
     for (void const* address :
          {static_cast<void const*>(pages.k_NPGK.data), static_cast<void const*>(pages.table_SM.data)})
         key.push_back(std::bit_cast<int64_t>(address));
-    for (Selection const& selection : selections) {
-        BlockBudget const budget = budget_of(selection).value_or(BlockBudget{});
-        key.insert(key.end(), {static_cast<int64_t>(selection.index()), budget.block_size, budget.top_k});
-        if (auto const* const gate = std::get_if<MobaOptions>(&selection))
-            key.insert(key.end(), {static_cast<int64_t>(gate->selection), gate->force_previous, gate->force_first});
-    }
+    add_rules(key, selections);
     return key;
 }
 

@@ -84,7 +84,11 @@ struct DecodeAhead {
     std::vector<int64_t> key = {};
     int32_t id = 0;
     int64_t past = 0, cache_state = 0;
+    int64_t alone = 0;  ///< tokens after which no step is queued: the device leaves such draws to the host
 };
+
+/// Appends all that a step that is repeated has by value of the rules of selection.
+void add_rules(std::vector<int64_t>& key, std::span<Selection const> selections);
 
 struct Llama::Impl {
     ModelOptions options;

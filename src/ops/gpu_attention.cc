@@ -75,18 +75,6 @@ Plan const& known_or_made(std::deque<Plan>& plans, auto const& fits, auto const&
 
 }  // namespace
 
-char const* name_of(AttentionBackend backend) {
-    switch (backend) {
-        case AttentionBackend::block_sparse:
-            return "block-sparse";
-        case AttentionBackend::cudnn:
-            return "cuDNN";
-        case AttentionBackend::dense:
-            return "dense";
-    }
-    return "";
-}
-
 DenseAttentionShape dense_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                                 bool deterministic) {
     return {.tokens = k_TGK[0],

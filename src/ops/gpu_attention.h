@@ -18,7 +18,6 @@ bool build_uses_cudnn();
 /// Whose kernels compute an attention: those of kernels/block_sparse_attention, which take everything; cuDNN's and
 /// those of kernels/dense_attention, which take full attention.
 enum class AttentionBackend { block_sparse, cudnn, dense };
-char const* name_of(AttentionBackend backend);  ///< "block-sparse", "cuDNN", "dense"
 
 /// For full attention of all queries, which neither adds to dk and dv, there are others than the block-sparse kernels:
 /// cuDNN for head sizes that are multiples of 8 up to 256, but for a deterministic backward; and those of

@@ -165,8 +165,10 @@ void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
 }
 
 Outcome Trainer::run() {
-    if (options_.checkpoint.asynchronous && options_.checkpoint.every > 0 && state_.step < options_.train.steps)
+    if (options_.checkpoint.asynchronous && options_.checkpoint.every > 0 && state_.step < options_.train.steps) {
+        enter(Section::save);  // pinning 100 GB takes minutes
         saver_.reserve(learner_.tensors(learner_.owned()));
+    }
     for (;;) {
         // A step is saved before it is evaluated, so a run that resumes there evaluates first.
         if (evaluation_due()) run_evaluation();

@@ -8,6 +8,7 @@
 #include "app/dry_run.h"
 #include "app/fit.h"
 #include "config/config.h"
+#include "config/device_rates.h"
 #include "model/llama.h"
 #include "ops/gpu_attention.h"
 #include "support/thread_comm.h"
@@ -311,6 +312,30 @@ TEST(OffloadAuto, IsTheFewestLayersThatFit) {
     options.device = DeviceChoice::cpu;
     options.train.offload = kOffloadAuto;
     EXPECT_EQ(offload_that_fits(options, 1, 1), 0) << "the host frees nothing by holding it itself";
+}
+
+TEST(StepCost, CountsTheCopyThatACheckpointIsWrittenFrom) {
+    RunOptions options = tiny();
+    ParamLayout const layout(llama_params(options.model), 1, 0);
+    EXPECT_EQ(step_cost(options, 1).memory.save, 12 * layout.size()) << "weights and two moments in fp32";
+    EXPECT_THAT(report(options, 1), HasSubstr("the copy that a checkpoint is written from"));
+    int64_t const of_two = step_cost(options, 2).memory.save;
+    EXPECT_GE(2 * of_two, 12 * layout.size());
+    EXPECT_LT(2 * of_two, 13 * layout.size());
+}
+
+TEST(StepCost, TakesCudnnsScratchWhereAGpuHasNoKernelsForHopper) {
+    if (!build_uses_cudnn()) GTEST_SKIP() << "this build leaves nothing to cuDNN";
+    RunOptions options = tiny();
+    options.device = DeviceChoice::cuda;
+    options.attention.kind = AttentionKind::full;
+    options.model.head_dim = 64;
+    options.data.sequence_length = 32768;
+    auto const files = make_file_system();
+    DeviceRates const a100 = device_rates("a100", *files), h100 = device_rates("h100", *files);
+    int64_t const rows = 2 * 32768 * 4;
+    EXPECT_EQ(step_cost(options, 1, &a100).memory.scratch, rows * (64 * 8 + 8));
+    EXPECT_LT(step_cost(options, 1, &h100).memory.scratch, rows * (64 * 8 + 8));
 }
 
 TEST(OptimizerOffload, TakesTheHostsMemoryForMoments) {

@@ -87,7 +87,7 @@ def check_suites(binaries, folder, model, scratch, args):
         f"output_dir: {scratch}/suites\nmodel: {{init_from: {folder}}}\nattention: {{kind: full}}\n"
         f"chat: {{template: none}}\ndata: {{mock_data: true, tokenizer: {folder}, sequence_length: {max(args.lengths)}}}\n"
         f"device: {args.device}\nwatchdog: {{enabled: false}}\n")
-    run(binaries, "perigee", "eval", scratch / "suites.yaml", "--suite", "needle,ruler", f"eval.suites.lengths={args.lengths}",
+    run(binaries, "perigee", "eval", scratch / "suites.yaml", "--suite", args.suites, f"eval.suites.lengths={args.lengths}",
         f"eval.suites.items={args.items}", f"eval.suites.depths={args.depths}", "eval.suites.tokens=true")
     records = [json.loads(line) for line in (scratch / "suites" / "suites.jsonl").read_text().splitlines()]
     cells = collections.defaultdict(lambda: np.zeros(3, int))  # items, passed in transformers, agreed
@@ -112,6 +112,7 @@ def main():
     parser.add_argument("binaries", type=pathlib.Path)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--only", choices=["logits", "greedy", "suites"], nargs="+", default=["logits", "greedy", "suites"])
+    parser.add_argument("--suites", default="needle,ruler")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--items", type=int, default=5, help="per task, length and depth")
     parser.add_argument("--depths", type=int, default=2)

@@ -91,6 +91,13 @@ int cuda_device_count() {
     return 0;
 }
 
+int cuda_compute_major(int index) {
+    int major = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess) return major;
+    cudaGetLastError();
+    return 0;
+}
+
 std::unique_ptr<Device> make_cuda_device(int index) {
     int count = 0;
     cudaError_t const code = cudaGetDeviceCount(&count);

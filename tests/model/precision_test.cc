@@ -104,7 +104,7 @@ TEST(Precision, OfFp8GivesTheSameBitsUnderEveryPolicyOfMemory) {
         PrecisionRun const offloaded = train(precision, {.offload = 1});
         EXPECT_EQ(offloaded.grads, kept.grads);
         PrecisionRun const chunked = train(precision, {.mlp_chunk = 128});  // tiles never cross chunks; sums are split
-        EXPECT_EQ(chunked.loss, kept.loss);
+        EXPECT_NEAR(chunked.loss, kept.loss, 1e-5 * kept.loss);
         EXPECT_LT(relative_error(chunked.grads, kept.grads), 1e-2);
     }
 }

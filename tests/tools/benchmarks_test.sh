@@ -7,7 +7,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/tools/bench"
 cp "$PERIGEE_SOURCE/tools/bench/report.py" "$work/tools/bench/"
 cp -r "$PERIGEE_SOURCE/docs" "$work/docs"
-sed -i '0,/60439/s//60440/' "$work"/docs/benchmarks/*.json
+sed -i '0,/60233/s//60234/' "$work"/docs/benchmarks/*.json
 ! "$work/tools/bench/report.py" --check 2>"$work/log" || { echo "another number in a run goes unnoticed"; exit 1; }
 "$work/tools/bench/report.py"
-grep -q '| 60,440 |' "$work/docs/benchmarks.md" || { echo "it is not rendered"; exit 1; }
+grep -q '| 60,234 |' "$work/docs/benchmarks.md" || { echo "it is not rendered"; exit 1; }

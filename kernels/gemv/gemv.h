@@ -30,23 +30,4 @@ void gemv(Gemv const& args, bf16* y, bool accumulate, cudaStream_t stream);
 /// y [rows, n / 2] = SwiGLU of the rounded product. Its first n / 2 columns are the gates. n is a multiple of 8.
 void gemv_swiglu(Gemv const& args, bf16* y, cudaStream_t stream);
 
-/// What follows attention in a transformer block: x += o W_o^T, y = SwiGLU of norm(x) W^T, x += y W_down^T. The bits
-/// are those of the functions above.
-struct BlockTail {
-    bf16 const* o = nullptr;          ///< [rows, width]
-    bf16 const* w_o = nullptr;        ///< [hidden, width]
-    bf16 const* norm = nullptr;       ///< [hidden]
-    bf16 const* w_gate_up = nullptr;  ///< [2 intermediate, hidden]: the gates first
-    bf16 const* w_down = nullptr;     ///< [hidden, intermediate]
-    bf16* x = nullptr;                ///< [rows, hidden]
-    bf16* y = nullptr;                ///< [rows, intermediate]
-    unsigned* arrived = nullptr;      ///< zero before and after
-    float eps = 0;
-    int64_t rows = 0;  ///< 1 to 16
-    int64_t width = 0, hidden = 0, intermediate = 0;
-};
-/// Whether block_tail() supports these arguments: widths in multiples of 512, and rows that fit into shared memory.
-bool takes_block_tail(BlockTail const& args);
-void block_tail(BlockTail const& args, cudaStream_t stream);
-
 }  // namespace perigee::kernels

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <bit>
-#include <cstdlib>
 
 #include "kernels/ampere/tile.cuh"
 #include "kernels/common/launch.cuh"
@@ -57,49 +56,13 @@ struct InOrder {
     __device__ int64_t row(int32_t tile, int i) const { return min(int64_t{tile} * kColumns + i, int64_t{n} - 1); }
 };
 
-/// A warp's share of k: chunks [begin, end).
-struct Chunks {
-    int begin, end;
-    __device__ static Chunks of_warp(int k) {
-        int const chunks = k / kChunk, of_warp = (chunks + kWarps - 1) / kWarps;
-        int const begin = min(static_cast<int>(threadIdx.x) / 32 * of_warp, chunks);
-        return {begin, min(begin + of_warp, chunks)};
-    }
-};
-
-/// The tiles of a product that this thread block computes, one after the other.
-template <class Rows>
-class Tiles {
-  public:
-    __device__ Tiles(Args const& a, Rows const& rows)
-        : chunks(Chunks::of_warp(a.k)), a_(a), rows_(rows), tile_(blockIdx.x) {
-        find();
-    }
-    __device__ __forceinline__ void next() {
-        tile_ += static_cast<int32_t>(gridDim.x);
-        find();
-    }
-
-    Chunks chunks;
-    bf16 const* from = nullptr;  ///< where this lane begins in its row of W; null: no tile is left
-
-  private:
-    __device__ __forceinline__ void find() {
-        int const lane = threadIdx.x % 32;
-        from = tile_ < a_.tiles ? a_.w + rows_.row(tile_, lane / 4) * a_.k + lane % 4 * 8 : nullptr;
-    }
-
-    Args const& a_;
-    Rows const& rows_;
-    int32_t tile_;
-};
-
-/// Streams a warp's chunks of the tiles through this thread's part of the ring buffer, stage by stage.
-template <int kStages, class Tiles>
+/// Streams a warp's chunks of k through this thread's part of the ring buffer, stage by stage, tile after tile.
+template <int kStages, class Rows>
 class Weights {
   public:
-    __device__ Weights(Tiles const& tiles, uint4* ring)
-        : tiles_(tiles), ring_(ring + threadIdx.x), chunk_(tiles.chunks.begin) {
+    __device__ Weights(Args const& a, Rows const& rows, uint4* ring, int begin, int end)
+        : a_(a), rows_(rows), ring_(ring + threadIdx.x), begin_(begin), end_(end), chunk_(begin), tile_(blockIdx.x) {
+        find_row();
 #pragma unroll 1
         for (int i = 1; i < kStages; ++i) fetch();
     }
@@ -112,16 +75,21 @@ class Weights {
     __device__ __forceinline__ uint4 chunk(int i) const { return ring_[(reading_ * kTogether + i) * kThreads]; }
 
   private:
+    __device__ __forceinline__ void find_row() {
+        int const lane = threadIdx.x % 32;
+        if (tile_ < a_.tiles) from_ = a_.w + rows_.row(tile_, lane / 4) * a_.k + lane % 4 * 8;
+    }
     __device__ __forceinline__ void fetch() {
-        if (tiles_.from != nullptr) {
+        if (tile_ < a_.tiles) {
 #pragma unroll
             for (int i = 0; i < kTogether; ++i)
-                copy_16_once(ring_ + (filling_ * kTogether + i) * kThreads, tiles_.from + (chunk_ + i) * kChunk,
-                             chunk_ + i < tiles_.chunks.end, once_);
+                copy_16_once(ring_ + (filling_ * kTogether + i) * kThreads, from_ + (chunk_ + i) * kChunk,
+                             chunk_ + i < end_, once_);
             chunk_ += kTogether;
-            if (chunk_ >= tiles_.chunks.end) {
-                tiles_.next();
-                chunk_ = tiles_.chunks.begin;
+            if (chunk_ >= end_) {
+                chunk_ = begin_;
+                tile_ += static_cast<int32_t>(gridDim.x);
+                find_row();
             }
         }
         end_copy_group();
@@ -129,23 +97,26 @@ class Weights {
     }
 
     uint64_t const once_ = read_once();
-    Tiles tiles_;
+    Args const& a_;
+    Rows const& rows_;
     uint4* const ring_;
+    int const begin_, end_;
     int chunk_;
+    int32_t tile_;
+    bf16 const* from_ = nullptr;
     int filling_ = 0, reading_ = kStages - 1;
 };
 
-/// Copies rows [rows, k] to x in shared memory, past the L1 cache: other thread blocks may have written them since this
-/// kernel began.
-__device__ inline void load_x(bf16 const* from_x, int rows, int k, bf16* x) {
-    int const vectors = k / 8, all = rows * vectors, stride = k + kPadding;
+/// Copies the rows of x to shared memory.
+__device__ inline void load_x(Args const& a, bf16* x) {
+    int const vectors = a.k / 8, all = a.rows * vectors, stride = a.k + kPadding;
     constexpr int kAtOnce = 4;
     for (int from = threadIdx.x; from < all; from += kAtOnce * kThreads) {
         uint4 held[kAtOnce];
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
             int const i = min(from + j * kThreads, all - 1);
-            held[j] = __ldcg(reinterpret_cast<uint4 const*>(from_x + int64_t{i} * 8));
+            held[j] = *reinterpret_cast<uint4 const*>(a.x + int64_t{i} * 8);
         }
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
@@ -156,21 +127,12 @@ __device__ inline void load_x(bf16 const* from_x, int rows, int k, bf16* x) {
     __syncthreads();
 }
 
-/// This thread's part of a norm's weights [k].
-__device__ __forceinline__ void load_norm(bf16 const* norm, int k, uint4 (&weights)[kNormVectors]) {
-#pragma unroll
-    for (int j = 0; j < kNormVectors; ++j)
-        if (int const vector = threadIdx.x + j * kThreads; vector < k / 8)
-            weights[j] = *reinterpret_cast<uint4 const*>(norm + vector * 8);
-}
-
-/// As load_x, normalised. `weights`: of load_norm.
-__device__ inline void load_normed(bf16 const* from, int rows, int k, float eps, uint4 const (&weights)[kNormVectors],
-                                   bf16* x) {
+/// Copies the rows of x to shared memory, normalised. `weights`: norm weights for this thread's columns.
+__device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVectors], bf16* x) {
     __shared__ float squares[kMostRows][kWarps];
-    int const vectors = k / 8, stride = k + kPadding, thread = threadIdx.x;
+    int const vectors = a.k / 8, stride = a.k + kPadding, thread = threadIdx.x;
     constexpr int kAtOnce = 4;  // rows
-    for (int row = 0; row < rows; row += kAtOnce) {
+    for (int row = 0; row < a.rows; row += kAtOnce) {
         float sum[kAtOnce] = {};
 #pragma unroll
         for (int j = 0; j < kNormVectors; ++j) {
@@ -179,11 +141,11 @@ __device__ inline void load_normed(bf16 const* from, int rows, int k, float eps,
             uint4 held[kAtOnce];
 #pragma unroll
             for (int r = 0; r < kAtOnce; ++r)
-                if (row + r < rows)
-                    held[r] = __ldcg(reinterpret_cast<uint4 const*>(from + int64_t{row + r} * k + vector * 8));
+                if (row + r < a.rows)
+                    held[r] = *reinterpret_cast<uint4 const*>(a.x + int64_t{row + r} * a.k + vector * 8);
 #pragma unroll
             for (int r = 0; r < kAtOnce; ++r) {
-                if (row + r >= rows) break;
+                if (row + r >= a.rows) break;
                 float values[8];
                 unpack(values, std::bit_cast<Run<bf16, 8>>(held[r]));
 #pragma unroll
@@ -194,15 +156,15 @@ __device__ inline void load_normed(bf16 const* from, int rows, int k, float eps,
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) {
             float const of_warp = warp_sum(sum[r]);
-            if (thread % 32 == 0 && row + r < rows) squares[row + r][thread / 32] = of_warp;
+            if (thread % 32 == 0 && row + r < a.rows) squares[row + r][thread / 32] = of_warp;
         }
     }
     __syncthreads();
-    for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < a.rows; ++row) {
         float sum = 0;
 #pragma unroll
         for (int warp = 0; warp < kWarps; ++warp) sum += squares[row][warp];
-        float const rstd = 1 / sqrtf(sum / static_cast<float>(k) + eps);
+        float const rstd = 1 / sqrtf(sum / static_cast<float>(a.k) + a.eps);
 #pragma unroll
         for (int j = 0; j < kNormVectors; ++j) {
             int const vector = thread + j * kThreads;
@@ -219,26 +181,20 @@ __device__ inline void load_normed(bf16 const* from, int rows, int k, float eps,
     __syncthreads();
 }
 
-/// Of sums in fp32.
-__device__ __forceinline__ bf16 swiglu(float gate_sum, float up_sum) {
-    float const gate = widen(narrow<bf16>(gate_sum)), up = widen(narrow<bf16>(up_sum));
-    return narrow<bf16>(up * (gate * (1 / (1 + __expf(-gate)))));
-}
-
 /// sums [16, 8] += 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh.
-template <bool kHigh, class Weights>
-__device__ __forceinline__ void multiply(float (&sums)[4], Weights& weights, bf16 const* x, int rows, int stride,
-                                         Chunks const& chunks) {
+template <bool kHigh, int kStages, class Rows>
+__device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows>& weights, bf16 const* x, int rows,
+                                         int stride, int begin, int end) {
     int const lane = threadIdx.x % 32, row = lane / 4;
     bool const low_there = row < rows, high_there = kHigh && row + 8 < rows;
     bf16 const* const low = x + (low_there ? row : 0) * stride + lane % 4 * 8;
     bf16 const* const high = x + (high_there ? row + 8 : 0) * stride + lane % 4 * 8;
     uint4 const zero = make_uint4(0, 0, 0, 0);
-    for (int chunk = chunks.begin; chunk < chunks.end; chunk += kTogether) {
+    for (int chunk = begin; chunk < end; chunk += kTogether) {
         weights.advance();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-            int const at = min(chunk + i, chunks.end - 1) * kChunk;  // weights beyond the end are zero
+            int const at = min(chunk + i, end - 1) * kChunk;  // weights beyond the end are zero
             uint4 const w = weights.chunk(i);
             uint4 const p = low_there ? *reinterpret_cast<uint4 const*>(low + at) : zero;
             uint4 const q = high_there ? *reinterpret_cast<uint4 const*>(high + at) : zero;
@@ -249,18 +205,35 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights& weights, bf1
     }
 }
 
-/// A product of x in shared memory: all its tiles of this thread block. Whole warps call finish(row, tile, column,
-/// value, other, there) with the sums of a tile; `other` is the sum of column ^ 4.
-template <bool kHigh, class Weights, class Finish>
-__device__ __forceinline__ void compute_tiles(float (&parts)[2][kWarps][kHigh ? 16 : 8][kColumns], int& turn,
-                                              Weights& weights, bf16 const* x, int rows, int k, int32_t tiles,
-                                              Finish const& finish) {
+/// `Finish` is the epilogue. It has a member `Rows rows` and finish(row, tile, column, value, other, there), which
+/// whole warps call with the sums of a tile. `other` is the sum of column ^ 4. finish() writes only if `there`.
+template <bool kNorm, bool kHigh, int kStages, class Finish>
+__global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const f) {
     constexpr int kRows = kHigh ? 16 : 8;
+    __shared__ alignas(16) float parts[2][kWarps][kRows][kColumns];
+    let_next_begin();
+    auto* const ring = reinterpret_cast<uint4*>(ampere::dynamic_shared());
+    auto* const x = reinterpret_cast<bf16*>(ampere::dynamic_shared() + ring_bytes(kStages));
     int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    Chunks const chunks = Chunks::of_warp(k);
-    for (int32_t tile = blockIdx.x; tile < tiles; tile += static_cast<int32_t>(gridDim.x), turn ^= 1) {
+    int const chunks = a.k / kChunk, of_warp = (chunks + kWarps - 1) / kWarps;
+    int const begin = min(warp * of_warp, chunks), end = min(begin + of_warp, chunks);
+    Weights<kStages, decltype(f.rows)> weights(a, f.rows, ring, begin, end);
+    if constexpr (kNorm) {
+        uint4 of_norm[kNormVectors];
+#pragma unroll
+        for (int j = 0; j < kNormVectors; ++j)
+            if (int const vector = thread + j * kThreads; vector < a.k / 8)
+                of_norm[j] = *reinterpret_cast<uint4 const*>(a.norm + vector * 8);
+        wait_for_previous();
+        load_normed(a, of_norm, x);
+    } else {
+        wait_for_previous();
+        load_x(a, x);
+    }
+    int turn = 0;
+    for (int32_t tile = blockIdx.x; tile < a.tiles; tile += static_cast<int32_t>(gridDim.x), turn ^= 1) {
         float sums[4] = {};
-        multiply<kHigh>(sums, weights, x, rows, k + kPadding, chunks);
+        multiply<kHigh>(sums, weights, x, a.rows, a.k + kPadding, begin, end);
         *reinterpret_cast<float2*>(&parts[turn][warp][lane / 4][lane % 4 * 2]) = make_float2(sums[0], sums[1]);
         if (kHigh)
             *reinterpret_cast<float2*>(&parts[turn][warp][(lane / 4 + 8) % kRows][lane % 4 * 2]) =
@@ -271,31 +244,8 @@ __device__ __forceinline__ void compute_tiles(float (&parts)[2][kWarps][kHigh ? 
         float sum = parts[turn][0][row][column];
 #pragma unroll
         for (int other = 1; other < kWarps; ++other) sum += parts[turn][other][row][column];
-        finish(row, tile, column, sum, __shfl_xor_sync(kAllLanes, sum, 4), row < rows);
+        f.finish(row, tile, column, sum, __shfl_xor_sync(kAllLanes, sum, 4), row < a.rows);
     }
-}
-
-/// `Finish` is the epilogue. It has a member `Rows rows` and finish(), as compute_tiles() calls it, which writes only
-/// if `there`.
-template <bool kNorm, bool kHigh, int kStages, class Finish>
-__global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const f) {
-    __shared__ alignas(16) float parts[2][kWarps][kHigh ? 16 : 8][kColumns];
-    let_next_begin();
-    auto* const ring = reinterpret_cast<uint4*>(ampere::dynamic_shared());
-    auto* const x = reinterpret_cast<bf16*>(ampere::dynamic_shared() + ring_bytes(kStages));
-    using TilesOf = Tiles<decltype(f.rows)>;
-    Weights<kStages, TilesOf> weights(TilesOf(a, f.rows), ring);
-    if constexpr (kNorm) {
-        uint4 of_norm[kNormVectors];
-        load_norm(a.norm, a.k, of_norm);
-        wait_for_previous();
-        load_normed(a.x, a.rows, a.k, a.eps, of_norm, x);
-    } else {
-        wait_for_previous();
-        load_x(a.x, a.rows, a.k, x);
-    }
-    int turn = 0;
-    compute_tiles<kHigh>(parts, turn, weights, x, a.rows, a.k, a.tiles, [&](auto... all) { f.finish(all...); });
 }
 
 /// Dynamic shared memory: the ring buffer and x.
@@ -318,8 +268,7 @@ void run(Gemv const& g, int64_t tiles, Finish const& finish, cudaStream_t stream
                     static_cast<int32_t>(g.n),
                     static_cast<int32_t>(g.k),
                     static_cast<int32_t>(tiles)};
-    char const* const depth = getenv("PG_STAGES");
-    int const stages = fits(g, kDeep) && (depth == nullptr || atoi(depth) == kDeep) ? kDeep : kShallow;
+    int const stages = fits(g, kDeep) ? kDeep : kShallow;
     auto const of_stages = [&]<bool kNorm, bool kHigh>() {
         return stages == kDeep ? kernel<kNorm, kHigh, kDeep, Finish> : kernel<kNorm, kHigh, kShallow, Finish>;
     };

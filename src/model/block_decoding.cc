@@ -61,14 +61,14 @@ void block_decode(Ops& ops, ModelOptions const& options, BlockTensors const& wei
         chosen_SHS =
             chosen_C.rows(0, q_SHK[0] * q_SHK[1] * budget->slots()).reshape({q_SHK[0], q_SHK[1], budget->slots()});
     attend_cache(ops, decoding, {.o_SHK = o_SHK, .q_SHK = q_SHK, .chosen_SHS = chosen_SHS, .pools = true}, selection);
-    ops.decode_tail({.x_SD = x_SD,
-                     .y_SF = y_SF,
-                     .o_SX = matrix(o_SHK),
-                     .o_w_DX = weights.o.w_OI,
-                     .norm_D = weights.post_norm_D,
-                     .gate_up_ND = weights.gate_up.w_OI,
-                     .down_DF = weights.down.w_OI,
-                     .eps = options.rms_norm_eps});
+    ops.matmul({.c = x_SD, .a = matrix(o_SHK), .b = weights.o.w_OI, .transpose_b = true, .accumulate = true});
+    ops.normed_product({.y_SN = y_SF,
+                        .x_SD = x_SD,
+                        .norm_D = weights.post_norm_D,
+                        .w_ND = weights.gate_up.w_OI,
+                        .eps = options.rms_norm_eps,
+                        .swiglu = true});
+    ops.matmul({.c = x_SD, .a = y_SF, .b = weights.down.w_OI, .transpose_b = true, .accumulate = true});
 }
 
 }  // namespace perigee

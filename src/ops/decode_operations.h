@@ -40,20 +40,6 @@ struct NormedProduct {
     bool swiglu = false;  ///< W is [2F, D], y [S, F]
 };
 
-/// What follows attention in a transformer block, for few rows: x += o W_o^T, then y = NormedProduct with swiglu of x,
-/// then x += y W_down^T.
-struct DecodeTail {
-    static constexpr char const* kName = "decode_tail";
-    TensorView x_SD;
-    TensorView y_SF;
-    ConstView o_SX;
-    ConstView o_w_DX;
-    ConstView norm_D;
-    ConstView gate_up_ND;  ///< [2F, D]
-    ConstView down_DF;
-    double eps = 0;
-};
-
 /// Projects the residual stream of every sequence's newest token to queries, keys and values: norm, product and what
 /// QkvForward does. Writes keys and values to the cache as KvAppend does. The means of blocks that they complete may be
 /// left to DecodeAttend.

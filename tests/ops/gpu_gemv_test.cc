@@ -1,7 +1,6 @@
 // Products of a few rows with a weight matrix, as in decoding.
 #include "kernels/gemv/gemv.h"
 #include "ops/gpu_case.h"
-#include "ops/parts.h"
 
 namespace perigee::testing {
 namespace {
@@ -85,52 +84,6 @@ TEST_F(GpuGemv, RepeatsInEveryBit) {
     Factors const f{4100, 320};
     Values const first = product(gpu(), f, 5);
     for (int again = 0; again < 5; ++again) EXPECT_EQ(product(gpu(), f, 5), first);
-}
-
-struct TailShape {
-    int64_t rows, width, hidden, inner;
-};
-/// x and y after so many times DecodeTail, or the operations that it is made of.
-std::pair<Values, Values> block_tail(Ops& ops, TailShape const& shape, bool in_parts, int times = 1) {
-    auto const& [rows, width, hidden, inner] = shape;
-    Lab lab(ops);
-    auto const random = [&](Shape const& shape, uint64_t seed) {
-        return lab.compute(shape, random_bf16(shape.size(), seed));
-    };
-    DecodeTail const tail{.x_SD = random({rows, hidden}, 6),
-                          .y_SF = lab.compute({rows, inner}),
-                          .o_SX = random({rows, width}, 7),
-                          .o_w_DX = random({hidden, width}, 5),
-                          .norm_D = random({hidden}, 8),
-                          .gate_up_ND = random({2 * inner, hidden}, 9),
-                          .down_DF = random({hidden, inner}, 10),
-                          .eps = 1e-5};
-    for (int i = 0; i < times; ++i) {
-        if (in_parts)
-            compute_in_parts(tail, [&](auto const& part) { ops.run(part); });
-        else
-            ops.decode_tail(tail);
-    }
-    return {lab.values(tail.x_SD), lab.values(tail.y_SF)};
-}
-
-TEST_F(GpuGemv, TailOfABlockIsBitwiseTheOperationsThatItIsMadeOf) {
-    int one_kernel = 0;
-    for (auto const& [width, hidden, inner] : std::vector<std::array<int64_t, 3>>{
-             {512, 512, 512}, {512, 1024, 2560}, {2048, 2048, 8192}, {4096, 4096, 14336}, {576, 576, 1536}})
-        for (int64_t const rows : {1, 3, 8, 9, 16}) {
-            kernels::BlockTail const shape{.rows = rows, .width = width, .hidden = hidden, .intermediate = inner};
-            one_kernel += kernels::takes_block_tail(shape);
-            TailShape const tail{rows, width, hidden, inner};
-            EXPECT_EQ(block_tail(gpu(), tail, false), block_tail(gpu(), tail, true))
-                << rows << " rows, " << width << ", " << hidden << ", " << inner;
-        }
-    EXPECT_GE(one_kernel, 12);
-}
-
-TEST_F(GpuGemv, TailsOfBlocksOneAfterTheOther) {
-    TailShape const tail{1, 2048, 2048, 8192};
-    EXPECT_EQ(block_tail(gpu(), tail, false, 40), block_tail(gpu(), tail, true, 40));
 }
 
 }  // namespace

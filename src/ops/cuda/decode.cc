@@ -67,25 +67,6 @@ void CudaOps::compute(NormedProduct const& args) {
         kernels::gemv(product, args.y_SN.as<bf16>(), false, stream());
 }
 
-void CudaOps::compute(DecodeTail const& args) {
-    check(args);
-    kernels::BlockTail tail{.o = args.o_SX.as<bf16>(),
-                            .w_o = args.o_w_DX.as<bf16>(),
-                            .norm = args.norm_D.as<bf16>(),
-                            .w_gate_up = args.gate_up_ND.as<bf16>(),
-                            .w_down = args.down_DF.as<bf16>(),
-                            .x = args.x_SD.as<bf16>(),
-                            .y = args.y_SF.as<bf16>(),
-                            .eps = static_cast<float>(args.eps),
-                            .rows = args.x_SD[0],
-                            .width = args.o_SX[1],
-                            .hidden = args.x_SD[1],
-                            .intermediate = args.y_SF[1]};
-    if (!kernels::takes_block_tail(tail)) return compute_in_parts(args, [this](auto const& part) { compute(part); });
-    tail.arrived = arrivals(1);
-    kernels::block_tail(tail, stream());
-}
-
 void CudaOps::compute(DecodeQkv const& args) {
     check(args);
     kernels::Gemv const product = normed_gemv(args);

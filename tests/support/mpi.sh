@@ -3,6 +3,7 @@
 set -euo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 scratch=$(mktemp -d)
+export OMPI_MCA_orte_tmpdir_base=$scratch/ompi  # jobs that begin and end at once disturb each other in a common folder
 trap 'rm -rf "$scratch"' EXIT
 failures=0
 

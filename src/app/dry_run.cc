@@ -95,8 +95,8 @@ class DryOps : public Ops {
         AttentionBackend const backend = attention_backend(args, plans_.arch(), deterministic_);
         if (backend == AttentionBackend::cudnn) note(cudnn_backward_scratch(args));
         if (backend == AttentionBackend::dense) note(dense_backward_scratch(shape_of(args)));
-        if (backend == AttentionBackend::dense && !on_hopper_)
-            note(cudnn_backward_scratch(args));  // it takes its place
+        // Other GPUs compute by cuDNN what this plan, which is for Hopper, gives to the dense kernels.
+        if (backend == AttentionBackend::dense && !on_hopper_) note(cudnn_backward_scratch(args));
         if (backend == AttentionBackend::block_sparse)
             note(plans_.of(args).bytes_beside(forward_left_routing(args, plans_.arch())));
     }
@@ -262,17 +262,11 @@ Traffic extrapolate(Traffic const& one, Traffic const& two, int64_t steps) {
     return all;
 }
 
-/// Whether the GPU of the rates, or of this machine, runs kernels for Hopper; one that is not here does.
+/// Whether the GPU of the rates, or of this machine, runs kernels for Hopper; assumed where no GPU is here.
 bool on_hopper(RunOptions const& options, DeviceRates const* rates) {
     if (rates != nullptr) return rates->hopper;
     int const major = takes_gpu(options.device) ? cuda_compute_major(options.gpu) : 0;
     return major == 0 || major == kHopperMajor;
-}
-
-int64_t bytes_of(std::vector<StoredTensor> const& parts) {
-    int64_t bytes = 0;
-    for (StoredTensor const& part : parts) bytes += part.values.bytes();
-    return bytes;
 }
 
 /// Of a step of `accumulation` micro-batches that follows another one. `batches` holds one or two.
@@ -343,7 +337,7 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
                        .logits = arena.peak_bytes(Use::logits),
                        .messages = arena.peak_bytes(Use::communication),
                        .host = session.model().offloaded_bytes() + learner.optimizer_host_bytes(),
-                       .save = bytes_of(learner.tensors(learner.owned())),
+                       .save = value_bytes(learner.tensors(learner.owned())),
                        .context = takes_gpu(options.device) || rates != nullptr ? kContextBytes : 0},
             .sent = extrapolate(one, two, accumulation - 1),
             .time = time};

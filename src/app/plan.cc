@@ -60,7 +60,7 @@ std::optional<Layout> fitted(RunOptions options, int world_size, DeviceRates con
         if (!offloads || !fits()) return std::nullopt;
     }
     StepCost cost = step_cost(options, world_size, &rates);
-    if (cost.memory.sum() > bytes) return std::nullopt;  // with the kernels of a GPU that is not a Hopper
+    if (cost.memory.sum() > bytes) return std::nullopt;  // above, no rates told that this GPU is no Hopper
     return Layout{std::move(options), std::move(cost)};
 }
 

@@ -126,6 +126,8 @@ class CheckpointSave {
     std::exception_ptr write_error_;
 };
 
+/// Of the values alone: what a copy of `parts` takes.
+int64_t value_bytes(std::vector<StoredTensor> const& parts);
 /// Room that `parts` take in a file, what comes with the values included.
 int64_t stored_bytes(std::vector<StoredTensor> const& parts);
 

@@ -172,10 +172,14 @@ void CheckpointSave::commit() {
     if (first) folder_->tidy(state_.step, keep_);
 }
 
-int64_t stored_bytes(std::vector<StoredTensor> const& parts) {
+int64_t value_bytes(std::vector<StoredTensor> const& parts) {
     int64_t bytes = 0;
-    for (StoredTensor const& part : parts) bytes += part.values.bytes() + kOverheadBytes;
+    for (StoredTensor const& part : parts) bytes += part.values.bytes();
     return bytes;
+}
+
+int64_t stored_bytes(std::vector<StoredTensor> const& parts) {
+    return value_bytes(parts) + std::ssize(parts) * kOverheadBytes;
 }
 
 void save_checkpoint(FileSystem& files, HostComm& world, Path const& root, RunState const& state,

@@ -35,8 +35,7 @@ void Saver::finish() {
 }
 
 void Saver::reserve(std::vector<StoredTensor> const& parts) {
-    size_t bytes = 0;
-    for (StoredTensor const& part : parts) bytes += static_cast<size_t>(part.values.bytes());
+    auto const bytes = static_cast<size_t>(value_bytes(parts));
     if (bytes <= memory_.bytes()) return;
     memory_ = {};  // never both at once
     memory_ = HostBuffer(*device_, bytes);

@@ -7,7 +7,7 @@ namespace perigee {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-constexpr int64_t kAlone = 64;  // tokens after one that the device has left to the host
+constexpr int64_t kPause = 64;  // tokens
 
 }  // namespace
 
@@ -50,8 +50,8 @@ int32_t Llama::Impl::decode_ahead(WeightUnits& weights, int32_t id, std::span<Se
     answers.wait(ops.device().queue().record());
     answers.copy(a.answer.data(), a.drawn_S.data, sizeof(int32_t));
     int32_t const next = past + 1;
-    if (a.alone > 0) {
-        --a.alone;
+    if (a.pause > 0) {
+        --a.pause;
     } else if (next < cache.capacity() && cache.make_room(0, next + 1)) {
         a.step ^= 1;
         DecodeMemory const& step = a.steps[a.step];
@@ -64,7 +64,7 @@ int32_t Llama::Impl::decode_ahead(WeightUnits& weights, int32_t id, std::span<Se
     int32_t drawn = *static_cast<int32_t const*>(a.answer.data());
     if (drawn < 0 && draws.rules[0].index >= 0) {
         a.key.clear();  // that step started from no token
-        if (a.alone == 0) a.alone = kAlone;
+        if (a.pause == 0) a.pause = kPause;
         drawn = draw_on_host(now.logits_SV, draws.rules[0], draws.seen_SW, draws.allowed);
     }
     a.id = drawn, a.past = next, a.cache_state = cache.state();

@@ -84,10 +84,10 @@ struct DecodeAhead {
     std::vector<int64_t> key = {};
     int32_t id = 0;
     int64_t past = 0, cache_state = 0;
-    int64_t alone = 0;  ///< tokens after which no step is queued: the device leaves such draws to the host
+    int64_t pause = 0;  ///< tokens until a step is queued ahead again: where the host draws, it would be in vain
 };
 
-/// Appends all that a step that is repeated has by value of the rules of selection.
+/// Appends everything of the rules that a captured step holds by value.
 void add_rules(std::vector<int64_t>& key, std::span<Selection const> selections);
 
 struct Llama::Impl {

@@ -4,6 +4,8 @@
 set -uo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+mkdir "$work/tmp"
+export TMPDIR=$work/tmp  # as in support/mpi.sh
 perigee=$PERIGEE_BIN/perigee
 mpirun=$PERIGEE_SOURCE/launch/mpirun.sh
 failures=0

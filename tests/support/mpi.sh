@@ -3,8 +3,10 @@
 set -euo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 scratch=$(mktemp -d)
-export OMPI_MCA_orte_tmpdir_base=$scratch/ompi  # jobs that begin and end at once disturb each other in a common folder
 trap 'rm -rf "$scratch"' EXIT
+# Jobs of Open MPI that begin and end at once disturb each other in a common folder; what jobs leave behind is seen here.
+export TMPDIR=$scratch/tmp
+mkdir "$TMPDIR"
 failures=0
 
 # ranks COUNT PROGRAM [ARGUMENT...]

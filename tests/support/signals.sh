@@ -1,6 +1,4 @@
 # Sourced after jobs.sh by tests that disturb a job from its first line on.
-export TMPDIR=$scratch/tmp  # of the jobs: what they leave behind is seen there
-mkdir -p "$TMPDIR"
 exec {never}<> <(:)
 pause() { read -rt "$1" -u "$never" || true; }  # in seconds, without a process of its own
 

@@ -144,6 +144,17 @@ check "what evaluates it was not started" [ ! -e "$(run budget arm=gate,seed=3,e
 check "the next part" study budget
 check "goes on" grep -q "resumed at step" "$(run budget arm=gate,seed=3.out)"
 check "and finds what an unbroken study finds" diff "$scratch/named/table.csv" "$scratch/budget/table.csv"
+
+# Stages before the arms: each goes on from the one before it, and is evaluated as the arms are.
+arms stages
+sed -i 's/^arms:/before:\n  - {train.steps: 4, data.sequence_length: 64}\n  - {train.steps: 8}\narms:/; /^  nearest:/d' "$scratch/stages.yaml"
+check "stages" study stages
+check "the second goes on from the first" grep -q "resumed at step 4 from .*/before=1,seed=3/" "$(run stages before=2,seed=3.out)"
+check "an arm goes on from the second" grep -q "resumed at step 8 from .*/before=2,seed=3/" "$(run stages arm=gate,seed=3.out)"
+for name in before=1 before=2 arm=gate; do
+    check "$name is evaluated" grep -q '"suite":"position"' "$(run stages $name,seed=3)/suites.jsonl"
+done
+check "the table has arms alone" [ "$(cut -d, -f1,2 "$scratch/stages/table.csv" | paste -sd' ')" = "arm,seed gate,3 switched,3" ]
 grid neither '/^grid:/,/^  attention/d'
 check "neither arms nor a grid" exits 2 study neither
 check "is said" says 'there are no arms and no grid'

@@ -93,4 +93,35 @@ for questions in (3, 40):
             assert answer["content"] not in body
 PY
 check "conversations" python3 "$scratch/verify.py" "$scratch"
+
+python3 "$PERIGEE_SOURCE/tools/data/needles.py" "$scratch"/corpus/train_long_*.zst -o "$scratch/needles.jsonl" --count 40 --kib 4 60 \
+    >/dev/null || complain "needles.py"
+cat >"$scratch/verify.py" <<'PY'
+import json, re, sys
+texts = [json.loads(line)["text"] for line in open(f"{sys.argv[1]}/needles.jsonl")]
+assert len(texts) == 40 and min(map(len, texts)) > 4000 and max(map(len, texts)) < 63000
+source = open(f"{sys.argv[2]}/src/eval/tasks.cc").read()
+asked = {"code": 0, "motto": 0, "identifier": 0, "codes": 0}
+depths = []
+for text in texts:
+    body = text[:text.index("\nQuestion: ")]
+    for name, key, again, value in re.findall(
+            r"\nQuestion: What is the (\w+) of ([a-z ]+)\?\nAnswer: The \1 of (.*?) is (.*)\n", text):
+        statement = f"\nThe {name} of {key} is {value}.\n"
+        assert again == key and body.count(statement) == 1, (name, key, value)
+        depths.append(body.index(statement) / len(body))
+        asked[name] += 1
+    for key, again, values in re.findall(r"\nQuestion: Which 4 codes does (.*) have, in the order of the text\?\n"
+                                         r"Answer: The 4 codes of (.*?) are (.*)\n", text):
+        found = re.findall(rf"\nThe code of {key} is (\d+)\.(?=\n)", body)
+        assert again == key and values == ", ".join(found) and len(found) == 4, (key, values, found)
+        asked["codes"] += 1
+assert sum(asked.values()) == sum(text.count("\nQuestion: ") for text in texts) and min(asked.values()) > 10, asked
+assert min(depths) < 0.1 and max(depths) > 0.9 and 0.4 < sum(depths) / len(depths) < 0.6
+# The words of the suites.
+for words in ("\\nThe {} of {} is {}.\\n", "\\nQuestion: What is the {0} of {1}?\\nAnswer: The {0} of {1} is",
+              "\\nQuestion: Which {1} codes does {0} have, in the order of the text?\\nAnswer: The {1} codes of {0} are"):
+    assert words in source, words
+PY
+check "needles" python3 "$scratch/verify.py" "$scratch" "$PERIGEE_SOURCE"
 verdict

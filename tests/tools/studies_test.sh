@@ -26,17 +26,26 @@ for arm, loss in losses.items():
                             mine = 2.0 + hard + (loss - 2.0) * (5 if far else 0.6) * (attention == own) + (1 - repeated)
                             file.write(json.dumps({"suite": "position", "attention": attention, "number": sample, "end": end,
                                                    "task": task, "weight": weight, "nll": mine * weight}) + "\n")
-                        file.write(json.dumps({"suite": "needle", "attention": attention, "number": 0}) + "\n")
+                        for depth in (0.0, 0.5):  # item 39 of arm gate fails at one depth
+                            file.write(json.dumps({"suite": "needle", "task": "uuid", "attention": attention, "length": 512,
+                                                   "depth": depth, "number": sample,
+                                                   "passed": arm != "gate" or depth == 0 or sample < 39}) + "\n")
         steps = [{"step": i, "tokens": 100, "tokens_so_far": 100 * i, "seconds": 0.5, "loss": 2.0} for i in (1, 2)]
         steps.append({"step": 2, "eval_loss": loss + 0.1 * seed})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
         (folder / "run.json").write_text(json.dumps({"program": "perigee 1", "hardware": "1 x GPU"}))
 (root / "arm=unfinished,seed=1").mkdir()
+for name in ("before=2,seed=1", "arm=full,seed=1,eval=own"):  # what went before; a finished evaluation has no folder
+    (root / (name + ".finished")).touch()
+(root / "before=2,seed=1").mkdir()
+(root / "before=2,seed=1" / "metrics.jsonl").write_text('{"step": 7, "loss": 3.0}\n')
 PY
 rows=$scratch/rows
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$rows" >"$scratch/printed" || complain "rows.py"
 check "a row per arm, seed, attention and sample" [ "$(wc -l <"$rows/samples.csv")" = $((1 + 2 * 40 * (1 + 2 + 2))) ]
 check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,1.0,,,,perigee 1,1 x GPU$' "$rows/runs.csv"
+check "what went before" grep -q '^before 2,1,7,,3.0,' "$rows/runs.csv"
+check "needles" [ "$(grep -c '^gate,.*,needle uuid,512,0\.[05],40,' "$rows/needles.csv")" = 8 ]
 check "what has not finished is left out" [ -z "$(grep -l unfinished "$rows"/*.csv)" ]
 python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" -o "$scratch/page" --draws 300 >"$scratch/printed" || complain "page.py"
 cat >"$scratch/verify.py" <<'PY'
@@ -53,6 +62,7 @@ for arm, step in (("gate", 0.01), ("nearest", 0.05)):
     assert low <= difference <= high and high - low < 1e-3, (low, high)  # pairs: the samples' own spread cancels
     assert far_low <= far <= far_high
 assert "| full | 2 |" in table and table.index("| full |") < table.index("| gate |")
+assert "| needle | gate | moba | 98.8% of 160 |" in table and "| needle | full | full | 100.0% of 160 |" in table
 assert "minus that of full, by millions" in table and "| nearest | +0.0500 |" in table
 picture = open(f"{sys.argv[1]}/page/figure.svg").read()
 assert picture.count("<circle") == 4
@@ -61,4 +71,24 @@ xml.etree.ElementTree.fromstring(picture)
 PY
 check "differences, intervals and figure" python3 "$scratch/verify.py" "$scratch"
 check "an arm that is not there" grep -q "has no arm dense" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" --base dense -o "$scratch" 2>&1)
+
+# --- A switch: arms alike to the last digit up to step 300, then a jump that fades.
+mkdir "$scratch/switch"
+python3 - "$scratch/switch" <<'PY'
+import random, sys
+noise, rows = random.Random(3), ["arm,seed,step,loss"]
+for step in range(1, 501):
+    loss = 2.0 + 0.01 * noise.choice((-1, 1))
+    rows.append(f"gate,1,{step},{loss}")
+    for arm, jump in (("mild", 0.02), ("spike", 0.2), ("never", 0.0)):
+        rows.append(f"{arm},1,{step},{loss + (jump * 0.9 ** (step - 301) if step > 300 else 0.0)}")
+open(f"{sys.argv[1]}/losses.csv", "w").write("\n".join(rows) + "\n")
+PY
+compare() { python3 "$PERIGEE_SOURCE/tools/studies/switch.py" "$scratch/switch" --step "$@" >"$scratch/printed" 2>&1; }
+check "switch.py" compare 300 mild=gate spike=gate never=gate
+check "a small jump" grep -Eq '^\| mild \| gate \| 1 \| \+0\.0200 \| 0\.010. \| [234]\.. \| 1\.. \| [-+]0\.0000 \|  \|$' "$scratch/switch/switch.md"
+check "a large one" grep -Eq '^\| spike \| gate \| 1 \| \+0\.2000 \| .* \| spike \|$' "$scratch/switch/switch.md"
+check "none" grep -Eq '^\| never \| gate \| 1 \| \+0\.0000 \| .* \| 1\.. \| 1\.. \| ' "$scratch/switch/switch.md"
+! compare 301 mild=gate || complain "weights that were not the same"
+check "where they differ" grep -q "mild, seed 1: losses differ from step 301 on" "$scratch/printed"
 verdict

@@ -3,7 +3,7 @@
 
     python3 tools/studies/page.py docs/studies/1_scaling_xs --base full -o docs/studies/1_scaling_xs
 
-Reads samples.csv of rows.py and writes table.md and figure.svg. Arms of one seed share initial weights, the order of
+Reads samples.csv of rows.py, and needles.csv where there is one, and writes table.md and figure.svg. Arms of one seed share initial weights, the order of
 samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs: differences per
 held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws; each draw takes
 the same samples in every arm and seed). The seeds' spread stands beside it.
@@ -150,6 +150,27 @@ def gaps(rows, base):
     return text
 
 
+def needles(rows):
+    """Share of the items passed by length, over seeds and depths: of suite needle as one, of ruler by task."""
+    if not (rows / "needles.csv").exists():
+        return ""
+    cells = collections.defaultdict(lambda: [0, 0])
+    with (rows / "needles.csv").open() as file:
+        for row in csv.DictReader(file):
+            task = "needle" if row["task"].startswith("needle") else row["task"]
+            cell = cells[task, row["arm"], row["attention"], int(row["length"])]
+            cell[0] += int(row["items"])
+            cell[1] += int(row["passed"])
+    lengths = sorted({length for *_, length in cells})
+    text = "\nItems passed, by tokens read.\n\n"
+    text += f"| task | arm | attention | {' | '.join(str(n) for n in lengths)} |\n|---|---|---|{'---|' * len(lengths)}\n"
+    for name in sorted({tuple(name) for *name, _ in cells}):
+        found = [cells.get((*name, length)) for length in lengths]
+        shares = [f"{100 * cell[1] / cell[0]:.1f}% of {cell[0]}" if cell else "" for cell in found]
+        text += f"| {' | '.join(name)} | {' | '.join(shares)} |\n"
+    return text
+
+
 def svg(found, base):
     """Differences to the base with their intervals: one row an arm, far repeats below all tokens."""
     rows = [(arm, against) for arm, against, _, _ in found if against]
@@ -193,7 +214,7 @@ def main():
         parser.error(f"{args.rows / 'samples.csv'} has no arm {args.base}")
     found = compare(table, args.base, args.draws)
     args.output.mkdir(parents=True, exist_ok=True)
-    text = markdown(found, args.base) + matrix(table) + gaps(args.rows, args.base)
+    text = markdown(found, args.base) + matrix(table) + gaps(args.rows, args.base) + needles(args.rows)
     (args.output / "table.md").write_text(text)
     (args.output / "figure.svg").write_text(svg(found, args.base))
     print(text, end="")

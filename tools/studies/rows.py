@@ -3,11 +3,14 @@
 
     python3 tools/studies/rows.py runs/studies/1_scaling_xs -o docs/studies/1_scaling_xs
 
-From the records of `eval --suite position` in every finished run (docs/evaluation.md) it writes
+From the records of `eval --suite` in every finished run (docs/evaluation.md) it writes
     samples.csv    per arm, seed, attention and held-out sample: weight and sum of nll, of all tokens and of far repeats
     positions.csv  per arm, seed, attention, last position of the bin and kind of token: the same, over all samples
+    needles.csv    per arm, seed, attention, task, length and depth of needle and ruler, if any: items, and those passed
     curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss
     runs.csv       per arm and seed: steps, tokens, losses, seconds, speed, and program, commit and hardware
+    losses.csv     with --losses FIRST LAST: per arm, seed and logged step between the two: training loss
+Runs that went before all others stand there as arm `before`, or `before 1`, `before 2` in the order of training.
 """
 import argparse
 import collections
@@ -19,14 +22,17 @@ RUN_KEYS = ("step", "tokens_so_far", "loss", "eval_loss", "seconds", "tokens_per
             "hardware")
 
 def records(path):
-    """Records of the position suite by (attention, sample, bin, task): of a repeated evaluation the last."""
-    found = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            record = json.loads(line)
-            if record["suite"] == "position" and record.get("nll") is not None:
-                found[record["attention"], record["number"], record["end"], record["task"]] = record
-    return found
+    """Records of the position suite by (attention, sample, bin, task), and those of the others by (attention, suite and
+    task, length, depth, number): of a repeated evaluation the last."""
+    found, items = {}, {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        record = json.loads(line)
+        if record["suite"] != "position":
+            task = f"{record['suite']} {record.get('task', '')}"
+            items[record["attention"], task, record.get("length", 0), record.get("depth", ""), record["number"]] = record
+        elif record.get("nll") is not None:
+            found[record["attention"], record["number"], record["end"], record["task"]] = record
+    return found, items
 
 
 def summed(found, key_of):
@@ -41,24 +47,37 @@ def summed(found, key_of):
     return sums
 
 
-def settings_of(folder):
-    """{"arm": ..., "seed": ...} and what else the name of a run's folder says."""
-    return dict(part.split("=", 1) for part in folder.name.split(",") if "=" in part)
+def passed(items):
+    """{all of the key but the number: [items, those passed]}"""
+    sums = collections.defaultdict(lambda: [0, 0])
+    for (*cell, _), record in items.items():
+        sums[tuple(cell)][0] += 1
+        sums[tuple(cell)][1] += bool(record["passed"])
+    return sums
+
+
+def name_of(folder):
+    """[arm, seed] as the name of a run's folder says them."""
+    settings = dict(part.split("=", 1) if "=" in part else (part, "") for part in folder.name.split(","))
+    arm = f"before {settings['before']}".strip() if "before" in settings else settings.get("arm", "")
+    return [arm, settings.get("seed", "")]
 
 
 def training(folder):
-    """What the run logged last, the sum of its seconds, and its held-out losses as (step, tokens, loss)."""
-    last, curve, speeds = {}, [], []
+    """What the run logged last and the sum of its seconds, its held-out losses as (step, tokens, loss), and its training
+    losses as (step, loss)."""
+    last, curve, losses, seconds = {}, [], {}, 0.0
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         last.update(record)
-        speeds.append((record.get("tokens", 0), record.get("seconds", 0.0)))
+        seconds += record.get("seconds", 0.0)
+        if record.get("loss") is not None:
+            losses[record["step"]] = record["loss"]
         if record.get("eval_loss") is not None:
             curve.append((record["step"], last.get("tokens_so_far", 0), record["eval_loss"]))
-    seconds = sum(time for _, time in speeds)
     said = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     said = {key: said.get(key, "") for key in ("program", "hardware", "parameters")}
-    return {**last, **said, "seconds": round(seconds, 2)}, curve
+    return {**last, **said, "seconds": round(seconds, 2)}, curve, sorted(losses.items())
 
 
 def write(path, head, rows):
@@ -77,28 +96,36 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("study", type=pathlib.Path, help="output_dir of the study")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
+    parser.add_argument("--losses", type=int, nargs=2, metavar=("FIRST", "LAST"), default=(1, 0),
+                        help="write losses.csv with the training losses of these steps")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    samples, positions, runs, curves = [], [], [], []
+    samples, positions, needles, runs, curves, losses = [], [], [], [], [], []
     for folder in sorted((args.study / "runs").iterdir()):
         if not folder.is_dir() or not (args.study / "runs" / (folder.name + ".finished")).exists():
             continue
-        settings = settings_of(folder)
-        name = [settings.get("arm", ""), settings.get("seed", "")]
+        name = name_of(folder)
         if not name[0]:
             continue
-        found = records(folder / "suites.jsonl")
+        found, items = records(folder / "suites.jsonl")
         for (attention, sample), sums in sorted(summed(found, lambda a, n, e, t: (a, n)).items()):
             samples.append(name + [attention, sample] + [number(x) for x in sums])
         for (attention, end, task), sums in sorted(summed(found, lambda a, n, e, t: (a, e, t)).items()):
             positions.append(name + [attention, end, task] + [number(x) for x in sums[:2]])
-        said, curve = training(folder)
+        needles += [name + [*cell, *sums] for cell, sums in sorted(passed(items).items())]
+        said, curve, course = training(folder)
         runs.append(name + [said.get(key, "") for key in RUN_KEYS])
         curves += [name + list(point) for point in curve]
+        losses += [name + list(point) for point in course if args.losses[0] <= point[0] <= args.losses[1]]
     write(args.output / "samples.csv", ["arm", "seed", "attention", "sample", "weight", "nll", "far_weight", "far_nll"], samples)
     write(args.output / "positions.csv", ["arm", "seed", "attention", "end", "task", "weight", "nll"], positions)
+    if needles:
+        write(args.output / "needles.csv", ["arm", "seed", "attention", "task", "length", "depth", "items", "passed"], needles)
     write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss"], curves)
     write(args.output / "runs.csv", ["arm", "seed", *RUN_KEYS], runs)
+    if losses:
+        write(args.output / "losses.csv", ["arm", "seed", "step", "loss"], losses)
+
 
 if __name__ == "__main__":
     main()

@@ -42,8 +42,7 @@ struct Axis {
 /// The file's sections before they are multiplied out.
 struct Plan {
     RunOptions run;
-    bool has_before = false;
-    Overrides before;
+    std::vector<Overrides> before;  ///< in the order of training
     std::vector<std::pair<std::string, Overrides>> arms, evaluations;
     std::vector<Axis> grid;
     std::vector<std::string> seeds, metrics;
@@ -74,8 +73,8 @@ class Reader {
             describe(schema, plan_.run);
             read_tree(schema, value, findings_);
         } else if (key.text == "before") {
-            plan_.has_before = true;
-            plan_.before = overrides(value);
+            if (value.kind != Kind::list) plan_.before.push_back(overrides(value));
+            for (auto const& stage : value.items) plan_.before.push_back(overrides(*stage));
         } else if (key.text == "arms") {
             plan_.arms = named(value);
         } else if (key.text == "evaluations") {
@@ -174,15 +173,17 @@ class Builder {
     }
 
     Study build() {
-        if (plan_.has_before)
-            for (std::string const& seed : plan_.seeds)
-                add(fmt::format("before,seed={}", seed), {}, seed, plan_.before);
-        for (size_t seed = 0; seed < plan_.seeds.size(); ++seed) {
+        std::vector<std::optional<size_t>> last(plan_.seeds.size());
+        for (size_t stage = 0; stage < plan_.before.size(); ++stage)
+            for (size_t seed = 0; seed < last.size(); ++seed) {
+                std::string const name = plan_.before.size() == 1 ? "before" : fmt::format("before={}", stage + 1);
+                last[seed] = add(name, {}, plan_.seeds[seed], plan_.before[stage], last[seed]);
+            }
+        evaluate_from(0);
+        for (size_t seed = 0; seed < last.size(); ++seed) {
             size_t const first = study_.runs.size();
-            for (auto const& settings : cases(axes())) add_case(settings, seed);
-            size_t const end = study_.runs.size();
-            for (auto const& [evaluation, changes] : plan_.evaluations)
-                for (size_t run = first; run < end; ++run) evaluate(run, evaluation, changes);
+            for (auto const& settings : cases(axes())) add_case(settings, plan_.seeds[seed], last[seed]);
+            evaluate_from(first);
         }
         if (!problems_.empty()) fail(Category::config, "{}", fmt::join(problems_, "\n"));
         return std::move(study_);
@@ -202,24 +203,24 @@ class Builder {
         return all;
     }
 
-    void add_case(std::vector<std::string> const& settings, size_t seed) {
-        std::string name;
+    void add_case(std::vector<std::string> const& settings, std::string const& seed, std::optional<size_t> before) {
+        std::vector<std::string> names;
         Overrides overrides;
         for (size_t i = 0; i < settings.size(); ++i) {
-            name += setting_name(study_.keys[i], settings[i]) + ",";
+            names.push_back(setting_name(study_.keys[i], settings[i]));
             if (study_.keys[i] == kArm)
                 overrides = std::ranges::find(plan_.arms, settings[i], &Arm::first)->second;
             else
                 overrides.push_back(fmt::format("{}={}", study_.keys[i], settings[i]));
         }
-        if (plan_.has_before) {
-            Run const& before = study_.runs[seed];
-            overrides.push_back("checkpoint.resume=" +
-                                yaml_text((study_.folder(before) / before_checkpoint_).string()));
-            overrides.emplace_back("checkpoint.allow_model_change=true");  // the grid says which
-        }
-        add(name + "seed=" + plan_.seeds[seed], settings, plan_.seeds[seed], overrides);
-        if (plan_.has_before) study_.runs.back().before = seed;
+        add(fmt::format("{}", fmt::join(names, ",")), settings, seed, overrides, before);
+    }
+
+    /// Gives the runs from this place on to every evaluation.
+    void evaluate_from(size_t first) {
+        size_t const end = study_.runs.size();
+        for (auto const& [evaluation, changes] : plan_.evaluations)
+            for (size_t run = first; run < end; ++run) evaluate(run, evaluation, changes);
     }
 
     void evaluate(size_t run, std::string const& evaluation, Overrides const& overrides) {
@@ -240,10 +241,19 @@ class Builder {
                                .evaluates = true});
     }
 
-    void add(std::string const& name, std::vector<std::string> settings, std::string const& seed, Overrides overrides) {
-        Run run{.name = name, .settings = std::move(settings), .seed = 0, .config = {}, .before = {}};
+    /// Adds a run that goes on from run `before`, if there is one; returns its place.
+    size_t add(std::string const& case_name, std::vector<std::string> settings, std::string const& seed,
+               Overrides overrides, std::optional<size_t> before) {
+        std::string const name = fmt::format("{},seed={}", case_name, seed);
+        Run run{.name = name, .settings = std::move(settings), .seed = 0, .config = {}, .before = before};
         if (std::ranges::find(study_.runs, name, &Run::name) != study_.runs.end())
             problems_.push_back(fmt::format("{}: two runs would be called {}", source_, name));
+        if (before) {
+            Run const& from = study_.runs[*before];
+            Path const checkpoint = study_.folder(from) / "checkpoints" / step_name(from.steps);
+            overrides.push_back("checkpoint.resume=" + yaml_text(checkpoint.string()));
+            overrides.emplace_back("checkpoint.allow_model_change=true");  // the study says which
+        }
         overrides.push_back("seed=" + seed);
         overrides.push_back("output_dir=" + yaml_text(study_.folder(run).string()));
         try {
@@ -252,17 +262,17 @@ class Builder {
                 problems_.push_back(fmt::format("{}: {}: {}", source_, name, problem));
             run.seed = options.seed;
             run.threads = options.threads;
+            run.steps = options.train.steps;
             run.config = to_yaml(options);
-            if (run.settings.empty()) before_checkpoint_ = "checkpoints/" + step_name(options.train.steps);
         } catch (Error const& error) {
             problems_.push_back(fmt::format("{}: {}: {}", source_, name, error.what()));
         }
         study_.runs.push_back(std::move(run));
+        return study_.runs.size() - 1;
     }
 
     Plan const& plan_;
     std::string source_;
-    std::string before_checkpoint_;
     std::vector<std::string> problems_;
     Study study_;
 };

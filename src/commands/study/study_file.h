@@ -1,14 +1,15 @@
 // A study: one YAML file that says which runs to compare. Its sections:
 //     output_dir   folder of the study
 //     run          options of every run, as in a configuration
-//     before       optional, {key: value}: changes to `run` for a run that is trained first, once per seed, and whose
-//                  last checkpoint every run of the grid goes on from
+//     before       optional, {key: value, ...}: changes to `run` for a run that is trained first, once per seed, and
+//     whose
+//                  last checkpoint every run of the grid goes on from; or a list of such stages, each of which goes on
+//                  from the one before it
 //     arms         {name: {key: value, ...}, ...}: changes to `run` by the name of the case
 //     grid         {key: [value, ...], ...}: every combination is a case; keys of the model may differ from `before`.
 //                  With arms, every combination of each arm; arms or a grid may be left out
-//     evaluations  optional, {name: {key: value, ...}, ...}: each run of a case that has finished is given to `perigee
-//     eval`
-//                  with these overrides, which leaves its records in the run's folder
+//     evaluations  optional, {name: {key: value, ...}, ...}: each run that has finished, those before the grid too, is
+//                  given to `perigee eval` with these overrides, which leaves its records in the run's folder
 //     seeds        [integer, ...]: every case is run with each
 //     metrics      [key, ...] of metrics.jsonl: the columns of the table, with their last value
 //     figure       key of metrics.jsonl that the figure shows over the steps
@@ -30,6 +31,7 @@ struct Run {
     std::string config;            ///< complete YAML
     std::optional<size_t> before;  ///< place in Study::runs of the run it goes on from, or evaluates
     int64_t threads = 0;
+    int64_t steps = 0;                        ///< of training
     std::vector<std::string> overrides = {};  ///< of an evaluation
     bool evaluates = false;
 };

@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "app/dry_run.h"
@@ -73,16 +75,22 @@ int set_layout(std::string const& layout, ParallelOptions& parallel) {
     return static_cast<int>(parallel.data * parallel.context * parallel.tensor);
 }
 
-/// Of the rank that is slowest, or takes the most; exposed seconds are the mean of the ranks.
+/// Seconds of a step in which the compute queues of the ranks waited for other ranks.
+struct Waits {
+    std::vector<double> of_ranks;                   ///< on all axes together
+    std::map<std::string, double> mean = {};        ///< by axis, over the ranks
+    std::map<std::string, double> of_slowest = {};  ///< by axis, of the rank that waits least: others wait for it too
+};
+
+/// Of the rank that is slowest, or takes the most.
 struct Measured {
     StepReport report;
-    double seconds = 0;                     ///< of a step, the mean: gathers of updated weights run on into the next
-    double made_up = 0;                     ///< seconds beside them, for what other ranks would have computed
-    int64_t bytes = 0;                      ///< of the device in use, the largest seen after a step
-    std::map<std::string, double> exposed;  ///< seconds of a step in which the compute queue waited, by axis
-    PhaseSeconds phases = {};               ///< of a step
-    std::vector<double> waited = {};        ///< per rank: seconds of a step in which its compute queue waited
-    nlohmann::json operations = {};         ///< of one more step, where they are asked for
+    double seconds = 0;  ///< of a step, the mean: gathers of updated weights run on into the next
+    double made_up = 0;  ///< seconds beside them, for what other ranks would have computed
+    int64_t bytes = 0;   ///< of the device in use, the largest seen after a step
+    Waits waits = {};
+    PhaseSeconds phases = {};        ///< of a step
+    nlohmann::json operations = {};  ///< of one more step, where they are asked for
 };
 
 /// The rates of `perigee check` for a GPU of this name, or of one like it.
@@ -94,21 +102,29 @@ std::optional<DeviceRates> rates_of(RunOptions const& options, std::string const
     return device_rates("h200", files);
 }
 
-std::map<std::string, double> by_axis(std::map<int, double> const& communication, double steps, HostComm& world) {
-    std::map<std::string, double> seconds;
-    for (Axis const axis : {Axis::all, Axis::data, Axis::context, Axis::tensor, Axis::data_context}) {
-        auto const found = communication.find(static_cast<int>(axis));
-        double const mean = world.sum(found == communication.end() ? 0 : found->second / steps) / world.size();
-        if (mean > 0) seconds[to_string(axis)] = mean;
-    }
-    return seconds;
-}
-
 /// Gathers one number per rank on all ranks.
 std::vector<double> of_each(HostComm& world, double own) {
     std::vector<double> all;
     for (int rank = 0; rank < world.size(); ++rank) all.push_back(world.sum(rank == world.rank() ? own : 0));
     return all;
+}
+
+/// From the seconds that this rank waited in so many steps, by axis.
+Waits gather_waits(std::map<int, double> const& own, double steps, HostComm& world) {
+    std::map<std::string, std::vector<double>> by_axis;
+    Waits waits{.of_ranks = std::vector<double>(static_cast<size_t>(world.size()))};
+    for (Axis const axis : {Axis::all, Axis::data, Axis::context, Axis::tensor, Axis::data_context}) {
+        auto const found = own.find(static_cast<int>(axis));
+        std::vector<double> const seconds = of_each(world, found == own.end() ? 0 : found->second / steps);
+        std::ranges::transform(waits.of_ranks, seconds, waits.of_ranks.begin(), std::plus());
+        if (std::ranges::max(seconds) > 0) by_axis[to_string(axis)] = seconds;
+    }
+    auto const slowest = static_cast<size_t>(std::ranges::min_element(waits.of_ranks) - waits.of_ranks.begin());
+    for (auto const& [axis, seconds] : by_axis) {
+        waits.mean[axis] = std::reduce(seconds.begin(), seconds.end()) / world.size();
+        waits.of_slowest[axis] = seconds[slowest];
+    }
+    return waits;
 }
 
 /// What is known of a run before it is measured.
@@ -158,11 +174,7 @@ Measured time_steps(Options const& o, Session& session, LabelledOps& ops, Learne
     m.bytes = together.max(m.bytes);
     m.phases = device.phases().take();
     for (double& seconds : m.phases) seconds /= steps;
-    std::map<int, double> const communication = device.phases().take_communication();
-    m.exposed = by_axis(communication, steps, together);
-    double waited = 0;
-    for (auto const& [axis, seconds] : communication) waited += seconds / steps;
-    m.waited = of_each(together, waited);
+    m.waits = gather_waits(device.phases().take_communication(), steps, together);
     if (o.operations) {
         device.trace().start(device.queue());
         step();
@@ -230,7 +242,8 @@ nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predict
                        {"bytes_before", run.bytes_before},
                        {"predicted_bytes", predicted.memory.in_use()},
                        {"predicted_seconds", predicted.time.step},
-                       {"exposed_ms", milliseconds(m.exposed)},
+                       {"exposed_ms", milliseconds(m.waits.mean)},
+                       {"exposed_ms_of_slowest", milliseconds(m.waits.of_slowest)},
                        {"predicted_exposed_ms", milliseconds(predicted.time.exposed)},
                        {"phases_ms", milliseconds(phases)},
                        {"attended_share", m.report.attended_share.value_or(1)},
@@ -241,7 +254,7 @@ nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predict
         all["latency_us"] = o.microseconds;
         all["traffic"] = o.traffic;
     } else {
-        for (double const seconds : m.waited) all["exposed_ms_of_ranks"].push_back(1e3 * seconds);
+        for (double const seconds : m.waits.of_ranks) all["exposed_ms_of_ranks"].push_back(1e3 * seconds);
     }
     return all;
 }
@@ -263,7 +276,8 @@ void print(Options const& o, Run const& run, StepCost const& predicted, Measured
         for (auto const& [axis, of_axis] : seconds) fmt::print("  {} {:.2f} ms", axis, 1e3 * of_axis);
         fmt::print("\n");
     };
-    axes("exposed        ", m.exposed);
+    axes("exposed        ", m.waits.mean);
+    axes("of the slowest ", m.waits.of_slowest);
     axes("check says     ", predicted.time.exposed);
     print_operations(m.operations);
     if (o.json) fmt::print("{}\n", to_json(o, run, predicted, m).dump());

@@ -4,7 +4,7 @@
     python3 tools/studies/sum_merge.py --text bible.txt -o docs/studies/5_sum_merge_cpu
     python3 tools/studies/sum_merge.py --tokens data/study/train_long.bin -o OUT --device cuda --bf16 --length 4096 \\
         --block 256 --hidden 384 --heads 6 --minutes 9          # again and again: exit code 75 until all is done
-    python3 tools/studies/sum_merge.py -o OUT --check --table > OUT/table.md
+    python3 tools/studies/sum_merge.py -o OUT --check --table > OUT/table.md         # and OUT/figure.svg
 
 A query attends its local block up to itself and the top_k - 1 past blocks whose mean rotated key has the greatest dot
 product with it; no gradient flows through the selection. The output is sum_j w_j softmax_j(q k / sqrt(d)) v over the
@@ -21,7 +21,7 @@ warm-up, then a constant rate; gradients clipped to norm 1. Arms of a seed share
 A run ends where its loss is not finite; it is recorded as diverged. Definitions, over all steps of a run:
     final loss    mean of the training loss over the last tenth of the steps; all samples are new while the text lasts
     spike         loss above the mean of the 32 steps before by more than 5 of their standard deviations and 0.1 nat
-    outlier       norm of the gradient before clipping, over 3 (10) times the median of the 32 steps before
+    norms over 3x gradient norms before clipping over 3 times the median of the 32 steps before; over 10x are among them
     max logit     greatest |q k| / sqrt(d) of all layers, heads and pairs in the causal triangle, chosen or not
     excess loss   mean over seeds of min(final, first loss), minus that of the arm's best rate; a diverged run counts
                   with its first loss. Its mean over all rates is the sensitivity to the rate
@@ -261,8 +261,9 @@ def table(args):
         begins.setdefault((row["arm"], row["lr"], row["seed"]), row["max_logit"])
     arms = [arm for arm in ARMS if any(arm == a for a, _ in runs)]
     rates = [rate for rate in sorted({rate for _, rate in runs}) if all((arm, rate) in runs for arm in arms)]
-    some = runs[arms[0], rates[0]][0]
-    print(f"Commit {some['commit']}, {some['device']}, {some['setup']}.\n\n| arm | runs | best rate | loss there | "
+    every = [run for mine in runs.values() for run in mine]
+    said = (f"{key} {', '.join(sorted({run[key] for run in every}))}" for key in ("commit", "device", "setup"))
+    print(f"Rows of {'; '.join(said)}.\n\n| arm | runs | best rate | loss there | "
           f"mean excess loss | highest stable rate at {', '.join(map(str, TOLERANCES))} nat | diverged | spikes | "
           f"norms over 3x | over 10x |\n|{'---|' * 10}")
 
@@ -291,6 +292,33 @@ def table(args):
         print(f"| {rate:.4g} | {arm} | {losses} | {logits} | {counts(runs[arm, rate])} |")
 
 
+def figure(args):
+    """figure.svg: the final loss of every run over its rate, a line through each arm's mean."""
+    runs = [run for run in read(args.output / "runs.csv") if not int(run["diverged"])]
+    x_of = lambda run: math.log10(float(run["lr"]))
+    y_of = lambda run: float(run["final_loss"])
+    left, right, low, high = (f(map(of, runs)) for of in (x_of, y_of) for f in (min, max))
+    place = lambda x, y: (60 + 380 * (x - left) / (right - left or 1), 250 - 220 * (y - low) / (high - low or 1))
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 580 300" font-family="sans-serif" font-size="12">',
+             '<rect width="100%" height="100%" fill="#fff"/>', '<text x="60" y="292">learning rate</text>',
+             '<text x="8" y="18">final loss, nats</text>']
+    parts += [f'<text x="48" y="{place(left, y)[1] + 4:.1f}" text-anchor="end" fill="#555">{y:.2f}</text>'
+              for y in (low + (high - low) * i / 4 for i in range(5))]
+    parts += [f'<text x="{place(x, low)[0]:.1f}" y="272" text-anchor="middle" fill="#555">{10**x:.2g}</text>'
+              for x in sorted(set(map(x_of, runs)))]
+    for i, (arm, colour) in enumerate(zip(ARMS, ("#2a6fb0", "#c2571a", "#3a8f4d"))):
+        by_rate = collections.defaultdict(list)
+        for run in runs:
+            if run["arm"] == arm:
+                by_rate[x_of(run)].append(y_of(run))
+        means = " ".join("%.1f,%.1f" % place(x, statistics.fmean(found)) for x, found in sorted(by_rate.items()))
+        parts.append(f'<polyline points="{means}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += ['<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>' % (*place(x, y), colour)
+                  for x, found in by_rate.items() for y in found]
+        parts.append(f'<text x="460" y="{40 + 18 * i}" fill="{colour}">{arm}</text>')
+    (args.output / "figure.svg").write_text("\n".join(parts) + "\n</svg>\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
@@ -307,7 +335,7 @@ def main():
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--minutes", type=float, help="start no run after this; exit code 75 if some are left")
     add("--check", action="store_true", help="compare the arms with full attention")
-    add("--table", action="store_true", help="print tables of the rows in the output folder")
+    add("--table", action="store_true", help="print tables of the rows in the output folder, and draw figure.svg there")
     args = parser.parse_args()
     if args.length % args.block or args.hidden % (2 * args.heads):
         parser.error("length must be a multiple of block, and hidden of twice heads")
@@ -322,6 +350,7 @@ def main():
         study(args)
     if args.table:
         table(args)
+        figure(args)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,6 @@ __device__ __forceinline__ void score_blocks(AttendArgs const& a, AttendShared<D
     int const lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, row = warp_row + lane / 4;
     int32_t const g = blockIdx.y, most = a.cache.most_blocks();
     uint32_t const means = shared_address(shared.k);
-    uint32_t x[D / 16][4];
-    load_heads<D>(x, q, warp_row, a.group);
     for (int32_t from = 0; from < current; from += kTiles * kScoreBlocks) {
         int const tiles = min((current - from + kScoreBlocks - 1) / kScoreBlocks, kTiles);
         __syncthreads();  // the means before have been read
@@ -49,6 +47,8 @@ __device__ __forceinline__ void score_blocks(AttendArgs const& a, AttendShared<D
         hopper::fence_shared_for_async();
         __syncthreads();
         for (int tile = 0; tile < tiles; ++tile) {
+            uint32_t x[D / 16][4];
+            load_heads<D>(x, q, warp_row, a.group);
             float s[32];
             hopper::add_products<Inner::columns>(
                 s, x,
@@ -71,43 +71,40 @@ __device__ __forceinline__ void score_blocks(AttendArgs const& a, AttendShared<D
 template <int D>
 __device__ __forceinline__ void merge_group(AttendArgs const& a, AttendShared<D>& shared, int64_t head,
                                             int32_t splits) {
-    constexpr int kPairs = D / 2, kRuns = kMergeRuns<D>;
-    auto* const weights = reinterpret_cast<float*>(shared.weights);  // [group, splits]
+    constexpr int kPairs = D / 2, kAtOnce = 8;
+    auto* const lse = reinterpret_cast<float*>(shared.weights);  // [group, splits]
     static_assert(sizeof(shared.weights) >= kHeadRows * kMostMerged * sizeof(float));
-    int const lane = threadIdx.x % 32;
-    for (int of = threadIdx.x / 32; of < a.group; of += kAttendThreads / 32) {
-        float const* const lse = a.partial_lse + (head + of) * a.most_splits;
-        static_assert(kMostMerged == 64);
-        float const low = lane < splits ? __ldcg(lse + lane) : -INFINITY,
-                    high = lane + 32 < splits ? __ldcg(lse + lane + 32) : -INFINITY;
-        float const most =
-            finite_base(across_lanes<32>(fmaxf(low, high), [](float x, float y) { return fmaxf(x, y); }));
-        if (lane < splits) weights[of * splits + lane] = exp2_approx(low - most);
-        if (lane + 32 < splits) weights[of * splits + lane + 32] = exp2_approx(high - most);
-    }
+    for (int i = threadIdx.x; i < a.group * splits; i += kAttendThreads)
+        lse[i] = __ldcg(a.partial_lse + (head + i / splits) * a.most_splits + i % splits);
     __syncthreads();
     for (int i = threadIdx.x; i < a.group * kPairs; i += kAttendThreads) {
         int const of = i / kPairs, column = i % kPairs * 2;
-        float const* const its = weights + of * splits;
+        float const* const its = lse + of * splits;
         auto const* const partial =
             reinterpret_cast<float2 const*>(a.partial + (head + of) * a.most_splits * D + column);
-        float2 x[kRuns];
-#pragma unroll
-        for (int j = 0; j < kRuns; ++j) x[j] = __ldcg(partial + int64_t{max(min(j, splits - 1), 0)} * kPairs);
+        float most = -INFINITY;
+        for (int j = 0; j < splits; ++j) most = fmaxf(most, its[j]);
+        most = finite_base(most);
         float total = 0;
         float2 result = make_float2(0, 0);
+        for (int first = 0; first < min(splits, kMergeRuns<D>); first += kAtOnce) {
+            float2 x[kAtOnce];
 #pragma unroll
-        for (int j = 0; j < kRuns; ++j) {
-            if (j >= splits) break;
-            float sum = 0;
-            float2 o = make_float2(0, 0);
-            for (int split = j; split < splits; split += kRuns) {
-                if (split > j) x[j] = __ldcg(partial + int64_t{split} * kPairs);
-                float const weight = its[split];
-                sum += weight;
-                o.x = fmaf(weight, weight != 0 ? x[j].x : 0, o.x), o.y = fmaf(weight, weight != 0 ? x[j].y : 0, o.y);
+            for (int j = 0; j < kAtOnce; ++j) x[j] = __ldcg(partial + int64_t{min(first + j, splits - 1)} * kPairs);
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+                if (first + j >= min(splits, kMergeRuns<D>)) break;
+                float sum = 0;
+                float2 o = make_float2(0, 0);
+                for (int split = first + j; split < splits; split += kMergeRuns<D>) {
+                    if (split > first + j) x[j] = __ldcg(partial + int64_t{split} * kPairs);
+                    float const weight = exp2_approx(its[split] - most);
+                    sum += weight;
+                    o.x = fmaf(weight, weight != 0 ? x[j].x : 0, o.x),
+                    o.y = fmaf(weight, weight != 0 ? x[j].y : 0, o.y);
+                }
+                total += sum, result.x += o.x, result.y += o.y;
             }
-            total += sum, result.x += o.x, result.y += o.y;
         }
         float const inverse = inverse_of_sum(total);
         *reinterpret_cast<uint32_t*>(a.o + (head + of) * D + column) = pack(result.x * inverse, result.y * inverse);

@@ -30,7 +30,9 @@ struct Swiglu {
     __device__ __forceinline__ void finish(int row, int32_t tile, int column, float value, float other,
                                            bool there) const {
         if (!there || column >= 4) return;
-        y[row * int64_t{rows.half} + int64_t{tile} * 4 + column] = swiglu(value, other);
+        float const gate = widen(narrow<bf16>(value)), up = widen(narrow<bf16>(other));
+        y[row * int64_t{rows.half} + int64_t{tile} * 4 + column] =
+            narrow<bf16>(up * (gate * (1 / (1 + __expf(-gate)))));
     }
 };
 

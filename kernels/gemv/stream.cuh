@@ -107,17 +107,16 @@ class Weights {
     int filling_ = 0, reading_ = kStages - 1;
 };
 
-/// Copies rows [rows, k] to x in shared memory, past the L1 cache: other thread blocks may have written them since this
-/// kernel began.
-__device__ inline void load_x(bf16 const* from_x, int rows, int k, bf16* x) {
-    int const vectors = k / 8, all = rows * vectors, stride = k + kPadding;
+/// Copies the rows of x to shared memory.
+__device__ inline void load_x(Args const& a, bf16* x) {
+    int const vectors = a.k / 8, all = a.rows * vectors, stride = a.k + kPadding;
     constexpr int kAtOnce = 4;
     for (int from = threadIdx.x; from < all; from += kAtOnce * kThreads) {
         uint4 held[kAtOnce];
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
             int const i = min(from + j * kThreads, all - 1);
-            held[j] = __ldcg(reinterpret_cast<uint4 const*>(from_x + int64_t{i} * 8));
+            held[j] = *reinterpret_cast<uint4 const*>(a.x + int64_t{i} * 8);
         }
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
@@ -128,21 +127,12 @@ __device__ inline void load_x(bf16 const* from_x, int rows, int k, bf16* x) {
     __syncthreads();
 }
 
-/// This thread's part of a norm's weights [k].
-__device__ __forceinline__ void load_norm(bf16 const* norm, int k, uint4 (&weights)[kNormVectors]) {
-#pragma unroll
-    for (int j = 0; j < kNormVectors; ++j)
-        if (int const vector = threadIdx.x + j * kThreads; vector < k / 8)
-            weights[j] = *reinterpret_cast<uint4 const*>(norm + vector * 8);
-}
-
-/// As load_x, normalised. `weights`: of load_norm.
-__device__ inline void load_normed(bf16 const* from, int rows, int k, float eps, uint4 const (&weights)[kNormVectors],
-                                   bf16* x) {
+/// Copies the rows of x to shared memory, normalised. `weights`: norm weights for this thread's columns.
+__device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVectors], bf16* x) {
     __shared__ float squares[kMostRows][kWarps];
-    int const vectors = k / 8, stride = k + kPadding, thread = threadIdx.x;
+    int const vectors = a.k / 8, stride = a.k + kPadding, thread = threadIdx.x;
     constexpr int kAtOnce = 4;  // rows
-    for (int row = 0; row < rows; row += kAtOnce) {
+    for (int row = 0; row < a.rows; row += kAtOnce) {
         float sum[kAtOnce] = {};
 #pragma unroll
         for (int j = 0; j < kNormVectors; ++j) {
@@ -151,11 +141,11 @@ __device__ inline void load_normed(bf16 const* from, int rows, int k, float eps,
             uint4 held[kAtOnce];
 #pragma unroll
             for (int r = 0; r < kAtOnce; ++r)
-                if (row + r < rows)
-                    held[r] = __ldcg(reinterpret_cast<uint4 const*>(from + int64_t{row + r} * k + vector * 8));
+                if (row + r < a.rows)
+                    held[r] = *reinterpret_cast<uint4 const*>(a.x + int64_t{row + r} * a.k + vector * 8);
 #pragma unroll
             for (int r = 0; r < kAtOnce; ++r) {
-                if (row + r >= rows) break;
+                if (row + r >= a.rows) break;
                 float values[8];
                 unpack(values, std::bit_cast<Run<bf16, 8>>(held[r]));
 #pragma unroll
@@ -166,15 +156,15 @@ __device__ inline void load_normed(bf16 const* from, int rows, int k, float eps,
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) {
             float const of_warp = warp_sum(sum[r]);
-            if (thread % 32 == 0 && row + r < rows) squares[row + r][thread / 32] = of_warp;
+            if (thread % 32 == 0 && row + r < a.rows) squares[row + r][thread / 32] = of_warp;
         }
     }
     __syncthreads();
-    for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < a.rows; ++row) {
         float sum = 0;
 #pragma unroll
         for (int warp = 0; warp < kWarps; ++warp) sum += squares[row][warp];
-        float const rstd = 1 / sqrtf(sum / static_cast<float>(k) + eps);
+        float const rstd = 1 / sqrtf(sum / static_cast<float>(a.k) + a.eps);
 #pragma unroll
         for (int j = 0; j < kNormVectors; ++j) {
             int const vector = thread + j * kThreads;
@@ -189,12 +179,6 @@ __device__ inline void load_normed(bf16 const* from, int rows, int k, float eps,
         }
     }
     __syncthreads();
-}
-
-/// Of sums in fp32.
-__device__ __forceinline__ bf16 swiglu(float gate_sum, float up_sum) {
-    float const gate = widen(narrow<bf16>(gate_sum)), up = widen(narrow<bf16>(up_sum));
-    return narrow<bf16>(up * (gate * (1 / (1 + __expf(-gate)))));
 }
 
 /// sums [16, 8] += 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh.
@@ -236,12 +220,15 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const
     Weights<kStages, decltype(f.rows)> weights(a, f.rows, ring, begin, end);
     if constexpr (kNorm) {
         uint4 of_norm[kNormVectors];
-        load_norm(a.norm, a.k, of_norm);
+#pragma unroll
+        for (int j = 0; j < kNormVectors; ++j)
+            if (int const vector = thread + j * kThreads; vector < a.k / 8)
+                of_norm[j] = *reinterpret_cast<uint4 const*>(a.norm + vector * 8);
         wait_for_previous();
-        load_normed(a.x, a.rows, a.k, a.eps, of_norm, x);
+        load_normed(a, of_norm, x);
     } else {
         wait_for_previous();
-        load_x(a.x, a.rows, a.k, x);
+        load_x(a, x);
     }
     int turn = 0;
     for (int32_t tile = blockIdx.x; tile < a.tiles; tile += static_cast<int32_t>(gridDim.x), turn ^= 1) {

@@ -41,40 +41,34 @@ DecodeTensors allocate_decoding(Arena& arena, Ops& ops, ModelOptions const& opti
             .sin_SR = {}};
 }
 
-DecodeQkv decode_qkv(ModelOptions const& options, BlockTensors const& weights, DecodeTensors const& tensors,
-                     Decoding const& decoding) {
-    return {.q_SHK = tensors.q_SHK,
-            .pages = decoding.pages,
-            .lengths_S = decoding.lengths_S,
-            .x_SD = tensors.x_SD,
-            .norm_D = weights.input_norm_D,
-            .w_XD = weights.qkv.w_OI,
-            .cos_SR = tensors.cos_SR,
-            .sin_SR = tensors.sin_SR,
-            .bias_X = weights.qkv_bias_X,
-            .q_norm_K = weights.q_norm_K,
-            .k_norm_K = weights.k_norm_K,
-            .eps = options.rms_norm_eps};
-}
-
 void block_decode(Ops& ops, ModelOptions const& options, BlockTensors const& weights, DecodeTensors const& tensors,
-                  BlockDecoding const& block) {
-    TensorView const x_SD = tensors.x_SD, q_SHK = tensors.q_SHK, o_SHK = tensors.o_SHK;
+                  Decoding const& decoding, Selection const& selection) {
+    auto const& [x_SD, q_SHK, o_SHK, chosen_C, y_SF, cos_SR, sin_SR] = tensors;
+    ops.decode_qkv({.q_SHK = q_SHK,
+                    .pages = decoding.pages,
+                    .lengths_S = decoding.lengths_S,
+                    .x_SD = x_SD,
+                    .norm_D = weights.input_norm_D,
+                    .w_XD = weights.qkv.w_OI,
+                    .cos_SR = cos_SR,
+                    .sin_SR = sin_SR,
+                    .bias_X = weights.qkv_bias_X,
+                    .q_norm_K = weights.q_norm_K,
+                    .k_norm_K = weights.k_norm_K,
+                    .eps = options.rms_norm_eps});
     TensorView chosen_SHS;
-    if (auto const budget = budget_of(block.selection))
-        chosen_SHS = tensors.chosen_C.rows(0, q_SHK[0] * q_SHK[1] * budget->slots())
-                         .reshape({q_SHK[0], q_SHK[1], budget->slots()});
-    attend_cache(ops, block.decoding, {.o_SHK = o_SHK, .q_SHK = q_SHK, .chosen_SHS = chosen_SHS, .pools = true},
-                 block.selection);
-    ops.decode_tail({.x_SD = x_SD,
-                     .y_SF = tensors.y_SF,
-                     .o_SX = matrix(o_SHK),
-                     .o_w_DX = weights.o.w_OI,
-                     .norm_D = weights.post_norm_D,
-                     .gate_up_ND = weights.gate_up.w_OI,
-                     .down_DF = weights.down.w_OI,
-                     .eps = options.rms_norm_eps,
-                     .next = block.next});
+    if (auto const budget = budget_of(selection))
+        chosen_SHS =
+            chosen_C.rows(0, q_SHK[0] * q_SHK[1] * budget->slots()).reshape({q_SHK[0], q_SHK[1], budget->slots()});
+    attend_cache(ops, decoding, {.o_SHK = o_SHK, .q_SHK = q_SHK, .chosen_SHS = chosen_SHS, .pools = true}, selection);
+    ops.matmul({.c = x_SD, .a = matrix(o_SHK), .b = weights.o.w_OI, .transpose_b = true, .accumulate = true});
+    ops.normed_product({.y_SN = y_SF,
+                        .x_SD = x_SD,
+                        .norm_D = weights.post_norm_D,
+                        .w_ND = weights.gate_up.w_OI,
+                        .eps = options.rms_norm_eps,
+                        .swiglu = true});
+    ops.matmul({.c = x_SD, .a = y_SF, .b = weights.down.w_OI, .transpose_b = true, .accumulate = true});
 }
 
 }  // namespace perigee

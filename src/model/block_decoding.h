@@ -1,8 +1,6 @@
-// Decoding step of one transformer block, for the newest token of each of S texts, on one tp rank. Each
-// operation reads its weights or its part of the cache once.
+// Decoding step of one transformer block, for the newest token of each of S texts, on one tp rank. Five operations;
+// each reads its weights or its part of the cache once.
 #pragma once
-
-#include <optional>
 
 #include "model/block.h"
 
@@ -32,17 +30,8 @@ struct DecodeTensors {
 DecodeTensors allocate_decoding(Arena& arena, Ops& ops, ModelOptions const& options, int64_t rows,
                                 std::span<Selection const> selections);
 
-/// Queries, keys and values of a block's input: what block_decode() begins with.
-DecodeQkv decode_qkv(ModelOptions const& options, BlockTensors const& weights, DecodeTensors const& tensors,
-                     Decoding const& decoding);
-
-struct BlockDecoding {
-    Decoding decoding;
-    Selection selection;
-    std::optional<DecodeQkv> next = std::nullopt;  ///< of the next block, if it is to be computed here
-};
-/// x += attention, then x += SwiGLU(norm(x)). Needs the block's decode_qkv(). For weights without adapters.
+/// x += attention(norm(x)), then x += SwiGLU(norm(x)). For weights without adapters.
 void block_decode(Ops& ops, ModelOptions const& options, BlockTensors const& weights, DecodeTensors const& tensors,
-                  BlockDecoding const& block);
+                  Decoding const& decoding, Selection const& selection);
 
 }  // namespace perigee

@@ -127,21 +127,12 @@ void Llama::Impl::decode_whole(WeightUnits& weights, Inputs const& inputs, std::
         ops.embedding_forward({tensors.x_SD, inputs.ids_T, embedding.in(unit.memory()), 0});
     }
     AttentionProblem const problem = attention_problem(inputs);
-    auto const decoding_of = [&](int64_t layer) {
-        return Decoding{inputs.cache->pages(layer, 0, rows), inputs.lengths_S, problem.first_head, problem.scale};
-    };
-    int64_t const layers = std::ssize(selections);
-    bool const together = weights.settled();  // the weights of the next block are there as well
-    for (int64_t layer = 0; layer < layers; ++layer) {
+    for (int64_t layer = 0; layer < std::ssize(selections); ++layer) {
         Needed const unit(weights, block_unit(layer), next_block(layer + 1));
-        BlockTensors const of_block = block(layer, unit.memory());
-        BlockDecoding of_layer{decoding_of(layer), selections[static_cast<size_t>(layer)]};
-        if (layer == 0 || !together) ops.decode_qkv(decode_qkv(options, of_block, tensors, of_layer.decoding));
-        if (together && layer + 1 < layers) {
-            Needed const next(weights, block_unit(layer + 1), next_block(layer + 2));
-            of_layer.next = decode_qkv(options, block(layer + 1, next.memory()), tensors, decoding_of(layer + 1));
-        }
-        block_decode(ops, options, of_block, tensors, of_layer);
+        Decoding const decoding{inputs.cache->pages(layer, 0, rows), inputs.lengths_S, problem.first_head,
+                                problem.scale};
+        block_decode(ops, options, block(layer, unit.memory()), tensors, decoding,
+                     selections[static_cast<size_t>(layer)]);
     }
     Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);
     ops.normed_product({.y_SN = logits_SV,

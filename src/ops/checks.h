@@ -37,7 +37,6 @@ void check(KeyConvForward const& args);
 void check(KeyConvBackward const& args);
 void check(SelectBlocks const& args);
 void check(NormedProduct const& args);
-void check(DecodeTail const& args);
 void check(DecodeQkv const& args);
 void check(KvAppend const& args);
 void check(PoolBlocks const& args);

@@ -38,21 +38,6 @@ void check(NormedProduct const& args) {
     expect("y", args.y_SN, {rows, args.swiglu ? n / 2 : n});
 }
 
-void check(DecodeTail const& args) {
-    expect_rank("x", args.x_SD, 2);
-    expect_rank("o", args.o_SX, 2);
-    expect_rank("y", args.y_SF, 2);
-    int64_t const rows = args.x_SD[0], width = args.x_SD[1], inner = args.y_SF[1];
-    PERIGEE_CHECK(args.o_SX[0] == rows && args.y_SF[0] == rows, "rows {}, {} and {}", rows, args.o_SX[0], args.y_SF[0]);
-    expect("weight of o", args.o_w_DX, {width, args.o_SX[1]});
-    expect("weight of the norm", args.norm_D, {width});
-    expect("gate and up", args.gate_up_ND, {2 * inner, width});
-    expect("down", args.down_DF, {width, inner});
-    if (!args.next) return;
-    check(*args.next);
-    PERIGEE_CHECK(args.next->x_SD.data == args.x_SD.data, "the next block reads another x");
-}
-
 void check(DecodeQkv const& args) {
     check_pages(args.pages, args.lengths_S);
     check_queries(args.pages, args.q_SHK);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "kernels/sampling/draw_rule.h"
 #include "ops/attended.h"
@@ -58,21 +57,6 @@ struct DecodeQkv {
     ConstView q_norm_K = {};
     ConstView k_norm_K = {};
     double eps = 0;
-};
-
-/// What follows attention in a transformer block, for few rows: x += o W_o^T, then y = NormedProduct with swiglu of
-/// x, then x += y W_down^T, then `next` of the same x.
-struct DecodeTail {
-    static constexpr char const* kName = "decode_tail";
-    TensorView x_SD;
-    TensorView y_SF;
-    ConstView o_SX;
-    ConstView o_w_DX;
-    ConstView norm_D;
-    ConstView gate_up_ND;  ///< [2F, D]
-    ConstView down_DF;
-    double eps = 0;
-    std::optional<DecodeQkv> next = std::nullopt;  ///< of the next block
 };
 
 /// Mean keys of the complete blocks [first, first + count) of the table's one sequence.

@@ -1,7 +1,6 @@
 #include "ops/digest.h"
 
 #include <bit>
-#include <optional>
 
 #include "ops/members.h"
 
@@ -19,10 +18,6 @@ template <class T>
 constexpr bool is_variant = false;
 template <class... T>
 constexpr bool is_variant<std::variant<T...>> = true;
-template <class T>
-constexpr bool is_optional = false;
-template <class T>
-constexpr bool is_optional<std::optional<T>> = true;
 
 /// The finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 uint64_t mixed(uint64_t x) {
@@ -53,9 +48,6 @@ class Digester {
         } else if constexpr (is_variant<T>) {
             word(x.index());
             std::visit([this](auto const& held) { this->add(held); }, x);
-        } else if constexpr (is_optional<T>) {
-            word(x.has_value());
-            if (x) add(*x);
         } else if constexpr (std::is_same_v<T, double>) {
             word(std::bit_cast<uint64_t>(x));
         } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {

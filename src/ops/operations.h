@@ -399,9 +399,9 @@ using Operation =
     std::variant<Upload, Download, Copy, CopyRows, FillZero, FillNormal, StochasticRounding, MatMul, Quantize,
                  QuantMatMul, Add, Scale, Dropout, EmbeddingForward, EmbeddingBackward, RmsNormForward, RmsNormBackward,
                  RopeTable, QkvForward, QkvBackward, KeyConvForward, KeyConvBackward, SelectBlocks, AttentionForward,
-                 AttentionBackward, NormedProduct, DecodeTail, DecodeQkv, KvAppend, PoolBlocks, DecodeSelect,
-                 DecodeAttend, DecodeSparse, SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale,
-                 CrossEntropy, SquaredNorm, HashBits, WeightedSum, AdamW>;
+                 AttentionBackward, NormedProduct, DecodeQkv, KvAppend, PoolBlocks, DecodeSelect, DecodeAttend,
+                 DecodeSparse, SampleTokens, SwigluForward, SwigluBackward, SoftmaxStats, SoftmaxRescale, CrossEntropy,
+                 SquaredNorm, HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
 inline char const* name_of(Operation const& operation) {

@@ -67,7 +67,6 @@ class Ops {
     void attention_forward(AttentionForward const& args) { run(args); }
     void attention_backward(AttentionBackward const& args) { run(args); }
     void normed_product(NormedProduct const& args) { run(args); }
-    void decode_tail(DecodeTail const& args) { run(args); }
     void decode_qkv(DecodeQkv const& args) { run(args); }
     void kv_append(KvAppend const& args) { run(args); }
     void pool_blocks(PoolBlocks const& args) { run(args); }

@@ -33,18 +33,6 @@ void compute_in_parts(NormedProduct const& args, DType statistics, Memory&& memo
     if (args.swiglu) compute(SwigluForward{args.y_SN, product_SN});
 }
 
-inline void compute_in_parts(DecodeTail const& args, auto&& compute) {
-    compute(MatMul{.c = args.x_SD, .a = args.o_SX, .b = args.o_w_DX, .transpose_b = true, .accumulate = true});
-    compute(NormedProduct{.y_SN = args.y_SF,
-                          .x_SD = args.x_SD,
-                          .norm_D = args.norm_D,
-                          .w_ND = args.gate_up_ND,
-                          .eps = args.eps,
-                          .swiglu = true});
-    compute(MatMul{.c = args.x_SD, .a = args.y_SF, .b = args.down_DF, .transpose_b = true, .accumulate = true});
-    if (args.next) compute(*args.next);
-}
-
 template <class Memory, class Compute>
 void compute_in_parts(DecodeQkv const& args, DType statistics, Memory&& memory, Compute&& compute) {
     DType const type = args.x_SD.dtype;

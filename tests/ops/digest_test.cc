@@ -39,8 +39,6 @@ struct Change {
             x.scales.data = at_other(x.scales.data);
         else if constexpr (std::is_same_v<T, DecodeSelect> || std::is_same_v<T, DecodeAttend>)
             x.q_SHK.data = at_other(x.q_SHK.data);
-        else if constexpr (std::is_same_v<T, std::optional<DecodeQkv>>)
-            x = DecodeQkv{};
         else if constexpr (std::is_same_v<T, bool>)
             x = !x;
         else

@@ -84,7 +84,6 @@ class CudaOps final : public Ops {
     void compute(AttentionForward const& args);
     void compute(AttentionBackward const& args);
     void compute(NormedProduct const& args);
-    void compute(DecodeTail const& args);
     void compute(DecodeQkv const& args);
     void compute(KvAppend const& args);
     void compute(PoolBlocks const& args);

@@ -1,7 +1,6 @@
 // Decoding on the GPU: kernels/decode.
 #include "kernels/decode/decode.h"
 #include "kernels/block_sparse_attention/block_sparse_attention.h"
-#include "kernels/decode/block_tail.h"
 #include "kernels/decode/project.h"
 #include "kernels/decode/select_attend.h"
 #include "kernels/limits.h"
@@ -53,19 +52,6 @@ kernels::Gemv normed_gemv(Args const& args) {
             .k = w[1]};
 }
 
-/// Nothing if project() does not support it.
-std::optional<decode::Project> project_of(DecodeQkv const& args) {
-    kernels::Gemv const product = normed_gemv(args);
-    if (!kernels::takes_gemv(product) || !args.q_norm_K.empty() || !args.k_norm_K.empty()) return std::nullopt;
-    return decode::Project{.product = product,
-                           .cache = cache_of(args.pages, args.lengths_S),
-                           .q = args.q_SHK.as<bf16>(),
-                           .bias = optional<bf16>(args.bias_X),
-                           .cos = args.cos_SR.as<float>(),
-                           .sin = args.sin_SR.as<float>(),
-                           .heads = static_cast<int32_t>(args.q_SHK[1])};
-}
-
 }  // namespace
 
 void CudaOps::compute(NormedProduct const& args) {
@@ -83,34 +69,19 @@ void CudaOps::compute(NormedProduct const& args) {
 
 void CudaOps::compute(DecodeQkv const& args) {
     check(args);
-    auto const projection = project_of(args);
-    if (!projection)
+    kernels::Gemv const product = normed_gemv(args);
+    if (!kernels::takes_gemv(product) || !args.q_norm_K.empty() || !args.k_norm_K.empty())
         return compute_in_parts(
             args, main_dtype(), [this](size_t bytes) { return static_cast<std::byte*>(scratch(bytes)); },
             [this](auto const& part) { compute(part); });
-    decode::project(*projection, stream());
-}
-
-void CudaOps::compute(DecodeTail const& args) {
-    check(args);
-    auto const next = args.next ? project_of(*args.next) : std::nullopt;
-    decode::BlockTail tail{.o = args.o_SX.as<bf16>(),
-                           .w_o = args.o_w_DX.as<bf16>(),
-                           .norm = args.norm_D.as<bf16>(),
-                           .w_gate_up = args.gate_up_ND.as<bf16>(),
-                           .w_down = args.down_DF.as<bf16>(),
-                           .x = args.x_SD.as<bf16>(),
-                           .y = args.y_SF.as<bf16>(),
-                           .eps = static_cast<float>(args.eps),
-                           .rows = args.x_SD[0],
-                           .width = args.o_SX[1],
-                           .hidden = args.x_SD[1],
-                           .intermediate = args.y_SF[1],
-                           .next = next ? &*next : nullptr};
-    if (!decode::takes_block_tail(tail)) return compute_in_parts(args, [this](auto const& part) { compute(part); });
-    tail.arrived = arrivals(1);
-    decode::block_tail(tail, stream());
-    if (args.next && !next) compute(*args.next);
+    decode::project({.product = product,
+                     .cache = cache_of(args.pages, args.lengths_S),
+                     .q = args.q_SHK.as<bf16>(),
+                     .bias = optional<bf16>(args.bias_X),
+                     .cos = args.cos_SR.as<float>(),
+                     .sin = args.sin_SR.as<float>(),
+                     .heads = static_cast<int32_t>(args.q_SHK[1])},
+                    stream());
 }
 
 void CudaOps::compute(KvAppend const& args) {

@@ -187,10 +187,6 @@ void HostOps<Real>::compute(NormedProduct const& args) {
     compute_in_parts(args, main_dtype(), room_in(memory), [this](auto const& part) { compute(part); });
 }
 template <class Real>
-void HostOps<Real>::compute(DecodeTail const& args) {
-    compute_in_parts(args, [this](auto const& part) { compute(part); });
-}
-template <class Real>
 void HostOps<Real>::compute(DecodeQkv const& args) {
     check(args);
     std::vector<std::byte> memory;

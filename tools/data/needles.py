@@ -12,19 +12,13 @@ import argparse
 import json
 import random
 import re
-import subprocess
 import uuid
+
+import texts
 
 WORD = re.compile(r"\b[a-z]{4,8}\b")
 MOST_FACTS = 8
 VALUES = 4  # of one key, as in task `values`
-
-
-def texts(paths):
-    for path in paths:
-        command = ["zstd", "-dc", "--long=27", path] if path.endswith(".zst") else ["cat", path]
-        for line in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.splitlines():
-            yield json.loads(line)["text"]
 
 
 def facts(words, draw):
@@ -70,7 +64,8 @@ def main():
                         help="length of a document; 32K tokens are 75 to 95 KiB")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    pool = [text for text in texts(args.parts) if len(text) >= args.kib[1] * 1024]
+    long_enough = lambda document: len(document["text"]) >= args.kib[1] * 1024
+    pool = [document["text"] for path in args.parts for document in filter(long_enough, texts.documents(path))]
     if not pool:
         parser.error(f"no text has {args.kib[1]:g} KiB")
     draw = random.Random(args.seed)

@@ -1,7 +1,10 @@
-"""Texts of packages: files of a folder or a tar archive, HTML as plain text, and which files are no text worth reading."""
+"""Texts of packages: files of a folder or a tar archive, HTML as plain text, and which files are no text worth reading.
+Also the documents of the parts that corpus.py makes of them."""
 import gzip
 import html.parser
+import json
 import os
+import subprocess
 import tarfile
 import zlib
 
@@ -9,6 +12,18 @@ MOST_BYTES = 8 << 20  # of a file
 LEAST_BYTES = 512
 MOST_DIGITS = 0.25  # of a table's characters
 MOST_RATIO = 8  # to which tables are deflated at level 1; prose reaches 2.5, code 4
+
+
+def documents(path):
+    """Documents of a JSONL part, plain or zstd, as dictionaries, one at a time."""
+    command = ["zstd", "-dc", "--long=27", path] if path.endswith(".zst") else ["cat", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+        try:
+            yield from map(json.loads, reader.stdout)
+        finally:
+            reader.stdout.close()  # ends a reader that has more
+    if reader.returncode:
+        raise subprocess.CalledProcessError(reader.returncode, command)
 
 
 def files(path, suffixes):

@@ -12,20 +12,16 @@ import argparse
 import json
 import os
 import random
-import subprocess
+
+import texts
 
 LEAST, MOST = 600, 6000  # bytes of a text
 MOST_TITLE = 90
 UNDERLINE = set("=-~*#^+")
 
 
-def documents(paths):
-    for path in paths:
-        command = ["zstd", "-dc", "--long=27", path] if path.endswith(".zst") else ["cat", path]
-        lines = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.splitlines()
-        for document in map(json.loads, lines):
-            if document["domain"] == "manual":
-                yield document["text"]
+def manuals(paths):
+    return (document["text"] for path in paths for document in texts.documents(path) if document["domain"] == "manual")
 
 
 def titled(text):
@@ -41,19 +37,19 @@ def titled(text):
 
 def conversation(pool, most_bytes, questions, draw):
     """A conversation of at most so many bytes; of every text at most one question, in an order of chance."""
-    texts, size = [], 0
+    given, size = [], 0
     while size < most_bytes - 120 * questions:
         text = draw.choice(pool)
-        texts.append(text)
+        given.append(text)
         size += len(text[1]) + 20
-    asked = [draw.randrange(len(texts)) for _ in range(questions)] if questions > len(texts) else \
-        draw.sample(range(len(texts)), questions)
-    body = "\n\n".join(f"### text {i + 1}\n{text}" for i, (_, text) in enumerate(texts))
+    asked = [draw.randrange(len(given)) for _ in range(questions)] if questions > len(given) else \
+        draw.sample(range(len(given)), questions)
+    body = "\n\n".join(f"### text {i + 1}\n{text}" for i, (_, text) in enumerate(given))
     messages = []
     for i, number in enumerate(asked):
         ask = f"### title of text {number + 1}?"
         messages += [{"role": "user", "content": body + "\n\n" + ask if i == 0 else ask},
-                     {"role": "assistant", "content": texts[number][0]}]
+                     {"role": "assistant", "content": given[number][0]}]
     return {"messages": messages}
 
 
@@ -66,7 +62,7 @@ def main():
     parser.add_argument("--kib", type=float, default=70, help="text of one, at most: 32K tokens are 75 to 95")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    pool = [found for found in map(titled, documents(args.parts)) if found]
+    pool = [found for found in map(titled, manuals(args.parts)) if found]
     if not pool:
         parser.error("none of the texts has a title line")
     os.makedirs(args.output, exist_ok=True)

@@ -10,8 +10,8 @@ uint16, the embedding of a small model stays small, and the next doubling would 
 import argparse
 import json
 import os
-import subprocess
 
+import texts
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -20,19 +20,16 @@ PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?
 END = "<|end_of_text|>"
 
 
-def texts(paths, most_bytes):
+def sample(paths, most_bytes):
     """Texts of JSONL parts, plain or zstd, up to so many bytes of each part."""
     for path in paths:
-        command = ["zstd", "-dc", "--long=27", path] if path.endswith(".zst") else ["cat", path]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
-            left = most_bytes
-            for line in reader.stdout:
-                text = json.loads(line)["text"][:1 << 20]
-                if left <= 0:
-                    break
-                left -= len(text)
-                yield text
-            reader.kill()
+        left = most_bytes
+        for document in texts.documents(path):
+            text = document["text"][:1 << 20]
+            if left <= 0:
+                break
+            left -= len(text)
+            yield text
 
 
 def main():
@@ -49,7 +46,7 @@ def main():
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=args.tokens, special_tokens=[END], show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(texts(args.parts, args.mib * 2**20), trainer)
+    tokenizer.train_from_iterator(sample(args.parts, args.mib * 2**20), trainer)
     os.makedirs(args.output, exist_ok=True)
     tokenizer.save(os.path.join(args.output, "tokenizer.json"))
     with open(os.path.join(args.output, "tokenizer_config.json"), "w", encoding="utf-8") as file:

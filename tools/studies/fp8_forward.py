@@ -10,11 +10,14 @@ the difference relative to the loss.
 """
 import argparse
 import csv
-import json
-import subprocess
+import pathlib
+import sys
 
 import torch
 import transformers
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "data"))
+import texts
 
 PEAK, TILE = 448.0, 128
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -94,10 +97,9 @@ def arms(layers):
 
 def read_samples(path, tokenizer, count, tokens):
     """So many samples, each from the middle of a document of its own that is long enough."""
-    command = ["zstd", "-dc", "--long=27", path] if path.endswith(".zst") else ["cat", path]
     samples = []
-    for line in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.splitlines():
-        text = json.loads(line)["text"]
+    for document in texts.documents(path):
+        text = document["text"]
         middle = text[len(text) // 2:len(text) // 2 + 8 * tokens]
         ids = tokenizer(middle)["input_ids"]
         if len(ids) >= tokens and len(samples) < count:

@@ -3,8 +3,8 @@
 
     python3 tools/studies/page.py docs/studies/1_scaling_xs --base full -o docs/studies/1_scaling_xs
 
-Reads samples.csv of rows.py, and needles.csv where there is one, and writes table.md and figure.svg. Arms of one seed share initial weights, the order of
-samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs: differences per
+Reads samples.csv of rows.py, and needles.csv where there is one, and writes table.md and figure.svg. Arms of one seed
+share initial weights, the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs: differences per
 held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws; each draw takes
 the same samples in every arm and seed). The seeds' spread stands beside it.
 """

@@ -1,10 +1,8 @@
 // A study: one YAML file that says which runs to compare. Its sections:
 //     output_dir   folder of the study
 //     run          options of every run, as in a configuration
-//     before       optional, {key: value, ...}: changes to `run` for a run that is trained first, once per seed, and
-//     whose
-//                  last checkpoint every run of the grid goes on from; or a list of such stages, each of which goes on
-//                  from the one before it
+//     before       optional, {key: value, ...}: changes to `run` for a run that is trained first, once per seed. Every
+//                  run of the grid continues from its last checkpoint. Or a list of such stages, in training order
 //     arms         {name: {key: value, ...}, ...}: changes to `run` by the name of the case
 //     grid         {key: [value, ...], ...}: every combination is a case; keys of the model may differ from `before`.
 //                  With arms, every combination of each arm; arms or a grid may be left out

@@ -34,6 +34,7 @@ constexpr double kNearTie = 0.01;
 struct Cell {
     int dp = 1, cp = 1, tp = 1;
     ContextMode mode = ContextMode::automatic;
+    int head_groups = 1;
     ShardStage shard = ShardStage::optimizer;
     int accumulation = 1;
     CommChoice comm = CommChoice::automatic;
@@ -45,8 +46,8 @@ struct Cell {
         char const* const modes[] = {"auto", "ulysses", "allgather"};
         char const* const context = cp == 1 ? "-" : modes[static_cast<int>(mode)];
         char const* const shards[] = {"auto", "none", "optimizer", "gradients", "weights"};
-        return fmt::format("{} {} {}  {:9} {:9} {}  {}", dp, cp, tp, context, shards[static_cast<int>(shard)],
-                           accumulation,
+        return fmt::format("{} {} {}  {:9} {}  {:9} {}  {}", dp, cp, tp, context, head_groups,
+                           shards[static_cast<int>(shard)], accumulation,
                            device == DeviceChoice::cpu ? "cpu "
                            : comm == CommChoice::mpi   ? "mpi "
                                                        : "nccl");
@@ -79,8 +80,15 @@ std::vector<Cell> cells() {
                               {.cp = 4, .shard = ShardStage::none, .accumulation = 4, .comm = CommChoice::mpi},
                               {.dp = 2, .cp = 2, .tp = 2, .shard = ShardStage::gradients, .comm = CommChoice::nccl}})
         all.push_back(mixed);
-    // As a user trains: cuDNN, products by the fastest algorithm.
-    for (Cell fast : {Cell{.dp = 2}, Cell{.cp = 2, .mode = ContextMode::allgather}, Cell{.cp = 2}}) {
+    // Gathered keys and values in groups of heads.
+    for (Cell const& grouped :
+         {Cell{.cp = 2, .mode = ContextMode::allgather, .head_groups = 2, .comm = CommChoice::nccl},
+          {.cp = 4, .head_groups = 8, .shard = ShardStage::weights, .accumulation = 4, .comm = CommChoice::mpi},
+          {.dp = 2, .cp = 2, .tp = 2, .head_groups = 2, .shard = ShardStage::gradients, .comm = CommChoice::nccl}})
+        all.push_back(grouped);
+    // As a user trains: the fastest kernels.
+    for (Cell fast : {Cell{.dp = 2}, Cell{.cp = 2, .mode = ContextMode::allgather}, Cell{.cp = 2},
+                      Cell{.cp = 2, .mode = ContextMode::allgather, .head_groups = 4}}) {
         fast.deterministic = false;
         all.push_back(fast);
     }
@@ -103,6 +111,7 @@ train: {steps: 1, global_batch_size: 32, micro_batch_size: 1}
     options.parallel.context = cell.cp;
     options.parallel.tensor = cell.tp;
     options.parallel.context_mode = cell.mode;
+    options.parallel.head_groups = cell.head_groups;
     options.parallel.shard = cell.shard;
     options.parallel.comm = cell.comm;
     options.parallel.share_gpu = cell.ranks() > cuda_device_count();
@@ -377,7 +386,8 @@ References make_references(bool on_gpu) {
         want.cpu.loss, cpu_seconds, want.one.loss, seconds_since(begin) - cpu_seconds, highest, want.routing.differing,
         Routing::kLayers * kTokens * Routing::kHeads, want.routing.widest);
     std::printf(
-        "dp cp tp, mode, shard, accumulation, comm | loss | gradients | selections: differing, widest | time\n");
+        "dp cp tp, mode, head groups, shard, accumulation, comm | loss | gradients | selections: differing, widest | "
+        "time\n");
     return want;
 }
 

@@ -154,7 +154,8 @@ class AttentionBench {
         Ops& ops = *machine.ops;
         q_ = arena_.allocate("q", ops.compute_dtype(), {texts, s.heads, s.head_dim});
         o_ = arena_.allocate("o", ops.compute_dtype(), q_.shape);
-        chosen_ = arena_.allocate("chosen", DType::i32, {texts, s.heads, s.gate.top_k - 1});
+        found_ = arena_.allocate("found", DType::i32, {texts, s.heads, s.gate.top_k - 1});
+        chosen_ = arena_.allocate("chosen", DType::i32, found_.shape);
         lengths_ = arena_.allocate("lengths", DType::i32, {texts});
         std::vector<int32_t> const positions(static_cast<size_t>(texts), static_cast<int32_t>(tokens - 1));
         ops.upload(lengths_, positions.data());
@@ -162,30 +163,34 @@ class AttentionBench {
     }
 
     double select() {
-        return each_layer([&](CachePages const& pages) {
-            machine_.ops->decode_select(
-                {.chosen_SHS = chosen_, .q_SHK = q_, .pages = pages, .lengths_S = lengths_, .selection = s_.gate});
-        });
+        return each_layer([&](CachePages const& pages) { machine_.ops->decode_select(selection(pages)); });
     }
-    /// Every text selects these blocks, [H, k - 1].
-    double attend(std::vector<int32_t> const& of_one) {
-        std::vector<int32_t> of_all;
-        for (int64_t i = 0; i < q_[0]; ++i) of_all.insert(of_all.end(), of_one.begin(), of_one.end());
-        machine_.ops->upload(chosen_, of_all.data());
-        return attend(Attended(BlockSparse{.budget = *budget_of(Selection(s_.gate)), .chosen_THS = chosen_}));
-    }
+    /// Every text attends these blocks, [H, k - 1].
+    double attend(std::vector<int32_t> const& of_one) { return attend(choose(of_one)); }
     double attend(Attended const& attended) {
+        return each_layer([&](CachePages const& pages) { machine_.ops->decode_attend(attention(pages, attended)); });
+    }
+    /// Selection, and attention to these blocks whatever it finds.
+    double select_and_attend(std::vector<int32_t> const& of_one) {
+        Attended const attended = choose(of_one);
         return each_layer([&](CachePages const& pages) {
-            machine_.ops->decode_attend({.o_SHK = o_,
-                                         .q_SHK = q_,
-                                         .pages = pages,
-                                         .lengths_S = lengths_,
-                                         .scale = 0.125,
-                                         .attended = attended});
+            machine_.ops->decode_sparse({.select = selection(pages), .attend = attention(pages, attended)});
         });
     }
 
   private:
+    Attended choose(std::vector<int32_t> const& of_one) {
+        std::vector<int32_t> of_all;
+        for (int64_t i = 0; i < q_[0]; ++i) of_all.insert(of_all.end(), of_one.begin(), of_one.end());
+        machine_.ops->upload(chosen_, of_all.data());
+        return BlockSparse{.budget = *budget_of(Selection(s_.gate)), .chosen_THS = chosen_};
+    }
+    DecodeSelect selection(CachePages const& pages) const {
+        return {.chosen_SHS = found_, .q_SHK = q_, .pages = pages, .lengths_S = lengths_, .selection = s_.gate};
+    }
+    DecodeAttend attention(CachePages const& pages, Attended const& attended) const {
+        return {.o_SHK = o_, .q_SHK = q_, .pages = pages, .lengths_S = lengths_, .scale = 0.125, .attended = attended};
+    }
     template <class Work>
     double each_layer(Work work) {
         return milliseconds_of_layer(s_, machine_, [&](int64_t layer) { work(text_.cache.pages(layer, 0, q_[0])); });
@@ -195,7 +200,7 @@ class AttentionBench {
     Machine& machine_;
     Texts text_;
     Arena arena_;
-    TensorView q_, o_, chosen_, lengths_;
+    TensorView q_, o_, found_, chosen_, lengths_;
 };
 
 /// Bytes of the block means of one text and layer.
@@ -229,12 +234,12 @@ void bench_table(Settings const& given, Machine& machine, Mesh const& mesh) {
                 double const full = attention_bytes(s, tokens, {}, true);
                 s.layers = std::clamp<int64_t>(static_cast<int64_t>(kMostBytes / full), 1, 8);
                 AttentionBench bench(s, machine, mesh, 1, tokens);
-                double const full_ms = bench.attend(FullAttention{}), select_ms = bench.select();
+                double const full_ms = bench.attend(FullAttention{});
                 for (std::string const& agreement : s.agreement) {
                     if (kv_heads == s.heads && agreement != s.agreement.front()) continue;  // groups of one
                     auto const chosen = made_up_choices(s, (tokens - 1) / gate.block_size, agreement);
                     double const bytes = attention_bytes(s, tokens, chosen, false) + mean_bytes(s, tokens);
-                    double const ms = bench.attend(chosen) + select_ms;
+                    double const ms = bench.select_and_attend(chosen);
                     fmt::print(
                         "{:>6} {:>6} {:>8} {:>7} | {:>9.2f} {:>9.2f} {:>9.1f} {:>5} | {:>9.4f} {:>8.4f} {:>8.1f} "
                         "{:>5.2f}\n",

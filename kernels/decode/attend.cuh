@@ -224,7 +224,7 @@ __device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D
 /// made `blocks` of them. Returns the number of all splits.
 template <int D>
 __device__ __forceinline__ int32_t attend_splits(AttendArgs const& a, AttendShared<D>& shared, int32_t const* chosen,
-                                                 int32_t blocks, int32_t length, bool triggers = false) {
+                                                 int32_t blocks, int32_t length) {
     int32_t const s = blockIdx.z, g = blockIdx.y, B = a.cache.block_size, columns = static_cast<int32_t>(gridDim.x);
     int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
     int32_t const local_splits = length % B / kSplitKeys + 1;
@@ -247,7 +247,6 @@ __device__ __forceinline__ int32_t attend_splits(AttendArgs const& a, AttendShar
         Split const split = splits[i];
         wait_for_copy_groups<1>();
         __syncthreads();
-        if (triggers) let_next_begin();
         for (int first = 0; first < a.group; first += kHeadRows) {
             if (a.group > kHeadRows) load_heads<D>(x, q, first, a.group);
             attend_heads<D>(a, shared, chosen, x, first, split);

@@ -16,8 +16,7 @@ namespace perigee::decode {
 struct Cache {
     bf16* k = nullptr;      ///< [pages, P, G, K]
     bf16* v = nullptr;      ///< the same
-    bf16* means = nullptr;  ///< [pages, G, K]: of a block, at its first page. select_attend may read those of blocks
-                            ///< complete before this step before the kernels before it are done
+    bf16* means = nullptr;  ///< [pages, G, K]: of a block, at its first page
     // No kernel writes these two, so a kernel may read them before the kernels before it are done.
     int32_t const* table = nullptr;    ///< [S, M]
     int32_t const* lengths = nullptr;  ///< [S]: tokens before the newest; -1: no sequence

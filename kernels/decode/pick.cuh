@@ -15,90 +15,21 @@ __device__ __forceinline__ unsigned long long rank_of(float score, int32_t block
     return static_cast<unsigned long long>(high) << 32 | static_cast<uint32_t>(block + 1);
 }
 
-constexpr int32_t kFewCandidates = 512;
-
-/// Ranks rank(score_of(block), block) of candidate blocks, for one warp. kFewCandidates scores are in registers at a
-/// time. Of more candidates (unless kFew: there are none) the best of each of up to 64 segments is known, and a pick
-/// reads its segment again.
-template <bool kFew, class ScoreOf, class Rank>
-class Candidates {
-  public:
-    __device__ __forceinline__ Candidates(ScoreOf const& score_of, Rank const& rank, int32_t current)
-        : score_of_(score_of), rank_(rank), current_(current), one_(kFew || current <= kFewCandidates) {
-        if (one_) {
-            load(0, current);
-            low_ = best_loaded(0, current, ~0ull);
-            return;
-        }
-        width_ = kFewCandidates * ((current + kMostNarrow - 1) / kMostNarrow);
-        for (int32_t segment = 0; segment * width_ < current; ++segment) note_best_of(segment, ~0ull);
-    }
-    /// The best rank of all; 0 if there is none.
-    __device__ __forceinline__ unsigned long long best() const {
-        return one_ ? low_ : kernels::across_lanes<32>(max(low_, high_), larger);
-    }
-    /// Those of rank `taken` or above compete no more.
-    __device__ __forceinline__ void take(unsigned long long taken) {
-        if (one_)
-            low_ = best_loaded(0, current_, taken);
-        else
-            note_best_of(block_of(taken) / width_, taken);
-    }
-    __device__ static int32_t block_of(unsigned long long rank) { return static_cast<int32_t>(rank & 0xffffffffu) - 1; }
-
-  private:
-    static constexpr int kHeld = kFewCandidates / 32;
-    static constexpr int32_t kMostNarrow = 64 * kFewCandidates;
-
-    __device__ static unsigned long long larger(unsigned long long x, unsigned long long y) { return x > y ? x : y; }
-    __device__ __forceinline__ void load(int32_t from, int32_t end) {
-        int const lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) held_[i] = from + i * 32 + lane < end ? score_of_(from + i * 32 + lane) : NAN;
-    }
-    /// Of those loaded, the best rank below `limit`, in every lane.
-    __device__ __forceinline__ unsigned long long best_loaded(int32_t from, int32_t end,
-                                                              unsigned long long limit) const {
-        int const lane = threadIdx.x % 32;
-        unsigned long long most = 0;
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-            if (from + i * 32 >= end) continue;
-            unsigned long long const its = rank_(held_[i], from + i * 32 + lane);
-            if (its < limit && its > most) most = its;
-        }
-        return kernels::across_lanes<32>(most, larger);
-    }
-    __device__ __forceinline__ void note_best_of(int32_t segment, unsigned long long limit) {
-        int32_t const end = min(segment * width_ + width_, current_);
-        unsigned long long its = 0;
-        for (int32_t from = segment * width_; from < end; from += kFewCandidates) {
-            load(from, end);
-            its = larger(its, best_loaded(from, end, limit));
-        }
-        if (static_cast<int32_t>(threadIdx.x % 32) == segment % 32) (segment < 32 ? low_ : high_) = its;
-    }
-
-    ScoreOf const& score_of_;
-    Rank const& rank_;
-    int32_t const current_;
-    bool const one_;  ///< low_ is the best of all, in every lane
-    int32_t width_ = 0;
-    float held_[kHeld];
-    unsigned long long low_ = 0, high_ = 0;  ///< the best of segments `lane` and 32 + `lane`
-};
-
-/// Top-k selection by one warp from score_of(block) of the blocks before `current`. There are k - 1 picks, or k - 2 and
-/// block 0. keep(slot, block) receives the result, in ascending order, then -1.
-template <bool kFew, class ScoreOf, class Keep>
+/// Top-k selection by one warp from score_of(block) of the blocks before `current`. Each pick is the best score below
+/// the previous pick. There are k - 1 picks, or k - 2 and block 0. keep(slot, block) receives the result, in ascending
+/// order, then -1.
+template <class ScoreOf, class Keep>
 __device__ __forceinline__ void pick(ScoreArgs const& a, int32_t current, ScoreOf score_of, Keep keep_in) {
     using namespace kernels;
+    constexpr int kHeld = 16;                                          // scores per lane kept in registers
     int const lane = threadIdx.x % 32, first = a.force_first ? 1 : 0;  // block 0 has a slot and does not compete
     auto const rank = [&](float score, int32_t block) {
-        if (block < first) return 0ull;
         return rank_of(a.force_previous && block == current - 1 ? INFINITY : score, block);
     };
-    Candidates<kFew, ScoreOf, decltype(rank)> candidates(score_of, rank, current);
+    float held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i] = i * 32 + lane < current ? score_of(i * 32 + lane) : NAN;
+    unsigned long long last = ~0ull;
     int32_t best[2] = {-1, -1};  // of slots `lane` and 32 + `lane`
     int32_t found = 0;
     auto const keep = [&](int32_t block) {
@@ -106,10 +37,19 @@ __device__ __forceinline__ void pick(ScoreArgs const& a, int32_t current, ScoreO
         ++found;
     };
     while (found < a.slots - first) {
-        unsigned long long const most = candidates.best();
+        unsigned long long most = 0;
+        auto const compete = [&](float score, int32_t block) {
+            unsigned long long const its = rank(score, block);
+            if (block >= first && its < last && its > most) most = its;
+        };
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i)
+            if (i * 32 < current) compete(held[i], i * 32 + lane);
+        for (int32_t block = kHeld * 32 + lane; block < current; block += 32) compete(score_of(block), block);
+        most = across_lanes<32>(most, [](auto x, auto y) { return x > y ? x : y; });
         if (most == 0) break;
-        keep(candidates.block_of(most));
-        if (found < a.slots - first) candidates.take(most);
+        last = most;
+        keep(static_cast<int32_t>(most & 0xffffffffu) - 1);
     }
     if (first > 0 && current > 0) keep(0);
 #pragma unroll
@@ -131,7 +71,7 @@ __device__ __forceinline__ void pick_if_last(ScoreArgs const& a, int64_t head, i
     if (!kernels::last_to_arrive(a.arrived + blockIdx.z * a.cache.kv_heads + blockIdx.y, tiles)) return;
     for (int h = threadIdx.x / 32 * a.summed; h < a.group; h += kScoreThreads / 32 * a.summed) {
         float const* const scores = a.scores + (head + h) * a.cache.most_blocks();
-        pick<false>(
+        pick(
             a, current, [&](int32_t block) { return __ldcg(scores + block); },
             [&](int32_t slot, int32_t block) {
                 for (int i = 0; i < a.summed; ++i) a.chosen[(head + h + i) * a.slots + slot] = block;

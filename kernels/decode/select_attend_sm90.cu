@@ -1,7 +1,5 @@
 // Selection by the gate, attention and merge in one kernel, for few candidates and few splits: three launches cost more
 // than each thread block's own copy of the scores. Bits are those of the separate kernels.
-#include <cstdlib>
-
 #include "kernels/common/arrivals.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/decode/attend.cuh"
@@ -16,59 +14,41 @@ namespace {
 using hopper::Inner;
 static_assert(kAttendThreads == kScoreThreads);
 
-constexpr int32_t kMostMerged = 64;  // splits
+constexpr int32_t kMostCandidates = 512;  // blocks
+constexpr int32_t kMostMerged = 64;       // splits
 
 struct SelectAttendArgs {
     AttendArgs attend;
     ScoreArgs gate;
-    int32_t trigger;  // for measuring
 };
 
-/// Block means pass through the memory of keys and values, this many tiles of kScoreBlocks at a time.
-template <int D>
-constexpr int kMeanTiles = 2 * kSplitKeys* tile_stride<D>() *
-                           static_cast<int>(sizeof(bf16)) / hopper::tile_bytes<kScoreBlocks, D>();
-/// Tiles that hold the means of blocks [from, current).
-template <int D>
-__device__ __forceinline__ int mean_tiles(int32_t from, int32_t current) {
-    return min((current - from + kScoreBlocks - 1) / kScoreBlocks, kMeanTiles<D>);
-}
-/// Begins to copy them. Means are of earlier steps: the kernels before may still run.
-template <int D>
-__device__ __forceinline__ void begin_means(AttendArgs const& a, AttendShared<D>& shared, Pages const& pages,
-                                            int32_t from, int32_t current) {
-    constexpr int kVectors = D / 8, kTileBytes = hopper::tile_bytes<kScoreBlocks, D>();
-    uint32_t const means = shared_address(shared.k);
-    for (int i = threadIdx.x; i < mean_tiles<D>(from, current) * kScoreBlocks * kVectors; i += kAttendThreads) {
-        int const block = i / kVectors, vector = i % kVectors, tile = block / kScoreBlocks;
-        bool const there = from + block < current;
-        bf16 const* const mean = a.cache.means + (there ? pages.mean_row(from + block, blockIdx.y) : 0) * D;
-        hopper::copy_vector(
-            means + tile * kTileBytes + hopper::swizzled_offset<kScoreBlocks>(block % kScoreBlocks, vector),
-            mean + vector * 8, there);
-    }
-}
-
-/// scores [group, most_blocks()] in shared memory: products in the order of the gate's gate_sm90.cu. The first means
-/// are under way.
+/// scores [group, most_blocks()] in shared memory: products in the order of the gate's gate_sm90.cu. Means pass through
+/// the memory of keys and values.
 template <int D>
 __device__ __forceinline__ void score_blocks(AttendArgs const& a, AttendShared<D>& shared, Pages const& pages,
                                              bf16 const* q, int32_t current, float* scores) {
-    constexpr int kTileBytes = hopper::tile_bytes<kScoreBlocks, D>();
+    constexpr int kVectors = D / 8, kTileBytes = hopper::tile_bytes<kScoreBlocks, D>(),
+                  kTiles = 2 * kSplitKeys * tile_stride<D>() * static_cast<int>(sizeof(bf16)) / kTileBytes;
     int const lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, row = warp_row + lane / 4;
-    int32_t const most = a.cache.most_blocks();
+    int32_t const g = blockIdx.y, most = a.cache.most_blocks();
     uint32_t const means = shared_address(shared.k);
-    uint32_t x[D / 16][4];
-    load_heads<D>(x, q, warp_row, a.group);
-    for (int32_t from = 0; from < current; from += kMeanTiles<D> * kScoreBlocks) {
-        if (from > 0) {
-            __syncthreads();  // the means before have been read
-            begin_means<D>(a, shared, pages, from, current);
+    for (int32_t from = 0; from < current; from += kTiles * kScoreBlocks) {
+        int const tiles = min((current - from + kScoreBlocks - 1) / kScoreBlocks, kTiles);
+        __syncthreads();  // the means before have been read
+        for (int i = threadIdx.x; i < tiles * kScoreBlocks * kVectors; i += kAttendThreads) {
+            int const block = i / kVectors, vector = i % kVectors, tile = block / kScoreBlocks;
+            bool const there = from + block < current;
+            bf16 const* const mean = a.cache.means + (there ? pages.mean_row(from + block, g) : 0) * D;
+            hopper::copy_vector(
+                means + tile * kTileBytes + hopper::swizzled_offset<kScoreBlocks>(block % kScoreBlocks, vector),
+                mean + vector * 8, there);
         }
         finish_copies();
         hopper::fence_shared_for_async();
         __syncthreads();
-        for (int tile = 0; tile < mean_tiles<D>(from, current); ++tile) {
+        for (int tile = 0; tile < tiles; ++tile) {
+            uint32_t x[D / 16][4];
+            load_heads<D>(x, q, warp_row, a.group);
             float s[32];
             hopper::add_products<Inner::columns>(
                 s, x,
@@ -132,26 +112,23 @@ __device__ __forceinline__ void merge_group(AttendArgs const& a, AttendShared<D>
 }
 
 template <int D>
-__global__ void __launch_bounds__(kAttendThreads, D <= 64 ? 4 : 2) select_attend_kernel(SelectAttendArgs const args) {
+__global__ void __launch_bounds__(kAttendThreads) select_attend_kernel(SelectAttendArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     AttendArgs const& a = args.attend;
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s];
-    int32_t const current = length < 0 ? 0 : length / a.cache.block_size, warp = threadIdx.x / 32;
+    prefetch_table(a.cache, s);
+    wait_for_previous();
+    let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
     ScoreArgs const& gate = args.gate;
     auto& shared = hopper::dynamic_tiles<AttendShared<D>>();
-    Pages const pages(a.cache, s);
-    prefetch_table(a.cache, s);
-    begin_means<D>(a, shared, pages, 0, current);
-    wait_for_previous();
-    if (args.trigger == 0)
-        let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
     auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
     auto* const scores = reinterpret_cast<float*>(chosen + 3 * a.listed + 1);
+    int32_t const current = length < 0 ? 0 : length / a.cache.block_size, warp = threadIdx.x / 32;
     int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
-    score_blocks<D>(a, shared, pages, a.q + head * D, current, scores);
+    score_blocks<D>(a, shared, Pages(a.cache, s), a.q + head * D, current, scores);
     for (int h = warp; h < a.group; h += kAttendThreads / 32) {
         float const* const its = scores + h * a.cache.most_blocks();
-        pick<true>(
+        pick(
             gate, current, [&](int32_t block) { return its[block]; },
             [&](int32_t slot, int32_t block) {
                 chosen[h * a.slots + slot] = block;
@@ -164,9 +141,7 @@ __global__ void __launch_bounds__(kAttendThreads, D <= 64 ? 4 : 2) select_attend
         __syncthreads();
     }
     list_blocks(chosen, a.listed, current, shared.list_size);
-    if (args.trigger == 1) let_next_begin();
-    int32_t const splits = attend_splits<D>(a, shared, chosen, shared.list_size, length, args.trigger == 2);
-    if (args.trigger == 3) let_next_begin();
+    int32_t const splits = attend_splits<D>(a, shared, chosen, shared.list_size, length);
     if (!last_to_arrive(gate.arrived + s * a.cache.kv_heads + g, gridDim.x)) return;
     merge_group<D>(a, shared, head, splits);
     if (a.pools) pool_completed<D, kAttendThreads>(a.cache, s, g, shared.k);
@@ -179,12 +154,11 @@ bool takes_select_attend(Select const& select, Attend const& attend, MobaOptions
     int32_t const group = select.heads / select.cache.kv_heads;
     return select.arch == KernelArch::sm90 && gate.selection == MobaSelection::per_head && attend.slots > 0 &&
            !attend.all && gate.top_k - 1 == attend.slots && select.q == attend.q && group <= kHeadRows &&
-           select.cache.most_blocks() <= kFewCandidates && most_splits(attend) <= kMostMerged;
+           select.cache.most_blocks() <= kMostCandidates && most_splits(attend) <= kMostMerged;
 }
 
 void select_attend(Select const& select, Attend const& attend, MobaOptions const& gate) {
-    SelectAttendArgs const args{attend_args(attend), score_args(select, gate),
-                                getenv("PG_ATRIGGER") != nullptr ? atoi(getenv("PG_ATRIGGER")) : 2};
+    SelectAttendArgs const args{attend_args(attend), score_args(select, gate)};
     with_sm90_head_dim(attend.cache.head_dim, [&]<int D>() {
         static_assert(sizeof(AttendShared<D>::k) >= kPoolBytes);
         size_t const scores =

@@ -10,19 +10,11 @@ struct Plain {
     InOrder rows;
     bf16* y;
     bool accumulate;
-    struct Place {
-        bf16* to;
-        bf16 before;
-    };
-    __device__ static Nothing of_row(int, bool) { return {}; }
-    __device__ __forceinline__ Place prepare(Nothing, int row, int32_t tile, int column, bool there) const {
+    __device__ __forceinline__ void finish(int row, int32_t tile, int column, float value, float, bool there) const {
         int64_t const at = int64_t{tile} * kColumns + column;
-        if (!there || at >= rows.n) return {nullptr, narrow<bf16>(0.f)};
+        if (!there || at >= rows.n) return;
         bf16* const to = y + row * int64_t{rows.n} + at;
-        return {to, accumulate ? *to : narrow<bf16>(0.f)};
-    }
-    __device__ __forceinline__ void finish(Place const& place, int, int32_t, int, float value, float) const {
-        if (place.to != nullptr) *place.to = narrow<bf16>(widen(place.before) + value);
+        *to = narrow<bf16>(accumulate ? widen(*to) + value : value);
     }
 };
 
@@ -35,11 +27,9 @@ struct HalvesInTurn {
 struct Swiglu {
     HalvesInTurn rows;
     bf16* y;
-    __device__ static Nothing of_row(int, bool) { return {}; }
-    __device__ static bool prepare(Nothing, int, int32_t, int column, bool there) { return there && column < 4; }
-    __device__ __forceinline__ void finish(bool there, int row, int32_t tile, int column, float value,
-                                           float other) const {
-        if (!there) return;
+    __device__ __forceinline__ void finish(int row, int32_t tile, int column, float value, float other,
+                                           bool there) const {
+        if (!there || column >= 4) return;
         float const gate = widen(narrow<bf16>(value)), up = widen(narrow<bf16>(other));
         y[row * int64_t{rows.half} + int64_t{tile} * 4 + column] =
             narrow<bf16>(up * (gate * (1 / (1 + __expf(-gate)))));

@@ -170,6 +170,14 @@ grid impossible 's/last: \[0, 1\]/last: [0, 9]/'
 check "an impossible case" exits 2 study impossible
 check "names it" says 'last=9,seed=3: attention.full_layers.last = 9 exceeds'
 check "nothing was started" [ ! -e "$scratch/impossible" ]
+grid absent 's/mock_data: true.*answers\}/train: [{path: absent}], validation: [{path: gone}], tokenizer: nowhere/; /^before/d; s/, reach: true//; s/^metrics.*/metrics: [loss]/'
+echo 'evaluations: {own: {data.tokenizer: elsewhere}}' >>"$scratch/absent.yaml"
+check "files that are not there" exits 2 study absent
+for file in absent.bin absent.idx gone.bin gone.idx nowhere; do
+    check "$file is named" says "$file is not there: last=0,seed=3 reads it"
+done
+check "an evaluation's as well" says 'elsewhere is not there: last=0,seed=3,eval=own reads it'
+check "nothing was started without them" [ ! -e "$scratch/absent/runs/last=0,seed=3.out" ]
 sed -i 's/steps: 12/steps: 14/' "$scratch/whole.yaml"
 check "other options in the same folder" exits 2 study whole
 check "are refused" says 'last=0,seed=3.yaml is of a run with other options'

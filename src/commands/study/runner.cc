@@ -42,12 +42,28 @@ std::string in_todays_words(std::string const& yaml, std::string const& name) {
     return to_yaml(parse_config(yaml, name, {}));
 }
 
+/// Files that a run reads besides those that other runs write.
+std::vector<std::string> inputs_of(Run const& run) {
+    RunOptions const options = parse_config(run.config, run.name, run.overrides);
+    std::vector<std::string> inputs;
+    auto const add = [&](std::string const& path) {
+        if (!path.empty()) inputs.push_back(path);
+    };
+    if (!options.data.mock_data)
+        for (auto const* const datasets : {&options.data.train, &options.data.validation})
+            for (DatasetOptions const& dataset : *datasets) add(dataset.path + ".bin"), add(dataset.path + ".idx");
+    if (options.data.tokenizer != "bytes") add(options.data.tokenizer);
+    add(options.model.init_from), add(options.model.lora.init_from);
+    return inputs;
+}
+
 class Runner {
   public:
     Runner(Study const& study, RunnerOptions const& options, FileSystem& files)
         : study_(study), options_(options), files_(files), states_(study.runs.size(), State::waiting) {
         files_.make_directories(study.output_dir / "runs");
         for (size_t i = 0; i < study.runs.size(); ++i) prepare(i);
+        check_inputs();
         free_slots_.resize(static_cast<size_t>(options.jobs));
         for (size_t i = 0; i < free_slots_.size(); ++i) free_slots_[i] = free_slots_.size() - 1 - i;
     }
@@ -91,6 +107,20 @@ class Runner {
         states_[i] = State::finished;
         ++finished_;
         fmt::print("{} has finished before\n", run.name);
+    }
+
+    /// Of runs that have yet to finish: in hours of runs the last should not fail for want of a file.
+    void check_inputs() const {
+        std::map<std::string, std::string> missing;
+        for (size_t i = 0; i < states_.size(); ++i) {
+            if (states_[i] == State::finished) continue;
+            for (std::string const& path : inputs_of(study_.runs[i]))
+                if (!files_.exists(path)) missing.try_emplace(path, study_.runs[i].name);
+        }
+        std::string text;
+        for (auto const& [path, run] : missing)
+            text += fmt::format("{}{} is not there: {} reads it", text.empty() ? "" : "\n", path, run);
+        if (!text.empty()) fail(Category::config, "{}", text);
     }
 
     /// False where nothing can be started now.

@@ -32,7 +32,8 @@ struct Progress {
 
 /// Starts every run that has not finished, those that others go on from first, and waits for all. A run that was
 /// stopped before goes on from its own last checkpoint. A failing run does not keep the others from running, but for
-/// those that go on from it. Throws Category::config where a run's files belong to other options than it has now.
+/// those that go on from it. Throws Category::config, before any starts, where a run's files belong to other options
+/// than it has now, or where data, a tokenizer or weights that an unfinished one reads are not there.
 Progress run_all(Study const& study, RunnerOptions const& options, FileSystem& files);
 
 bool is_finished(Study const& study, Run const& run, FileSystem const& files);

@@ -31,7 +31,7 @@ void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
         sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
     }
     if (command == Command::eval)
-        sub->add_option("--suite", typed.suite, "Short for eval.suites.run=NAMES: position, needle, ruler")
+        sub->add_option("--suite", typed.suite, "Short for eval.suites.run=NAMES: position, mass, needle, ruler")
             ->type_name("NAMES");
     if (command == Command::generate) {
         sub->add_option("--system", typed.system, "Short for generate.system=TEXT; TEXT is taken as it is");

@@ -95,9 +95,10 @@ std::string whole_loss(PositionView const& view, std::string const& arm) {
 std::string to_json(Measurement const& m) {
     return fmt::format(R"({{"suite":"{}")", m.suite) + field("step", m.step) + field("attention", m.attention) +
            field("task", m.task) + field("length", m.length) + field("number", m.number) + field("depth", m.depth) +
-           field("begin", m.begin) + field("end", m.end) + field("scorer", m.scorer) + field("weight", m.weight) +
-           field("nll", m.nll) + field("bytes", m.bytes) + field("correct", m.correct) + field("passed", m.passed) +
-           field("prompt", m.prompt) + field("answer", m.answer) + "}";
+           field("layer", m.layer) + field("mass", m.mass) + field("begin", m.begin) + field("end", m.end) +
+           field("scorer", m.scorer) + field("weight", m.weight) + field("nll", m.nll) + field("bytes", m.bytes) +
+           field("correct", m.correct) + field("passed", m.passed) + field("prompt", m.prompt) +
+           field("answer", m.answer) + "}";
 }
 
 double bits_per_byte(double nll, double bytes) { return nll / std::numbers::ln2 / bytes; }
@@ -118,6 +119,33 @@ std::string position_table(std::span<Measurement const> measurements) {
         double const share = view.sum(view.arms()[0], far_in_bin).weight / view.sum(view.arms()[0], in_bin).weight;
         text += fmt::format("{:>15}{} | {:>5}%{}\n", range(begin, end), losses(view, in_bin),
                             std::isfinite(share) ? fmt::format("{:.1f}", 100 * share) : "-", losses(view, far_in_bin));
+    }
+    return text;
+}
+
+std::string mass_table(std::span<Measurement const> measurements) {
+    if (measurements.empty()) return "";
+    std::vector<std::string> tasks;
+    std::map<std::pair<int64_t, std::string>, std::pair<double, double>> sums;  // mass and weight
+    int64_t layers = 0;
+    for (Measurement const& m : measurements) {
+        if (std::ranges::find(tasks, m.task) == tasks.end()) tasks.push_back(m.task);
+        auto& [mass, weight] = sums[{m.layer.value(), m.task}];
+        mass += m.mass.value(), weight += m.weight;
+        layers = std::max(layers, *m.layer + 1);
+    }
+    std::string text = fmt::format("mass, {}, step {}: % of full attention inside the blocks\n{:>7} |",
+                                   measurements.front().attention, measurements.front().step, "layer");
+    auto const width = [](std::string const& task) { return std::max<size_t>(8, task.size() + 2); };
+    for (std::string const& task : tasks) text += fmt::format("{:>{}}", task, width(task));
+    text += "\n";
+    for (int64_t layer = 0; layer < layers; ++layer) {
+        text += fmt::format("{:>7} |", layer);
+        for (std::string const& task : tasks) {
+            auto const& [mass, weight] = sums[{layer, task}];
+            text += fmt::format("{:>{}.2f}", 100 * mass / weight, width(task));
+        }
+        text += "\n";
     }
     return text;
 }

@@ -26,6 +26,8 @@ struct Measurement {
     std::optional<int64_t> correct = {};     ///< needle, ruler: answer tokens that greedy decoding gives
     std::optional<bool> passed = {};         ///< needle, ruler: all of them
     std::optional<std::string> scorer = {};  ///< needle, ruler
+    std::optional<int64_t> layer = {};       ///< mass
+    std::optional<double> mass = {};         ///< mass: sum of the shares of the softmax that `weight` stands for
     std::optional<int64_t> begin = {};       ///< position: of the bin
     std::optional<int64_t> end = {};
     std::vector<int32_t> prompt = {};  ///< needle, ruler: its tokens, on request
@@ -37,6 +39,7 @@ std::string to_json(Measurement const& measurement);
 
 /// Of the records of one suite and at most two kinds of attention, with lines of at most 79 columns.
 std::string position_table(std::span<Measurement const> measurements);
+std::string mass_table(std::span<Measurement const> measurements);
 std::string needle_table(std::span<Measurement const> measurements);
 std::string ruler_table(std::span<Measurement const> measurements);
 

@@ -14,8 +14,8 @@ struct SuiteName {
     Suite suite;
     std::string_view name;
 };
-constexpr std::array kSuites = {SuiteName{Suite::position, "position"}, SuiteName{Suite::needle, "needle"},
-                                SuiteName{Suite::ruler, "ruler"}};
+constexpr std::array kSuites = {SuiteName{Suite::position, "position"}, SuiteName{Suite::mass, "mass"},
+                                SuiteName{Suite::needle, "needle"}, SuiteName{Suite::ruler, "ruler"}};
 
 std::vector<std::string_view> names_in(std::string_view list) {
     std::vector<std::string_view> names;
@@ -39,10 +39,9 @@ bool rises(std::vector<int64_t> const& values) {
 
 void describe(Schema& schema, SuiteOptions& options) {
     schema
-        .add(
-            "run", options.run,
-            "what `perigee eval` runs instead of the held-out loss: names out of position, needle and ruler, separated "
-            "by commas. Short: `--suite NAMES`")
+        .add("run", options.run,
+             "what `perigee eval` runs instead of the held-out loss: names out of position, mass, needle and ruler, "
+             "separated by commas. Short: `--suite NAMES`")
         .add("lengths", options.lengths, between(64, kMostTokens),
              "tokens of the items of needle and ruler; empty takes data.sequence_length")
         .add("depths", options.depths, between(1, 15),
@@ -62,14 +61,18 @@ void describe(Schema& schema, SuiteOptions& options) {
              "suite position: a token repeats where the tokens that it is predicted from, so many of them, occurred "
              "before in its document")
         .add("far_distance", options.far_distance, between(1, kMostTokens),
-             "suite position: it repeats far away where they last occurred at least so many tokens before");
+             "suite position: it repeats far away where they last occurred at least so many tokens before")
+        .add("queries", options.queries, between(1, 1 << 20),
+             "suite mass: queries of each sample, evenly over those that have more past blocks than attention.top_k - "
+             "1");
 }
 
 std::vector<std::string> problems(SuiteOptions const& options) {
     std::vector<std::string> found;
     for (std::string_view const name : names_in(options.run))
         if (!is_known(name))
-            found.push_back(fmt::format("run: no suite is called \"{}\"; there are position, needle and ruler", name));
+            found.push_back(
+                fmt::format("run: no suite is called \"{}\"; there are position, mass, needle and ruler", name));
     if (!rises(options.position_edges)) found.push_back("position_edges: each must be larger than the one before");
     if (!rises(options.lengths)) found.push_back("lengths: each must be larger than the one before");
     return found;

@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-enum class Suite { position, needle, ruler };
+enum class Suite { position, mass, needle, ruler };
 enum class ScorerKind { forced, generate };
 
 struct SuiteOptions {
@@ -22,6 +22,7 @@ struct SuiteOptions {
     std::vector<int64_t> position_edges = {};  ///< where bins end; empty: halves, quarters, ... of the sequence length
     int64_t far_context = 6;                   ///< tokens that must have occurred before
     int64_t far_distance = 2048;               ///< so many tokens before, at least
+    int64_t queries = 64;                      ///< of each sample, for suite mass
 };
 void describe(Schema& schema, SuiteOptions& options);
 /// Keys are given as under this section; empty when all is well.

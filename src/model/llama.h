@@ -2,6 +2,7 @@
 // Parameter names are Hugging Face's.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "model/options.h"
 #include "model/precision.h"
 #include "model/reach.h"
+#include "ops/attention_inputs.h"
 #include "ops/ops.h"
 #include "parallel/mesh.h"
 #include "parallel/param_spec.h"
@@ -150,6 +152,11 @@ class Llama {
     /// Which blocks the block-sparse layers select for every token of the batch, by all heads; the same on every rank
     /// of the cp x tp group. Takes the memory of a training forward that keeps what the attention found.
     BlockChoices choices(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
+
+    /// Calls visit(layer, its queries and keys) for every layer, with this tp rank's heads. Of a mesh without cp. Takes
+    /// the memory of a training forward without recomputation.
+    void attention_inputs(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena,
+                          std::function<void(int64_t, AttentionInputs const&)> const& visit);
 
     /// Logits of every token, [T, vocab_size] in host memory, for who compares or looks at them. Of a mesh without cp
     /// and tp.

@@ -181,6 +181,26 @@ BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<
     return result;
 }
 
+void Llama::attention_inputs(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
+                             Arena& arena, std::function<void(int64_t, AttentionInputs const&)> const& visit) {
+    PERIGEE_CHECK(impl_->mesh.shape().cp == 1, "queries and keys of a mesh with cp {}", impl_->mesh.shape().cp);
+    Arena::Scope const scope(arena);
+    LocalBatch const local = impl_->share(batch, selections);
+    Impl::Inputs const inputs = impl_->upload(local, arena);
+    MemoryPolicy const kept{.recompute = std::vector(selections.size(), Recompute::none)};
+    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, &kept);
+    AttentionProblem const problem = impl_->attention_problem(inputs);
+    for (size_t layer = 0; layer < selections.size(); ++layer) {
+        auto const& [q_THK, k_TGK, v_TGK, o_THK] = state.blocks[layer].attention.attended;
+        visit(static_cast<int64_t>(layer), {.q_THK = impl_->host_floats(q_THK),
+                                            .k_TGK = impl_->host_floats(k_TGK),
+                                            .q_shape = q_THK.shape,
+                                            .k_shape = k_TGK.shape,
+                                            .first_head = problem.first_head,
+                                            .scale = problem.scale});
+    }
+}
+
 /// The same on every rank.
 std::vector<float> Llama::Impl::logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                                 int64_t token, Arena& arena) const {

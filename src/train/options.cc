@@ -208,6 +208,9 @@ int check_layout(RunOptions const& options, int world_size, Sentences& out) {
         out.add("data.sequence_length ({}) must be a multiple of parallel.context ({}) times parallel.tensor ({})",
                 options.data.sequence_length, parallel.context, parallel.tensor);
     }
+    auto const suites = suites_of(options.eval.suites);
+    if (std::ranges::find(suites, Suite::mass) != suites.end() && parallel.context > 1)
+        out.add("suite mass of eval.suites.run needs parallel.context of 1, not {}", parallel.context);
     if (model.key_conv > 0 && parallel.context > 1)
         out.add("attention.key_conv ({}) needs parallel.context of 1, not {}", model.key_conv, parallel.context);
     if (parallel.tensor > 0 && model.kv_heads() / parallel.tensor % parallel.head_groups != 0)

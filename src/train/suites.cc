@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/log.h"
+#include "eval/mass.h"
 #include "eval/position.h"
 #include "eval/tasks.h"
 #include "train/failure.h"
@@ -34,6 +36,7 @@ struct SuiteRun {
     SuiteOptions const& options() const { return session.options().eval.suites; }
     Measurement measurement(Suite suite) const {
         return {.suite = suite == Suite::position ? "position"
+                         : suite == Suite::mass   ? "mass"
                          : suite == Suite::needle ? "needle"
                                                   : "ruler",
                 .step = step,
@@ -101,6 +104,79 @@ void run_position(SuiteRun const& run) {
         measurement.number = static_cast<int64_t>(i / arms.size());
         append_measurements(run, std::move(measurement), sums[i], !unknown);
     }
+}
+
+/// A rule in every layer.
+struct NamedRule {
+    std::string name;
+    std::vector<Selection> of_layers;
+};
+/// The rules that suite mass compares, under the budget of `attention`.
+std::vector<NamedRule> compared_rules(RunOptions const& options) {
+    AttentionOptions attention = options.attention;
+    attention.kind = AttentionKind::moba, attention.full_layers = {}, attention.schedule = {};
+    std::vector<NamedRule> rules;
+    auto const add = [&](std::string const& name, char const* rule) {
+        attention.selection = rule;
+        rules.push_back({name, layer_selections(attention, options.model.num_hidden_layers, 0,
+                                                static_cast<uint64_t>(options.seed))});
+    };
+    add(MobaOptions::kName, MobaOptions::kName);
+    attention.moba.force_first = attention.moba.top_k >= MobaOptions::kLeastForced;
+    if (attention.moba.force_first) add("gate_first", MobaOptions::kName);
+    for (char const* const rule : {NearestBlocks::kName, SinkNearestBlocks::kName, RandomBlocks::kName})
+        add(rule, rule);
+    return rules;
+}
+
+void run_mass(SuiteRun const& run) {
+    Session& session = run.session;
+    Mesh const& mesh = session.mesh();
+    RunOptions const& options = session.options();
+    auto const data = session.open(Split::validation);
+    auto const rules = compared_rules(options);
+    BlockBudget const budget = budget_of(rules.front().of_layers.front()).value();
+    int64_t const samples = std::min(options.eval.samples, data->samples_per_epoch());
+    auto const layers = static_cast<size_t>(options.model.num_hidden_layers);
+    std::vector<MassSums> sums(static_cast<size_t>(samples) * layers,
+                               MassSums{.of_rules = std::vector<double>(rules.size())});
+    MassMeter meter;
+    for (int64_t sample = mesh.dp_rank(); sample < samples; sample += mesh.shape().dp) {
+        Batch const batch = make_batch(*data, sample, 1);
+        auto const queries = choosing_queries(batch.cu_seqlens, budget, run.options().queries);
+        run.before_forward();
+        session.model().attention_inputs(session.model_weights(), batch, run.selections, session.arena(),
+                                         [&](int64_t layer, AttentionInputs const& inputs) {
+                                             std::vector<Selection> of_layer;
+                                             for (auto const& [name, selections] : rules)
+                                                 of_layer.push_back(selections[static_cast<size_t>(layer)]);
+                                             sums[static_cast<size_t>(sample) * layers + static_cast<size_t>(layer)] =
+                                                 meter.measure(inputs, batch.cu_seqlens, queries, of_layer, budget);
+                                         });
+        session.arena().settle();
+    }
+    for (size_t i = 0; i < sums.size(); ++i) {
+        for (HostComm* const ranks : {&mesh.tp().host(), &mesh.dp().host()}) {
+            for (double* const sum : {&sums[i].pairs, &sums[i].local, &sums[i].best}) *sum = ranks->sum(*sum);
+            for (double& sum : sums[i].of_rules) sum = ranks->sum(sum);
+        }
+        if (sums[i].pairs == 0) continue;  // a sample without a query that has to choose
+        Measurement m = run.measurement(Suite::mass);
+        m.length = options.data.sequence_length;
+        m.number = static_cast<int64_t>(i / layers), m.layer = static_cast<int64_t>(i % layers);
+        m.weight = sums[i].pairs, m.nll = std::numeric_limits<double>::quiet_NaN();
+        auto const append = [&](std::string const& task, double mass) {
+            m.task = task, m.mass = mass;
+            run.results.measurements.push_back(m);
+        };
+        append("local", sums[i].local);
+        for (size_t rule = 0; rule < rules.size(); ++rule) append(rules[rule].name, sums[i].of_rules[rule]);
+        append("best", sums[i].best);
+    }
+    if (run.results.measurements.empty())
+        fail(Category::config,
+             "suite mass: no held-out document has more than {} x {} tokens, so all blocks are chosen", budget.top_k,
+             budget.block_size);
 }
 
 /// Held-out text without special tokens, a few times as much as the longest item takes; made-up sentences where there
@@ -194,12 +270,15 @@ SuiteResults run_suites(Session& session, int64_t step, std::span<Selection cons
         size_t const first = results.measurements.size();
         if (suite == Suite::position) {
             run_position(run);
+        } else if (suite == Suite::mass) {
+            run_mass(run);
         } else {
             if (!items) items = std::make_unique<ItemSuites>(run);
             items->run(suite);
         }
         auto const found = std::span<Measurement const>(results.measurements).subspan(first);
         results.tables += suite == Suite::position ? position_table(found)
+                          : suite == Suite::mass   ? mass_table(found)
                           : suite == Suite::needle ? needle_table(found)
                                                    : ruler_table(found);
         if (suite == Suite::needle)

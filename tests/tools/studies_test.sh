@@ -26,6 +26,10 @@ for arm, loss in losses.items():
                             mine = 2.0 + hard + (loss - 2.0) * (5 if far else 0.6) * (attention == own) + (1 - repeated)
                             file.write(json.dumps({"suite": "position", "attention": attention, "number": sample, "end": end,
                                                    "task": task, "weight": weight, "nll": mine * weight}) + "\n")
+                        for layer in (0, 1):
+                            for task, mass in (("gate", 30 + layer), ("best", 36)):
+                                file.write(json.dumps({"suite": "mass", "task": task, "attention": attention, "number": sample,
+                                                       "layer": layer, "mass": mass * (1 + repeated), "weight": 80}) + "\n")
                         for depth in (0.0, 0.5):  # item 39 of arm gate fails at one depth
                             file.write(json.dumps({"suite": "needle", "task": "uuid", "attention": attention, "length": 512,
                                                    "depth": depth, "number": sample,
@@ -45,6 +49,7 @@ python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$rows" >"$s
 check "a row per arm, seed, attention and sample" [ "$(wc -l <"$rows/samples.csv")" = $((1 + 2 * 40 * (1 + 2 + 2))) ]
 check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,1.0,,,,perigee 1,1 x GPU$' "$rows/runs.csv"
 check "what went before" grep -q '^before 2,1,7,,3.0,' "$rows/runs.csv"
+check "masses" grep -q '^gate,2,moba,1,gate,3200,2480$' "$rows/mass.csv"
 check "needles" [ "$(grep -c '^gate,.*,needle uuid,512,0\.[05],40,' "$rows/needles.csv")" = 8 ]
 check "what has not finished is left out" [ -z "$(grep -l unfinished "$rows"/*.csv)" ]
 python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" -o "$scratch/page" --draws 300 >"$scratch/printed" || complain "page.py"
@@ -62,6 +67,7 @@ for arm, step in (("gate", 0.01), ("nearest", 0.05)):
     assert low <= difference <= high and high - low < 1e-3, (low, high)  # pairs: the samples' own spread cancels
     assert far_low <= far <= far_high
 assert "| full | 2 |" in table and table.index("| full |") < table.index("| gate |")
+assert "| gate | moba | 76.2% | 90.0% |" in table
 assert "| needle | gate | moba | 98.8% of 160 |" in table and "| needle | full | full | 100.0% of 160 |" in table
 assert "minus that of full, by millions" in table and "| nearest | +0.0500 |" in table
 picture = open(f"{sys.argv[1]}/page/figure.svg").read()

@@ -22,8 +22,10 @@ refused() {
     [ "$code" = "$1" ] && grep -qF "$2" "$scratch/log" || complain "$2: exit $code"
 }
 same() { # records like those of one rank: names and counts the same, sums nearly
-    paste -d'\n' "$scratch/one" "$scratch/records" | perl -ne '
-        s/"(?:nll|weight)":([-0-9.e+]+)/push @n, $1; ""/ge;
+    local one=$scratch/one
+    grep -q '"suite":"mass"' "$scratch/records" || { one=$scratch/no_mass && grep -v '"suite":"mass"' "$scratch/one" >"$one"; }
+    paste -d'\n' "$one" "$scratch/records" | perl -ne '
+        s/"(?:nll|weight|mass)":([-0-9.e+]+)/push @n, $1; ""/ge;
         if ($. % 2) { ($text, @before) = ($_, @n) } else {
             die "$_ where one rank has $text" if $_ ne $text;
             for my $i (0 .. $#n) { die "$n[$i] for $before[$i]" if abs($n[$i] - $before[$i]) > 1e-4 * (1 + abs $before[$i]) }
@@ -32,15 +34,21 @@ same() { # records like those of one rank: names and counts the same, sums nearl
         @n = (); END { die "$lines lines" if $lines < 20 }' || complain "other records with $*"
 }
 
-evaluate 1 position,needle,ruler
+evaluate 1 position,mass,needle,ruler
 mv "$scratch/records" "$scratch/one"
 [ "$(grep -c '"suite":"needle"' "$scratch/one")" = 6 ] || complain "3 tasks at 2 depths expected"
 [ "$(grep -c '"suite":"ruler"' "$scratch/one")" = 6 ] || complain "6 tasks expected"
+layers=$(grep -o '"layer":[0-9]*' "$scratch/one" | sort -u | wc -l)
+[ "$layers" -gt 1 ] && [ "$(grep -c '"suite":"mass"' "$scratch/one")" = $((3 * layers * 6)) ] ||
+    complain "mass: 3 samples, $layers layers, 6 rules expected"
+grep '"suite":"mass"' "$scratch/one" | sed 's/.*"layer":\([0-9]*\),"mass":\([^,]*\),.*/\1 \2/' | awk 'NR % 6 == 1 { least = $2 }
+    { if ($2 < least * 0.999999) bad = 1; if (most == "" || $2 > most) most = $2; if (NR % 6 == 0) { if ($2 < most) bad = 1; most = "" } }
+    END { exit bad }' || complain "mass: not between the local block and the best choice"
 grep '"suite":"position"' "$scratch/one" >"$scratch/position"
 for what in '"attention":"moba + 1 full"' '"attention":"full"' '"task":"far"' '"end":128,'; do
     grep -qF "$what" "$scratch/position" || complain "no position record with $what"
 done
-for title in "loss by position, step 20" "needle, moba + 1 full, step 20" "ruler, moba + 1 full, step 20"; do
+for title in "loss by position, step 20" "mass, moba + 1 full, step 20" "needle, moba + 1 full, step 20" "ruler, moba + 1 full, step 20"; do
     grep -qF "$title" "$scratch/printed" || complain "no table: $title"
 done
 [ "$(awk '{ if (length > most) most = length } END { print most }' "$scratch/printed")" -le 79 ] || complain "wide table"
@@ -64,7 +72,9 @@ done
 for layout in "2" "2 parallel.tensor=2" "2 parallel.context=2" "2 parallel.context=2 parallel.context_mode=allgather" \
     "4 parallel.tensor=2 parallel.context=2"; do
     read -r -a arguments <<<"$layout"
-    evaluate "${arguments[0]}" position,needle,ruler "${arguments[@]:1}"
+    suites_of_layout=position,mass,needle,ruler
+    [[ $layout != *context* ]] || suites_of_layout=position,needle,ruler
+    evaluate "${arguments[0]}" $suites_of_layout "${arguments[@]:1}"
     same "$layout"
 done
 
@@ -76,7 +86,10 @@ verdicts() { grep "\"scorer\":\"$1\"" "$scratch/run/suites.jsonl" | grep -o '"ta
 [ "$(verdicts forced)" = "$(verdicts generate)" ] || complain "generation comes to other verdicts"
 [ "$(verdicts generate | wc -l)" = 24 ] || complain "12 items by generation expected"
 
-refused 2 'no suite is called "nedle"; there are position, needle and ruler' --suite needle,nedle
+refused 2 'no suite is called "nedle"; there are position, mass, needle and ruler' --suite needle,nedle
+evaluate 1 mass attention.top_k=3
+[ "$(grep -c '"task":"gate_first"' "$scratch/records")" = $((3 * layers)) ] || complain "mass: no gate with the first block"
+refused 2 'suite mass of eval.suites.run needs parallel.context of 1, not 2' --suite mass parallel.context=2
 refused 2 'eval.suites.lengths (9000) must be at most model.max_position_embeddings (8192)' \
     --suite needle 'eval.suites.lengths=[64, 9000]'
 refused 2 'without any text around it, but eval.suites.lengths asks for one of 64' --suite ruler 'eval.suites.lengths=[64]'

@@ -3,7 +3,7 @@
 
     python3 tools/studies/page.py docs/studies/1_scaling_xs --base full -o docs/studies/1_scaling_xs
 
-Reads samples.csv of rows.py, and needles.csv where there is one, and writes table.md and figure.svg. Arms of one seed
+Reads samples.csv of rows.py, and mass.csv and needles.csv where there are any, and writes table.md and figure.svg. Arms of one seed
 share initial weights, the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs: differences per
 held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws; each draw takes
 the same samples in every arm and seed). The seeds' spread stands beside it.
@@ -171,6 +171,26 @@ def needles(rows):
     return text
 
 
+def masses(rows):
+    """Share of full attention inside the blocks of each rule, over layers and seeds."""
+    if not (rows / "mass.csv").exists():
+        return ""
+    cells = collections.defaultdict(lambda: [0.0, 0.0])
+    with (rows / "mass.csv").open() as file:
+        for row in csv.DictReader(file):
+            cell = cells[row["arm"], row["attention"], row["rule"]]
+            cell[0] += float(row["pairs"])
+            cell[1] += float(row["mass"])
+    known = ("local", "gate", "gate_first", "nearest", "sink_nearest", "random", "best")
+    rules = sorted({rule for *_, rule in cells}, key=known.index)
+    text = "\nShare of full attention's softmax inside the blocks, the local one included, over all layers.\n\n"
+    text += f"| arm | attention | {' | '.join(rules)} |\n|---|---|{'---|' * len(rules)}\n"
+    for name in sorted({tuple(name) for *name, _ in cells}):
+        found = [cells.get((*name, rule)) for rule in rules]
+        text += f"| {' | '.join(name)} | {' | '.join(f'{100 * c[1] / c[0]:.1f}%' if c else '' for c in found)} |\n"
+    return text
+
+
 def svg(found, base):
     """Differences to the base with their intervals: one row an arm, far repeats below all tokens."""
     rows = [(arm, against) for arm, against, _, _ in found if against]
@@ -214,7 +234,8 @@ def main():
         parser.error(f"{args.rows / 'samples.csv'} has no arm {args.base}")
     found = compare(table, args.base, args.draws)
     args.output.mkdir(parents=True, exist_ok=True)
-    text = markdown(found, args.base) + matrix(table) + gaps(args.rows, args.base) + needles(args.rows)
+    text = markdown(found, args.base) + matrix(table) + gaps(args.rows, args.base)
+    text += masses(args.rows) + needles(args.rows)
     (args.output / "table.md").write_text(text)
     (args.output / "figure.svg").write_text(svg(found, args.base))
     print(text, end="")

@@ -6,6 +6,8 @@
 From the records of `eval --suite` in every finished run (docs/evaluation.md) it writes
     samples.csv    per arm, seed, attention and held-out sample: weight and sum of nll, of all tokens and of far repeats
     positions.csv  per arm, seed, attention, last position of the bin and kind of token: the same, over all samples
+    mass.csv       per arm, seed, attention, layer and rule of suite mass, if any: pairs of a query and a head, and the sum
+                   of the shares of full attention's softmax inside the blocks of the rule
     needles.csv    per arm, seed, attention, task, length and depth of needle and ruler, if any: items, and those passed
     curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss
     runs.csv       per arm and seed: steps, tokens, losses, seconds, speed, and program, commit and hardware
@@ -22,17 +24,20 @@ RUN_KEYS = ("step", "tokens_so_far", "loss", "eval_loss", "seconds", "tokens_per
             "hardware")
 
 def records(path):
-    """Records of the position suite by (attention, sample, bin, task), and those of the others by (attention, suite and
-    task, length, depth, number): of a repeated evaluation the last."""
-    found, items = {}, {}
+    """Records of the position suite by (attention, sample, bin, task), those of the mass suite by (attention, sample,
+    layer, task), and those of the others by (attention, suite and task, length, depth, number): of a repeated evaluation
+    the last."""
+    found, masses, items = {}, {}, {}
     for line in path.read_text().splitlines() if path.exists() else ():
         record = json.loads(line)
-        if record["suite"] != "position":
+        if record["suite"] == "mass":
+            masses[record["attention"], record["number"], record["layer"], record["task"]] = record
+        elif record["suite"] != "position":
             task = f"{record['suite']} {record.get('task', '')}"
             items[record["attention"], task, record.get("length", 0), record.get("depth", ""), record["number"]] = record
         elif record.get("nll") is not None:
             found[record["attention"], record["number"], record["end"], record["task"]] = record
-    return found, items
+    return found, masses, items
 
 
 def summed(found, key_of):
@@ -100,25 +105,32 @@ def main():
                         help="write losses.csv with the training losses of these steps")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    samples, positions, needles, runs, curves, losses = [], [], [], [], [], []
+    samples, positions, mass, needles, runs, curves, losses = [], [], [], [], [], [], []
     for folder in sorted((args.study / "runs").iterdir()):
         if not folder.is_dir() or not (args.study / "runs" / (folder.name + ".finished")).exists():
             continue
         name = name_of(folder)
         if not name[0]:
             continue
-        found, items = records(folder / "suites.jsonl")
+        found, masses, items = records(folder / "suites.jsonl")
         for (attention, sample), sums in sorted(summed(found, lambda a, n, e, t: (a, n)).items()):
             samples.append(name + [attention, sample] + [number(x) for x in sums])
         for (attention, end, task), sums in sorted(summed(found, lambda a, n, e, t: (a, e, t)).items()):
             positions.append(name + [attention, end, task] + [number(x) for x in sums[:2]])
         needles += [name + [*cell, *sums] for cell, sums in sorted(passed(items).items())]
+        shares = collections.defaultdict(lambda: [0.0, 0.0])
+        for (attention, _, layer, task), record in masses.items():
+            shares[attention, layer, task][0] += record["weight"]
+            shares[attention, layer, task][1] += record["mass"]
+        mass += [name + [*key] + [number(x) for x in sums] for key, sums in sorted(shares.items())]
         said, curve, course = training(folder)
         runs.append(name + [said.get(key, "") for key in RUN_KEYS])
         curves += [name + list(point) for point in curve]
         losses += [name + list(point) for point in course if args.losses[0] <= point[0] <= args.losses[1]]
     write(args.output / "samples.csv", ["arm", "seed", "attention", "sample", "weight", "nll", "far_weight", "far_nll"], samples)
     write(args.output / "positions.csv", ["arm", "seed", "attention", "end", "task", "weight", "nll"], positions)
+    if mass:
+        write(args.output / "mass.csv", ["arm", "seed", "attention", "layer", "rule", "pairs", "mass"], mass)
     if needles:
         write(args.output / "needles.csv", ["arm", "seed", "attention", "task", "length", "depth", "items", "passed"], needles)
     write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss"], curves)

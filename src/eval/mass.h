@@ -1,0 +1,49 @@
+// How much of full attention's softmax lies in the blocks that a rule selects: whether the gate finds what the queries
+// look for, against the nearest blocks, random ones and the best possible choice of as many.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "ops/attention_inputs.h"
+#include "ops/ops.h"
+
+namespace perigee {
+
+/// Tokens of a pack, at most `count`, evenly over those that have more past blocks than slots.
+std::vector<int64_t> choosing_queries(std::span<int32_t const> cu_seqlens, BlockBudget const& budget, int64_t count);
+
+/// Shares of the softmax, added up over `pairs` of a query and a head.
+struct MassSums {
+    double pairs = 0;
+    double local = 0;                   ///< of the query's own block, which every rule attends besides
+    double best = 0;                    ///< of the local block and the heaviest past blocks
+    std::vector<double> of_rules = {};  ///< of the local block and those that a rule selects
+
+    MassSums& operator+=(MassSums const& more);
+};
+
+/// Computes them on the host.
+class MassMeter {
+  public:
+    MassMeter();
+    ~MassMeter();
+    /// Of these tokens of the pack, under each rule. All rules have this budget.
+    MassSums measure(AttentionInputs const& inputs, std::span<int32_t const> cu_seqlens,
+                     std::span<int64_t const> queries, std::span<Selection const> rules, BlockBudget const& budget);
+
+  private:
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<Ops> ops_;
+};
+
+/// Softmax of one query by block: blocks of `size` keys from the first, the last one perhaps shorter. `keys`: rows of
+/// q.size() values, `stride` apart.
+std::vector<double> block_masses(std::span<float const> q, std::span<float const> keys, int64_t stride, int64_t size,
+                                 double scale);
+
+}  // namespace perigee

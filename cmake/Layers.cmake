@@ -71,7 +71,7 @@ target_sources(perigee_data PRIVATE ${CMAKE_BINARY_DIR}/generated/scripts.cc)
 perigee_layer(checkpoint LAYERS base device tensor io comm parallel LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(hf LAYERS base device tensor kernels io ops comm parallel model checkpoint
     LIBRARIES nlohmann_json::nlohmann_json)
-perigee_layer(eval LAYERS base device tensor ops comm parallel)
+perigee_layer(eval LAYERS base device tensor ops comm parallel LIBRARIES OpenMP::OpenMP_CXX)
 perigee_layer(train LAYERS base device tensor io ops comm parallel model optim data checkpoint eval hf
     LIBRARIES nlohmann_json::nlohmann_json)
 perigee_layer(serve LAYERS base device tensor io ops comm parallel model data eval train

@@ -5,14 +5,14 @@
 #include <functional>
 #include <numeric>
 
-#include "base/error.h"
-
 namespace perigee {
 
 namespace {
 
-int64_t document_begin(std::span<int32_t const> cu_seqlens, int64_t token) {
-    return *std::prev(std::ranges::upper_bound(cu_seqlens, static_cast<int32_t>(token)));
+/// Where the token's document begins and ends.
+std::pair<int64_t, int64_t> document_of(std::span<int32_t const> cu_seqlens, int64_t token) {
+    auto const end = std::ranges::upper_bound(cu_seqlens, static_cast<int32_t>(token));
+    return {*std::prev(end), *end};
 }
 
 /// Of the local block, the last one, and of those that are chosen; -1: none.
@@ -32,10 +32,14 @@ double best_mass(std::span<double const> masses, int64_t slots) {
 
 }  // namespace
 
-std::vector<int64_t> choosing_queries(std::span<int32_t const> cu_seqlens, BlockBudget const& budget, int64_t count) {
+std::vector<int64_t> choosing_queries(Batch const& batch, BlockBudget const& budget, int64_t count) {
     std::vector<int64_t> all;
-    for (size_t i = 1; i < cu_seqlens.size(); ++i)
-        for (int64_t t = cu_seqlens[i - 1] + budget.top_k * budget.block_size; t < cu_seqlens[i]; ++t) all.push_back(t);
+    for (size_t i = 1; i < batch.cu_seqlens.size(); ++i) {
+        int64_t const begin = batch.cu_seqlens[i - 1], end = batch.cu_seqlens[i];
+        if (std::all_of(batch.weights_T.begin() + begin, batch.weights_T.begin() + end, [](float w) { return w == 0; }))
+            continue;
+        for (int64_t t = begin + budget.top_k * budget.block_size; t < end; ++t) all.push_back(t);
+    }
     int64_t const some = std::min<int64_t>(count, std::ssize(all));
     std::vector<int64_t> queries;
     for (int64_t i = 0; i < some; ++i)
@@ -56,7 +60,9 @@ std::vector<double> block_masses(std::span<float const> q, std::span<float const
     std::vector<double> scores;
     for (int64_t j = 0; j < count; ++j) {
         float const* const key = keys.data() + j * stride;
-        scores.push_back(scale * std::inner_product(q.begin(), q.end(), key, 0.0));
+        double dot = 0;
+        for (int64_t i = 0; i < width; ++i) dot += double{q[static_cast<size_t>(i)]} * key[i];
+        scores.push_back(scale * dot);
     }
     double const most = std::ranges::max(scores);
     std::vector<double> masses(static_cast<size_t>((count + size - 1) / size));
@@ -76,35 +82,36 @@ MassSums MassMeter::measure(AttentionInputs const& inputs, std::span<int32_t con
                             std::span<int64_t const> queries, std::span<Selection const> rules,
                             BlockBudget const& budget) {
     int64_t const heads = inputs.q_shape[1], K = inputs.q_shape[2], groups = inputs.k_shape[1];
-    std::vector<int32_t> chosen(static_cast<size_t>(heads * budget.slots()));
+    auto const slots = static_cast<size_t>(budget.slots());
+    std::vector<int32_t> chosen(static_cast<size_t>(heads) * slots);
+    std::vector<std::vector<double>> masses(static_cast<size_t>(heads));
     MassSums sums{.of_rules = std::vector<double>(rules.size())};
     for (int64_t const token : queries) {
-        int64_t const begin = document_begin(cu_seqlens, token);
-        auto const q_HK =
-            std::span(inputs.q_THK).subspan(static_cast<size_t>(token * heads * K), static_cast<size_t>(heads * K));
-        std::vector<std::vector<double>> masses;
-        for (int64_t head = 0; head < heads; ++head) {
-            int64_t const first = (begin * groups + head * groups / heads) * K;
-            auto const keys =
-                std::span(inputs.k_TGK)
-                    .subspan(static_cast<size_t>(first), static_cast<size_t>((token - begin) * groups * K + K));
-            masses.push_back(block_masses(q_HK.subspan(static_cast<size_t>(head * K), static_cast<size_t>(K)), keys,
-                                          groups * K, budget.block_size, inputs.scale));
-            sums.pairs += 1, sums.local += masses.back().back();
-            sums.best += best_mass(masses.back(), budget.slots());
+        auto const [begin, end] = document_of(cu_seqlens, token);
+        float const* const q_HK = inputs.q_THK.data() + token * heads * K;
+        float const* const keys = inputs.k_TGK.data() + begin * groups * K;
+        int64_t const past = (token - begin) * groups * K;
+#pragma omp parallel for
+        for (int64_t head = 0; head < heads; ++head)
+            masses[static_cast<size_t>(head)] =
+                block_masses({q_HK + head * K, static_cast<size_t>(K)},
+                             {keys + head * groups / heads * K, static_cast<size_t>(past + K)}, groups * K,
+                             budget.block_size, inputs.scale);
+        for (auto const& of_head : masses) {
+            sums.pairs += 1, sums.local += of_head.back();
+            sums.best += best_mass(of_head, budget.slots());
         }
+        int32_t const borders[] = {0, static_cast<int32_t>(end - begin)};
         for (size_t rule = 0; rule < rules.size(); ++rule) {
             ops_->select_blocks({.chosen_THS = {chosen.data(), {1, heads, budget.slots()}},
-                                 .q_THK = {q_HK.data(), {1, heads, K}},
-                                 .k_TGK = {inputs.k_TGK.data(), inputs.k_shape},
-                                 .cu_seqlens = cu_seqlens,
+                                 .q_THK = {q_HK, {1, heads, K}},
+                                 .k_TGK = {keys, {end - begin, groups, K}},
+                                 .cu_seqlens = borders,
                                  .selection = rules[rule],
-                                 .query_begin = token,
+                                 .query_begin = token - begin,
                                  .first_head = inputs.first_head});
-            for (int64_t head = 0; head < heads; ++head)
-                sums.of_rules[rule] += mass_of(masses[static_cast<size_t>(head)],
-                                               std::span(chosen).subspan(static_cast<size_t>(head * budget.slots()),
-                                                                         static_cast<size_t>(budget.slots())));
+            for (size_t head = 0; head < masses.size(); ++head)
+                sums.of_rules[rule] += mass_of(masses[head], std::span(chosen).subspan(head * slots, slots));
         }
     }
     return sums;

@@ -11,11 +11,13 @@
 #include "device/device.h"
 #include "ops/attention_inputs.h"
 #include "ops/ops.h"
+#include "tensor/batch.h"
 
 namespace perigee {
 
-/// Tokens of a pack, at most `count`, evenly over those that have more past blocks than slots.
-std::vector<int64_t> choosing_queries(std::span<int32_t const> cu_seqlens, BlockBudget const& budget, int64_t count);
+/// Tokens of a batch, at most `count`, evenly over those that have more past blocks than slots. None of documents
+/// without loss, which are padding.
+std::vector<int64_t> choosing_queries(Batch const& batch, BlockBudget const& budget, int64_t count);
 
 /// Shares of the softmax, added up over `pairs` of a query and a head.
 struct MassSums {

@@ -134,8 +134,8 @@ std::string mass_table(std::span<Measurement const> measurements) {
         mass += m.mass.value(), weight += m.weight;
         layers = std::max(layers, *m.layer + 1);
     }
-    std::string text = fmt::format("mass, {}, step {}: % of full attention inside the blocks\n{:>7} |",
-                                   measurements.front().attention, measurements.front().step, "layer");
+    std::string text = fmt::format("mass, {}, step {}: % inside the blocks\n{:>7} |", measurements.front().attention,
+                                   measurements.front().step, "layer");
     auto const width = [](std::string const& task) { return std::max<size_t>(8, task.size() + 2); };
     for (std::string const& task : tasks) text += fmt::format("{:>{}}", task, width(task));
     text += "\n";

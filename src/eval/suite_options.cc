@@ -86,4 +86,9 @@ std::vector<Suite> suites_of(SuiteOptions const& options) {
     return suites;
 }
 
+bool asks_for(SuiteOptions const& options, Suite suite) {
+    auto const suites = suites_of(options);
+    return std::ranges::find(suites, suite) != suites.end();
+}
+
 }  // namespace perigee

@@ -30,5 +30,6 @@ std::vector<std::string> problems(SuiteOptions const& options);
 
 /// Those that `run` names, in the order of the enumeration. Unknown names are left to problems().
 std::vector<Suite> suites_of(SuiteOptions const& options);
+bool asks_for(SuiteOptions const& options, Suite suite);
 
 }  // namespace perigee

@@ -154,7 +154,7 @@ class Llama {
     BlockChoices choices(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena);
 
     /// Calls visit(layer, its queries and keys) for every layer, with this tp rank's heads. Of a mesh without cp. Takes
-    /// the memory of a training forward without recomputation.
+    /// the memory of a training forward under recompute: mlp.
     void attention_inputs(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections, Arena& arena,
                           std::function<void(int64_t, AttentionInputs const&)> const& visit);
 

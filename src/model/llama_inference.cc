@@ -187,7 +187,7 @@ void Llama::attention_inputs(WeightUnits& weights, Batch const& batch, std::span
     Arena::Scope const scope(arena);
     LocalBatch const local = impl_->share(batch, selections);
     Impl::Inputs const inputs = impl_->upload(local, arena);
-    MemoryPolicy const kept{.recompute = std::vector(selections.size(), Recompute::none)};
+    MemoryPolicy const kept{.recompute = std::vector(selections.size(), Recompute::mlp)};
     Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, &kept);
     AttentionProblem const problem = impl_->attention_problem(inputs);
     for (size_t layer = 0; layer < selections.size(); ++layer) {

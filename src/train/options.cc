@@ -208,8 +208,7 @@ int check_layout(RunOptions const& options, int world_size, Sentences& out) {
         out.add("data.sequence_length ({}) must be a multiple of parallel.context ({}) times parallel.tensor ({})",
                 options.data.sequence_length, parallel.context, parallel.tensor);
     }
-    auto const suites = suites_of(options.eval.suites);
-    if (std::ranges::find(suites, Suite::mass) != suites.end() && parallel.context > 1)
+    if (asks_for(options.eval.suites, Suite::mass) && parallel.context > 1)
         out.add("suite mass of eval.suites.run needs parallel.context of 1, not {}", parallel.context);
     if (model.key_conv > 0 && parallel.context > 1)
         out.add("attention.key_conv ({}) needs parallel.context of 1, not {}", model.key_conv, parallel.context);
@@ -323,12 +322,18 @@ void check_suites(RunOptions const& options, Sentences& out) {
         out.add("eval.suites.lengths ({}) must be at most model.max_position_embeddings ({})", suites.lengths.back(),
                 options.model.max_position_embeddings);
     }
-    auto const asked = suites_of(suites);
-    if (std::ranges::find(asked, Suite::position) != asked.end() && !has_validation(options.data)) {
+    for (auto const& [suite, name] : {std::pair{Suite::position, "position"}, {Suite::mass, "mass"}})
+        if (asks_for(suites, suite) && !has_validation(options.data)) {
+            out.add(
+                "eval.suites.run: suite {} is about held-out data, but there is none: give data.validation or a "
+                "data.validation_fraction above 0",
+                name);
+        }
+    BlockBudget const budget{options.attention.moba.block_size, options.attention.moba.top_k};
+    if (asks_for(suites, Suite::mass) && options.data.sequence_length <= budget.top_k * budget.block_size)
         out.add(
-            "eval.suites.run: suite position is about held-out data, but there is none: give data.validation or a "
-            "data.validation_fraction above 0");
-    }
+            "eval.suites.run: suite mass needs data.sequence_length ({}) above {} blocks of {} tokens: all are chosen",
+            options.data.sequence_length, budget.top_k, budget.block_size);
 }
 
 }  // namespace

@@ -115,6 +115,7 @@ struct NamedRule {
 std::vector<NamedRule> compared_rules(RunOptions const& options) {
     AttentionOptions attention = options.attention;
     attention.kind = AttentionKind::moba, attention.full_layers = {}, attention.schedule = {};
+    attention.moba.force_first = false;
     std::vector<NamedRule> rules;
     auto const add = [&](std::string const& name, char const* rule) {
         attention.selection = rule;
@@ -133,6 +134,7 @@ void run_mass(SuiteRun const& run) {
     Session& session = run.session;
     Mesh const& mesh = session.mesh();
     RunOptions const& options = session.options();
+    size_t const before = run.results.measurements.size();
     auto const data = session.open(Split::validation);
     auto const rules = compared_rules(options);
     BlockBudget const budget = budget_of(rules.front().of_layers.front()).value();
@@ -143,16 +145,16 @@ void run_mass(SuiteRun const& run) {
     MassMeter meter;
     for (int64_t sample = mesh.dp_rank(); sample < samples; sample += mesh.shape().dp) {
         Batch const batch = make_batch(*data, sample, 1);
-        auto const queries = choosing_queries(batch.cu_seqlens, budget, run.options().queries);
+        auto const queries = choosing_queries(batch, budget, run.options().queries);
+        MassSums* const of_sample = sums.data() + static_cast<size_t>(sample) * layers;
+        auto const measure = [&](int64_t layer, AttentionInputs const& inputs) {
+            run.before_forward();  // a layer may take as long as a forward
+            std::vector<Selection> of_layer;
+            for (NamedRule const& rule : rules) of_layer.push_back(rule.of_layers[static_cast<size_t>(layer)]);
+            of_sample[layer] = meter.measure(inputs, batch.cu_seqlens, queries, of_layer, budget);
+        };
         run.before_forward();
-        session.model().attention_inputs(session.model_weights(), batch, run.selections, session.arena(),
-                                         [&](int64_t layer, AttentionInputs const& inputs) {
-                                             std::vector<Selection> of_layer;
-                                             for (auto const& [name, selections] : rules)
-                                                 of_layer.push_back(selections[static_cast<size_t>(layer)]);
-                                             sums[static_cast<size_t>(sample) * layers + static_cast<size_t>(layer)] =
-                                                 meter.measure(inputs, batch.cu_seqlens, queries, of_layer, budget);
-                                         });
+        session.model().attention_inputs(session.model_weights(), batch, run.selections, session.arena(), measure);
         session.arena().settle();
     }
     for (size_t i = 0; i < sums.size(); ++i) {
@@ -173,10 +175,11 @@ void run_mass(SuiteRun const& run) {
         for (size_t rule = 0; rule < rules.size(); ++rule) append(rules[rule].name, sums[i].of_rules[rule]);
         append("best", sums[i].best);
     }
-    if (run.results.measurements.empty())
+    if (run.results.measurements.size() == before)
         fail(Category::config,
-             "suite mass: no held-out document has more than {} x {} tokens, so all blocks are chosen", budget.top_k,
-             budget.block_size);
+             "suite mass: no document of the first {} held-out samples has more than {} x {} tokens, so all blocks are "
+             "chosen",
+             samples, budget.top_k, budget.block_size);
 }
 
 /// Held-out text without special tokens, a few times as much as the longest item takes; made-up sentences where there

@@ -17,6 +17,15 @@ constexpr int64_t kHeads = 4, kGroups = 2, kDim = 8, kTokens = 70, kSize = 8;
 constexpr BlockBudget kBudget{.block_size = kSize, .top_k = 3};
 std::vector<int32_t> const kDocuments = {0, 20, 70};
 
+Batch batch(std::vector<int32_t> documents) {
+    auto const tokens = static_cast<size_t>(documents.back());
+    return {.ids_T = std::vector<int32_t>(tokens),
+            .targets_T = std::vector<int32_t>(tokens),
+            .weights_T = std::vector<float>(tokens, 1),
+            .positions_T = {},
+            .cu_seqlens = std::move(documents)};
+}
+
 AttentionInputs inputs() {
     auto const floats = [](int64_t count, uint64_t seed) { return testing::random_normal<float>(count, seed); };
     return {.q_THK = floats(kTokens * kHeads * kDim, 1),
@@ -42,16 +51,19 @@ std::vector<double> softmax(AttentionInputs const& in, int64_t begin, int64_t to
 }
 
 TEST(Mass, QueriesHaveMorePastBlocksThanSlotsAndAreSpreadEvenly) {
-    EXPECT_EQ(choosing_queries(kDocuments, kBudget, 1), (std::vector<int64_t>{20 + 24 + 13}));
+    EXPECT_EQ(choosing_queries(batch(kDocuments), kBudget, 1), (std::vector<int64_t>{20 + 24 + 13}));
     std::vector<int64_t> all(26);
     std::iota(all.begin(), all.end(), 44);  // none of the first document, whose last token has two blocks before it
-    EXPECT_EQ(choosing_queries(kDocuments, kBudget, 1000), all);
-    EXPECT_TRUE(choosing_queries(std::vector<int32_t>{0, 24, 48}, kBudget, 5).empty());
+    EXPECT_EQ(choosing_queries(batch(kDocuments), kBudget, 1000), all);
+    Batch padded = batch(kDocuments);
+    std::fill(padded.weights_T.begin() + 20, padded.weights_T.end(), 0.0f);
+    EXPECT_TRUE(choosing_queries(padded, kBudget, 5).empty());
+    EXPECT_TRUE(choosing_queries(batch({0, 24, 48}), kBudget, 5).empty());
 }
 
 TEST(Mass, IsTheSoftmaxInsideTheBlocks) {
     AttentionInputs const in = inputs();
-    auto const queries = choosing_queries(kDocuments, kBudget, 7);
+    auto const queries = choosing_queries(batch(kDocuments), kBudget, 7);
     std::vector<Selection> const rules = {NearestBlocks{kSize, 3}, MobaOptions{.block_size = kSize, .top_k = 3}};
     MassSums const found = MassMeter().measure(in, kDocuments, queries, rules, kBudget);
     double local = 0, nearest = 0, best = 0;
@@ -72,6 +84,32 @@ TEST(Mass, IsTheSoftmaxInsideTheBlocks) {
     EXPECT_NEAR(found.best, best, 1e-5);
     EXPECT_GT(found.of_rules[1], found.local);
     EXPECT_LT(found.of_rules[1], found.best);
+}
+
+TEST(Mass, OfHalfTheHeadsAddsUpToThatOfAll) {
+    AttentionInputs const all = inputs();
+    auto const queries = choosing_queries(batch(kDocuments), kBudget, 9);
+    std::vector<Selection> const rules = {RandomBlocks{.block_size = kSize, .top_k = 3, .seed = 4},
+                                          MobaOptions{.block_size = kSize, .top_k = 3, .force_first = true}};
+    MassSums sum{.of_rules = {0, 0}};
+    for (int64_t half : {0, 1}) {
+        AttentionInputs part{.q_shape = {kTokens, kHeads / 2, kDim},
+                             .k_shape = {kTokens, kGroups / 2, kDim},
+                             .first_head = half * kHeads / 2,
+                             .scale = all.scale};
+        auto const take = [half](std::vector<float> const& from, int64_t width, std::vector<float>& to) {
+            for (int64_t t = 0; t < kTokens; ++t) {
+                auto const begin = from.begin() + (2 * t + half) * width / 2;
+                to.insert(to.end(), begin, begin + width / 2);
+            }
+        };
+        take(all.q_THK, kHeads * kDim, part.q_THK), take(all.k_TGK, kGroups * kDim, part.k_TGK);
+        sum += MassMeter().measure(part, kDocuments, queries, rules, kBudget);
+    }
+    MassSums const whole = MassMeter().measure(all, kDocuments, queries, rules, kBudget);
+    EXPECT_EQ(sum.pairs, whole.pairs);
+    for (size_t rule : {0u, 1u}) EXPECT_NEAR(sum.of_rules[rule], whole.of_rules[rule], 1e-6);
+    EXPECT_NEAR(sum.best, whole.best, 1e-6);
 }
 
 TEST(Mass, OfABlockThatTheGateMustFindIsTheBestPossible) {

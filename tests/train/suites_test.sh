@@ -89,6 +89,14 @@ verdicts() { grep "\"scorer\":\"$1\"" "$scratch/run/suites.jsonl" | grep -o '"ta
 refused 2 'no suite is called "nedle"; there are position, mass, needle and ruler' --suite needle,nedle
 evaluate 1 mass attention.top_k=3
 [ "$(grep -c '"task":"gate_first"' "$scratch/records")" = $((3 * layers)) ] || complain "mass: no gate with the first block"
+both() { grep "\"task\":\"$1\"" "$scratch/records" | sed 's/.*"mass"://'; }
+[ "$(both gate)" != "$(both gate_first)" ] || complain "mass: the gate is the gate with the first block"
+evaluate 1 mass attention.top_k=3 attention.force_first=true
+[ "$(both gate)" != "$(both gate_first)" ] || complain "mass: the gate takes the first block of the run's options"
+evaluate 1 mass attention.selection=random attention.force_first=true
+refused 2 'suite mass needs data.sequence_length (128) above 2 blocks of 64' --suite position,mass attention.block_size=64
+refused 2 'suite mass is about held-out data, but there is none' --suite mass eval.every=0 data.mock_data=false \
+    data.train='[{path: x}]'
 refused 2 'suite mass of eval.suites.run needs parallel.context of 1, not 2' --suite mass parallel.context=2
 refused 2 'eval.suites.lengths (9000) must be at most model.max_position_embeddings (8192)' \
     --suite needle 'eval.suites.lengths=[64, 9000]'

@@ -24,13 +24,14 @@ RUN_KEYS = ("step", "tokens_so_far", "loss", "eval_loss", "seconds", "tokens_per
             "hardware")
 
 def records(path):
-    """Records of the position suite by (attention, sample, bin, task), those of the mass suite by (attention, sample,
-    layer, task), and those of the others by (attention, suite and task, length, depth, number): of a repeated evaluation
-    the last."""
+    """Records of the position suite by (attention, sample, bin, task), of the mass suite by (attention, sample, layer,
+    task), of the others by (attention, suite and task, length, depth, number): of a repeated evaluation the last."""
     found, masses, items = {}, {}, {}
     for line in path.read_text().splitlines() if path.exists() else ():
         record = json.loads(line)
         if record["suite"] == "mass":
+            if record["mass"] is None:
+                continue
             masses[record["attention"], record["number"], record["layer"], record["task"]] = record
         elif record["suite"] != "position":
             task = f"{record['suite']} {record.get('task', '')}"

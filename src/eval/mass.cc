@@ -47,13 +47,6 @@ std::vector<int64_t> choosing_queries(Batch const& batch, BlockBudget const& bud
     return queries;
 }
 
-MassSums& MassSums::operator+=(MassSums const& more) {
-    pairs += more.pairs, local += more.local, best += more.best;
-    of_rules.resize(more.of_rules.size());
-    for (size_t i = 0; i < more.of_rules.size(); ++i) of_rules[i] += more.of_rules[i];
-    return *this;
-}
-
 std::vector<double> block_masses(std::span<float const> q, std::span<float const> keys, int64_t stride, int64_t size,
                                  double scale) {
     auto const width = std::ssize(q), count = (std::ssize(keys) - width) / stride + 1;
@@ -78,14 +71,14 @@ std::vector<double> block_masses(std::span<float const> q, std::span<float const
 MassMeter::MassMeter() : device_(make_host_device()), ops_(make_host_ops(*device_)) {}
 MassMeter::~MassMeter() = default;
 
-MassSums MassMeter::measure(AttentionInputs const& inputs, std::span<int32_t const> cu_seqlens,
-                            std::span<int64_t const> queries, std::span<Selection const> rules,
-                            BlockBudget const& budget) {
+std::vector<double> MassMeter::measure(AttentionInputs const& inputs, std::span<int32_t const> cu_seqlens,
+                                       std::span<int64_t const> queries, std::span<Selection const> rules,
+                                       BlockBudget const& budget) {
     int64_t const heads = inputs.q_shape[1], K = inputs.q_shape[2], groups = inputs.k_shape[1];
     auto const slots = static_cast<size_t>(budget.slots());
     std::vector<int32_t> chosen(static_cast<size_t>(heads) * slots);
     std::vector<std::vector<double>> masses(static_cast<size_t>(heads));
-    MassSums sums{.of_rules = std::vector<double>(rules.size())};
+    std::vector<double> shares(rules.size() + 2);
     for (int64_t const token : queries) {
         auto const [begin, end] = document_of(cu_seqlens, token);
         float const* const q_HK = inputs.q_THK.data() + token * heads * K;
@@ -98,8 +91,8 @@ MassSums MassMeter::measure(AttentionInputs const& inputs, std::span<int32_t con
                              {keys + head * groups / heads * K, static_cast<size_t>(past + K)}, groups * K,
                              budget.block_size, inputs.scale);
         for (auto const& of_head : masses) {
-            sums.pairs += 1, sums.local += of_head.back();
-            sums.best += best_mass(of_head, budget.slots());
+            shares.front() += of_head.back();
+            shares.back() += best_mass(of_head, budget.slots());
         }
         int32_t const borders[] = {0, static_cast<int32_t>(end - begin)};
         for (size_t rule = 0; rule < rules.size(); ++rule) {
@@ -111,10 +104,10 @@ MassSums MassMeter::measure(AttentionInputs const& inputs, std::span<int32_t con
                                  .query_begin = token - begin,
                                  .first_head = inputs.first_head});
             for (size_t head = 0; head < masses.size(); ++head)
-                sums.of_rules[rule] += mass_of(masses[head], std::span(chosen).subspan(head * slots, slots));
+                shares[1 + rule] += mass_of(masses[head], std::span(chosen).subspan(head * slots, slots));
         }
     }
-    return sums;
+    return shares;
 }
 
 }  // namespace perigee

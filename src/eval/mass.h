@@ -19,24 +19,17 @@ namespace perigee {
 /// without loss, which are padding.
 std::vector<int64_t> choosing_queries(Batch const& batch, BlockBudget const& budget, int64_t count);
 
-/// Shares of the softmax, added up over `pairs` of a query and a head.
-struct MassSums {
-    double pairs = 0;
-    double local = 0;                   ///< of the query's own block, which every rule attends besides
-    double best = 0;                    ///< of the local block and the heaviest past blocks
-    std::vector<double> of_rules = {};  ///< of the local block and those that a rule selects
-
-    MassSums& operator+=(MassSums const& more);
-};
-
-/// Computes them on the host.
+/// Works on the host, in fp32.
 class MassMeter {
   public:
     MassMeter();
     ~MassMeter();
-    /// Of these tokens of the pack, under each rule. All rules have this budget.
-    MassSums measure(AttentionInputs const& inputs, std::span<int32_t const> cu_seqlens,
-                     std::span<int64_t const> queries, std::span<Selection const> rules, BlockBudget const& budget);
+    /// Shares of the softmax inside selected blocks, added up over these tokens of the pack and all heads: of the local
+    /// block alone, of each rule, and of the best possible choice. The local block counts in all. All rules have this
+    /// budget.
+    std::vector<double> measure(AttentionInputs const& inputs, std::span<int32_t const> cu_seqlens,
+                                std::span<int64_t const> queries, std::span<Selection const> rules,
+                                BlockBudget const& budget);
 
   private:
     std::unique_ptr<Device> device_;

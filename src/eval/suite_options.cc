@@ -86,6 +86,8 @@ std::vector<Suite> suites_of(SuiteOptions const& options) {
     return suites;
 }
 
+std::string to_string(Suite suite) { return std::string(std::ranges::find(kSuites, suite, &SuiteName::suite)->name); }
+
 bool asks_for(SuiteOptions const& options, Suite suite) {
     auto const suites = suites_of(options);
     return std::ranges::find(suites, suite) != suites.end();

@@ -31,5 +31,7 @@ std::vector<std::string> problems(SuiteOptions const& options);
 /// Those that `run` names, in the order of the enumeration. Unknown names are left to problems().
 std::vector<Suite> suites_of(SuiteOptions const& options);
 bool asks_for(SuiteOptions const& options, Suite suite);
+/// "position"
+std::string to_string(Suite suite);
 
 }  // namespace perigee

@@ -322,12 +322,12 @@ void check_suites(RunOptions const& options, Sentences& out) {
         out.add("eval.suites.lengths ({}) must be at most model.max_position_embeddings ({})", suites.lengths.back(),
                 options.model.max_position_embeddings);
     }
-    for (auto const& [suite, name] : {std::pair{Suite::position, "position"}, {Suite::mass, "mass"}})
+    for (Suite const suite : {Suite::position, Suite::mass})
         if (asks_for(suites, suite) && !has_validation(options.data)) {
             out.add(
                 "eval.suites.run: suite {} is about held-out data, but there is none: give data.validation or a "
                 "data.validation_fraction above 0",
-                name);
+                to_string(suite));
         }
     BlockBudget const budget{options.attention.moba.block_size, options.attention.moba.top_k};
     if (asks_for(suites, Suite::mass) && options.data.sequence_length <= budget.top_k * budget.block_size)

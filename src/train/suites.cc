@@ -35,12 +35,7 @@ struct SuiteRun {
 
     SuiteOptions const& options() const { return session.options().eval.suites; }
     Measurement measurement(Suite suite) const {
-        return {.suite = suite == Suite::position ? "position"
-                         : suite == Suite::mass   ? "mass"
-                         : suite == Suite::needle ? "needle"
-                                                  : "ruler",
-                .step = step,
-                .attention = attention_name(selections)};
+        return {.suite = to_string(suite), .step = step, .attention = attention_name(selections)};
     }
 };
 
@@ -139,41 +134,41 @@ void run_mass(SuiteRun const& run) {
     auto const rules = compared_rules(options);
     BlockBudget const budget = budget_of(rules.front().of_layers.front()).value();
     int64_t const samples = std::min(options.eval.samples, data->samples_per_epoch());
-    auto const layers = static_cast<size_t>(options.model.num_hidden_layers);
-    std::vector<MassSums> sums(static_cast<size_t>(samples) * layers,
-                               MassSums{.of_rules = std::vector<double>(rules.size())});
+    std::vector<std::string> names = {"local"};
+    for (NamedRule const& rule : rules) names.push_back(rule.name);
+    names.emplace_back("best");
+    auto const layers = static_cast<size_t>(options.model.num_hidden_layers), columns = 1 + names.size();
+    std::vector<double> sums(static_cast<size_t>(samples) * layers * columns);  // pairs, then shares
     MassMeter meter;
     for (int64_t sample = mesh.dp_rank(); sample < samples; sample += mesh.shape().dp) {
         Batch const batch = make_batch(*data, sample, 1);
         auto const queries = choosing_queries(batch, budget, run.options().queries);
-        MassSums* const of_sample = sums.data() + static_cast<size_t>(sample) * layers;
+        double* row = sums.data() + static_cast<size_t>(sample) * layers * columns;
         auto const measure = [&](int64_t layer, AttentionInputs const& inputs) {
             run.before_forward();  // a layer may take as long as a forward
             std::vector<Selection> of_layer;
             for (NamedRule const& rule : rules) of_layer.push_back(rule.of_layers[static_cast<size_t>(layer)]);
-            of_sample[layer] = meter.measure(inputs, batch.cu_seqlens, queries, of_layer, budget);
+            row[0] = static_cast<double>(std::ssize(queries) * inputs.q_shape[1]);
+            std::ranges::copy(meter.measure(inputs, batch.cu_seqlens, queries, of_layer, budget), row + 1);
+            row += columns;
         };
         run.before_forward();
         session.model().attention_inputs(session.model_weights(), batch, run.selections, session.arena(), measure);
         session.arena().settle();
     }
-    for (size_t i = 0; i < sums.size(); ++i) {
-        for (HostComm* const ranks : {&mesh.tp().host(), &mesh.dp().host()}) {
-            for (double* const sum : {&sums[i].pairs, &sums[i].local, &sums[i].best}) *sum = ranks->sum(*sum);
-            for (double& sum : sums[i].of_rules) sum = ranks->sum(sum);
-        }
-        if (sums[i].pairs == 0) continue;  // a sample without a query that has to choose
+    for (HostComm* const ranks : {&mesh.tp().host(), &mesh.dp().host()})
+        ranks->all_reduce(TensorView(sums.data(), {std::ssize(sums)}));
+    for (size_t i = 0; i < static_cast<size_t>(samples) * layers; ++i) {
+        double const* const row = sums.data() + i * columns;
+        if (row[0] == 0) continue;  // a sample without a query that has to choose
         Measurement m = run.measurement(Suite::mass);
         m.length = options.data.sequence_length;
         m.number = static_cast<int64_t>(i / layers), m.layer = static_cast<int64_t>(i % layers);
-        m.weight = sums[i].pairs, m.nll = std::numeric_limits<double>::quiet_NaN();
-        auto const append = [&](std::string const& task, double mass) {
-            m.task = task, m.mass = mass;
+        m.weight = row[0], m.nll = std::numeric_limits<double>::quiet_NaN();
+        for (size_t name = 0; name < names.size(); ++name) {
+            m.task = names[name], m.mass = row[1 + name];
             run.results.measurements.push_back(m);
-        };
-        append("local", sums[i].local);
-        for (size_t rule = 0; rule < rules.size(); ++rule) append(rules[rule].name, sums[i].of_rules[rule]);
-        append("best", sums[i].best);
+        }
     }
     if (run.results.measurements.size() == before)
         fail(Category::config,

@@ -56,7 +56,7 @@ TEST_F(GpuDecode, ResultsDependNeitherOnPagesNorOnOtherSequences) { expect_indep
 TEST_F(GpuDecode, SelectsAndAttendsInOneOperation) {
     for (int64_t const dim : {64, 128})
         for (int32_t const block : {64, 512}) {  // the kernel pools in two ways
-            DecodeCase c{.lengths = {-1, 13 * block - 1, -1, 300, 7 * block + 5, 6 * block - 1}};
+            DecodeCase c{.lengths = {13 * block - 1, -1, 300, 7 * block + 5, 6 * block - 1}};
             c.selection = MobaOptions{.block_size = block, .top_k = 3};
             c.page_size = c.block_size = block, c.head_dim = dim;
             c.scale = 1 / std::sqrt(static_cast<double>(dim));

@@ -150,37 +150,40 @@ def gaps(rows, base):
     return text
 
 
+def sums(path, key_of, columns):
+    """{key: [sum of each column]} of a CSV file; nothing of one that is not there."""
+    cells = collections.defaultdict(lambda: [0.0] * len(columns))
+    if path.exists():
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                cell = cells[key_of(row)]
+                for i, column in enumerate(columns):
+                    cell[i] += float(row[column])
+    return cells
+
+
 def needles(rows):
     """Share of the items passed by length, over seeds and depths: of suite needle as one, of ruler by task."""
-    if not (rows / "needles.csv").exists():
+    task = lambda row: "needle" if row["task"].startswith("needle") else row["task"]
+    cells = sums(rows / "needles.csv", lambda row: (task(row), row["arm"], row["attention"], int(row["length"])),
+                 ("items", "passed"))
+    if not cells:
         return ""
-    cells = collections.defaultdict(lambda: [0, 0])
-    with (rows / "needles.csv").open() as file:
-        for row in csv.DictReader(file):
-            task = "needle" if row["task"].startswith("needle") else row["task"]
-            cell = cells[task, row["arm"], row["attention"], int(row["length"])]
-            cell[0] += int(row["items"])
-            cell[1] += int(row["passed"])
     lengths = sorted({length for *_, length in cells})
     text = "\nItems passed, by tokens read.\n\n"
     text += f"| task | arm | attention | {' | '.join(str(n) for n in lengths)} |\n|---|---|---|{'---|' * len(lengths)}\n"
     for name in sorted({tuple(name) for *name, _ in cells}):
         found = [cells.get((*name, length)) for length in lengths]
-        shares = [f"{100 * cell[1] / cell[0]:.1f}% of {cell[0]}" if cell else "" for cell in found]
+        shares = [f"{100 * cell[1] / cell[0]:.1f}% of {cell[0]:.0f}" if cell else "" for cell in found]
         text += f"| {' | '.join(name)} | {' | '.join(shares)} |\n"
     return text
 
 
 def masses(rows):
     """Share of full attention inside the blocks of each rule, over layers and seeds."""
-    if not (rows / "mass.csv").exists():
+    cells = sums(rows / "mass.csv", lambda row: (row["arm"], row["attention"], row["rule"]), ("pairs", "mass"))
+    if not cells:
         return ""
-    cells = collections.defaultdict(lambda: [0.0, 0.0])
-    with (rows / "mass.csv").open() as file:
-        for row in csv.DictReader(file):
-            cell = cells[row["arm"], row["attention"], row["rule"]]
-            cell[0] += float(row["pairs"])
-            cell[1] += float(row["mass"])
     known = ("local", "gate", "gate_first", "nearest", "sink_nearest", "random", "best")
     rules = sorted({rule for *_, rule in cells}, key=known.index)
     text = "\nShare of full attention's softmax inside the blocks, the local one included, over all layers.\n\n"

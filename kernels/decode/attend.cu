@@ -7,8 +7,8 @@ namespace {
 
 template <int D>
 __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const a) {
-    wait_for_previous();
-    let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
+    let_next_begin();  // the merge kernel, which waits
+    if (!a.all) wait_for_previous();
     auto& shared = *reinterpret_cast<AttendShared<D>*>(dynamic_shared());
     auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s];
@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(AttendArgs const
         blocks = shared.list_size;
     }
     int32_t const count = attend_splits<D>(a, shared, chosen, blocks, length);
+    wait_for_previous();
     if (blockIdx.x == 0 && threadIdx.x == 0) a.counts[s * a.cache.kv_heads + g] = count;
 }
 

@@ -87,11 +87,9 @@ __device__ __forceinline__ void load_split(AttendShared<D>& shared, Cache const&
 #pragma unroll
         for (int i = 0; i < kSplitKeys * kVectors / kAttendThreads; ++i) {
             int const vector = i * kAttendThreads + static_cast<int>(threadIdx.x);
-            int const key = vector / kVectors, column = vector % kVectors * 8;
-            bool const there = key < split.keys;
-            int64_t row = first + key * stride;
-            if (!one_page && there) row = pages.row(split.begin + key, g) * D;
-            copy_16(tile + key * tile_stride<D>() + column, from + (there ? row : first) + column, there);
+            int const key = vector / kVectors, column = vector % kVectors * 8, last = min(key, split.keys - 1);
+            bf16 const* const row = from + (one_page ? first + last * stride : pages.row(split.begin + last, g) * D);
+            copy_16(tile + key * tile_stride<D>() + column, row + column, key < split.keys);
         }
         end_copy_group();
     };
@@ -103,6 +101,7 @@ __device__ __forceinline__ void load_split(AttendShared<D>& shared, Cache const&
 __device__ __forceinline__ bool attends(AttendArgs const& a, int32_t const* chosen, int head, Split const& split) {
     if (head >= a.group) return false;
     if (a.all || split.local) return true;
+#pragma unroll 1
     for (int i = 0; i < a.slots; ++i)
         if (chosen[head * a.slots + i] == split.block) return true;
     return false;
@@ -220,8 +219,8 @@ __device__ __forceinline__ void attend_heads(AttendArgs const& a, AttendShared<D
     __syncthreads();  // weights, maxima and sums have been read
 }
 
-/// Splits of sequence s and KV head g, strided over the thread blocks of a grid row. `chosen`: see list_blocks, which
-/// made `blocks` of them. Returns the number of all splits.
+/// Splits of sequence s and KV head g, strided over the thread blocks of a grid row. `chosen`: see AttendShared; its
+/// list has `blocks` blocks. Returns the number of all splits.
 template <int D>
 __device__ __forceinline__ int32_t attend_splits(AttendArgs const& a, AttendShared<D>& shared, int32_t const* chosen,
                                                  int32_t blocks, int32_t length) {
@@ -236,22 +235,20 @@ __device__ __forceinline__ int32_t attend_splits(AttendArgs const& a, AttendShar
                         .tokens = length + 1,
                         .at = head * a.most_splits};
     Pages const pages(a.cache, s);
-    auto const begin_copies = [&](int32_t i) {
-        if (i < splits.count) load_split<D>(shared, a.cache, pages, splits[i], g);
-    };
-    begin_copies(blockIdx.x);
     bf16 const* const q = a.q + head * D;
-    uint32_t x[D / 16][4];
-    load_heads<D>(x, q, 0, a.group);
     for (int32_t i = blockIdx.x; i < splits.count; i += columns) {
         Split const split = splits[i];
-        wait_for_copy_groups<1>();
-        __syncthreads();
+        // Of full attention, keys and values of complete blocks are copied while the kernels before still run.
+        if (!a.all || split.local) wait_for_previous();
+        load_split<D>(shared, a.cache, pages, split, g);
+        wait_for_previous();
         for (int first = 0; first < a.group; first += kHeadRows) {
-            if (a.group > kHeadRows) load_heads<D>(x, q, first, a.group);
+            uint32_t x[D / 16][4];
+            load_heads<D>(x, q, first, a.group);
+            wait_for_copy_groups<1>();
+            __syncthreads();
             attend_heads<D>(a, shared, chosen, x, first, split);
         }
-        begin_copies(i + columns);
     }
     return splits.count;
 }

@@ -14,6 +14,9 @@ namespace perigee::decode {
 
 /// Device pointers, tensors aligned to 16 bytes. Token t of sequence s is row t % P of page table[s][t / P].
 struct Cache {
+    // select_attend reads means, and attend over all blocks reads k and v, of blocks that were complete before this
+    // step, while earlier kernels still run. So between a kernel that writes them and these two stands one that waits
+    // for all before it and only then lets the next begin: embedding, merge or select_attend does.
     bf16* k = nullptr;      ///< [pages, P, G, K]
     bf16* v = nullptr;      ///< the same
     bf16* means = nullptr;  ///< [pages, G, K]: of a block, at its first page

@@ -9,7 +9,8 @@ namespace perigee::decode {
 /// blocks and up to 64 splits.
 bool takes_select_attend(Select const& select, Attend const& attend, MobaOptions const& gate);
 
-/// select(), then attend(), which may be given other blocks than select() writes. Scores take no scratch memory.
+/// select(), then attend(), which may be given other blocks than select() writes: no kernel before it may write those.
+/// Scores take no scratch memory.
 void select_attend(Select const& select, Attend const& attend, MobaOptions const& gate);
 
 }  // namespace perigee::decode

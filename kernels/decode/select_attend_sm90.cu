@@ -14,41 +14,58 @@ namespace {
 using hopper::Inner;
 static_assert(kAttendThreads == kScoreThreads);
 
-constexpr int32_t kMostCandidates = 512;  // blocks
-constexpr int32_t kMostMerged = 64;       // splits
+constexpr int32_t kMostMerged = 64;  // splits
 
 struct SelectAttendArgs {
     AttendArgs attend;
     ScoreArgs gate;
 };
 
-/// scores [group, most_blocks()] in shared memory: products in the order of the gate's gate_sm90.cu. Means pass through
-/// the memory of keys and values.
+/// Block means pass through the memory of keys and values, this many tiles of kScoreBlocks at a time.
+template <int D>
+constexpr int kMeanTiles = 2 * kSplitKeys* tile_stride<D>() *
+                           static_cast<int>(sizeof(bf16)) / hopper::tile_bytes<kScoreBlocks, D>();
+/// Tiles that hold the means of blocks [from, current).
+template <int D>
+__device__ __forceinline__ int mean_tiles(int32_t from, int32_t current) {
+    return min((current - from + kScoreBlocks - 1) / kScoreBlocks, kMeanTiles<D>);
+}
+/// Begins to copy means of blocks [from, current). They are of earlier steps, so the kernels before may still run.
+template <int D>
+__device__ __forceinline__ void begin_means(AttendArgs const& a, AttendShared<D>& shared, Pages const& pages,
+                                            int32_t from, int32_t current) {
+    constexpr int kVectors = D / 8, kTileBytes = hopper::tile_bytes<kScoreBlocks, D>();
+    uint32_t const means = shared_address(shared.k);
+    for (int i = threadIdx.x; i < mean_tiles<D>(from, current) * kScoreBlocks * kVectors; i += kAttendThreads) {
+        int const block = i / kVectors, vector = i % kVectors, tile = block / kScoreBlocks;
+        bool const there = from + block < current;
+        bf16 const* const mean = a.cache.means + (there ? pages.mean_row(from + block, blockIdx.y) : 0) * D;
+        hopper::copy_vector(
+            means + tile * kTileBytes + hopper::swizzled_offset<kScoreBlocks>(block % kScoreBlocks, vector),
+            mean + vector * 8, there);
+    }
+}
+
+/// scores [group, most_blocks()] in shared memory: products in the order of the gate's gate_sm90.cu. The first means
+/// are under way.
 template <int D>
 __device__ __forceinline__ void score_blocks(AttendArgs const& a, AttendShared<D>& shared, Pages const& pages,
                                              bf16 const* q, int32_t current, float* scores) {
-    constexpr int kVectors = D / 8, kTileBytes = hopper::tile_bytes<kScoreBlocks, D>(),
-                  kTiles = 2 * kSplitKeys * tile_stride<D>() * static_cast<int>(sizeof(bf16)) / kTileBytes;
+    constexpr int kTileBytes = hopper::tile_bytes<kScoreBlocks, D>();
     int const lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, row = warp_row + lane / 4;
-    int32_t const g = blockIdx.y, most = a.cache.most_blocks();
+    int32_t const most = a.cache.most_blocks();
     uint32_t const means = shared_address(shared.k);
-    for (int32_t from = 0; from < current; from += kTiles * kScoreBlocks) {
-        int const tiles = min((current - from + kScoreBlocks - 1) / kScoreBlocks, kTiles);
-        __syncthreads();  // the means before have been read
-        for (int i = threadIdx.x; i < tiles * kScoreBlocks * kVectors; i += kAttendThreads) {
-            int const block = i / kVectors, vector = i % kVectors, tile = block / kScoreBlocks;
-            bool const there = from + block < current;
-            bf16 const* const mean = a.cache.means + (there ? pages.mean_row(from + block, g) : 0) * D;
-            hopper::copy_vector(
-                means + tile * kTileBytes + hopper::swizzled_offset<kScoreBlocks>(block % kScoreBlocks, vector),
-                mean + vector * 8, there);
+    uint32_t x[D / 16][4];
+    load_heads<D>(x, q, warp_row, a.group);
+    for (int32_t from = 0; from < current; from += kMeanTiles<D> * kScoreBlocks) {
+        if (from > 0) {
+            __syncthreads();  // the means before have been read
+            begin_means<D>(a, shared, pages, from, current);
         }
         finish_copies();
         hopper::fence_shared_for_async();
         __syncthreads();
-        for (int tile = 0; tile < tiles; ++tile) {
-            uint32_t x[D / 16][4];
-            load_heads<D>(x, q, warp_row, a.group);
+        for (int tile = 0; tile < mean_tiles<D>(from, current); ++tile) {
             float s[32];
             hopper::add_products<Inner::columns>(
                 s, x,
@@ -65,6 +82,25 @@ __device__ __forceinline__ void score_blocks(AttendArgs const& a, AttendShared<D
         }
     }
     __syncthreads();
+}
+
+/// Words of a set of candidate blocks, one bit each.
+constexpr int kSetWords = kFewCandidates / 32;
+
+/// The blocks of a set in ascending order, then `current`, and their number. By one warp.
+__device__ __forceinline__ void list_set(uint32_t const* set, int32_t current, int32_t* list, int32_t& size) {
+    int const lane = threadIdx.x % 32;
+    uint32_t word = lane < kSetWords ? set[lane] : 0;
+    int const own = __popc(word);
+    int end = own;
+#pragma unroll
+    for (int step = 1; step < kSetWords; step *= 2) {
+        int const before = __shfl_up_sync(kAllLanes, end, step);
+        if (lane >= step) end += before;
+    }
+#pragma unroll 1
+    for (int at = end - own; word != 0; word &= word - 1) list[at++] = lane * 32 + __ffs(word) - 1;
+    if (lane == kSetWords - 1) list[end] = current, size = end + 1;
 }
 
 /// merge.cu's result for the heads of a group, by the last thread block to arrive.
@@ -96,6 +132,7 @@ __device__ __forceinline__ void merge_group(AttendArgs const& a, AttendShared<D>
                 if (first + j >= min(splits, kMergeRuns<D>)) break;
                 float sum = 0;
                 float2 o = make_float2(0, 0);
+#pragma unroll 1
                 for (int split = first + j; split < splits; split += kMergeRuns<D>) {
                     if (split > first + j) x[j] = __ldcg(partial + int64_t{split} * kPairs);
                     float const weight = exp2_approx(its[split] - most);
@@ -112,35 +149,43 @@ __device__ __forceinline__ void merge_group(AttendArgs const& a, AttendShared<D>
 }
 
 template <int D>
-__global__ void __launch_bounds__(kAttendThreads) select_attend_kernel(SelectAttendArgs const args) {
+__global__ void __launch_bounds__(kAttendThreads, D <= 64 ? 4 : 2) select_attend_kernel(SelectAttendArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     AttendArgs const& a = args.attend;
     int32_t const s = blockIdx.z, g = blockIdx.y, length = a.cache.lengths[s];
-    prefetch_table(a.cache, s);
-    wait_for_previous();
-    let_next_begin();  // early prefetches by the next products would steal bandwidth from this kernel
+    int32_t const current = length < 0 ? 0 : length / a.cache.block_size, warp = threadIdx.x / 32;
     ScoreArgs const& gate = args.gate;
     auto& shared = hopper::dynamic_tiles<AttendShared<D>>();
-    auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
-    auto* const scores = reinterpret_cast<float*>(chosen + 3 * a.listed + 1);
-    int32_t const current = length < 0 ? 0 : length / a.cache.block_size, warp = threadIdx.x / 32;
+    __shared__ uint32_t set[kSetWords];  // of blocks that any head of the group chose
+    Pages const pages(a.cache, s);
+    prefetch_table(a.cache, s);
+    if (threadIdx.x < kSetWords) set[threadIdx.x] = 0;
+    begin_means<D>(a, shared, pages, 0, current);
+    bool const given = a.chosen != gate.chosen;  // the blocks to attend, not by this selection
     int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
-    score_blocks<D>(a, shared, Pages(a.cache, s), a.q + head * D, current, scores);
-    for (int h = warp; h < a.group; h += kAttendThreads / 32) {
-        float const* const its = scores + h * a.cache.most_blocks();
-        pick(
-            gate, current, [&](int32_t block) { return its[block]; },
-            [&](int32_t slot, int32_t block) {
-                chosen[h * a.slots + slot] = block;
-                if (blockIdx.x == 0) gate.chosen[(head + h) * a.slots + slot] = block;
-            });
-    }
-    __syncthreads();
-    if (a.chosen != gate.chosen) {
+    auto* const chosen = reinterpret_cast<int32_t*>(&shared + 1);
+    if (given)
+#pragma unroll 1
         for (int i = threadIdx.x; i < a.listed; i += kAttendThreads) chosen[i] = a.chosen[head * a.slots + i];
-        __syncthreads();
-    }
-    list_blocks(chosen, a.listed, current, shared.list_size);
+    wait_for_previous();
+    let_next_begin();  // not before the wait: kernels after this one may then rely on what came before it
+    auto* const scores = reinterpret_cast<float*>(chosen + 3 * a.listed + 1);
+    score_blocks<D>(a, shared, pages, a.q + head * D, current, scores);
+#pragma unroll 1
+    for (int h = warp; h < a.group; h += kAttendThreads / 32)
+        pick(gate, current, FewCandidates{scores + h * a.cache.most_blocks(), Ranks(gate, current)},
+             [&](int32_t slot, int32_t block) {
+                 if (blockIdx.x == 0) gate.chosen[(head + h) * a.slots + slot] = block;
+                 int32_t& its = chosen[h * a.slots + slot];
+                 if (given)
+                     block = its;
+                 else
+                     its = block;
+                 if (block >= 0) atomicOr(&set[block / 32], 1u << block % 32);
+             });
+    __syncthreads();
+    if (warp == 0) list_set(set, current, chosen + 2 * a.listed, shared.list_size);
+    __syncthreads();
     int32_t const splits = attend_splits<D>(a, shared, chosen, shared.list_size, length);
     if (!last_to_arrive(gate.arrived + s * a.cache.kv_heads + g, gridDim.x)) return;
     merge_group<D>(a, shared, head, splits);
@@ -154,7 +199,7 @@ bool takes_select_attend(Select const& select, Attend const& attend, MobaOptions
     int32_t const group = select.heads / select.cache.kv_heads;
     return select.arch == KernelArch::sm90 && gate.selection == MobaSelection::per_head && attend.slots > 0 &&
            !attend.all && gate.top_k - 1 == attend.slots && select.q == attend.q && group <= kHeadRows &&
-           select.cache.most_blocks() <= kMostCandidates && most_splits(attend) <= kMostMerged;
+           select.cache.most_blocks() <= kFewCandidates && most_splits(attend) <= kMostMerged;
 }
 
 void select_attend(Select const& select, Attend const& attend, MobaOptions const& gate) {
@@ -165,8 +210,11 @@ void select_attend(Select const& select, Attend const& attend, MobaOptions const
             sizeof(float) * static_cast<size_t>(args.attend.group) * static_cast<size_t>(attend.cache.most_blocks());
         size_t const bytes = sizeof(AttendShared<D>) + list_bytes(args.attend) + scores;
         allow_shared(select_attend_kernel<D>, bytes);
-        int64_t const columns =
-            grid_columns(args.attend, resident_blocks(select_attend_kernel<D>, kAttendThreads, bytes));
+        int64_t columns = grid_columns(args.attend, resident_blocks(select_attend_kernel<D>, kAttendThreads, bytes));
+        // Little more than two thread blocks per SM leave some SMs no room for the next product: two of its thread
+        // blocks then share another.
+        int64_t const rows = int64_t{attend.cache.kv_heads} * attend.cache.sequences, sms = multiprocessors();
+        if (rows * columns < 3 * sms) columns = std::min(columns, std::max<int64_t>(2 * sms / rows, 1));
         launch({"decode_select_attend", columns, attend.cache.kv_heads, kAttendThreads, bytes, attend.stream,
                 attend.cache.sequences, true},
                select_attend_kernel<D>, args);

@@ -10,11 +10,19 @@ struct Plain {
     InOrder rows;
     bf16* y;
     bool accumulate;
-    __device__ __forceinline__ void finish(int row, int32_t tile, int column, float value, float, bool there) const {
+    struct Place {
+        bf16* to;
+        bf16 before;
+    };
+    __device__ static Nothing of_row(int, bool) { return {}; }
+    __device__ __forceinline__ Place prepare(Nothing, int row, int32_t tile, int column, bool there) const {
         int64_t const at = int64_t{tile} * kColumns + column;
-        if (!there || at >= rows.n) return;
+        if (!there || at >= rows.n) return {nullptr, narrow<bf16>(0.f)};
         bf16* const to = y + row * int64_t{rows.n} + at;
-        *to = narrow<bf16>(accumulate ? widen(*to) + value : value);
+        return {to, accumulate ? *to : narrow<bf16>(0.f)};
+    }
+    __device__ __forceinline__ void finish(Place const& place, int, int32_t, int, float value, float) const {
+        if (place.to != nullptr) *place.to = narrow<bf16>(widen(place.before) + value);
     }
 };
 
@@ -27,9 +35,11 @@ struct HalvesInTurn {
 struct Swiglu {
     HalvesInTurn rows;
     bf16* y;
-    __device__ __forceinline__ void finish(int row, int32_t tile, int column, float value, float other,
-                                           bool there) const {
-        if (!there || column >= 4) return;
+    __device__ static Nothing of_row(int, bool) { return {}; }
+    __device__ static bool prepare(Nothing, int, int32_t, int column, bool there) { return there && column < 4; }
+    __device__ __forceinline__ void finish(bool there, int row, int32_t tile, int column, float value,
+                                           float other) const {
+        if (!there) return;
         float const gate = widen(narrow<bf16>(value)), up = widen(narrow<bf16>(other));
         y[row * int64_t{rows.half} + int64_t{tile} * 4 + column] =
             narrow<bf16>(up * (gate * (1 / (1 + __expf(-gate)))));

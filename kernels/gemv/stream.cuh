@@ -181,7 +181,8 @@ __device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVe
     __syncthreads();
 }
 
-/// sums [16, 8] += 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh.
+/// sums [16, 8] of 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh. Two independent chains of
+/// products take half as long as one.
 template <bool kHigh, int kStages, class Rows>
 __device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows>& weights, bf16 const* x, int rows,
                                          int stride, int begin, int end) {
@@ -190,6 +191,7 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows
     bf16 const* const low = x + (low_there ? row : 0) * stride + lane % 4 * 8;
     bf16 const* const high = x + (high_there ? row + 8 : 0) * stride + lane % 4 * 8;
     uint4 const zero = make_uint4(0, 0, 0, 0);
+    float chains[2][4] = {};
     for (int chunk = begin; chunk < end; chunk += kTogether) {
         weights.advance();
 #pragma unroll
@@ -199,14 +201,21 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows
             uint4 const p = low_there ? *reinterpret_cast<uint4 const*>(low + at) : zero;
             uint4 const q = high_there ? *reinterpret_cast<uint4 const*>(high + at) : zero;
             uint32_t const first[4] = {p.x, q.x, p.y, q.y}, second[4] = {p.z, q.z, p.w, q.w};
-            ampere::mma(sums, first, w.x, w.y);
-            ampere::mma(sums, second, w.z, w.w);
+            ampere::mma(chains[0], first, w.x, w.y);
+            ampere::mma(chains[1], second, w.z, w.w);
         }
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = chains[0][i] + chains[1][i];
 }
 
-/// `Finish` is the epilogue. It has a member `Rows rows` and finish(row, tile, column, value, other, there), which
-/// whole warps call with the sums of a tile. `other` is the sum of column ^ 4. finish() writes only if `there`.
+struct Nothing {};
+
+/// `Finish` is the epilogue, with a member `Rows rows`. Its reads are under way long before their use:
+///   of_row(row, there)                           once, before the preceding kernels have ended: of what none writes
+///   prepare(of_row, row, tile, column, there)    while the tile before is computed
+///   finish(prepared, row, tile, column, value, other)
+/// by whole warps with the sums of a tile, `other` that of column ^ 4. finish() writes only what was `there`.
 template <bool kNorm, bool kHigh, int kStages, class Finish>
 __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const f) {
     constexpr int kRows = kHigh ? 16 : 8;
@@ -215,24 +224,32 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const
     auto* const ring = reinterpret_cast<uint4*>(ampere::dynamic_shared());
     auto* const x = reinterpret_cast<bf16*>(ampere::dynamic_shared() + ring_bytes(kStages));
     int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    int const row = thread / kColumns, column = thread % kColumns;  // of a tile's results, in the first warps
+    bool const there = row < a.rows;
     int const chunks = a.k / kChunk, of_warp = (chunks + kWarps - 1) / kWarps;
     int const begin = min(warp * of_warp, chunks), end = min(begin + of_warp, chunks);
     Weights<kStages, decltype(f.rows)> weights(a, f.rows, ring, begin, end);
+    auto const of_row = f.of_row(row, there);
+    auto const prepare = [&](int32_t tile) { return f.prepare(of_row, row, tile, column, there && tile < a.tiles); };
+    uint4 of_norm[kNormVectors];
     if constexpr (kNorm) {
-        uint4 of_norm[kNormVectors];
 #pragma unroll
         for (int j = 0; j < kNormVectors; ++j)
             if (int const vector = thread + j * kThreads; vector < a.k / 8)
                 of_norm[j] = *reinterpret_cast<uint4 const*>(a.norm + vector * 8);
-        wait_for_previous();
-        load_normed(a, of_norm, x);
-    } else {
-        wait_for_previous();
-        load_x(a, x);
     }
+    wait_for_previous();
+    int const tiles_at_once = static_cast<int>(gridDim.x);
+    auto next = prepare(static_cast<int32_t>(blockIdx.x));
+    if constexpr (kNorm)
+        load_normed(a, of_norm, x);
+    else
+        load_x(a, x);
     int turn = 0;
-    for (int32_t tile = blockIdx.x; tile < a.tiles; tile += static_cast<int32_t>(gridDim.x), turn ^= 1) {
-        float sums[4] = {};
+    for (int32_t tile = blockIdx.x; tile < a.tiles; tile += tiles_at_once, turn ^= 1) {
+        auto const prepared = next;
+        next = prepare(tile + tiles_at_once);
+        float sums[4];
         multiply<kHigh>(sums, weights, x, a.rows, a.k + kPadding, begin, end);
         *reinterpret_cast<float2*>(&parts[turn][warp][lane / 4][lane % 4 * 2]) = make_float2(sums[0], sums[1]);
         if (kHigh)
@@ -240,11 +257,10 @@ __global__ void __launch_bounds__(kThreads, 2) kernel(Args const a, Finish const
                 make_float2(sums[2], sums[3]);
         __syncthreads();
         if (thread >= kRows * kColumns) continue;
-        int const row = thread / kColumns, column = thread % kColumns;
         float sum = parts[turn][0][row][column];
 #pragma unroll
         for (int other = 1; other < kWarps; ++other) sum += parts[turn][other][row][column];
-        f.finish(row, tile, column, sum, __shfl_xor_sync(kAllLanes, sum, 4), row < a.rows);
+        f.finish(prepared, row, tile, column, sum, __shfl_xor_sync(kAllLanes, sum, 4));
     }
 }
 

@@ -94,7 +94,8 @@ struct DecodeAttend {
     bool pools = false;
 };
 
-/// DecodeSelect, then DecodeAttend, which may attend other blocks than are selected.
+/// DecodeSelect, then DecodeAttend, which may attend other blocks than are selected. An operation just before it must
+/// not write those others.
 struct DecodeSparse {
     static constexpr char const* kName = "decode_sparse";
     DecodeSelect select;

@@ -27,8 +27,16 @@ TEST_F(GpuDecode, TakesEveryHeadSize) {
 
 TEST_F(GpuDecode, TakesManyBlocks) {
     DecodeCase c{.lengths = {16 * 1000 + 3, 16 * 300}};
-    c.selection = MobaOptions{.block_size = 16, .top_k = 12};
     c.page_size = c.block_size = 16;
+    for (MobaOptions const& rule : {MobaOptions{.block_size = 16, .top_k = 12},
+                                    {.block_size = 16, .top_k = 3, .force_previous = true},
+                                    {.block_size = 16, .top_k = 6, .force_first = true},
+                                    {.block_size = 16, .top_k = 64}}) {
+        c.selection = rule;
+        expect_training(gpu(), c, kRounding);
+    }
+    c = {.lengths = {16 * 33'000 + 3}, .heads = 2, .kv_heads = 1, .head_dim = 32, .page_size = 16, .block_size = 16};
+    c.selection = MobaOptions{.block_size = 16, .top_k = 6};
     expect_training(gpu(), c, kRounding);
 }
 
@@ -60,6 +68,8 @@ TEST_F(GpuDecode, SelectsAndAttendsInOneOperation) {
             c.selection = MobaOptions{.block_size = block, .top_k = 3};
             c.page_size = c.block_size = block, c.head_dim = dim;
             c.scale = 1 / std::sqrt(static_cast<double>(dim));
+            expect_both_as_one(gpu(), c);
+            c.lengths = {-1, 6 * block - 1, 3};  // the first text is idle
             expect_both_as_one(gpu(), c);
         }
     for (int64_t const blocks : {300, 511, 600}) {  // several rounds of scores; more than one kernel takes

@@ -135,6 +135,10 @@ check "evaluations leave records" [ "$(grep -o '"attention":"[a-z]*"' "$(run nam
 lines=$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")
 check "again" study named
 check "and are not repeated" [ "$lines" = "$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")" ]
+arms order
+"$PERIGEE_BIN/perigee" study "$scratch/order.yaml" --jobs 1 >"$scratch/printed" 2>"$scratch/log" || complain "one at a time"
+check "a run's evaluations come before the next run" [ "$(sed -n 's/,seed=3\(.*\) started$/\1/p' "$scratch/printed" | paste -sd' ')" = \
+    "arm=gate arm=gate,eval=own arm=gate,eval=nearest arm=switched arm=switched,eval=own arm=switched,eval=nearest" ]
 arms budget
 export PERIGEE_KILL=write:arm=gate,seed=3/metrics.jsonl:4 PERIGEE_KILL_BY=wait
 check "a budget ends with 75" exits 75 study budget --budget-minutes 0.1 --perigee "$PERIGEE_BIN/perigee_faulty"

@@ -3,18 +3,24 @@
 
     python3 tools/studies/page.py docs/studies/1_scaling_xs --base full -o docs/studies/1_scaling_xs
 
-Reads samples.csv of rows.py, and mass.csv and needles.csv where there are any, and writes table.md and figure.svg. Arms of one seed
-share initial weights, the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs: differences per
+Reads what there is of rows.py's samples.csv, mass.csv, needles.csv, curves.csv, losses.csv and runs.csv, and writes
+table.md, figure.svg (from samples.csv) and gap.svg (from curves.csv). Arms of one seed share initial weights, the order
+of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs: differences per
 held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws; each draw takes
 the same samples in every arm and seed). The seeds' spread stands beside it.
+
+The gap is the held-out loss while training minus the base arm's. Three laws are fitted to it by least squares. A column
+`finished` of curves.csv, if any, has 0 in rows of runs that were stopped: their curves are drawn dashed and not fitted.
 """
 import argparse
 import collections
 import csv
+import math
 import pathlib
 import random
 
 DRAWS = 2000
+COLOURS = ("#2a6fb0", "#c2571a", "#3a8f4d", "#8a4fb0", "#b03a4f", "#7a6a1f", "#1f8a8a", "#d06aa8", "#555")
 COLUMNS = {"all tokens": ("weight", "nll"), "far repeats": ("far_weight", "far_nll")}
 
 
@@ -127,27 +133,137 @@ def matrix(table):
     return text
 
 
-def gaps(rows, base):
-    """Held-out loss while training, minus the base arm's of the same seed: mean over seeds, by tokens."""
+def courses(rows, base):
+    """{arm: {tokens: held-out loss minus that of the base arm of the same seed, mean over seeds}}, and the arms that have
+    a stopped run."""
     if not (rows / "curves.csv").exists():
-        return ""
-    losses = collections.defaultdict(dict)
+        return {}, set()
+    losses, stopped = collections.defaultdict(dict), set()
     with (rows / "curves.csv").open() as file:
         for row in csv.DictReader(file):
             losses[row["arm"]][row["seed"], int(row["tokens"])] = float(row["eval_loss"])
-    steps = sorted({tokens for _, tokens in losses[base]})
+            if row.get("finished") == "0":
+                stopped.add(row["arm"])
+    found = {base: dict.fromkeys((tokens for _, tokens in losses[base]), 0.0)} if base in losses else {}
+    for arm in sorted(losses.keys() - {base}):
+        at = collections.defaultdict(list)
+        for (seed, tokens), loss in losses[arm].items():
+            if (seed, tokens) in losses[base]:
+                at[tokens].append(loss - losses[base][seed, tokens])
+        found[arm] = {tokens: sum(gap) / len(gap) for tokens, gap in sorted(at.items())}
+    return found, stopped
+
+
+def gaps(found, stopped, base):
+    """The gaps of courses() by tokens."""
+    steps = sorted(found.get(base, ()))
     if not steps:
         return ""
     text = f"\nHeld-out loss while training, minus that of {base}, by millions of tokens.\n\n"
     text += f"| arm | {' | '.join(f'{tokens / 1e6:.1f}' for tokens in steps)} |\n|---|{'---|' * len(steps)}\n"
-    for arm in sorted(losses.keys() - {base}):
-        cells = []
-        for tokens in steps:
-            seeds = [s for s, at in losses[arm] if at == tokens and (s, at) in losses[base]]
-            found = [losses[arm][s, tokens] - losses[base][s, tokens] for s in seeds]
-            cells.append(f"{sum(found) / len(found):+.4f}" if found else "")
-        text += f"| {arm} | {' | '.join(cells)} |\n"
+    for arm in sorted(found.keys() - {base}):
+        cells = [f"{found[arm][tokens]:+.4f}" if tokens in found[arm] else "" for tokens in steps]
+        text += f"| {arm}{' (stopped)' if arm in stopped else ''} | {' | '.join(cells)} |\n"
     return text
+
+
+def first_step(rows, base):
+    """Training loss of step 1, before any update, minus that of the base arm."""
+    losses = {}
+    if (rows / "losses.csv").exists():
+        with (rows / "losses.csv").open() as file:
+            losses = {(r["arm"], r["seed"]): float(r["loss"]) for r in csv.DictReader(file) if r["step"] == "1"}
+    found = collections.defaultdict(list)
+    for (arm, seed), loss in losses.items():
+        if arm != base and (base, seed) in losses:
+            found[arm].append(loss - losses[base, seed])
+    if not found:
+        return ""
+    text = f"\nTraining loss of step 1, before any update, minus that of {base}.\n\n| arm | gap |\n|---|---|\n"
+    return text + "".join(f"| {arm} | {sum(gap) / len(gap):+.4f} |\n" for arm, gap in sorted(found.items()))
+
+
+def speeds(rows, found, stopped, base):
+    """Finished arms: tokens per second of training, the last gap, and the last loss minus the base arm's after as many
+    seconds, interpolated over the logarithm of tokens. Means over seeds."""
+    if not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
+        return ""
+    runs, curve = collections.defaultdict(list), collections.defaultdict(list)
+    with (rows / "runs.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["arm"] in found and row["eval_loss"]:
+                runs[row["arm"]].append((int(row["tokens_so_far"]), float(row["seconds"]), float(row["eval_loss"])))
+    with (rows / "curves.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["arm"] == base:
+                curve[int(row["tokens"])].append(float(row["eval_loss"]))
+    curve = [(tokens, sum(losses) / len(losses)) for tokens, losses in sorted(curve.items())]
+    mean = {arm: [sum(column) / len(of) for column in zip(*of)] for arm, of in runs.items()}
+    speed = mean[base][0] / mean[base][1]
+    text = f"\nSpeed and last loss, minus that of {base} after as many tokens and as many seconds.\n\n"
+    text += "| arm | tokens/s | tokens | seconds |\n|---|---|---|---|\n"
+    for arm in sorted(mean.keys() - stopped, key=lambda arm: (arm != base, arm)):
+        tokens, seconds, loss = mean[arm]
+        reached = seconds * speed
+        near = next(((a, b) for a, b in zip(curve, curve[1:]) if a[0] <= reached <= b[0]), None)
+        gaps = ["", ""] if arm == base else [f"{list(found[arm].values())[-1]:+.4f}", ""]
+        if near and arm != base:
+            (a, high), (b, low) = near
+            gaps[1] = f"{loss - high - (low - high) * math.log(reached / a) / math.log(b / a):+.4f}"
+        text += f"| {arm} | {tokens / seconds:,.0f} | {' | '.join(gaps)} |\n"
+    return text
+
+
+def line(xs, ys):
+    """(intercept, slope, sum of squared residuals) of the least-squares line."""
+    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
+    slope = sum((x - mx) * (y - my) for x, y in zip(xs, ys)) / sum((x - mx) ** 2 for x in xs)
+    return my - slope * mx, slope, sum((y - my - slope * (x - mx)) ** 2 for x, y in zip(xs, ys))
+
+
+class Fits:
+    """Laws of a gap over tokens, in units of 10M: log: a + b ln t, power: a t^-p, floor: c + a t^-p."""
+
+    EXPONENTS = [i / 1000 for i in range(10, 3001)]
+
+    def __init__(self, tokens, gap):
+        t, n = [x / 1e7 for x in tokens], len(tokens)
+        self.log = line([math.log(x) for x in t], gap)
+        powers, floors = [], []
+        for p in self.EXPONENTS:
+            falls = [x ** -p for x in t]
+            a = sum(f * y for f, y in zip(falls, gap)) / sum(f * f for f in falls)
+            powers.append((sum((y - a * f) ** 2 for f, y in zip(falls, gap)), a, p))
+            c, slope, squares = line(falls, gap)
+            floors.append((squares, c, slope, p))
+        self.power, self.floor = min(powers), min(floors)
+        # Constants within two standard errors, if residuals were independent; open below where the exponent's limit is
+        near = [floor for floor in floors if floor[0] <= self.floor[0] * (1 + 4 / (n - 3))]
+        self.low, self.high = min(floor[1] for floor in near), max(floor[1] for floor in near)
+        self.open = floors[0] in near
+        self.rms = [math.sqrt(squares / n) for squares in (self.log[2], self.power[0], self.floor[0])]
+
+
+def laws(found, stopped, base):
+    """Fits of finished arms with enough points."""
+    text = ""
+    for arm in sorted(found.keys() - stopped - {base}):
+        points = [(tokens, gap) for tokens, gap in found[arm].items() if tokens]
+        if len(points) < 6:
+            continue
+        f = Fits(*zip(*points))
+        _, a, p = f.power
+        _, c, slope, q = f.floor
+        plus = lambda x: f"{'-' if x < 0 else '+'} {abs(x):.4f}"
+        low = "below 0" if f.open or f.low < 0 else f"{f.low:.4f}"
+        text += (f"| {arm} | {f.log[0]:.4f} {plus(f.log[1])} ln t | {1e4 * f.rms[0]:.1f} | {a:.4f} t^-{p:.3f} | "
+                 f"{1e4 * f.rms[1]:.1f} | {c:.4f} {plus(slope)} t^-{q:.2f} | {1e4 * f.rms[2]:.1f} | {low} to {f.high:.4f} |\n")
+    if not text:
+        return ""
+    return ("\nLaws of the gap, t in units of 10M tokens. After each: root mean square of its residuals, in 1e-4 nat. Last: "
+            "constants within two standard errors, if residuals were independent.\n\n"
+            "| arm | log | rms | power | rms | power and constant | rms | constants |\n"
+            "|---|---|---|---|---|---|---|---|\n" + text)
 
 
 def sums(path, key_of, columns):
@@ -225,22 +341,69 @@ def svg(found, base):
     return "\n".join(parts) + "\n"
 
 
+def gap_svg(found, stopped, base):
+    """The gaps of courses() over tokens, these on a logarithmic axis. Stopped arms are dashed, names go by the last gap."""
+    found = {arm: {tokens: gap for tokens, gap in found[arm].items() if tokens} for arm in found if arm != base}
+    arms = [arm for arm in found if len(found[arm]) > 1]
+    if not arms:
+        return ""
+    first, last = (f(tokens for arm in arms for tokens in found[arm]) for f in (min, max))
+    reach = [0.0, *(gap for arm in arms for gap in found[arm].values())]
+    low, high = min(reach), max(reach)
+    left, top, width, height = 60, 30, 480, 340
+    across = lambda tokens: left + width * math.log(tokens / first) / math.log(last / first)
+    down = lambda gap: top + height * (high - gap) / (high - low or 1)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 220} {top + height + 50}" '
+             'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="#fff"/>',
+             f'<text x="8" y="18">held-out loss minus that of {base}, nats</text>',
+             f'<text x="{left}" y="{top + height + 42}">tokens, millions</text>']
+    step = 10 ** math.floor(math.log10(high - low or 1))
+    step = next(s for s in (step / 5, step / 2, step) if (high - low) / s <= 7)
+    for i in range(math.ceil(low / step), math.floor(high / step) + 1):
+        y = down(i * step)
+        colour = "#ddd" if i else "#999"
+        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{i * step:.3g}</text>')
+    for tokens in sorted({m * 10 ** e for e in range(5, 13) for m in (1, 2, 5)}):
+        if first * 0.97 <= tokens <= last * 1.03:
+            parts.append(f'<text x="{across(tokens):.1f}" y="{top + height + 20}" text-anchor="middle" fill="#555">'
+                         f'{tokens / 1e6:g}</text>')
+    lowest = 0.0
+    for arm, colour in sorted(zip(arms, COLOURS * len(arms)), key=lambda pair: -list(found[pair[0]].values())[-1]):
+        dashes = ' stroke-dasharray="5 4"' if arm in stopped else ""
+        points = " ".join(f"{across(tokens):.1f},{down(gap):.1f}" for tokens, gap in found[arm].items())
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
+        y = lowest = max(down(list(found[arm].values())[-1]), lowest + 15)
+        parts.append(f'<line x1="{left + width + 10}" x2="{left + width + 34}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}" '
+                     f'stroke-width="2"{dashes}/>')
+        name = f"{arm} (stopped)" if arm in stopped else arm
+        parts.append(f'<text x="{left + width + 40}" y="{y + 4:.1f}">{name}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("rows", type=pathlib.Path, help="folder of samples.csv")
+    parser.add_argument("rows", type=pathlib.Path, help="folder of samples.csv or curves.csv")
     parser.add_argument("--base", default="full", help="arm that the others are compared with")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
     parser.add_argument("--draws", type=int, default=DRAWS)
     args = parser.parse_args()
-    table = read(args.rows / "samples.csv")
-    if not any(arm == args.base for arm, _ in table):
-        parser.error(f"{args.rows / 'samples.csv'} has no arm {args.base}")
-    found = compare(table, args.base, args.draws)
+    table = read(args.rows / "samples.csv") if (args.rows / "samples.csv").exists() else {}
+    found, stopped = courses(args.rows, args.base)
+    if args.base not in ({arm for arm, _ in table} if table else found):
+        parser.error(f"{args.rows / ('samples.csv' if table else 'curves.csv')} has no arm {args.base}")
     args.output.mkdir(parents=True, exist_ok=True)
-    text = markdown(found, args.base) + matrix(table) + gaps(args.rows, args.base)
+    text = ""
+    if table:
+        compared = compare(table, args.base, args.draws)
+        text = markdown(compared, args.base) + matrix(table)
+        (args.output / "figure.svg").write_text(svg(compared, args.base))
+    text += gaps(found, stopped, args.base) + first_step(args.rows, args.base) + laws(found, stopped, args.base)
+    text += speeds(args.rows, found, stopped, args.base)
     text += masses(args.rows) + needles(args.rows)
-    (args.output / "table.md").write_text(text)
-    (args.output / "figure.svg").write_text(svg(found, args.base))
+    (args.output / "table.md").write_text(text.lstrip("\n"))
+    if picture := gap_svg(found, stopped, args.base):
+        (args.output / "gap.svg").write_text(picture)
     print(text, end="")
 
 

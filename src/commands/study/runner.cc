@@ -123,10 +123,13 @@ class Runner {
         if (!text.empty()) fail(Category::config, "{}", text);
     }
 
-    /// False where nothing can be started now.
-    bool start_next() {
+    /// False where nothing can be started now. A run's evaluations come before other runs: a study that ends early has
+    /// whole runs.
+    bool start_next() { return start_first(true) || start_first(false); }
+
+    bool start_first(bool evaluates) {
         for (size_t i = 0; i < states_.size(); ++i) {
-            if (states_[i] != State::waiting) continue;
+            if (states_[i] != State::waiting || study_.runs[i].evaluates != evaluates) continue;
             auto const before = study_.runs[i].before;
             if (before && states_[*before] == State::failed) {
                 states_[i] = State::failed;

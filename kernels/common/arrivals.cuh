@@ -8,13 +8,11 @@ namespace perigee::kernels {
 /// and after the last.
 __device__ inline bool last_to_arrive(unsigned* arrived, unsigned blocks) {
     __shared__ bool last;
+    __threadfence();
     __syncthreads();  // also: the answer of an earlier call has been read
-    if (threadIdx.x == 0) {
-        __threadfence();  // of what the whole thread block has written: fences are cumulative
-        last = atomicInc(arrived, blocks - 1) == blocks - 1;
-        __threadfence();
-    }
+    if (threadIdx.x == 0) last = atomicInc(arrived, blocks - 1) == blocks - 1;
     __syncthreads();
+    if (last) __threadfence();
     return last;
 }
 

@@ -103,61 +103,48 @@ __device__ __forceinline__ void list_set(uint32_t const* set, int32_t current, i
     if (lane == kSetWords - 1) list[end] = current, size = end + 1;
 }
 
-/// merge.cu's result for the heads of a group, by the last thread block to arrive. A thread has two columns of a head.
-/// kAtOnce partial results are under way at any time.
+/// merge.cu's result for the heads of a group, by the last thread block to arrive.
 template <int D>
 __device__ __forceinline__ void merge_group(AttendArgs const& a, AttendShared<D>& shared, int64_t head,
                                             int32_t splits) {
-    constexpr int kPairs = D / 2, kRuns = kMergeRuns<D>, kAtOnce = 8;
+    constexpr int kPairs = D / 2, kAtOnce = 8;
     auto* const lse = reinterpret_cast<float*>(shared.weights);  // [group, splits]
     static_assert(sizeof(shared.weights) >= kHeadRows * kMostMerged * sizeof(float));
-    int const pairs = a.group * kPairs;
-    auto const partial_of = [&](int pair) {
-        return reinterpret_cast<float2 const*>(a.partial + (head + pair / kPairs) * a.most_splits * D) + pair % kPairs;
-    };
-    auto const load = [&](float2 const* partial, int split) {
-        return __ldcg(partial + int64_t{max(min(split, splits - 1), 0)} * kPairs);
-    };
-    float2 x[kAtOnce];
-    auto const begin = [&](int pair) {
-        if (pair >= pairs) return;
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) x[j] = load(partial_of(pair), j);
-    };
-    begin(threadIdx.x);
     for (int i = threadIdx.x; i < a.group * splits; i += kAttendThreads)
         lse[i] = __ldcg(a.partial_lse + (head + i / splits) * a.most_splits + i % splits);
     __syncthreads();
-    for (int pair = threadIdx.x; pair < pairs; pair += kAttendThreads) {
-        if (pair >= kAttendThreads) begin(pair);
-        float2 const* const partial = partial_of(pair);
-        float const* const its = lse + pair / kPairs * splits;
+    for (int i = threadIdx.x; i < a.group * kPairs; i += kAttendThreads) {
+        int const of = i / kPairs, column = i % kPairs * 2;
+        float const* const its = lse + of * splits;
+        auto const* const partial =
+            reinterpret_cast<float2 const*>(a.partial + (head + of) * a.most_splits * D + column);
         float most = -INFINITY;
         for (int j = 0; j < splits; ++j) most = fmaxf(most, its[j]);
         most = finite_base(most);
         float total = 0;
         float2 result = make_float2(0, 0);
-        for (int first = 0; first < min(splits, kRuns); first += kAtOnce) {
+        for (int first = 0; first < min(splits, kMergeRuns<D>); first += kAtOnce) {
+            float2 x[kAtOnce];
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) x[j] = __ldcg(partial + int64_t{min(first + j, splits - 1)} * kPairs);
 #pragma unroll
             for (int j = 0; j < kAtOnce; ++j) {
-                if (first + j >= min(splits, kRuns)) break;
+                if (first + j >= min(splits, kMergeRuns<D>)) break;
                 float sum = 0;
                 float2 o = make_float2(0, 0);
 #pragma unroll 1
-                for (int split = first + j; split < splits; split += kRuns) {
-                    if (split >= kRuns) x[j] = load(partial, split);
+                for (int split = first + j; split < splits; split += kMergeRuns<D>) {
+                    if (split > first + j) x[j] = __ldcg(partial + int64_t{split} * kPairs);
                     float const weight = exp2_approx(its[split] - most);
                     sum += weight;
                     o.x = fmaf(weight, weight != 0 ? x[j].x : 0, o.x),
                     o.y = fmaf(weight, weight != 0 ? x[j].y : 0, o.y);
                 }
-                x[j] = load(partial, first + kAtOnce + j);
                 total += sum, result.x += o.x, result.y += o.y;
             }
         }
         float const inverse = inverse_of_sum(total);
-        *reinterpret_cast<uint32_t*>(a.o + (head + pair / kPairs) * D + pair % kPairs * 2) =
-            pack(result.x * inverse, result.y * inverse);
+        *reinterpret_cast<uint32_t*>(a.o + (head + of) * D + column) = pack(result.x * inverse, result.y * inverse);
     }
 }
 
@@ -194,7 +181,7 @@ __global__ void __launch_bounds__(kAttendThreads, D <= 64 ? 4 : 2) select_attend
                      block = its;
                  else
                      its = block;
-                 if (0 <= block && block < current) atomicOr(&set[block / 32], 1u << block % 32);
+                 if (block >= 0) atomicOr(&set[block / 32], 1u << block % 32);
              });
     __syncthreads();
     if (warp == 0) list_set(set, current, chosen + 2 * a.listed, shared.list_size);
@@ -227,7 +214,7 @@ void select_attend(Select const& select, Attend const& attend, MobaOptions const
         // Little more than two thread blocks per SM leave some SMs no room for the next product: two of its thread
         // blocks then share another.
         int64_t const rows = int64_t{attend.cache.kv_heads} * attend.cache.sequences, sms = multiprocessors();
-        if (2 * rows * columns < 5 * sms) columns = std::min(columns, std::max<int64_t>(2 * sms / rows, 1));
+        if (rows * columns < 3 * sms) columns = std::min(columns, std::max<int64_t>(2 * sms / rows, 1));
         launch({"decode_select_attend", columns, attend.cache.kv_heads, kAttendThreads, bytes, attend.stream,
                 attend.cache.sequences, true},
                select_attend_kernel<D>, args);

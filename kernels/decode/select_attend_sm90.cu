@@ -88,7 +88,8 @@ __device__ __forceinline__ void score_blocks(AttendArgs const& a, AttendShared<D
 constexpr int kSetWords = kFewCandidates / 32;
 
 /// The blocks of a set in ascending order, then `current`, and their number. By one warp.
-__device__ __forceinline__ void list_set(uint32_t const* set, int32_t current, int32_t* list, int32_t& size) {
+[[maybe_unused]] __device__ __forceinline__ void list_set(uint32_t const* set, int32_t current, int32_t* list,
+                                                          int32_t& size) {
     int const lane = threadIdx.x % 32;
     uint32_t word = lane < kSetWords ? set[lane] : 0;
     int const own = __popc(word);

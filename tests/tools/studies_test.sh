@@ -34,11 +34,14 @@ for arm, loss in losses.items():
                             file.write(json.dumps({"suite": "needle", "task": "uuid", "attention": attention, "length": 512,
                                                    "depth": depth, "number": sample,
                                                    "passed": arm != "gate" or depth == 0 or sample < 39}) + "\n")
-        steps = [{"step": i, "tokens": 100, "tokens_so_far": 100 * i, "seconds": 0.5, "loss": 2.0} for i in (1, 2)]
+        steps = [{"step": i, "tokens": 100, "tokens_so_far": 100 * i, "seconds": 0.5, "loss": 2.0, "attended_share": i / 6}
+                 for i in (1, 2)]
         steps.append({"step": 2, "eval_loss": loss + 0.1 * seed})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-        (folder / "run.json").write_text(json.dumps({"program": "perigee 1", "hardware": "1 x GPU"}))
+        (folder / "run.json").write_text(json.dumps({"program": "perigee 1", "hardware": "1 x GPU; 1 host: name"}))
 (root / "arm=unfinished,seed=1").mkdir()
+(root / "arm=stopped,seed=1").mkdir()
+(root / "arm=stopped,seed=1" / "metrics.jsonl").write_text('{"step": 1, "tokens_so_far": 100, "loss": 2.5, "eval_loss": 2.4}\n')
 for name in ("before=2,seed=1", "arm=full,seed=1,eval=own"):  # what went before; a finished evaluation has no folder
     (root / (name + ".finished")).touch()
 (root / "before=2,seed=1").mkdir()
@@ -47,11 +50,15 @@ PY
 rows=$scratch/rows
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$rows" >"$scratch/printed" || complain "rows.py"
 check "a row per arm, seed, attention and sample" [ "$(wc -l <"$rows/samples.csv")" = $((1 + 2 * 40 * (1 + 2 + 2))) ]
-check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,1.0,,,,perigee 1,1 x GPU$' "$rows/runs.csv"
+check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,1.0,,,,perigee 1,1 x GPU,0.2500,1$' "$rows/runs.csv"
 check "what went before" grep -q '^before 2,1,7,,3.0,' "$rows/runs.csv"
 check "masses" grep -q '^gate,2,moba,1,gate,3200,2480$' "$rows/mass.csv"
 check "needles" [ "$(grep -c '^gate,.*,needle uuid,512,0\.[05],40,' "$rows/needles.csv")" = 8 ]
-check "what has not finished is left out" [ -z "$(grep -l unfinished "$rows"/*.csv)" ]
+check "what has not finished is left out" [ -z "$(grep -lE 'unfinished|stopped' "$rows"/*.csv)" ]
+python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" --stopped -o "$scratch/all" >"$scratch/printed" || complain "rows.py --stopped"
+check "unless asked for" grep -q '^stopped,1,1,100,2.5,2.4,.*,0$' "$scratch/all/runs.csv"
+check "with its course" grep -q '^stopped,1,1,100,2.4,0$' "$scratch/all/curves.csv"
+check "what has not begun has no rows" [ -z "$(grep -l unfinished "$scratch/all"/*.csv)" ]
 python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" -o "$scratch/page" --draws 300 >"$scratch/printed" || complain "page.py"
 cat >"$scratch/verify.py" <<'PY'
 import re, sys

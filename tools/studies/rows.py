@@ -4,7 +4,7 @@
     python3 tools/studies/rows.py runs/studies/1_scaling_xs -o docs/studies/1_scaling_xs
 
 From the records of `eval --suite` in every finished run (docs/evaluation.md) it writes
-    samples.csv    per arm, seed, attention and held-out sample: weight and sum of nll, of all tokens and of far repeats
+    samples.csv    per arm, seed, attention and held-out sample, if any: weight and sum of nll, of all tokens and of far repeats
     positions.csv  per arm, seed, attention, last position of the bin and kind of token: the same, over all samples
     mass.csv       per arm, seed, attention, layer and rule of suite mass, if any: pairs of a query and a head, and the sum
                    of the shares of full attention's softmax inside the blocks of the rule
@@ -12,6 +12,7 @@ From the records of `eval --suite` in every finished run (docs/evaluation.md) it
     curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss
     runs.csv       per arm and seed: steps, tokens, losses, seconds, speed, and program, commit and hardware
     losses.csv     with --losses FIRST LAST: per arm, seed and logged step between the two: training loss
+With --stopped it also takes runs that have begun and not finished; `finished` is 0 there in curves.csv and runs.csv.
 Runs that went before all others stand there as arm `before`, or `before 1`, `before 2` in the order of training.
 """
 import argparse
@@ -21,7 +22,8 @@ import json
 import pathlib
 
 RUN_KEYS = ("step", "tokens_so_far", "loss", "eval_loss", "seconds", "tokens_per_s", "tflops", "parameters", "program",
-            "hardware")
+            "hardware", "attended_share")
+
 
 def records(path):
     """Records of the position suite by (attention, sample, bin, task), of the mass suite by (attention, sample, layer,
@@ -70,20 +72,24 @@ def name_of(folder):
 
 
 def training(folder):
-    """What the run logged last and the sum of its seconds, its held-out losses as (step, tokens, loss), and its training
-    losses as (step, loss)."""
-    last, curve, losses, seconds = {}, [], {}, 0.0
+    """What the run logged last, the sum of its seconds and the mean share of attended keys, its held-out losses as (step,
+    tokens, loss), and its training losses as (step, loss)."""
+    last, curve, losses, shares, seconds = {}, [], {}, [], 0.0
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         last.update(record)
         seconds += record.get("seconds", 0.0)
+        if record.get("attended_share") is not None:
+            shares.append(record["attended_share"])
         if record.get("loss") is not None:
             losses[record["step"]] = record["loss"]
         if record.get("eval_loss") is not None:
             curve.append((record["step"], last.get("tokens_so_far", 0), record["eval_loss"]))
     said = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     said = {key: said.get(key, "") for key in ("program", "hardware", "parameters")}
-    return {**last, **said, "seconds": round(seconds, 2)}, curve, sorted(losses.items())
+    said["hardware"] = said["hardware"].split(";")[0]  # not the names of hosts
+    share = f"{sum(shares) / len(shares):.4f}" if shares else ""
+    return {**last, **said, "seconds": round(seconds, 2), "attended_share": share}, curve, sorted(losses.items())
 
 
 def write(path, head, rows):
@@ -104,11 +110,13 @@ def main():
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
     parser.add_argument("--losses", type=int, nargs=2, metavar=("FIRST", "LAST"), default=(1, 0),
                         help="write losses.csv with the training losses of these steps")
+    parser.add_argument("--stopped", action="store_true", help="also runs that have not finished")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     samples, positions, mass, needles, runs, curves, losses = [], [], [], [], [], [], []
     for folder in sorted((args.study / "runs").iterdir()):
-        if not folder.is_dir() or not (args.study / "runs" / (folder.name + ".finished")).exists():
+        finished = (args.study / "runs" / (folder.name + ".finished")).exists()
+        if not (folder / "metrics.jsonl").exists() or not finished and not args.stopped:
             continue
         name = name_of(folder)
         if not name[0]:
@@ -125,17 +133,18 @@ def main():
             shares[attention, layer, task][1] += record["mass"]
         mass += [name + [*key] + [number(x) for x in sums] for key, sums in sorted(shares.items())]
         said, curve, course = training(folder)
-        runs.append(name + [said.get(key, "") for key in RUN_KEYS])
-        curves += [name + list(point) for point in curve]
+        runs.append(name + [said.get(key, "") for key in RUN_KEYS] + [int(finished)])
+        curves += [name + list(point) + [int(finished)] for point in curve]
         losses += [name + list(point) for point in course if args.losses[0] <= point[0] <= args.losses[1]]
-    write(args.output / "samples.csv", ["arm", "seed", "attention", "sample", "weight", "nll", "far_weight", "far_nll"], samples)
-    write(args.output / "positions.csv", ["arm", "seed", "attention", "end", "task", "weight", "nll"], positions)
+    if samples:
+        write(args.output / "samples.csv", ["arm", "seed", "attention", "sample", "weight", "nll", "far_weight", "far_nll"], samples)
+        write(args.output / "positions.csv", ["arm", "seed", "attention", "end", "task", "weight", "nll"], positions)
     if mass:
         write(args.output / "mass.csv", ["arm", "seed", "attention", "layer", "rule", "pairs", "mass"], mass)
     if needles:
         write(args.output / "needles.csv", ["arm", "seed", "attention", "task", "length", "depth", "items", "passed"], needles)
-    write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss"], curves)
-    write(args.output / "runs.csv", ["arm", "seed", *RUN_KEYS], runs)
+    write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss", "finished"], curves)
+    write(args.output / "runs.csv", ["arm", "seed", *RUN_KEYS, "finished"], runs)
     if losses:
         write(args.output / "losses.csv", ["arm", "seed", "step", "loss"], losses)
 

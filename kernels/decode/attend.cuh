@@ -238,7 +238,7 @@ __device__ __forceinline__ int32_t attend_splits(AttendArgs const& a, AttendShar
     bf16 const* const q = a.q + head * D;
     for (int32_t i = blockIdx.x; i < splits.count; i += columns) {
         Split const split = splits[i];
-        // Of full attention, keys and values of complete blocks are copied while the kernels before still run.
+        // Full attention copies keys and values of complete blocks while the kernels before it still run.
         if (!a.all || split.local) wait_for_previous();
         load_split<D>(shared, a.cache, pages, split, g);
         wait_for_previous();

@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned long long rank_of(float score, int32_t block
 
 constexpr int32_t kFewCandidates = 512;
 
-/// Ranks of candidate blocks.
+/// How candidate blocks rank: the largest is picked first.
 struct Ranks {
     int32_t first, current;  ///< candidates are blocks [first, current)
     bool force_previous;
@@ -68,8 +68,8 @@ template <class ScoreOf>
 class ManyCandidates {
   public:
     __device__ __forceinline__ ManyCandidates(ScoreOf const& score_of, Ranks const& rank)
-        : score_of_(score_of), rank_(rank), current_(rank.current), one_(current_ <= kFewCandidates) {
-        if (one_) {
+        : score_of_(score_of), rank_(rank), current_(rank.current), in_registers_(current_ <= kFewCandidates) {
+        if (in_registers_) {
             load(0, current_);
             low_ = best_loaded(0, current_, ~0ull);
             return;
@@ -79,11 +79,11 @@ class ManyCandidates {
     }
     /// The best rank of all; 0 if there is none.
     __device__ __forceinline__ unsigned long long best() const {
-        return one_ ? low_ : largest_of_warp(max(low_, high_));
+        return in_registers_ ? low_ : largest_of_warp(max(low_, high_));
     }
     /// Those of rank `taken` or above compete no more.
     __device__ __forceinline__ void take(unsigned long long taken) {
-        if (one_)
+        if (in_registers_)
             low_ = best_loaded(0, current_, taken);
         else
             note_best_of(block_of(taken) / width_, taken);
@@ -124,7 +124,7 @@ class ManyCandidates {
     ScoreOf const score_of_;
     Ranks const rank_;
     int32_t const current_;
-    bool const one_;  ///< low_ is the best of all, in every lane
+    bool const in_registers_;  ///< low_ is the best of all, in every lane
     int32_t width_ = 0;
     float held_[kHeld];
     unsigned long long low_ = 0, high_ = 0;  ///< the best of segments `lane` and 32 + `lane`

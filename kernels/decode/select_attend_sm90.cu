@@ -23,8 +23,8 @@ struct SelectAttendArgs {
 
 /// Block means pass through the memory of keys and values, this many tiles of kScoreBlocks at a time.
 template <int D>
-constexpr int kMeanTiles = 2 * kSplitKeys* tile_stride<D>() *
-                           static_cast<int>(sizeof(bf16)) / hopper::tile_bytes<kScoreBlocks, D>();
+constexpr int kMeanTiles =
+    static_cast<int>(sizeof(AttendShared<D>::k) + sizeof(AttendShared<D>::v)) / hopper::tile_bytes<kScoreBlocks, D>();
 /// Tiles that hold the means of blocks [from, current).
 template <int D>
 __device__ __forceinline__ int mean_tiles(int32_t from, int32_t current) {
@@ -149,6 +149,7 @@ __device__ __forceinline__ void merge_group(AttendArgs const& a, AttendShared<D>
     }
 }
 
+/// As many thread blocks per SM as shared memory has room for.
 template <int D>
 __global__ void __launch_bounds__(kAttendThreads, D <= 64 ? 4 : 2) select_attend_kernel(SelectAttendArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

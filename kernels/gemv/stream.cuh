@@ -181,8 +181,8 @@ __device__ inline void load_normed(Args const& a, uint4 const (&weights)[kNormVe
     __syncthreads();
 }
 
-/// sums [16, 8] of 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh. Two independent chains of
-/// products take half as long as one.
+/// sums [16, 8] of 16 rows of x times a warp's chunks of a tile. Rows 8 to 15 only if kHigh. Two accumulators halve
+/// the wait of one mma for the one before.
 template <bool kHigh, int kStages, class Rows>
 __device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows>& weights, bf16 const* x, int rows,
                                          int stride, int begin, int end) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows
     bf16 const* const low = x + (low_there ? row : 0) * stride + lane % 4 * 8;
     bf16 const* const high = x + (high_there ? row + 8 : 0) * stride + lane % 4 * 8;
     uint4 const zero = make_uint4(0, 0, 0, 0);
-    float chains[2][4] = {};
+    float partial[2][4] = {};
     for (int chunk = begin; chunk < end; chunk += kTogether) {
         weights.advance();
 #pragma unroll
@@ -201,12 +201,12 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows
             uint4 const p = low_there ? *reinterpret_cast<uint4 const*>(low + at) : zero;
             uint4 const q = high_there ? *reinterpret_cast<uint4 const*>(high + at) : zero;
             uint32_t const first[4] = {p.x, q.x, p.y, q.y}, second[4] = {p.z, q.z, p.w, q.w};
-            ampere::mma(chains[0], first, w.x, w.y);
-            ampere::mma(chains[1], second, w.z, w.w);
+            ampere::mma(partial[0], first, w.x, w.y);
+            ampere::mma(partial[1], second, w.z, w.w);
         }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = chains[0][i] + chains[1][i];
+    for (int i = 0; i < 4; ++i) sums[i] = partial[0][i] + partial[1][i];
 }
 
 struct Nothing {};

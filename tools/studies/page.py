@@ -18,6 +18,7 @@ import csv
 import math
 import pathlib
 import random
+import statistics
 
 DRAWS = 2000
 COLOURS = ("#2a6fb0", "#c2571a", "#3a8f4d", "#8a4fb0", "#b03a4f", "#7a6a1f", "#1f8a8a", "#d06aa8", "#555")
@@ -216,9 +217,8 @@ def speeds(rows, found, stopped, base):
 
 def line(xs, ys):
     """(intercept, slope, sum of squared residuals) of the least-squares line."""
-    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
-    slope = sum((x - mx) * (y - my) for x, y in zip(xs, ys)) / sum((x - mx) ** 2 for x in xs)
-    return my - slope * mx, slope, sum((y - my - slope * (x - mx)) ** 2 for x, y in zip(xs, ys))
+    slope, intercept = statistics.linear_regression(xs, ys)
+    return intercept, slope, sum((y - intercept - slope * x) ** 2 for x, y in zip(xs, ys))
 
 
 class Fits:

@@ -9,10 +9,9 @@ namespace perigee {
 
 namespace {
 
-/// Where the token's document begins and ends.
-std::pair<int64_t, int64_t> document_of(std::span<int32_t const> cu_seqlens, int64_t token) {
-    auto const end = std::ranges::upper_bound(cu_seqlens, static_cast<int32_t>(token));
-    return {*std::prev(end), *end};
+/// First token of the token's document.
+int64_t document_of(std::span<int32_t const> cu_seqlens, int64_t token) {
+    return *std::prev(std::ranges::upper_bound(cu_seqlens, static_cast<int32_t>(token)));
 }
 
 /// Of the local block, the last one, and of those that are chosen; -1: none.
@@ -76,38 +75,41 @@ std::vector<double> MassMeter::measure(AttentionInputs const& inputs, std::span<
                                        BlockBudget const& budget) {
     int64_t const heads = inputs.q_shape[1], K = inputs.q_shape[2], groups = inputs.k_shape[1];
     auto const slots = static_cast<size_t>(budget.slots());
-    std::vector<int32_t> chosen(static_cast<size_t>(heads) * slots);
-    std::vector<std::vector<double>> masses(static_cast<size_t>(heads));
-    std::vector<double> shares(rules.size() + 2);
-    for (int64_t const token : queries) {
-        auto const [begin, end] = document_of(cu_seqlens, token);
+    auto const shares_of = [&](int64_t token) {
+        int64_t const begin = document_of(cu_seqlens, token), visible = token + 1 - begin;
         float const* const q_HK = inputs.q_THK.data() + token * heads * K;
         float const* const keys = inputs.k_TGK.data() + begin * groups * K;
-        int64_t const past = (token - begin) * groups * K;
-#pragma omp parallel for
-        for (int64_t head = 0; head < heads; ++head)
-            masses[static_cast<size_t>(head)] =
-                block_masses({q_HK + head * K, static_cast<size_t>(K)},
-                             {keys + head * groups / heads * K, static_cast<size_t>(past + K)}, groups * K,
-                             budget.block_size, inputs.scale);
-        for (auto const& of_head : masses) {
-            shares.front() += of_head.back();
-            shares.back() += best_mass(of_head, budget.slots());
+        int64_t const past = (visible - 1) * groups * K;
+        std::vector<std::vector<double>> masses;
+        std::vector<double> shares(rules.size() + 2);
+        for (int64_t head = 0; head < heads; ++head) {
+            masses.push_back(block_masses({q_HK + head * K, static_cast<size_t>(K)},
+                                          {keys + head * groups / heads * K, static_cast<size_t>(past + K)}, groups * K,
+                                          budget.block_size, inputs.scale));
+            shares.front() += masses.back().back();
+            shares.back() += best_mass(masses.back(), budget.slots());
         }
-        int32_t const borders[] = {0, static_cast<int32_t>(end - begin)};
+        std::vector<int32_t> chosen(static_cast<size_t>(heads) * slots);
+        int32_t const borders[] = {0, static_cast<int32_t>(visible)};
         for (size_t rule = 0; rule < rules.size(); ++rule) {
             ops_->select_blocks({.chosen_THS = {chosen.data(), {1, heads, budget.slots()}},
                                  .q_THK = {q_HK, {1, heads, K}},
-                                 .k_TGK = {keys, {end - begin, groups, K}},
+                                 .k_TGK = {keys, {visible, groups, K}},
                                  .cu_seqlens = borders,
                                  .selection = rules[rule],
-                                 .query_begin = token - begin,
+                                 .query_begin = visible - 1,
                                  .first_head = inputs.first_head});
             for (size_t head = 0; head < masses.size(); ++head)
                 shares[1 + rule] += mass_of(masses[head], std::span(chosen).subspan(head * slots, slots));
         }
-    }
-    return shares;
+        return shares;
+    };
+    std::vector<std::vector<double>> of_query(queries.size());
+#pragma omp parallel for schedule(dynamic)
+    for (size_t i = 0; i < queries.size(); ++i) of_query[i] = shares_of(queries[i]);
+    std::vector<double> sums(rules.size() + 2);
+    for (auto const& shares : of_query) std::ranges::transform(sums, shares, sums.begin(), std::plus());
+    return sums;
 }
 
 }  // namespace perigee

@@ -59,7 +59,7 @@ python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" --stopped -o "$
 check "unless asked for" grep -q '^stopped,1,1,100,2.5,2.4,.*,0$' "$scratch/all/runs.csv"
 check "with its course" grep -q '^stopped,1,1,100,2.4,0$' "$scratch/all/curves.csv"
 check "what has not begun has no rows" [ -z "$(grep -l unfinished "$scratch/all"/*.csv)" ]
-python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" -o "$scratch/page" --draws 300 >"$scratch/printed" || complain "page.py"
+python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" -o "$scratch/page" --also gate --draws 300 >"$scratch/printed" || complain "page.py"
 cat >"$scratch/verify.py" <<'PY'
 import re, sys
 table = open(f"{sys.argv[1]}/page/table.md").read()
@@ -74,6 +74,10 @@ for arm, step in (("gate", 0.01), ("nearest", 0.05)):
     assert low <= difference <= high and high - low < 1e-3, (low, high)  # pairs: the samples' own spread cancels
     assert far_low <= far <= far_high
 assert "| full | 2 |" in table and table.index("| full |") < table.index("| gate |")
+assert "minus gate, all tokens" in table and re.search(r"\| full \| 2 \| 1.* \| -0\.008[78] \[-0\.0", table)
+gap = lambda step: (f"{step * (5 * 10 + 0.6 * 90) / 100:+.4f}", f"{step * 0.6:+.4f}")  # up to 512, up to 1,024
+assert f"| gate | {gap(0.01)[0]} | {gap(0.01)[1]} |" in table and f"| nearest | {gap(0.05)[0]} | {gap(0.05)[1]} |" in table
+assert re.search(r"\| nearest \| 1\.\d+ \(-0\.043[78] ± 0\.000\d\) \|  \| 1\.\d+ \|", table)  # full attention undoes the loss
 assert "| gate | moba | 76.2% | 90.0% |" in table
 assert "| needle | gate | moba | 98.8% of 160 |" in table and "| needle | full | full | 100.0% of 160 |" in table
 assert "minus that of full, by millions" in table and "| nearest | +0.0500 |" in table

@@ -3,11 +3,11 @@
 
     python3 tools/studies/page.py docs/studies/1_scaling_xs --base full -o docs/studies/1_scaling_xs
 
-Reads what there is of rows.py's samples.csv, mass.csv, needles.csv, curves.csv, losses.csv and runs.csv, and writes
-table.md, figure.svg (from samples.csv) and gap.svg (from curves.csv). Arms of one seed share initial weights, the order
-of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs: differences per
-held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws; each draw takes
-the same samples in every arm and seed). The seeds' spread stands beside it.
+Reads what there is of rows.py's samples.csv, positions.csv, mass.csv, needles.csv, curves.csv, losses.csv and runs.csv,
+and writes table.md, figure.svg (from samples.csv) and gap.svg (from curves.csv). Arms of one seed share initial weights,
+the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs:
+differences per held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws;
+each draw takes the same samples in every arm and seed). The seeds' spread stands beside it.
 
 The gap is the held-out loss while training minus the base arm's. Three laws are fitted to it by least squares. A column
 `finished` of curves.csv, if any, has 0 in rows of runs that were stopped: their curves are drawn dashed and not fitted.
@@ -116,21 +116,44 @@ def markdown(found, base):
     return text
 
 
-def matrix(table):
+def matrix(table, draws=DRAWS):
     """Weights by arm, attention at evaluation; empty where every arm was only evaluated as trained and in full."""
     attentions = sorted({attention for _, attention in table})
     if len(attentions) < 3:
         return ""
     text = ""
     for column in COLUMNS:
-        text += f"\nLoss of {column}: rows are weights, columns the attention they are evaluated with.\n\n"
+        text += f"\nLoss of {column}: rows are weights, columns the attention they are evaluated with. In brackets: minus the "
+        text += "loss with the attention of training, and half of its 95% interval.\n\n"
         text += f"| trained as | {' | '.join(attentions)} |\n|---|{'---|' * len(attentions)}\n"
         for arm in sorted({arm for arm, _ in table}):
             cells = []
             for attention in attentions:
                 seeds = table.get((arm, attention))
-                cells.append(f"{sum(mean(r.values(), column) for r in seeds.values()) / len(seeds):.4f}" if seeds else "")
+                if not seeds:
+                    cells.append("")
+                    continue
+                cell = f"{sum(mean(r.values(), column) for r in seeds.values()) / len(seeds):.4f}"
+                if attention != own_attention(table, arm):
+                    c = Comparison(seeds, table[arm, own_attention(table, arm)], column, draws)
+                    cell += f" ({c.difference:+.4f} ± {(c.high - c.low) / 2:.4f})"
+                cells.append(cell)
             text += f"| {arm} | {' | '.join(cells)} |\n"
+    return text
+
+
+def positions(rows, table, base):
+    """Loss by position with the attention of training, minus the base arm's, over all samples and seeds."""
+    cells = sums(rows / "positions.csv", lambda row: (row["arm"], row["attention"], int(row["end"])), ("weight", "nll"))
+    ends = sorted({end for *_, end in cells})
+    if len(ends) < 2:
+        return ""
+    loss = lambda arm, end: (lambda weight, nll: nll / weight)(*cells[arm, own_attention(table, arm), end])
+    text = f"\nLoss by position, up to this one: of {base}, and of the others minus it.\n\n"
+    text += f"| arm | {' | '.join(str(end) for end in ends)} |\n|---|{'---|' * len(ends)}\n"
+    for arm in sorted({arm for arm, _ in table}, key=lambda arm: (arm != base, arm)):
+        found = [f"{loss(arm, end):.4f}" if arm == base else f"{loss(arm, end) - loss(base, end):+.4f}" for end in ends]
+        text += f"| {arm} | {' | '.join(found)} |\n"
     return text
 
 
@@ -385,18 +408,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("rows", type=pathlib.Path, help="folder of samples.csv or curves.csv")
     parser.add_argument("--base", default="full", help="arm that the others are compared with")
+    parser.add_argument("--also", nargs="+", default=[], help="arms for a further comparison each")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
     parser.add_argument("--draws", type=int, default=DRAWS)
     args = parser.parse_args()
     table = read(args.rows / "samples.csv") if (args.rows / "samples.csv").exists() else {}
     found, stopped = courses(args.rows, args.base)
-    if args.base not in ({arm for arm, _ in table} if table else found):
-        parser.error(f"{args.rows / ('samples.csv' if table else 'curves.csv')} has no arm {args.base}")
+    for arm in (args.base, *(args.also if table else ())):
+        if arm not in ({arm for arm, _ in table} if table else found):
+            parser.error(f"{args.rows / ('samples.csv' if table else 'curves.csv')} has no arm {arm}")
     args.output.mkdir(parents=True, exist_ok=True)
     text = ""
     if table:
         compared = compare(table, args.base, args.draws)
-        text = markdown(compared, args.base) + matrix(table)
+        text = markdown(compared, args.base)
+        for arm in args.also:
+            text += "\n" + markdown(compare(table, arm, args.draws), arm)
+        text += positions(args.rows, table, args.base) + matrix(table, args.draws)
         (args.output / "figure.svg").write_text(svg(compared, args.base))
     text += gaps(found, stopped, args.base) + first_step(args.rows, args.base) + laws(found, stopped, args.base)
     text += speeds(args.rows, found, stopped, args.base)

@@ -93,7 +93,7 @@ check "an arm that is not there" grep -q "has no arm dense" <(python3 "$PERIGEE_
 mkdir "$scratch/course"
 python3 - "$scratch/course" <<'PY'
 import sys
-curves, runs = ["arm,seed,step,tokens,eval_loss,finished"], ["arm,tokens_so_far,seconds,eval_loss"]
+curves, runs = ["arm,seed,step,tokens,eval_loss,finished"], ["arm,tokens_so_far,seconds,eval_loss,tokens_per_s,tflops"]
 for step in range(1, 11):
     t, full = step / 2, 3 - 0.1 * step
     gaps = {"full": 0, "power": 0.1 * t ** -0.4, "floor": 0.02 + 0.05 * t ** -0.8}
@@ -102,7 +102,7 @@ for step in range(1, 11):
     for arm, gap in gaps.items():
         curves.append(f"{arm},1,{step},{step * 5_000_000},{full + gap},{int(arm != 'part')}")
         if step == 10:
-            runs.append(f"{arm},50000000,{100 if arm == 'full' else 50},{full + gap}")
+            runs.append(f"{arm},50000000,{100 if arm == 'full' else 50},{full + gap},1e6,{200 if arm == 'full' else 100}")
 open(f"{sys.argv[1]}/curves.csv", "w").write("\n".join(curves) + "\n")
 open(f"{sys.argv[1]}/runs.csv", "w").write("\n".join(runs) + "\n")
 open(f"{sys.argv[1]}/losses.csv", "w").write("arm,seed,step,loss\nfull,1,1,3.0\nfull,1,2,2.9\npower,1,1,3.25\n")
@@ -114,8 +114,8 @@ check "a power law" grep -q '^| power | .* | 0\.1000 t^-0\.400 | 0\.0 | ' "$cour
 check "with a constant" grep -Eq '^\| floor \| .* \| 0\.0200 \+ 0\.0500 t\^-0\.80 \| 0\.0 \| 0\.0200 to 0\.0200 \|$' "$course/table.md"
 check "no law of a stopped run" [ "$(grep -c '^| part' "$course/table.md")" = 1 ]
 check "step 1" grep -q '^| power | +0\.2500 |$' "$course/table.md"
-# Half the seconds: after as many, full had read 25M tokens, where its loss is 2.5.
-check "speed" grep -q '^| power | 1,000,000 | +0\.0525 | -0\.4475 |$' "$course/table.md"
+# Half the FLOPs and seconds: after as many, full had read 25M tokens, where its loss is 2.5.
+check "speed" grep -q '^| power | 1,000,000 | 100\.0M | +0\.0525 | -0\.4475 | -0\.4475 |$' "$course/table.md"
 check "a figure with three curves, one dashed" [ "$(grep -c '<polyline' "$course/gap.svg")/$(grep -c '<polyline.*dasharray' "$course/gap.svg")" = 3/1 ]
 
 # --- A switch: arms alike to the last digit up to step 300, then a jump that fades.

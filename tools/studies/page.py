@@ -208,33 +208,40 @@ def first_step(rows, base):
 
 
 def speeds(rows, found, stopped, base):
-    """Finished arms: tokens per second of training, the last gap, and the last loss minus the base arm's after as many
-    seconds, interpolated over the logarithm of tokens. Means over seeds."""
+    """Finished arms: tokens per second of training, executed FLOPs per token, the last gap, and the last loss minus the
+    base arm's after as many FLOPs and as many seconds, interpolated over the logarithm of tokens. Means over seeds. With
+    a learning rate that falls at the end the base arm's earlier losses are too high for a fair comparison."""
     if not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
         return ""
     runs, curve = collections.defaultdict(list), collections.defaultdict(list)
     with (rows / "runs.csv").open() as file:
         for row in csv.DictReader(file):
             if row["arm"] in found and row["eval_loss"]:
-                runs[row["arm"]].append((int(row["tokens_so_far"]), float(row["seconds"]), float(row["eval_loss"])))
+                flops = 1e12 * float(row.get("tflops") or "nan") / float(row.get("tokens_per_s") or "nan")
+                runs[row["arm"]].append((int(row["tokens_so_far"]), float(row["seconds"]), float(row["eval_loss"]), flops))
     with (rows / "curves.csv").open() as file:
         for row in csv.DictReader(file):
             if row["arm"] == base:
                 curve[int(row["tokens"])].append(float(row["eval_loss"]))
     curve = [(tokens, sum(losses) / len(losses)) for tokens, losses in sorted(curve.items())]
     mean = {arm: [sum(column) / len(of) for column in zip(*of)] for arm, of in runs.items()}
-    speed = mean[base][0] / mean[base][1]
-    text = f"\nSpeed and last loss, minus that of {base} after as many tokens and as many seconds.\n\n"
-    text += "| arm | tokens/s | tokens | seconds |\n|---|---|---|---|\n"
+    speed, base_flops = mean[base][0] / mean[base][1], mean[base][3]
+
+    def gap_at(loss, reached):
+        for (a, high), (b, low) in zip(curve, curve[1:]):
+            if a <= reached <= b:
+                return f"{loss - high - (low - high) * math.log(reached / a) / math.log(b / a):+.4f}"
+        return ""
+
+    text = f"\nSpeed and last loss, minus that of {base} after as many tokens, executed FLOPs and seconds.\n\n"
+    text += "| arm | tokens/s | FLOPs/token | tokens | FLOPs | seconds |\n|---|---|---|---|---|---|\n"
     for arm in sorted(mean.keys() - stopped, key=lambda arm: (arm != base, arm)):
-        tokens, seconds, loss = mean[arm]
-        reached = seconds * speed
-        near = next(((a, b) for a, b in zip(curve, curve[1:]) if a[0] <= reached <= b[0]), None)
-        gaps = ["", ""] if arm == base else [f"{list(found[arm].values())[-1]:+.4f}", ""]
-        if near and arm != base:
-            (a, high), (b, low) = near
-            gaps[1] = f"{loss - high - (low - high) * math.log(reached / a) / math.log(b / a):+.4f}"
-        text += f"| {arm} | {tokens / seconds:,.0f} | {' | '.join(gaps)} |\n"
+        tokens, seconds, loss, flops = mean[arm]
+        gaps = [""] * 3
+        if arm != base:
+            gaps = [f"{list(found[arm].values())[-1]:+.4f}", gap_at(loss, tokens * flops / base_flops), gap_at(loss, seconds * speed)]
+        work = f"{flops / 1e6:.1f}M" if flops == flops else ""
+        text += f"| {arm} | {tokens / seconds:,.0f} | {work} | {' | '.join(gaps)} |\n"
     return text
 
 

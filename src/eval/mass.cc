@@ -35,9 +35,8 @@ std::vector<int64_t> choosing_queries(Batch const& batch, BlockBudget const& bud
     std::vector<int64_t> all;
     for (size_t i = 1; i < batch.cu_seqlens.size(); ++i) {
         int64_t const begin = batch.cu_seqlens[i - 1], end = batch.cu_seqlens[i];
-        if (std::all_of(batch.weights_T.begin() + begin, batch.weights_T.begin() + end, [](float w) { return w == 0; }))
-            continue;
-        for (int64_t t = begin + budget.top_k * budget.block_size; t < end; ++t) all.push_back(t);
+        for (int64_t t = begin + budget.top_k * budget.block_size; t < end; ++t)
+            if (batch.weights_T[static_cast<size_t>(t)] != 0) all.push_back(t);
     }
     int64_t const some = std::min<int64_t>(count, std::ssize(all));
     std::vector<int64_t> queries;

@@ -15,8 +15,7 @@
 
 namespace perigee {
 
-/// Tokens of a batch, at most `count`, evenly over those that have more past blocks than slots. None of documents
-/// without loss, which are padding.
+/// Tokens of a batch, at most `count`, evenly over those that carry loss and have more past blocks than slots.
 std::vector<int64_t> choosing_queries(Batch const& batch, BlockBudget const& budget, int64_t count);
 
 /// Works on the host, in fp32.

@@ -58,6 +58,8 @@ TEST(Mass, QueriesHaveMorePastBlocksThanSlotsAndAreSpreadEvenly) {
     Batch padded = batch(kDocuments);
     std::fill(padded.weights_T.begin() + 20, padded.weights_T.end(), 0.0f);
     EXPECT_TRUE(choosing_queries(padded, kBudget, 5).empty());
+    padded.weights_T[30] = padded.weights_T[50] = padded.weights_T[52] = 1;  // 30 has no block too many
+    EXPECT_EQ(choosing_queries(padded, kBudget, 5), (std::vector<int64_t>{50, 52}));
     EXPECT_TRUE(choosing_queries(batch({0, 24, 48}), kBudget, 5).empty());
 }
 

@@ -50,7 +50,7 @@ PY
 rows=$scratch/rows
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$rows" >"$scratch/printed" || complain "rows.py"
 check "a row per arm, seed, attention and sample" [ "$(wc -l <"$rows/samples.csv")" = $((1 + 2 * 40 * (1 + 2 + 2))) ]
-check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,1.0,,,,perigee 1,1 x GPU,0.2500,1$' "$rows/runs.csv"
+check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,,1.0,,,,perigee 1,1 x GPU,0.2500,1$' "$rows/runs.csv"
 check "what went before" grep -q '^before 2,1,7,,3.0,' "$rows/runs.csv"
 check "masses" grep -q '^gate,2,moba,1,gate,3200,2480$' "$rows/mass.csv"
 check "needles" [ "$(grep -c '^gate,.*,needle uuid,512,0\.[05],40,' "$rows/needles.csv")" = 8 ]
@@ -88,6 +88,36 @@ xml.etree.ElementTree.fromstring(picture)
 PY
 check "differences, intervals and figure" python3 "$scratch/verify.py" "$scratch"
 check "an arm that is not there" grep -q "has no arm dense" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" --base dense -o "$scratch" 2>&1)
+
+# --- A grid: full last layers gain 0.1 nat with loss on all tokens and 0.4 where few carry it.
+python3 - "$scratch/grid" <<'PY'
+import json, pathlib, random, sys
+root = pathlib.Path(sys.argv[1]) / "runs"
+gains = {"all": 0.1, "few": 0.4}
+for arm, gain in gains.items():
+    for last in (0, 1, 2):
+        for seed in (1, 2):
+            folder = root / f"arm={arm},last={last},seed={seed}"
+            folder.mkdir(parents=True)
+            (root / f"arm={arm},last={last},seed={seed}.finished").touch()
+            own = {0: "moba", 1: "moba + 1 full", 2: "full"}[last]
+            with open(folder / "suites.jsonl", "w") as file:
+                for sample in range(30):
+                    loss = 3 + random.Random(sample).gauss(0, 1) + gain * (2 - last) / 2 + 0.01 * seed
+                    for attention in dict.fromkeys((own, "full")):
+                        file.write(json.dumps({"suite": "position", "attention": attention, "number": sample, "end": 512, "task":
+                                               "fresh", "weight": 7, "nll": 7 * (loss if attention == own else 2)}) + "\n")
+                for task, mass in (("gate", 6), ("best", 9)):
+                    file.write(json.dumps({"suite": "mass", "task": task, "attention": own, "number": 0, "layer": 0,
+                                           "mass": mass, "weight": 10}) + "\n")
+            (folder / "metrics.jsonl").write_text(json.dumps({"step": 9, "eval_loss": 3, "eval_accuracy": 0.5 + 0.1 * seed,
+                                                              "eval_reach_0": 1, "eval_reach_1": 0.25 * (last + 1)}) + "\n")
+PY
+python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/grid" -o "$scratch/gridrows" >"$scratch/printed" || complain "rows.py of a grid"
+check "reach by layer" grep -q '^few last=1,2,1,0\.5,$' "$scratch/gridrows/layers.csv"
+python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all all --draws 200 >"$scratch/printed" || complain "interaction.py"
+check "a run of the grid" grep -Eq '^\| few \| 1 \| [0-9.]+ \([0-9.]+ to [0-9.]+\) \| 0\.650 \(0\.600 to 0\.700\) \| 1\.000, 0\.500 \| 60\.0%, 90\.0% \|$' "$scratch/printed"
+check "its interaction, in pairs" grep -q '^| few | +0\.4000 \[+0\.4000, +0\.4000\] | +0\.3000 \[+0\.3000, +0\.3000\] | +0\.3000, +0\.3000 |$' "$scratch/printed"
 
 # --- Courses without samples: gaps that follow a law, and a run that was stopped.
 mkdir "$scratch/course"

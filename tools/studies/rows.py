@@ -10,10 +10,12 @@ From the records of `eval --suite` in every finished run (docs/evaluation.md) it
                    of the shares of full attention's softmax inside the blocks of the rule
     needles.csv    per arm, seed, attention, task, length and depth of needle and ruler, if any: items, and those passed
     curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss
-    runs.csv       per arm and seed: steps, tokens, losses, seconds, speed, and program, commit and hardware
+    runs.csv       per arm and seed: steps, tokens, losses, accuracy, seconds, speed, and program, commit and hardware
+    layers.csv     with eval.reach: per arm, seed and layer: reach and gate recall at the last evaluation
     losses.csv     with --losses FIRST LAST: per arm, seed and logged step between the two: training loss
 With --stopped it also takes runs that have begun and not finished; `finished` is 0 there in curves.csv and runs.csv.
-Runs that went before all others stand there as arm `before`, or `before 1`, `before 2` in the order of training.
+Runs that went before all others stand there as arm `before`, or `before 1`, `before 2` in the order of training. With a
+grid, its values follow the arm's name, as in `questions_3 last=0`.
 """
 import argparse
 import collections
@@ -21,8 +23,8 @@ import csv
 import json
 import pathlib
 
-RUN_KEYS = ("step", "tokens_so_far", "loss", "eval_loss", "seconds", "tokens_per_s", "tflops", "parameters", "program",
-            "hardware", "attended_share")
+RUN_KEYS = ("step", "tokens_so_far", "loss", "eval_loss", "eval_accuracy", "seconds", "tokens_per_s", "tflops",
+            "parameters", "program", "hardware", "attended_share")
 
 
 def records(path):
@@ -65,10 +67,12 @@ def passed(items):
 
 
 def name_of(folder):
-    """[arm, seed] as the name of a run's folder says them."""
+    """[arm and values of the grid, seed] as the name of a run's folder says them."""
     settings = dict(part.split("=", 1) if "=" in part else (part, "") for part in folder.name.split(","))
-    arm = f"before {settings['before']}".strip() if "before" in settings else settings.get("arm", "")
-    return [arm, settings.get("seed", "")]
+    seed = settings.pop("seed", "")
+    arm = [f"before {settings.pop('before')}".strip()] if "before" in settings else []
+    arm += [settings.pop("arm")] if "arm" in settings else []
+    return [" ".join(arm + [f"{key}={value}" for key, value in settings.items()]), seed]
 
 
 def training(folder):
@@ -113,7 +117,7 @@ def main():
     parser.add_argument("--stopped", action="store_true", help="also runs that have not finished")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    samples, positions, mass, needles, runs, curves, losses = [], [], [], [], [], [], []
+    samples, positions, mass, needles, runs, curves, losses, layers = [], [], [], [], [], [], [], []
     for folder in sorted((args.study / "runs").iterdir()):
         finished = (args.study / "runs" / (folder.name + ".finished")).exists()
         if not (folder / "metrics.jsonl").exists() or not finished and not args.stopped:
@@ -134,6 +138,8 @@ def main():
         mass += [name + [*key] + [number(x) for x in sums] for key, sums in sorted(shares.items())]
         said, curve, course = training(folder)
         runs.append(name + [said.get(key, "") for key in RUN_KEYS] + [int(finished)])
+        for layer in range(sum(key.startswith("eval_reach_") for key in said)):
+            layers.append(name + [layer, said[f"eval_reach_{layer}"], said.get(f"eval_gate_recall_{layer}", "")])
         curves += [name + list(point) + [int(finished)] for point in curve]
         losses += [name + list(point) for point in course if args.losses[0] <= point[0] <= args.losses[1]]
     if samples:
@@ -145,6 +151,8 @@ def main():
         write(args.output / "needles.csv", ["arm", "seed", "attention", "task", "length", "depth", "items", "passed"], needles)
     write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss", "finished"], curves)
     write(args.output / "runs.csv", ["arm", "seed", *RUN_KEYS, "finished"], runs)
+    if layers:
+        write(args.output / "layers.csv", ["arm", "seed", "layer", "reach", "gate_recall"], layers)
     if losses:
         write(args.output / "losses.csv", ["arm", "seed", "step", "loss"], losses)
 

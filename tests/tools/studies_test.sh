@@ -119,11 +119,32 @@ python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all
 check "a run of the grid" grep -Eq '^\| few \| 1 \| [0-9.]+ \([0-9.]+ to [0-9.]+\) \| 0\.650 \(0\.600 to 0\.700\) \| 1\.000, 0\.500 \| 60\.0%, 90\.0% \|$' "$scratch/printed"
 check "its interaction, in pairs" grep -q '^| few | +0\.4000 \[+0\.4000, +0\.4000\] | +0\.3000 \[+0\.3000, +0\.3000\] | +0\.3000, +0\.3000 |$' "$scratch/printed"
 
+check "a run that is missing" grep -q "each number of each arm" <(grep -v "few last=1," "$scratch/gridrows/samples.csv" >"$scratch/cut.csv"; mv "$scratch/cut.csv" "$scratch/gridrows/samples.csv"; python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all all 2>&1)
+cat >"$scratch/parts.py" <<'PY'
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import page, rows
+assert page.of_seeds([1.0]) == "" and page.of_seeds([1.0, 2.0]) == "; seeds +1.0000 to +2.0000"
+assert page.of_seeds([1.0, 2.0, 3.0]) == "; seeds +1.0000 to +3.0000, t [-0.4843, +4.4843]"  # 2 -+ 4.303 / sqrt(3)
+assert page.apart([(50, 1), (98, 2), (99, 3), (100, 4)]) == [(50, 1), (100, 4)]
+table = {("full_90_gate_10", "full"): {}, ("full_90_gate_10", "moba"): {}}
+assert page.own_attention(table, "full_90_gate_10") == "full"
+page.OWN["full_90_gate_10"] = "moba"
+assert page.own_attention(table, "full_90_gate_10") == "moba"
+folder = pathlib.Path(sys.argv[2])
+folder.mkdir()
+(folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 2, "loss": 3}\n{"step": 1, "eval_loss": 5}\n'
+                                      '{"step": 1, "seconds": 2.5, "loss": 3}\n{"step": 1, "eval_loss": 4}\n')
+last, curve, losses = rows.training(folder)
+assert last["seconds"] == 2.5 and curve == [(1, 0, 4)] and losses == [(1, 3)]  # a repeated step counts once
+PY
+check "their parts" python3 "$scratch/parts.py" "$PERIGEE_SOURCE/tools/studies" "$scratch/repeated"
+
 # --- Courses without samples: gaps that follow a law, and a run that was stopped.
 mkdir "$scratch/course"
 python3 - "$scratch/course" <<'PY'
 import sys
-curves, runs = ["arm,seed,step,tokens,eval_loss,finished"], ["arm,tokens_so_far,seconds,eval_loss,tokens_per_s,tflops"]
+curves, runs = ["arm,seed,step,tokens,eval_loss,finished"], ["arm,seed,tokens_so_far,seconds,eval_loss,tokens_per_s,tflops"]
 for step in range(1, 11):
     t, full = step / 2, 3 - 0.1 * step
     gaps = {"full": 0, "power": 0.1 * t ** -0.4, "floor": 0.02 + 0.05 * t ** -0.8}
@@ -132,7 +153,7 @@ for step in range(1, 11):
     for arm, gap in gaps.items():
         curves.append(f"{arm},1,{step},{step * 5_000_000},{full + gap},{int(arm != 'part')}")
         if step == 10:
-            runs.append(f"{arm},50000000,{100 if arm == 'full' else 50},{full + gap},1e6,{200 if arm == 'full' else 100}")
+            runs.append(f"{arm},1,50000000,{100 if arm == 'full' else 50},{full + gap},1e6,{200 if arm == 'full' else 100}")
 open(f"{sys.argv[1]}/curves.csv", "w").write("\n".join(curves) + "\n")
 open(f"{sys.argv[1]}/runs.csv", "w").write("\n".join(runs) + "\n")
 open(f"{sys.argv[1]}/losses.csv", "w").write("arm,seed,step,loss\nfull,1,1,3.0\nfull,1,2,2.9\npower,1,1,3.25\n")

@@ -6,8 +6,9 @@
 Reads samples.csv, runs.csv, layers.csv and mass.csv of rows.py. Arms are named as `questions_3 last=2`: the tokens with
 loss, and the number of full layers at the end. Prints, by arm and number: loss per held-out answer token, accuracy, reach
 of the layers, and gate's and best possible share of full attention's softmax at the answers. Then, for each arm, how much
-lower the loss is with all layers full than with none, and this minus the same of arm --all, with 95% intervals by
-bootstrap over held-out samples (the same samples in all runs of a seed) and the spread of seeds.
+lower the loss is with most layers full than with fewest, and this minus the same of arm --all, with 95% intervals by
+bootstrap over held-out samples (the same samples in all runs of a seed) and the seeds. Runs that an arm lacks are an
+error.
 """
 import argparse
 import collections
@@ -40,12 +41,11 @@ def with_spread(values):
     return means(values) + spread
 
 
-def by_layer(path, column):
-    """{(arm, seed): [value of each layer]}; layers without one are left out"""
+def reaches(path):
+    """{(arm, seed): [reach of each layer]}"""
     found = collections.defaultdict(list)
-    for row in rows(path) if path.exists() else ():
-        if row[column]:
-            found[row["arm"], row["seed"]].append(float(row[column]))
+    for row in sorted(rows(path), key=lambda row: int(row["layer"])) if path.exists() else ():
+        found[row["arm"], row["seed"]].append(float(row["reach"]))
     return found
 
 
@@ -60,7 +60,7 @@ def shares(path, rule):
 
 
 def effects(table, name, numbers, seeds, samples):
-    """By seed: loss with none of the layers full minus that with all, on these samples."""
+    """By seed: loss with the fewest layers full minus that with most, on these samples."""
     loss = lambda last, seed: page.mean([table[name, last][seed][i] for i in samples], ANSWERS)
     return [loss(numbers[0], seed) - loss(numbers[-1], seed) for seed in seeds]
 
@@ -81,15 +81,17 @@ def main():
     table = {split(arm): read[arm, page.own_attention(read, arm)] for arm in arms}
     names = sorted({name for name, _ in table}, key=lambda name: (name != args.all, name))
     numbers = sorted({last for _, last in table})
+    if args.all not in names or len(numbers) < 2 or len(table) < len(names) * len(numbers):
+        parser.error(f"{args.rows}: needs arm {args.all}, two numbers of full layers, and each number of each arm")
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in table.values())))
-    samples = sorted(set.intersection(*(set(by_seed[seed]) for by_seed in table.values() for seed in seeds)))
-    if args.all not in names or len(numbers) < 2 or not samples:
-        parser.error(f"{args.rows}: needs arm {args.all}, two numbers of full layers, and samples in common")
+    samples = sorted(set.intersection(*(set(by_seed[seed]) for by_seed in table.values() for seed in seeds))) if seeds else []
+    if not samples:
+        parser.error(f"{args.rows}: no seed and sample is in all runs")
     accuracy = collections.defaultdict(list)
     for row in rows(args.rows / "runs.csv"):
-        if row["arm"] in arms and row["eval_accuracy"]:
+        if row["arm"] in arms and row["seed"] in seeds and row["eval_accuracy"]:
             accuracy[row["arm"]].append(float(row["eval_accuracy"]))
-    reach = by_layer(args.rows / "layers.csv", "reach")
+    reach = reaches(args.rows / "layers.csv")
     gate, best = (shares(args.rows / "mass.csv", rule) for rule in ("gate", "best"))
     print("| loss on | last full | answers' loss | accuracy | reach by layer | gate, best |\n|---|---|---|---|---|---|")
     for name in names:
@@ -100,7 +102,7 @@ def main():
             of_mass = ", ".join(f"{100 * sum(of[arm, seed] for seed in seeds) / len(seeds):.1f}%" for of in (gate, best)
                                 if all((arm, seed) in of for seed in seeds))
             print(f"| {name} | {last} | {with_spread(losses)} | {with_spread(accuracy[arm])} | {', '.join(layers)} | {of_mass} |")
-    print(f"\n| loss on | none full minus all full | minus that of {args.all} | seeds |\n|---|---|---|---|")
+    print(f"\n| loss on | {numbers[0]} full minus {numbers[-1]} full | minus that of {args.all} | seeds |\n|---|---|---|---|")
     draw = random.Random(20251)
     draws = [draw.choices(samples, k=len(samples)) for _ in range(args.draws)]
     drawn = {name: [effects(table, name, numbers, seeds, chosen) for chosen in draws] for name in names}

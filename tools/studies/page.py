@@ -7,7 +7,8 @@ Reads what there is of rows.py's samples.csv, positions.csv, mass.csv, needles.c
 and writes table.md, figure.svg (from samples.csv) and gap.svg (from curves.csv). Arms of one seed share initial weights,
 the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs:
 differences per held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws;
-each draw takes the same samples in every arm and seed). The seeds' spread stands beside it.
+each draw takes the same samples in every arm and seed). The seeds' spread stands beside it, and from three seeds on the
+95% interval of their mean by Student's t.
 
 The gap is the held-out loss while training minus the base arm's. Three laws are fitted to it by least squares. A column
 `finished` of curves.csv, if any, has 0 in rows of runs that were stopped: their curves are drawn dashed and not fitted.
@@ -35,9 +36,14 @@ def read(path):
     return table
 
 
+OWN = {}  # --own
+
+
 def own_attention(table, arm):
-    """What the arm was trained with: beside it stands full attention on the same weights."""
+    """What the arm was trained with at last: beside it stands full attention on the same weights."""
     kinds = [attention for name, attention in table if name == arm]
+    if arm in OWN:
+        return OWN[arm]
     trained = [kind for kind in kinds if kind != "full"]
     if arm.startswith("full") or not trained:
         return "full"
@@ -89,6 +95,22 @@ class Comparison:
         return found[int(0.025 * draws)], found[int(0.975 * draws) - 1]
 
 
+# Student's t, 97.5%, by degrees of freedom
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def of_seeds(by_seed):
+    """Spread of the seeds, and from three on the interval of their mean."""
+    if len(by_seed) < 2:
+        return ""
+    text = f"; seeds {min(by_seed):+.4f} to {max(by_seed):+.4f}"
+    if 3 <= len(by_seed) <= len(STUDENT) + 1:
+        half = STUDENT[len(by_seed) - 2] * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
+        middle = sum(by_seed) / len(by_seed)
+        text += f", t [{middle - half:+.4f}, {middle + half:+.4f}]"
+    return text
+
+
 def compare(table, base, draws=DRAWS):
     """[(arm, {column: Comparison}, {column: loss})] of arms with their own attention, the base first."""
     arms = sorted({arm for arm, _ in table}, key=lambda arm: (arm != base, arm))
@@ -110,8 +132,7 @@ def markdown(found, base):
         for column in COLUMNS:
             cells.append(f"{losses[column]:.4f}")
             c = against.get(column)
-            spread = f"; seeds {min(c.by_seed):+.4f} to {max(c.by_seed):+.4f}" if c and len(c.by_seed) > 1 else ""
-            cells.append(f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]{spread}" if c else "")
+            cells.append(f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]{of_seeds(c.by_seed)}" if c else "")
         text += f"| {' | '.join(cells)} |\n"
     return text
 
@@ -143,16 +164,26 @@ def matrix(table, draws=DRAWS):
 
 
 def positions(rows, table, base):
-    """Loss by position with the attention of training, minus the base arm's, over all samples and seeds."""
-    cells = sums(rows / "positions.csv", lambda row: (row["arm"], row["attention"], int(row["end"])), ("weight", "nll"))
+    """Loss by position with the attention of training, minus the base arm's, over all samples and the seeds of both."""
+    cells = sums(rows / "positions.csv", lambda row: (row["arm"], row["attention"], row["seed"], int(row["end"])),
+                 ("weight", "nll"))
     ends = sorted({end for *_, end in cells})
     if len(ends) < 2:
         return ""
-    loss = lambda arm, end: (lambda weight, nll: nll / weight)(*cells[arm, own_attention(table, arm), end])
-    text = f"\nLoss by position, up to this one: of {base}, and of the others minus it.\n\n"
-    text += f"| arm | {' | '.join(str(end) for end in ends)} |\n|---|{'---|' * len(ends)}\n"
+
+    def loss(arm, end, seeds):
+        found = [cells.get((arm, own_attention(table, arm), seed, end)) for seed in seeds]
+        weight = sum(cell[0] for cell in found if cell)
+        return sum(cell[1] for cell in found if cell) / weight if weight else float("nan")
+
+    seeds_of = lambda arm: set(table[arm, own_attention(table, arm)])
+    ranges = [f"{first + 1} to {last}" for first, last in zip([0, *ends], ends)]
+    text = f"\nLoss by position, the first is 1: of {base}, and of the others minus it.\n\n"
+    text += f"| arm | {' | '.join(ranges)} |\n|---|{'---|' * len(ends)}\n"
     for arm in sorted({arm for arm, _ in table}, key=lambda arm: (arm != base, arm)):
-        found = [f"{loss(arm, end):.4f}" if arm == base else f"{loss(arm, end) - loss(base, end):+.4f}" for end in ends]
+        seeds = sorted(seeds_of(arm) & seeds_of(base))
+        found = [f"{loss(arm, end, seeds):.4f}" if arm == base else
+                 f"{loss(arm, end, seeds) - loss(base, end, seeds):+.4f}" for end in ends]
         text += f"| {arm} | {' | '.join(found)} |\n"
     return text
 
@@ -208,40 +239,47 @@ def first_step(rows, base):
 
 
 def speeds(rows, found, stopped, base):
-    """Finished arms: tokens per second of training, executed FLOPs per token, the last gap, and the last loss minus the
-    base arm's after as many FLOPs and as many seconds, interpolated over the logarithm of tokens. Means over seeds. With
-    a learning rate that falls at the end the base arm's earlier losses are too high for a fair comparison."""
+    """Finished arms: tokens per second of training, executed FLOPs per token, and the last loss minus the base arm's of
+    the same seed after as many tokens, FLOPs and seconds, interpolated over the logarithm of tokens. Means over the seeds
+    of both."""
     if not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
         return ""
-    runs, curve = collections.defaultdict(list), collections.defaultdict(list)
+    runs, curve = collections.defaultdict(dict), collections.defaultdict(list)
     with (rows / "runs.csv").open() as file:
         for row in csv.DictReader(file):
             if row["arm"] in found and row["eval_loss"]:
                 flops = 1e12 * float(row.get("tflops") or "nan") / float(row.get("tokens_per_s") or "nan")
-                runs[row["arm"]].append((int(row["tokens_so_far"]), float(row["seconds"]), float(row["eval_loss"]), flops))
+                tokens, seconds, loss = int(row["tokens_so_far"]), float(row["seconds"]), float(row["eval_loss"])
+                runs[row["arm"]][row["seed"]] = (tokens, seconds, loss, flops)
     with (rows / "curves.csv").open() as file:
         for row in csv.DictReader(file):
             if row["arm"] == base:
-                curve[int(row["tokens"])].append(float(row["eval_loss"]))
-    curve = [(tokens, sum(losses) / len(losses)) for tokens, losses in sorted(curve.items())]
-    mean = {arm: [sum(column) / len(of) for column in zip(*of)] for arm, of in runs.items()}
-    speed, base_flops = mean[base][0] / mean[base][1], mean[base][3]
+                curve[row["seed"]].append((int(row["tokens"]), float(row["eval_loss"])))
 
-    def gap_at(loss, reached):
-        for (a, high), (b, low) in zip(curve, curve[1:]):
+    def base_loss(seed, reached):
+        points = sorted(curve[seed])
+        for (a, high), (b, low) in zip(points, points[1:]):
             if a <= reached <= b:
-                return f"{loss - high - (low - high) * math.log(reached / a) / math.log(b / a):+.4f}"
-        return ""
+                return high + (low - high) * math.log(reached / a) / math.log(b / a)
+        return float("nan")
 
-    text = f"\nSpeed and last loss, minus that of {base} after as many tokens, executed FLOPs and seconds.\n\n"
+    average = lambda values: sum(values) / len(values) if values else float("nan")
+    text = (f"\nSpeed and last loss, minus that of {base} after as many tokens, executed FLOPs and seconds. Where the "
+            f"learning rate falls at the end, earlier losses of {base} are too high for the last two columns.\n\n")
     text += "| arm | tokens/s | FLOPs/token | tokens | FLOPs | seconds |\n|---|---|---|---|---|---|\n"
-    for arm in sorted(mean.keys() - stopped, key=lambda arm: (arm != base, arm)):
-        tokens, seconds, loss, flops = mean[arm]
-        gaps = [""] * 3
-        if arm != base:
-            gaps = [f"{list(found[arm].values())[-1]:+.4f}", gap_at(loss, tokens * flops / base_flops), gap_at(loss, seconds * speed)]
+    for arm in sorted(runs.keys() - stopped, key=lambda arm: (arm != base, arm)):
+        gaps = collections.defaultdict(list)
+        for seed in runs[arm].keys() & runs[base].keys() if arm != base else ():
+            tokens, seconds, loss, flops = runs[arm][seed]
+            of_base = runs[base][seed]
+            for axis, reached in (("tokens", tokens), ("FLOPs", tokens * flops / of_base[3]),
+                                  ("seconds", seconds * of_base[0] / of_base[1])):
+                gaps[axis].append(loss - base_loss(seed, reached))
+        tokens, seconds, _, flops = (average(column) for column in zip(*runs[arm].values()))
+        cells = [average(gaps[axis]) for axis in ("tokens", "FLOPs", "seconds")]
+        cells = [f"{gap:+.4f}" if gap == gap else "" for gap in cells]
         work = f"{flops / 1e6:.1f}M" if flops == flops else ""
-        text += f"| {arm} | {tokens / seconds:,.0f} | {work} | {' | '.join(gaps)} |\n"
+        text += f"| {arm} | {tokens / seconds:,.0f} | {work} | {' | '.join(cells)} |\n"
     return text
 
 
@@ -274,12 +312,17 @@ class Fits:
         self.rms = [math.sqrt(squares / n) for squares in (self.log[2], self.power[0], self.floor[0])]
 
 
+def apart(points):
+    """Without those that the next one follows within 2% of its tokens: nearly the same weights would count twice."""
+    return [a for a, b in zip(points, points[1:]) if a[0] < 0.98 * b[0]] + points[-1:]
+
+
 def laws(found, stopped, base):
-    """Fits of finished arms with enough points."""
+    """Fits of finished arms with enough points and gaps above zero."""
     text = ""
     for arm in sorted(found.keys() - stopped - {base}):
-        points = [(tokens, gap) for tokens, gap in found[arm].items() if tokens]
-        if len(points) < 6:
+        points = apart([(tokens, gap) for tokens, gap in found[arm].items() if tokens])
+        if len(points) < 6 or min(gap for _, gap in points) <= 0:
             continue
         f = Fits(*zip(*points))
         _, a, p = f.power
@@ -416,9 +459,12 @@ def main():
     parser.add_argument("rows", type=pathlib.Path, help="folder of samples.csv or curves.csv")
     parser.add_argument("--base", default="full", help="arm that the others are compared with")
     parser.add_argument("--also", nargs="+", default=[], help="arms for a further comparison each")
+    parser.add_argument("--own", nargs="+", default=[], metavar="ARM=ATTENTION", type=lambda pair: pair.split("=", 1),
+                        help="the attention that an arm was trained with at last, where its name does not begin with it")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
     parser.add_argument("--draws", type=int, default=DRAWS)
     args = parser.parse_args()
+    OWN.update(args.own)
     table = read(args.rows / "samples.csv") if (args.rows / "samples.csv").exists() else {}
     found, stopped = courses(args.rows, args.base)
     for arm in (args.base, *(args.also if table else ())):

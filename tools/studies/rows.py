@@ -77,23 +77,23 @@ def name_of(folder):
 
 def training(folder):
     """What the run logged last, the sum of its seconds and the mean share of attended keys, its held-out losses as (step,
-    tokens, loss), and its training losses as (step, loss)."""
-    last, curve, losses, shares, seconds = {}, [], {}, [], 0.0
+    tokens, loss), and its training losses as (step, loss). Of a step that a resumed run repeated, the last record counts."""
+    last, curve, losses, shares, seconds = {}, {}, {}, {}, {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         last.update(record)
-        seconds += record.get("seconds", 0.0)
-        if record.get("attended_share") is not None:
-            shares.append(record["attended_share"])
-        if record.get("loss") is not None:
-            losses[record["step"]] = record["loss"]
+        step = record.get("step")
+        for key, of_step in (("seconds", seconds), ("attended_share", shares), ("loss", losses)):
+            if record.get(key) is not None:
+                of_step[step] = record[key]
         if record.get("eval_loss") is not None:
-            curve.append((record["step"], last.get("tokens_so_far", 0), record["eval_loss"]))
+            curve[step] = (step, last.get("tokens_so_far", 0), record["eval_loss"])
     said = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     said = {key: said.get(key, "") for key in ("program", "hardware", "parameters")}
     said["hardware"] = said["hardware"].split(";")[0]  # not the names of hosts
-    share = f"{sum(shares) / len(shares):.4f}" if shares else ""
-    return {**last, **said, "seconds": round(seconds, 2), "attended_share": share}, curve, sorted(losses.items())
+    share = f"{sum(shares.values()) / len(shares):.4f}" if shares else ""
+    said |= {"seconds": round(sum(seconds.values()), 2), "attended_share": share}
+    return {**last, **said}, [curve[step] for step in sorted(curve)], sorted(losses.items())
 
 
 def write(path, head, rows):

@@ -10,7 +10,7 @@ namespace perigee {
 namespace {
 
 /// First token of the token's document.
-int64_t document_of(std::span<int32_t const> cu_seqlens, int64_t token) {
+int64_t document_begin(std::span<int32_t const> cu_seqlens, int64_t token) {
     return *std::prev(std::ranges::upper_bound(cu_seqlens, static_cast<int32_t>(token)));
 }
 
@@ -75,7 +75,7 @@ std::vector<double> MassMeter::measure(AttentionInputs const& inputs, std::span<
     int64_t const heads = inputs.q_shape[1], K = inputs.q_shape[2], groups = inputs.k_shape[1];
     auto const slots = static_cast<size_t>(budget.slots());
     auto const shares_of = [&](int64_t token) {
-        int64_t const begin = document_of(cu_seqlens, token), visible = token + 1 - begin;
+        int64_t const begin = document_begin(cu_seqlens, token), visible = token + 1 - begin;
         float const* const q_HK = inputs.q_THK.data() + token * heads * K;
         float const* const keys = inputs.k_TGK.data() + begin * groups * K;
         int64_t const past = (visible - 1) * groups * K;

@@ -85,6 +85,9 @@ picture = open(f"{sys.argv[1]}/page/figure.svg").read()
 assert picture.count("<circle") == 4
 import xml.etree.ElementTree
 xml.etree.ElementTree.fromstring(picture)
+picture = open(f"{sys.argv[1]}/page/matrix.svg").read()
+xml.etree.ElementTree.fromstring(picture)
+assert picture.count(">own<") == 3 and picture.count(">-0.05<") == 1 and picture.count(">-0.25<") == 1, picture
 PY
 check "differences, intervals and figure" python3 "$scratch/verify.py" "$scratch"
 check "an arm that is not there" grep -q "has no arm dense" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" --base dense -o "$scratch" 2>&1)

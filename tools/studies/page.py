@@ -4,11 +4,11 @@
     python3 tools/studies/page.py docs/studies/1_scaling_xs --base full -o docs/studies/1_scaling_xs
 
 Reads what there is of rows.py's samples.csv, positions.csv, mass.csv, needles.csv, curves.csv, losses.csv and runs.csv,
-and writes table.md, figure.svg (from samples.csv) and gap.svg (from curves.csv). Arms of one seed share initial weights,
-the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in pairs:
-differences per held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000 draws;
-each draw takes the same samples in every arm and seed). The seeds' spread stands beside it, and from three seeds on the
-95% interval of their mean by Student's t.
+and writes table.md, figure.svg and matrix.svg (from samples.csv) and gap.svg (from curves.csv). Arms of one seed share
+initial weights, the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in
+pairs: differences per held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000
+draws; each draw takes the same samples in every arm and seed). The seeds' spread stands beside it, and from three seeds
+on the 95% interval of their mean by Student's t.
 
 The gap is the held-out loss while training minus the base arm's. Three laws are fitted to it by least squares. A column
 `finished` of curves.csv, if any, has 0 in rows of runs that were stopped: their curves are drawn dashed and not fitted.
@@ -414,6 +414,44 @@ def svg(found, base):
     return "\n".join(parts) + "\n"
 
 
+def matrix_svg(table):
+    """Loss of far repeats minus that with the attention of training: weights by arm, attention at evaluation, full layers
+    of the arm not named. The darker, the worse; blue is better."""
+    kinds = sorted({attention.split(" + ")[0] for _, attention in table})
+    if len(kinds) < 3:
+        return ""
+    cells = {}
+    for (arm, attention), seeds in table.items():
+        own = table[arm, own_attention(table, arm)]
+        if attention != own_attention(table, arm):
+            samples = sorted(set.intersection(*(set(rows) for rows in (*seeds.values(), *own.values()))))
+            if by_seed := paired(seeds, own, "far repeats", samples):
+                cells[arm, attention.split(" + ")[0]] = sum(by_seed) / len(by_seed)
+    arms, most = sorted({arm for arm, _ in table}), max([abs(x) for x in cells.values()] or [1])
+    left, top, width, height = 150, 46, 92, 26
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width * len(kinds) + 10} '
+             f'{top + height * len(arms) + 10}" font-family="sans-serif" font-size="12">',
+             '<rect width="100%" height="100%" fill="#fff"/>',
+             '<text x="8" y="18">far repeats: loss minus that with the attention of training, nats</text>']
+    for j, kind in enumerate(kinds):
+        parts.append(f'<text x="{left + width * (j + 0.5):.0f}" y="{top - 8}" text-anchor="middle">{kind}</text>')
+    for i, arm in enumerate(arms):
+        y = top + height * i
+        parts.append(f'<text x="{left - 10}" y="{y + 17}" text-anchor="end">{arm}</text>')
+        for j, kind in enumerate(kinds):
+            x, value = left + width * j, cells.get((arm, kind))
+            own = own_attention(table, arm).split(" + ")[0] == kind
+            if value is None and not own:
+                continue
+            strength = 0 if own else min(abs(value) / most, 1) * 0.75
+            colour = "#c2571a" if (value or 0) > 0 else "#2a6fb0"
+            parts.append(f'<rect x="{x}" y="{y}" width="{width - 2}" height="{height - 2}" fill="{colour}" '
+                         f'fill-opacity="{strength:.2f}" stroke="#bbb"/>')
+            parts.append(f'<text x="{x + width / 2 - 1:.0f}" y="{y + 17}" text-anchor="middle">'
+                         f'{"own" if own else f"{value:+.2f}"}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
+
+
 def gap_svg(found, stopped, base):
     """The gaps of courses() over tokens, these on a logarithmic axis. Stopped arms are dashed, names go by the last gap."""
     found = {arm: {tokens: gap for tokens, gap in found[arm].items() if tokens} for arm in found if arm != base}
@@ -479,6 +517,8 @@ def main():
             text += "\n" + markdown(compare(table, arm, args.draws), arm)
         text += positions(args.rows, table, args.base) + matrix(table, args.draws)
         (args.output / "figure.svg").write_text(svg(compared, args.base))
+        if picture := matrix_svg(table):
+            (args.output / "matrix.svg").write_text(picture)
     text += gaps(found, stopped, args.base) + first_step(args.rows, args.base) + laws(found, stopped, args.base)
     text += speeds(args.rows, found, stopped, args.base)
     text += masses(args.rows) + needles(args.rows)

@@ -51,23 +51,14 @@ def reaches(path):
 
 def shares(path, rule):
     """{(arm, seed): share of full attention's softmax inside the rule's blocks, over all layers}"""
-    cells = collections.defaultdict(lambda: [0.0, 0.0])
-    for row in rows(path) if path.exists() else ():
-        if row["rule"] == rule:
-            cells[row["arm"], row["seed"]][0] += float(row["mass"])
-            cells[row["arm"], row["seed"]][1] += float(row["pairs"])
-    return {key: mass / pairs for key, (mass, pairs) in cells.items() if pairs}
+    cells = page.sums(path, lambda row: (row["rule"], row["arm"], row["seed"]), ("mass", "pairs"))
+    return {(arm, seed): mass / pairs for (of, arm, seed), (mass, pairs) in cells.items() if of == rule and pairs}
 
 
 def effects(table, name, numbers, seeds, samples):
     """By seed: loss with the fewest layers full minus that with most, on these samples."""
     loss = lambda last, seed: page.mean([table[name, last][seed][i] for i in samples], ANSWERS)
     return [loss(numbers[0], seed) - loss(numbers[-1], seed) for seed in seeds]
-
-
-def interval(values):
-    values.sort()
-    return values[int(0.025 * len(values))], values[int(0.975 * len(values)) - 1]
 
 
 def main():
@@ -109,11 +100,11 @@ def main():
     average = lambda values: sum(values) / len(values)
     for name in names:
         found = effects(table, name, numbers, seeds, samples)
-        low, high = interval([average(values) for values in drawn[name]])
+        low, high = page.middle_95([average(values) for values in drawn[name]])
         cells = ["", ""]
         if name != args.all:
             against = [a - b for a, b in zip(found, effects(table, args.all, numbers, seeds, samples))]
-            less, more = interval([average(a) - average(b) for a, b in zip(drawn[name], drawn[args.all])])
+            less, more = page.middle_95([average(a) - average(b) for a, b in zip(drawn[name], drawn[args.all])])
             cells = [f"{average(against):+.4f} [{less:+.4f}, {more:+.4f}]", ", ".join(f"{x:+.4f}" for x in against)]
         print(f"| {name} | {average(found):+.4f} [{low:+.4f}, {high:+.4f}] | {' | '.join(cells)} |")
 

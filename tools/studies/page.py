@@ -66,6 +66,12 @@ def paired(seeds, base, column, samples):
     return differences
 
 
+def middle_95(drawn):
+    """(low, high) between which 95% of the drawn values lie."""
+    drawn = sorted(drawn)
+    return drawn[int(0.025 * len(drawn))], drawn[int(0.975 * len(drawn)) - 1]
+
+
 class Comparison:
     """An arm against the base: difference, interval, spread of seeds."""
 
@@ -91,8 +97,7 @@ class Comparison:
                 a, b, c, d = (sum(rows[i][k] for i in chosen) for k in range(4))
                 total += (a / b - c / d) if b and d else 0.0
             found.append(total / len(sums))
-        found.sort()
-        return found[int(0.025 * draws)], found[int(0.975 * draws) - 1]
+        return middle_95(found)
 
 
 # Student's t, 97.5%, by degrees of freedom

@@ -77,4 +77,18 @@ __device__ __forceinline__ void mask_scores(float (&s)[kCount], int32_t const (&
     }
 }
 
+/// The same for keys before `first` of each row.
+template <int kCount>
+__device__ __forceinline__ void mask_scores_before(float (&s)[kCount], int32_t const (&first)[2], int32_t key) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int32_t const limit = first[half], at = key + static_cast<int32_t>(threadIdx.x % 4) * 2;
+#pragma unroll
+        for (int n = 0; n < kCount / 4; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (at + n * 8 + i < limit) s[n * 4 + half * 2 + i] = -INFINITY;
+    }
+}
+
 }  // namespace perigee::kernels

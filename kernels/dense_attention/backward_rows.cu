@@ -1,5 +1,4 @@
 // Before and after the dense backward: row statistics and zeros for dq's sums; dq from its sums.
-#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/dense_attention/backward_sm90.cuh"
 
@@ -14,7 +13,8 @@ __device__ __forceinline__ float dot(uint32_t x, uint32_t y) { return low(x) * l
 template <int D>
 __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ BackwardArgs const a) {
     using T = BackwardTiling<D>;
-    constexpr int kLanes = D / 8, kRowsAtOnce = kThreads / kLanes, kSteps = T::kRows / kRowsAtOnce;
+    constexpr int kUsed = D / 8, kLanes = D == 96 ? 16 : kUsed, kRowsAtOnce = kThreads / kLanes,
+                  kSteps = T::kRows / kRowsAtOnce;
     start_early();
     auto const index = static_cast<int32_t>(blockIdx.x), head = static_cast<int32_t>(blockIdx.y);
     RowTile const tile = RowTile::of<D>(a.schedule, index);
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ 
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
         int const row = first + i * kRowsAtOnce;
-        if (row >= tile.rows) continue;
+        if (row >= tile.rows || lane >= kUsed) continue;
         int64_t const at = int64_t{tile.token + row} * a.heads + a.first_kv_head * a.group + head;
         x[i] = reinterpret_cast<uint4 const*>(a.d_o + at * D)[lane];
         y[i] = reinterpret_cast<uint4 const*>(a.o + at * D)[lane];
@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ 
     }
     int64_t const tile_of_head = int64_t{head} * a.row_tiles + index;
     for (int i = threadIdx.x; i < T::kSums; i += kThreads) a.sums[tile_of_head * T::kSums + i] = float4{};
-    if (a.turns != nullptr && threadIdx.x == 0) a.turns[tile_of_head] = 0;
+    if (a.turns != nullptr && threadIdx.x == 0)
+        a.turns[tile_of_head] = a.window > 0 ? max(tile.row + 1 - a.window, 0) / kKvTile : 0;
     float* const stats = a.stats + tile_of_head * 2 * T::kRows;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -62,9 +63,13 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(__grid_constant__ Bac
         dq[4 * i] = x.x, dq[4 * i + 1] = x.y, dq[4 * i + 2] = x.z, dq[4 * i + 3] = x.w;
     }
     int const warpgroup = threadIdx.x / 128;
-    int const row = D == 128 ? 0 : 64 * warpgroup, column = D == 128 ? 64 * warpgroup : 0;
+    int const row = D > 64 ? 0 : 64 * warpgroup, column = D > 64 ? 64 * warpgroup : 0;
     bf16* const to = a.dq + (int64_t{tile.token + row} * a.heads + a.first_kv_head * a.group + head) * D + column;
-    hopper::write_rows<64>(to, int64_t{a.heads} * D, tile.rows - row, dq, a.scale, false);
+    if (column + 64 <= D)
+        hopper::write_rows<64>(to, int64_t{a.heads} * D, tile.rows - row, dq, a.scale, false);
+    else
+        hopper::write_rows<32>(to, int64_t{a.heads} * D, tile.rows - row, reinterpret_cast<float const(&)[16]>(dq),
+                               a.scale, false);
 }
 
 }  // namespace
@@ -81,8 +86,10 @@ void convert_query_gradient(BackwardArgs const& args, cudaStream_t stream) {
            convert_kernel<D>, args);
 }
 template void preprocess_backward<64>(BackwardArgs const&, cudaStream_t);
+template void preprocess_backward<96>(BackwardArgs const&, cudaStream_t);
 template void preprocess_backward<128>(BackwardArgs const&, cudaStream_t);
 template void convert_query_gradient<64>(BackwardArgs const&, cudaStream_t);
+template void convert_query_gradient<96>(BackwardArgs const&, cudaStream_t);
 template void convert_query_gradient<128>(BackwardArgs const&, cudaStream_t);
 
 }  // namespace perigee::dense

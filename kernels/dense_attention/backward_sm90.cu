@@ -1,7 +1,6 @@
 // The dense backward: all five products of a row tile against a KV tile of 128 keys, by persistent thread blocks. After
 // FlashAttention-3 (Shah et al., arXiv 2407.08608). Scores are transposed, so that weights are left factors straight
 // from registers. README.md has a picture.
-#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/dense_attention/backward_sm90_producer.cuh"
 #include "kernels/hopper/product.cuh"
@@ -15,7 +14,7 @@ using hopper::Inner;
 constexpr int kScoresBarrier = 1;
 
 /// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq.
-template <int D, bool kOrdered>
+template <int D, bool kOrdered, bool kWindowed>
 class Consumer {
     using T = BackwardTiling<D>;
     static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
@@ -42,7 +41,7 @@ class Consumer {
   private:
     __device__ void process(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
-        RowTiles<D, kOrdered> const tiles(item);
+        RowTiles<D, kOrdered, kWindowed> const tiles(item, a_.window);
         float4* sums = a_.sums + (int64_t{item.head * a_.group} * a_.row_tiles + tiles.index) * T::kSums + threadIdx.x;
         int32_t heads = a_.group, tile = 0;  // heads from this one on; row tile of the head
         await_rows();
@@ -56,8 +55,9 @@ class Consumer {
             hopper::products_wait<1>();
             hopper::pin(s);
             weights(s, stage, a_.scale * kLog2e);
-            if (RowTiles<D, kOrdered> const all(item); all.masked(tile))
-                mask(s, (kOrdered ? all.count - 1 - tile : tile) * T::kRows);
+            int32_t const past = RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile);
+            if (past < T::kTilesOfKv) mask(s, past * T::kRows);
+            if (kWindowed && (past + 1) * T::kRows > a_.window) mask_window(s, past * T::kRows - a_.window);
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
             add_products(dv, p, shared_.d_o[stage]);
@@ -75,7 +75,7 @@ class Consumer {
             buffer_ ^= 1;
             float4* const to = sums;
             sums += T::kSums;
-            if (++tile == RowTiles<D, kOrdered>(item).count) {
+            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) {
                 sums += int64_t{a_.row_tiles - tile} * T::kSums;
                 tile = 0, --heads;
             }
@@ -119,10 +119,10 @@ class Consumer {
         hopper::add_products<Inner::rows>(
             sum, x, [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); }, true);
     }
-    /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
+    /// Head size 64: half of 128 rows, all columns. Others: all 64 rows, a panel of columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
         uint32_t const left = shared_address(shared_.ds[buffer_]), right = shared_address(shared_.k);
-        int const row_panel = D == 128 ? 0 : warpgroup_, column_panel = D == 128 ? warpgroup_ : 0;
+        int const row_panel = D > 64 ? 0 : warpgroup_, column_panel = D > 64 ? warpgroup_ : 0;
         hopper::start_products<Inner::rows, Inner::rows, kKvTile / 16>(
             dq, [&](int step) { return hopper::rows_factor<kKvTile>(left, row_panel, step); },
             [&](int step) { return hopper::rows_factor<kKvTile>(right, column_panel, step); });
@@ -152,6 +152,13 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
             if (key + i % 4 / 2 * 8 > first + i / 4 * 8 + i % 2) s[i] = 0;
+    }
+    /// Where the window ends: `row`, where the row tile begins in the KV tile, minus the window.
+    __device__ void mask_window(float (&s)[kScores], int row) const {
+        int const first = row + static_cast<int>(column_of_thread()), key = static_cast<int>(key_of_thread());
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+            if (key + i % 4 / 2 * 8 <= first + i / 4 * 8 + i % 2) s[i] = 0;
     }
     __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
         float const* const deltas = &shared_.stats[stage][1][column_of_thread()];
@@ -187,7 +194,7 @@ class Consumer {
     uint32_t steps_ = 0;
 };
 
-template <int D, bool kOrdered>
+template <int D, bool kOrdered, bool kWindowed>
 __global__ void __launch_bounds__(kProducers + kConsumers, 1)
     backward_kernel(__grid_constant__ BackwardArgs const args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -197,18 +204,18 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
     __syncthreads();
     if (threadIdx.x < kConsumers) {
         hopper::take_registers<BackwardTiling<D>::kConsumerRegisters>();
-        Consumer<D, kOrdered>(args, shared).run();
+        Consumer<D, kOrdered, kWindowed>(args, shared).run();
     } else {
         hopper::give_registers_up<BackwardTiling<D>::kProducerRegisters>();
         int const warp = threadIdx.x / 32 - kConsumers / 32;
         if (warp == 3)
             find_items(args, shared);
         else if (warp == 0 && threadIdx.x % 32 == 0)
-            bring_tiles<D, kOrdered>(args, shared);
+            bring_tiles<D, kOrdered, kWindowed>(args, shared);
         else if (warp == 1)
-            clear_ends<D, kOrdered>(args, shared);
+            clear_ends<D, kOrdered, kWindowed>(args, shared);
         else if (warp == 2)
-            add_query_gradients<D, kOrdered>(args, shared);
+            add_query_gradients<D, kOrdered, kWindowed>(args, shared);
     }
 #endif
 }
@@ -223,7 +230,7 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
     DenseAttentionShape const& shape = p.shape;
     DenseBackwardPlan const plan(shape);
     auto* const scratch = static_cast<unsigned char*>(p.scratch);
-    with_sm90_head_dim(shape.head_dim, [&]<int D>() {
+    with_tiling(shape, [&]<int D, bool kWindowed>() {
         using T = BackwardTiling<D>;
         static_assert(sizeof(BackwardShared<D>) <= 227 << 10, "more than a thread block can have");
         auto const group = static_cast<int32_t>(shape.heads / shape.kv_heads);
@@ -253,11 +260,13 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
                 .group = group,
                 .first_kv_head = static_cast<int32_t>(first),
                 .pass_kv_heads = static_cast<int32_t>(heads),
-                .row_tiles = static_cast<int32_t>(plan.kv_tiles * T::kTilesOfKv)};
+                .row_tiles = static_cast<int32_t>(plan.kv_tiles * T::kTilesOfKv),
+                .window = window_of(shape)};
             preprocess_backward<D>(args, p.stream);
             launch({"dense_attention_backward", std::min(multiprocessors(), plan.kv_tiles * heads), 1,
                     kProducers + kConsumers, sizeof(BackwardShared<D>), p.stream, 1, true},
-                   shape.deterministic ? backward_kernel<D, true> : backward_kernel<D, false>, args);
+                   shape.deterministic ? backward_kernel<D, true, kWindowed> : backward_kernel<D, false, kWindowed>,
+                   args);
             convert_query_gradient<D>(args, p.stream);
         }
     });

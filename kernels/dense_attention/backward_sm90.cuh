@@ -18,10 +18,10 @@ inline constexpr int kKvTile = 128;
 template <int kHeadDim>
 struct BackwardTiling {
     static constexpr int D = kHeadDim;
-    static constexpr int kRows = D == 128 ? 64 : 128;   // of a row tile
-    static constexpr int kStages = D == 128 ? 3 : 2;    // row tiles in shared memory
+    static constexpr int kRows = D > 64 ? 64 : 128;     // of a row tile
+    static constexpr int kStages = D > 64 ? 3 : 2;      // row tiles in shared memory
     static constexpr int kTilesOfKv = kKvTile / kRows;  // row tiles with as many rows as a KV tile
-    static constexpr int kSums = kRows * D / 4;         // float4 of a row tile's dq
+    static constexpr int kSums = kRows * hopper::kPanels<D> * hopper::kPanelColumns / 4;  // float4 of a row tile's dq
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
     static constexpr int kStatsBytes = 2 * kRows * sizeof(float);
 };
@@ -40,30 +40,32 @@ struct BackwardArgs {
     int32_t heads, kv_heads, group;
     int32_t first_kv_head, pass_kv_heads;  ///< of the pass: other heads are counted from its first
     int32_t row_tiles;                     ///< that there is room for, of each head
+    int32_t window;                        ///< 0: none
 };
 
 template <int D>
-void preprocess_backward(BackwardArgs const& args, cudaStream_t stream);  ///< stats; sums, turns = 0
+void preprocess_backward(BackwardArgs const& args, cudaStream_t stream);  ///< stats; sums = 0; first turns
 template <int D>
 void convert_query_gradient(BackwardArgs const& args, cudaStream_t stream);  ///< sums -> dq
 
 /// A row tile, found by its number.
 struct RowTile {
     int32_t token, rows;  ///< 0: none
+    int32_t row;          ///< the first, counted from the document's beginning
 
     template <int D>
     static __device__ RowTile of(Schedule const& s, int32_t index) {
         using T = BackwardTiling<D>;
         int32_t const kv_tile = index / T::kTilesOfKv;
-        if (kv_tile >= s.first_tile[s.count]) return {0, 0};
+        if (kv_tile >= s.first_tile[s.count]) return {0, 0, 0};
         int32_t low = 0, high = s.count;  // the document that has the KV tile
         while (high - low > 1) {
             int32_t const middle = (low + high) / 2;
             (s.first_tile[middle] <= kv_tile ? low : high) = middle;
         }
         Document const& d = s.documents[low];
-        int32_t const token = d.begin + (index - s.first_tile[low] * T::kTilesOfKv) * T::kRows;
-        return {token, max(min(T::kRows, d.end - token), 0)};
+        int32_t const row = (index - s.first_tile[low] * T::kTilesOfKv) * T::kRows, token = d.begin + row;
+        return {token, max(min(T::kRows, d.end - token), 0), row};
     }
 };
 

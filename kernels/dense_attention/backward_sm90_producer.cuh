@@ -40,30 +40,36 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
 }
 
 /// The row tiles that see a KV tile, for each query head of the group: from its diagonal to the document's end, or the
-/// other way round where KV tiles take turns to add to dq, as all begin together there.
-template <int D, bool kOrdered>
+/// other way round where KV tiles take turns to add to dq, as all begin together there. A window ends them earlier.
+template <int D, bool kOrdered, bool kWindowed>
 struct RowTiles {
     using T = BackwardTiling<D>;
     static constexpr int kStep = kOrdered ? -1 : 1;
     int32_t first, count;
-    int32_t index;  ///< of the first that is worked on, among all row tiles of a head
+    int32_t index;      ///< of the first that is worked on, among all row tiles of a head
+    bool whole = true;  ///< whether the document's last row is among them
 
-    __device__ explicit RowTiles(Tile const& item)
+    __device__ RowTiles(Tile const& item, int32_t window)
         : first(item.row / T::kRows), count((item.document_end - item.begin + T::kRows - 1) / T::kRows - first) {
+        if (kWindowed) {
+            int32_t const seen = (item.row + kKvTile - 2 + window) / T::kRows + 1 - first;
+            whole = seen >= count;
+            count = min(count, seen);
+        }
         index = (item.index - item.row / kKvTile) * T::kTilesOfKv + first;
         if (kOrdered) first += count - 1, index += count - 1;
     }
-    /// Of the tiles in the order of work: whether the document ends in it; whether it is on the diagonal.
-    __device__ bool ends(int32_t i) const { return i == (kOrdered ? 0 : count - 1); }
-    __device__ bool masked(int32_t i) const { return (kOrdered ? count - 1 - i : i) < T::kTilesOfKv; }
+    /// Of the tiles in the order of work: whether the document ends in it; how many tiles past the first of all it is.
+    __device__ bool ends(int32_t i) const { return whole && i == (kOrdered ? 0 : count - 1); }
+    __device__ int32_t past_diagonal(int32_t i) const { return kOrdered ? count - 1 - i : i; }
 };
 
-template <int D, bool kOrdered>
+template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
                            RingPosition<BackwardTiling<D>::kStages>& at) {
     using T = BackwardTiling<D>;
     Tile const& item = shared.item;  // not in registers, which are few
-    RowTiles<D, kOrdered> const tiles(item);
+    RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
     for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
         int32_t tile = head * a.row_tiles + tiles.index;
         int32_t token = item.begin + tiles.first * T::kRows;
@@ -102,7 +108,7 @@ __device__ void find_items(BackwardArgs const& a, BackwardShared<D>& shared) {
 }
 
 /// One thread, which talks to the copy engine.
-template <int D, bool kOrdered>
+template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
     RingPosition<BackwardTiling<D>::kStages> at;
     Tile const& item = shared.item;
@@ -114,7 +120,7 @@ __device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
         int32_t const head = a.first_kv_head + item.head, key = item.begin + item.row;
         hopper::copy_tile<kKvTile, D, 1>(shared.k, a.k_map, full, head, key);
         hopper::copy_tile<kKvTile, D, 1>(shared.v, a.v_map, full, head, key);
-        bring_rows<D, kOrdered>(a, shared, at);
+        bring_rows<D, kOrdered, kWindowed>(a, shared, at);
         shared.item_wanted.arrive();
         shared.keys_free.arrive();
     }
@@ -135,7 +141,7 @@ __device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
 
 /// One warp. In deterministic mode it adds the dq of each row tile to its sum when the KV tile's turn comes; otherwise
 /// the consumers add dq themselves, and this warp only follows the work items.
-template <int D, bool kOrdered>
+template <int D, bool kOrdered, bool kWindowed>
 __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
     bool const talks = threadIdx.x % 32 == 0;
@@ -146,7 +152,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         __syncwarp();
         if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
-        RowTiles<D, kOrdered> const tiles(item);
+        RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
         int32_t const turn = item.row / kKvTile;
         if (!talks || !kOrdered) continue;  // consumers do it themselves
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
@@ -168,7 +174,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
 }
 
 /// One warp that clears what lies past a document's end: it weighs nothing, but zero times infinity would count.
-template <int D, bool kOrdered>
+template <int D, bool kOrdered, bool kWindowed>
 __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
     uint32_t keys_parity = 0, first = 0, parities = 0;  // the ring's position of a head's first rows; a bit for a stage
@@ -185,12 +191,12 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
             hopper::clear_rows<kKvTile, D>(shared.v, keys);
             if (arrives) shared.keys_full.arrive();
         }
-        RowTiles<D, kOrdered> const tiles(item);
+        RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
         int32_t const rows = (item.document_end - item.begin) % T::kRows;
         for (int32_t r = 0; r < a.group; ++r) {
             uint32_t const stage = (kOrdered ? first : first + static_cast<uint32_t>(tiles.count) - 1) % T::kStages;
             first += static_cast<uint32_t>(tiles.count);
-            if (rows == 0) continue;
+            if (rows == 0 || !tiles.whole) continue;
             shared.rows_here[stage].wait(parities >> stage & 1);
             parities ^= 1u << stage;
             hopper::clear_rows<T::kRows, D>(shared.q[stage], rows);

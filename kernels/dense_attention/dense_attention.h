@@ -26,7 +26,7 @@ struct DenseAttentionProblem {
     cudaStream_t stream = nullptr;
 };
 
-/// Whether this GPU and build have kernels for the head size: 64 and 128 on Hopper.
+/// Whether this GPU and build have kernels for the head size: 64, 96 and 128 on Hopper.
 bool has_dense_attention(int64_t head_dim);
 
 /// Of all tokens of the pack: query_begin is 0, queries is T.

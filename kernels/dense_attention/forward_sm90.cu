@@ -1,7 +1,6 @@
 // The dense forward: persistent thread blocks of one producer warpgroup (TMA) and two or three consumer warpgroups of
 // 64 query rows each. README.md has a picture.
 #include "kernels/common/built_for.h"
-#include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/dense_attention/forward_sm90_consumer.cuh"
 #include "kernels/hopper/tensor_map.h"
@@ -23,7 +22,7 @@ __global__ void __launch_bounds__(T::kThreads, 1) forward_kernel(__grid_constant
         if (warp == 0)
             bring_tiles(args, shared);
         else if (warp == 1)
-            clear_values(shared);
+            clear_values(args, shared);
     } else {
         hopper::take_registers<T::kConsumerRegisters>();
         Consumer<T>(args, shared, warpgroup - 1).run();
@@ -37,13 +36,13 @@ __global__ void __launch_bounds__(T::kThreads, 1) forward_kernel(__grid_constant
 namespace perigee {
 
 bool has_dense_attention(int64_t head_dim) {
-    return kernels::built_for() >= kernels::BuiltFor::hopper && (head_dim == 64 || head_dim == 128);
+    return kernels::built_for() >= kernels::BuiltFor::hopper && (head_dim == 64 || head_dim == 96 || head_dim == 128);
 }
 
 void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse) {
     using namespace dense;
-    kernels::with_sm90_head_dim(p.shape.head_dim, [&]<int D>() {
-        using T = ForwardTiling<D>;
+    with_tiling(p.shape, [&]<int D, bool kWindowed>() {
+        using T = ForwardTiling<D, kWindowed>;
         static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
         auto const keys = [&](bf16 const* x) {
             return hopper::rows_map(x, p.shape.tokens, p.shape.kv_heads, D, T::kKeys);
@@ -58,7 +57,8 @@ void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse
                                lse,
                                static_cast<float>(p.scale),
                                static_cast<int32_t>(p.query_begin),
-                               group};
+                               group,
+                               window_of(p.shape)};
         int64_t const tiles = (p.queries / T::kRows + p.shape.documents) * p.shape.heads;
         kernels::launch({"dense_attention_forward", std::min(kernels::multiprocessors(), tiles), 1, T::kThreads,
                          sizeof(ForwardShared<T>), p.stream, 1, true},

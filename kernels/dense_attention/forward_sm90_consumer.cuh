@@ -18,7 +18,7 @@ struct Cursor {
     int32_t at;         ///< the first row: its query * H + head
     int32_t row;        ///< the first row, counted from the document's beginning
     int32_t rows;       ///< how many there are, at most 64
-    int32_t key_tiles;  ///< that they see; 0: there are no more query tiles
+    int32_t key_tiles;  ///< the last + 1 that they see; 0: there are no more query tiles
     int32_t left_over;  ///< KV tiles that only other warpgroups' rows see
     int32_t key_tile = 0;
     RingPosition<T::kKeyStages> keys = {};
@@ -94,7 +94,13 @@ class Consumer {
         int32_t const first = warpgroup_ * kConsumerRows;
         int32_t const rows = min(tile.end - tile.row - first, kConsumerRows);
         int32_t const sees = rows > 0 ? (tile.row + first + rows + kKeys - 1) / kKeys : tile.key_tiles;
-        return {tile.at + first * a_.schedule.heads, tile.row + first, rows, sees, tile.key_tiles - sees, 0, keys};
+        return {tile.at + first * a_.schedule.heads,
+                tile.row + first,
+                rows,
+                sees,
+                tile.key_tiles - sees,
+                first_key_tile<T>(a_, tile.row),
+                keys};
     }
     /// Past `count` KV tiles, at most one, that only other warpgroups' rows see.
     __device__ Keys pass(Keys at, int32_t count) {
@@ -117,6 +123,10 @@ class Consumer {
         rows_.advance();
     }
 
+    /// The first KV tile of the query tile, whose rows before the cursor's are other warpgroups'.
+    __device__ int32_t first_tile(Cursor<T> const& at) const {
+        return first_key_tile<T>(a_, at.row - warpgroup_ * kConsumerRows);
+    }
     __device__ void start_scores(float (&s)[kKeys / 2], Cursor<T> const& at) {
         uint32_t const k = hopper::uniform(shared_address(shared_.k[at.keys.stage]));
         uint32_t const q = hopper::uniform(shared_address(shared_.q[rows_.stage]) +
@@ -131,6 +141,10 @@ class Consumer {
         release(shared_.k_free[at.keys.stage]);
         if (at.last()) release_rows();
         int32_t const key = at.key_tile * kKeys;
+        if (T::kWindowed && key <= at.row + kConsumerRows - 1 - a_.window) {
+            int32_t const first = at.row + row() + 1 - a_.window;
+            mask_scores_before(s, {first, first + 8}, key);
+        }
         if (key + kKeys - 1 <= at.row) return;
         int32_t const first = at.row + row();
         mask_scores(s, {first, first + 8}, key);
@@ -139,7 +153,7 @@ class Consumer {
         uint32_t const v = hopper::uniform(shared_address(shared_.v[at.keys.stage]));
         shared_.v_full[at.keys.stage].wait(at.keys.parity());
         hopper::add_products<Inner::rows>(
-            o, weights, [&](int step) { return hopper::rows_factor<kKeys>(v, 0, step); }, at.key_tile > 0);
+            o, weights, [&](int step) { return hopper::rows_factor<kKeys>(v, 0, step); }, at.key_tile > first_tile(at));
     }
     __device__ void finish_outputs(float (&o)[D / 2], Cursor<T> const& at) {
         hopper::pin(o);

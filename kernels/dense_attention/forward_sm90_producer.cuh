@@ -10,9 +10,10 @@ using hopper::Barrier, hopper::RingPosition;
 
 inline constexpr int kConsumerRows = 64;  ///< of a query tile, which a warpgroup works on
 
-template <int kHeadDim>
+template <int kHeadDim, bool kWindow>
 struct ForwardTiling {
     static constexpr int D = kHeadDim;
+    static constexpr bool kWindowed = kWindow;
     static constexpr int kWarpgroups = D == 64 ? 3 : 2;  ///< of consumers
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
     static constexpr int kRows = kWarpgroups * kConsumerRows;
@@ -29,13 +30,14 @@ struct ForwardArgs {
     float* lse;
     float scale;
     int32_t query_begin, group;
+    int32_t window;
 };
 
 /// What consumers must know of a query tile.
 struct TileOfRows {
     int32_t at;         ///< the first row: its query * H + head
     int32_t row, end;   ///< the first row and the last + 1, counted from the document's beginning
-    int32_t key_tiles;  ///< 0: there are no more tiles
+    int32_t key_tiles;  ///< the last + 1 that rows see; 0: there are no more tiles
     int32_t keys;       ///< of the document
 };
 
@@ -74,6 +76,12 @@ __device__ __forceinline__ bool ends_inside(int32_t key_tiles, int32_t keys) {
     return key_tiles * T::kKeys > keys;
 }
 
+/// The first KV tile that rows from `row` on see.
+template <class T>
+__device__ __forceinline__ int32_t first_key_tile(ForwardArgs const& args, int32_t row) {
+    return T::kWindowed ? max(row + 1 - args.window, 0) / T::kKeys : 0;
+}
+
 /// One warp, of which one lane talks to the copy engine. It looks for the next tile while keys are on their way.
 template <class T>
 __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
@@ -83,6 +91,7 @@ __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
     bool const talks = threadIdx.x % 32 == 0;
     for (Tile tile = walk.next(), next; tile.head >= 0; tile = next, rows.advance()) {
         int32_t const key_tiles = (tile.end + T::kKeys - 1) / T::kKeys, keys = tile.document_end - tile.begin;
+        int32_t const first = first_key_tile<T>(args, tile.row);
         if (talks) {
             int32_t const query = tile.begin + tile.row - args.query_begin;
             Barrier& full = shared.q_full[rows.stage];
@@ -95,7 +104,7 @@ __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
         int32_t const head = tile.head / args.group;
         bool const ends = ends_inside<T>(key_tiles, keys);
 #pragma unroll 1
-        for (int32_t i = 0; i < key_tiles; ++i, at.advance()) {
+        for (int32_t i = first; i < key_tiles; ++i, at.advance()) {
             if (talks) {
                 int32_t const key = tile.begin + i * T::kKeys;
                 auto const bring = [&](unsigned char* to, CUtensorMap const& map, Barrier& full) {
@@ -109,7 +118,7 @@ __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
                       ends && i == key_tiles - 1 ? shared.v_here[at.stage] : shared.v_full[at.stage]);
             }
             __syncwarp();
-            if (i == max(key_tiles - 2, 0)) next = walk.next();
+            if (i == max(key_tiles - 2, first)) next = walk.next();
         }
     }
     if (talks) {
@@ -121,17 +130,18 @@ __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
 
 /// One warp that clears values past their document's end.
 template <class T>
-__device__ void clear_values(ForwardShared<T>& shared) {
+__device__ void clear_values(ForwardArgs const& args, ForwardShared<T>& shared) {
     RingPosition<T::kRowStages> rows;
     uint32_t first = 0, parities = 0;  // the ring's position of a tile's first values; one bit for each stage
     for (;; rows.advance()) {
         shared.q_full[rows.stage].wait(rows.parity());
         int32_t const key_tiles = shared.tiles[rows.stage].key_tiles, keys = shared.tiles[rows.stage].keys;
+        uint32_t const count = static_cast<uint32_t>(key_tiles - first_key_tile<T>(args, shared.tiles[rows.stage].row));
         __syncwarp();
         if (threadIdx.x % 32 == 0) shared.q_free[rows.stage].arrive();
         if (key_tiles == 0) return;
-        uint32_t const stage = (first + static_cast<uint32_t>(key_tiles) - 1) % T::kKeyStages;
-        first += static_cast<uint32_t>(key_tiles);
+        uint32_t const stage = (first + count - 1) % T::kKeyStages;
+        first += count;
         if (!ends_inside<T>(key_tiles, keys)) continue;
         shared.v_here[stage].wait(parities >> stage & 1);
         parities ^= 1u << stage;

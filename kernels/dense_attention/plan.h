@@ -12,6 +12,7 @@ struct DenseAttentionShape {
     int64_t heads = 0;                      ///< H
     int64_t kv_heads = 0;                   ///< G, a divisor of H
     int64_t head_dim = 0;                   ///< K
+    int64_t window = 0;                     ///< keys that a query attends at most, its own included; 0: all before it
     bool deterministic = false;             ///< the backward repeats bitwise, as the forward always does
     int64_t sums_bytes = int64_t{1} << 30;  ///< of the backward's fp32 dq at a time, but one kv head's at least
 

@@ -50,11 +50,11 @@ __device__ __forceinline__ void add_wait() { asm volatile("cp.async.bulk.wait_gr
 
 /// The rows [row, row + kRows) of a head as a tile [kRows, kColumns]. The barrier expects
 /// tile_bytes<kRows, kColumns>(). kUnroll 1 takes the fewest registers.
-template <int kRows, int kColumns, int kUnroll = kColumns / kPanelColumns>
+template <int kRows, int kColumns, int kUnroll = kPanels<kColumns>>
 __device__ __forceinline__ void copy_tile(unsigned char* to, CUtensorMap const& map, Barrier& barrier, int32_t head,
                                           int32_t row, Keep keep = Keep::normal) {
 #pragma unroll kUnroll
-    for (int panel = 0; panel < kColumns / kPanelColumns; ++panel)
+    for (int panel = 0; panel < kPanels<kColumns>; ++panel)
         copy_box(to + panel * panel_bytes<kRows>(), map, barrier, panel * kPanelColumns, head, row, keep);
 }
 

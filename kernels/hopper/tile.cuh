@@ -22,10 +22,13 @@ template <int kRows>
 __host__ __device__ constexpr int panel_bytes() {
     return kRows * kPanelRowBytes;
 }
+/// Panels of a tile. The last one may be half full; the rest is zeros.
+template <int kColumns>
+inline constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
 template <int kRows, int kColumns>
 __host__ __device__ constexpr int tile_bytes() {
-    static_assert(kColumns % kPanelColumns == 0 && kRows % 8 == 0);
-    return kColumns / kPanelColumns * panel_bytes<kRows>();
+    static_assert(kRows % 8 == 0);
+    return kPanels<kColumns> * panel_bytes<kRows>();
 }
 
 /// Bytes from the beginning of a tile of kRows rows to the eight numbers (row, 8 piece ... 8 piece + 7).
@@ -72,7 +75,7 @@ template <int kRows, int kColumns>
 __device__ void clear_rows(unsigned char* tile, int from) {
     constexpr int kPieces = kPanelRowBytes / 16;
 #pragma unroll 1
-    for (int panel = 0; panel < kColumns / kPanelColumns; ++panel)
+    for (int panel = 0; panel < kPanels<kColumns>; ++panel)
 #pragma unroll 1
         for (int i = from * kPieces + static_cast<int>(threadIdx.x % 32); i < kRows * kPieces; i += 32)
             reinterpret_cast<uint4*>(tile + panel * panel_bytes<kRows>())[i] = make_uint4(0, 0, 0, 0);

@@ -1,6 +1,7 @@
 // Dense attention on the GPU against the fp64 reference.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "kernels/block_sparse_attention/reference.h"
@@ -41,8 +42,8 @@ struct Backward {
 /// A problem on the GPU, of queries [begin, end).
 class Problem {
   public:
-    explicit Problem(ReferenceProblem const& p) : Problem(p, 0, p.tokens()) {}
-    Problem(ReferenceProblem const& p, int64_t begin, int64_t end)
+    explicit Problem(ReferenceProblem const& p, int64_t window = 0) : Problem(p, 0, p.tokens(), window) {}
+    Problem(ReferenceProblem const& p, int64_t begin, int64_t end, int64_t window = 0)
         : device_(make_cuda_device(0)),
           borders_(*device_, p.cu_seqlens),
           q_(*device_, rows(testing::to_bf16(p.q), begin, end, p.heads * p.head_dim)),
@@ -53,7 +54,8 @@ class Problem {
                              .documents = std::ssize(p.cu_seqlens) - 1,
                              .heads = p.heads,
                              .kv_heads = p.kv_heads,
-                             .head_dim = p.head_dim},
+                             .head_dim = p.head_dim,
+                             .window = window},
                    .query_begin = begin,
                    .queries = end - begin,
                    .scale = p.scale,
@@ -152,6 +154,42 @@ void expect_right(Case const& c, Pass pass) {
         fmt::format("{}/{} heads of {}, {} documents", c.heads, c.kv_heads, c.head_dim, c.cu_seqlens.size() - 1));
 }
 
+/// Attention of each query to the last `window` keys up to its own, key by key.
+ReferenceResult windowed_reference(ReferenceProblem const& p, int64_t window) {
+    int64_t const T = p.tokens(), H = p.heads, G = p.kv_heads, K = p.head_dim;
+    ReferenceResult r;
+    r.o.resize(static_cast<size_t>(T * H * K)), r.lse.resize(static_cast<size_t>(T * H));
+    r.dq.resize(r.o.size()), r.dk.resize(static_cast<size_t>(T * G * K)), r.dv.resize(r.dk.size());
+    auto const dot = [K](double const* x, double const* y) { return std::inner_product(x, x + K, y, 0.0); };
+    for (size_t d = 1; d < p.cu_seqlens.size(); ++d)
+        for (int64_t t = p.cu_seqlens[d - 1]; t < p.cu_seqlens[d]; ++t)
+            for (int64_t h = 0; h < H; ++h) {
+                int64_t const row = (t * H + h) * K, first = std::max<int64_t>(p.cu_seqlens[d - 1], t + 1 - window);
+                auto const key = [&](int64_t j) { return (j * G + h * G / H) * K; };
+                std::vector<double> scores;
+                for (int64_t j = first; j <= t; ++j) scores.push_back(p.scale * dot(&p.q[row], &p.k[key(j)]));
+                double const most = *std::ranges::max_element(scores);
+                double sum = 0;
+                for (double const score : scores) sum += std::exp(score - most);
+                double const lse = r.lse[static_cast<size_t>(t * H + h)] = most + std::log(sum);
+                auto const weight = [&](int64_t j) { return std::exp(scores[static_cast<size_t>(j - first)] - lse); };
+                for (int64_t j = first; j <= t; ++j) {
+                    double const w = weight(j);
+                    for (int64_t i = 0; i < K; ++i) r.o[row + i] += w * p.v[key(j) + i];
+                }
+                double const delta = dot(&p.d_o[row], &r.o[row]);
+                for (int64_t j = first; j <= t; ++j) {
+                    double const w = weight(j), ds = p.scale * w * (dot(&p.d_o[row], &p.v[key(j)]) - delta);
+                    for (int64_t i = 0; i < K; ++i) {
+                        r.dv[key(j) + i] += w * p.d_o[row + i];
+                        r.dq[row + i] += ds * p.k[key(j) + i];
+                        r.dk[key(j) + i] += ds * p.q[row + i];
+                    }
+                }
+            }
+    return r;
+}
+
 /// Documents of every length up to `longest`: they begin and end at every offset modulo the tiles.
 std::vector<int32_t> every_length(int32_t longest) {
     std::vector<int32_t> borders = {0};
@@ -160,12 +198,12 @@ std::vector<int32_t> every_length(int32_t longest) {
 }
 
 TEST_P(GpuDenseKernels, DocumentsOfEveryLength) {
-    for (int64_t const dim : {64, 128})
+    for (int64_t const dim : {64, 96, 128})
         expect_right({.cu_seqlens = every_length(200), .heads = 2, .kv_heads = 1, .head_dim = dim}, GetParam());
 }
 
 TEST_P(GpuDenseKernels, LongAndEmptyDocuments) {
-    for (int64_t const dim : {64, 128})
+    for (int64_t const dim : {64, 96, 128})
         for (std::vector<int32_t> const& borders :
              {std::vector<int32_t>{0, 1}, {0, 0, 900}, {0, 300, 300, 301, 700, 700}, {0, 512, 1024}})
             expect_right({.cu_seqlens = borders, .head_dim = dim, .seed = static_cast<uint64_t>(dim)}, GetParam());
@@ -173,16 +211,17 @@ TEST_P(GpuDenseKernels, LongAndEmptyDocuments) {
 
 TEST_P(GpuDenseKernels, AnyGroupSize) {
     for (auto const& [H, G] : {std::pair{1, 1}, {4, 4}, {3, 1}, {7, 1}, {8, 2}, {16, 1}})
-        for (int64_t const dim : {64, 128})
+        for (int64_t const dim : {64, 96, 128})
             expect_right({.cu_seqlens = {0, 100, 333}, .heads = H, .kv_heads = G, .head_dim = dim}, GetParam());
 }
 
 TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
     if (is_forward()) GTEST_SKIP() << "of the backward only";
-    for (int64_t const dim : {64, 128}) {
+    for (int64_t const dim : {64, 96, 128}) {
         auto const p = make_problem({.cu_seqlens = {0, 100, 333}, .heads = 6, .kv_heads = 3, .head_dim = dim});
         auto const reference = reference_attention(p);
-        for (int64_t const bytes : {int64_t{1}, 2 * (333 / 128 + 2) * 128 * 2 * dim * 4})  // one head, two heads
+        for (int64_t const bytes :
+             {int64_t{1}, 2 * (333 / 128 + 2) * 128 * 2 * ((dim + 63) / 64 * 64) * 4})  // one head, two heads
             expect_right(Problem(p).backward(reference, is_deterministic(), bytes), reference,
                          fmt::format("{} bytes", bytes));
     }
@@ -190,7 +229,7 @@ TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
 
 TEST_P(GpuDenseKernels, ARangeOfQueriesMeetsAllKeys) {
     if (!is_forward()) GTEST_SKIP() << "of the forward only";
-    for (int64_t const dim : {64, 128}) {
+    for (int64_t const dim : {64, 96, 128}) {
         Case const c{.cu_seqlens = {0, 130, 400, 401, 700}, .head_dim = dim};
         auto const p = make_problem(c);
         auto const all = reference_attention(p);
@@ -227,7 +266,7 @@ class Poisoned {
 
 /// What a document has of infinities and NaN no other document feels; a query's stay in its row.
 TEST_P(GpuDenseKernels, NoDocumentFeelsAnother) {
-    for (int64_t const dim : {64, 128}) {
+    for (int64_t const dim : {64, 96, 128}) {
         Poisoned const poisoned(dim);
         Case const& c = poisoned.shape();
         int64_t const row = c.heads * dim;
@@ -260,7 +299,7 @@ TEST_P(GpuDenseKernels, NoDocumentFeelsAnother) {
 
 TEST_P(GpuDenseKernels, LargeScoresAreExact) {
     if (!is_forward()) GTEST_SKIP() << "the reference's o is rounded";
-    for (int64_t const dim : {64, 128}) {
+    for (int64_t const dim : {64, 96, 128}) {
         auto p = make_problem({.cu_seqlens = {0, 500}, .head_dim = dim});
         for (double& x : p.q) x *= 8;
         for (size_t i = 0; i < p.k.size(); ++i) p.k[i] *= i % 3 == 0 ? 16 : 1;
@@ -270,7 +309,7 @@ TEST_P(GpuDenseKernels, LargeScoresAreExact) {
 
 TEST_P(GpuDenseKernels, RepeatsBitwise) {
     if (GetParam() == Pass::backward) GTEST_SKIP() << "its sums are made in any order";
-    for (int64_t const dim : {64, 128}) {
+    for (int64_t const dim : {64, 96, 128}) {
         Problem problem(
             make_problem({.cu_seqlens = {0, 1100, 1101, 3000}, .heads = 4, .kv_heads = 2, .head_dim = dim}));
         Forward const first = problem.forward();
@@ -283,6 +322,68 @@ TEST_P(GpuDenseKernels, RepeatsBitwise) {
             else
                 ASSERT_EQ(problem.backward(given, true), gradients);
         }
+    }
+}
+
+TEST(WindowedReference, OfAllKeysIsFullAttention) {
+    auto const p = make_problem({.cu_seqlens = {0, 1, 60, 60, 133}});
+    ReferenceResult const all = reference_attention(p), windowed = windowed_reference(p, 73);
+    for (auto const x :
+         {&ReferenceResult::o, &ReferenceResult::lse, &ReferenceResult::dq, &ReferenceResult::dk, &ReferenceResult::dv})
+        EXPECT_LT(relative_error(windowed.*x, all.*x), 1e-12);
+    EXPECT_GT(relative_error(windowed_reference(p, 72).o, all.o), 1e-6);
+}
+
+TEST_P(GpuDenseKernels, AWindowEndsWhatQueriesSee) {
+    for (int64_t const dim : {64, 96, 128})
+        for (int64_t const window : {1, 2, 63, 64, 65, 127, 128, 129, 200, 256, 700, 5000}) {
+            auto const p = make_problem({.cu_seqlens = {0, 1, 130, 130, 700, 1300}, .head_dim = dim});
+            auto const reference = windowed_reference(p, window);
+            std::string const what = fmt::format("head size {}, window {}", dim, window);
+            if (is_forward())
+                expect_right(Problem(p, window).forward(), reference, what);
+            else
+                expect_right(Problem(p, window).backward(reference, is_deterministic()), reference, what);
+        }
+}
+
+TEST_P(GpuDenseKernels, AWindowOfADocumentIsNone) {
+    for (int64_t const dim : {64, 96, 128}) {
+        auto const p = make_problem({.cu_seqlens = {0, 300, 700}, .head_dim = dim});
+        if (is_forward()) {
+            EXPECT_EQ(Problem(p, 400).forward(), Problem(p).forward());
+            EXPECT_NE(Problem(p, 399).forward(), Problem(p).forward());
+        } else if (is_deterministic()) {
+            auto const reference = reference_attention(p);
+            EXPECT_EQ(Problem(p, 400).backward(reference, true), Problem(p).backward(reference, true));
+        }
+    }
+}
+
+TEST_P(GpuDenseKernels, AWindowRepeatsBitwise) {
+    if (GetParam() == Pass::backward) GTEST_SKIP() << "its sums are made in any order";
+    for (int64_t const dim : {64, 96, 128}) {
+        auto const p = make_problem({.cu_seqlens = {0, 1100, 1101, 3000}, .head_dim = dim});
+        auto const reference = windowed_reference(p, 300);
+        Problem problem(p, 300);
+        for (int i = 0; i < 5; ++i)
+            if (is_forward())
+                ASSERT_EQ(problem.forward(), Problem(p, 300).forward());
+            else
+                ASSERT_EQ(problem.backward(reference, true), Problem(p, 300).backward(reference, true));
+    }
+}
+
+TEST_P(GpuDenseKernels, ARangeOfQueriesHasTheSameWindow) {
+    if (!is_forward()) GTEST_SKIP() << "of the forward only";
+    Case const c{.cu_seqlens = {0, 130, 400, 401, 900}};
+    auto const p = make_problem(c);
+    auto const all = windowed_reference(p, 150);
+    for (auto const& [begin, end] : {std::pair{100, 140}, {129, 401}, {333, 650}, {777, 900}}) {
+        ReferenceResult part;
+        part.o = Problem::rows(all.o, begin, end, c.heads * c.head_dim);
+        part.lse = Problem::rows(all.lse, begin, end, c.heads);
+        expect_right(Problem(p, begin, end, 150).forward(), part, fmt::format("queries {} to {}", begin, end));
     }
 }
 

@@ -57,6 +57,8 @@ std::vector<Problem> problems() {
         {"32 x 1K, d 128", 32, 8, 128, std::vector<int64_t>(32, k)},
         {"2K, d 64", 32, 8, 64, {2 * k}},
         {"2K, d 128", 32, 8, 128, {2 * k}},
+        {"32K, d 96", 32, 8, 96, {32 * k}},
+        {"4 x 8K, d 96", 32, 8, 96, std::vector<int64_t>(4, 8 * k)},
     };
     return all;
 }

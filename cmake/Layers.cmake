@@ -55,7 +55,7 @@ target_compile_options(perigee_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt
 perigee_layer(ops LAYERS base device tensor kernels LIBRARIES openblas OpenMP::OpenMP_CXX ${cuda_libraries} EXCLUDE ${other_backend})
 # A square root that may set errno does not vectorise.
 target_compile_options(perigee_ops PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>)
-perigee_layer(comm LAYERS base device tensor LIBRARIES MPI::MPI_C $<TARGET_NAME_IF_EXISTS:nccl> EXCLUDE ${other_backend})
+perigee_layer(comm LAYERS base device tensor kernels LIBRARIES MPI::MPI_C $<TARGET_NAME_IF_EXISTS:nccl> EXCLUDE ${other_backend})
 perigee_layer(parallel LAYERS base device tensor comm ops)
 perigee_layer(model LAYERS base device tensor kernels ops comm parallel)
 perigee_layer(optim LAYERS base device tensor ops comm parallel)

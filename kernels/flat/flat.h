@@ -17,6 +17,11 @@ namespace perigee::kernels {
 void add(float* accumulated, float const* x, int64_t count, cudaStream_t stream);
 void add(bf16* accumulated, bf16 const* x, int64_t count, cudaStream_t stream);
 
+/// sum[i] = parts[i] + parts[count + i] + ..., of as many parts one after the other, in that order: added in fp32,
+/// rounded once.
+void sum_parts(float* sum, float const* parts, int64_t number, int64_t count, cudaStream_t stream);
+void sum_parts(bf16* sum, bf16 const* parts, int64_t number, int64_t count, cudaStream_t stream);
+
 /// x[i] *= factor.
 void scale(float* x, float factor, int64_t count, cudaStream_t stream);
 void scale(bf16* x, float factor, int64_t count, cudaStream_t stream);

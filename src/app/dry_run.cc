@@ -192,7 +192,10 @@ class CountedComm final : public Comm {
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
         bool const in_place = all.data <= part.data && part.data < all.data + all.bytes();
-        if (in_place && queue.device().is_host()) queue.workspace(static_cast<size_t>(part.bytes()));
+        if (!queue.device().is_host() && &queue != &queue.device().queue())
+            queue.workspace(static_cast<size_t>(all.bytes()));  // NCCL's, on a lane
+        else if (in_place && queue.device().is_host())
+            queue.workspace(static_cast<size_t>(part.bytes()));
         host().reduce_scatter(part, all);
         pass(queue, Collective::reduce_scatter, all.bytes());
     }
@@ -297,7 +300,6 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
     ClockedQueues& clocks = device->clocks();
     auto owned = std::make_unique<DryOps>(*device, cuda_options(options), on_hopper(options, rates));
     DryOps const& ops = *owned;
-    Queue const& sums = device->lane("sums", Priority::high);
     Session session(options,
                     Mesh(options.parallel, world, std::make_unique<CountedGroups>(ledger, shape, context_rank, clocks)),
                     {std::move(device), std::move(owned)}, *files);
@@ -327,15 +329,16 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
     StepTime time;
     if (rates != nullptr) time = timed(play, clocks, batches, accumulation);
     Arena const& arena = session.arena();
+    int64_t const kept = session.mesh().cp().kept_bytes();
     return {.memory = {.weights = session.model_weights().bytes(),
                        .gradients = learner.gradients().bytes(),
                        .optimizer = learner.optimizer_bytes(),
-                       .buckets = static_cast<int64_t>(sums.workspace_bytes()),
+                       .buckets = static_cast<int64_t>(clocks.workspace_bytes()),
                        .scratch = ops.scratch_bytes(),
-                       .step = arena.peak_bytes(),
+                       .step = arena.peak_bytes() + kept,
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),
-                       .messages = arena.peak_bytes(Use::communication),
+                       .messages = arena.peak_bytes(Use::communication) + kept,
                        .host = session.model().offloaded_bytes() + learner.optimizer_host_bytes(),
                        .save = value_bytes(learner.tensors(learner.owned())),
                        .context = takes_gpu(options.device) || rates != nullptr ? kContextBytes : 0},

@@ -20,7 +20,7 @@ struct StepMemory {
     int64_t weights = 0;
     int64_t gradients = 0;
     int64_t optimizer = 0;  ///< moments, and fp32 weights where the model has bf16
-    int64_t buckets = 0;    ///< in which CPU ranks sum gradients, for as long as the run lasts
+    int64_t buckets = 0;    ///< in which ranks sum gradients, for as long as the run lasts
     int64_t scratch = 0;    ///< of attention
     int64_t step = 0;
     int64_t activations = 0;

@@ -236,6 +236,13 @@ Queue& ClockedQueues::at(std::string const& name) {
     return *queue;
 }
 
+size_t ClockedQueues::workspace_bytes() const {
+    size_t sum = 0;
+    for (auto const& [name, queue] : queues_)
+        if (name != "compute") sum += queue->workspace_bytes();
+    return sum;
+}
+
 ClockedQueues::Clocked& ClockedQueues::compute() { return static_cast<Clocked&>(at("compute")); }
 
 void ClockedQueues::run(Operation const& operation) {

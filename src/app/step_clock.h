@@ -44,6 +44,7 @@ class ClockedQueues {
     ClockedQueues(Device& device, DeviceRates const* rates);
     ~ClockedQueues();
     Queue& at(std::string const& name);
+    size_t workspace_bytes() const;  ///< of all lanes
 
     void run(Operation const& operation);
     void collective(Queue& queue, Axis axis, Collective collective, int64_t brought, int ranks, int stride);

@@ -56,6 +56,21 @@ class Counted {
 
 }  // namespace
 
+std::byte* Comm::keep(Device& device, std::string const& name, size_t bytes) {
+    Buffer& memory = kept_[name];
+    if (memory.bytes() < bytes) {
+        memory = {};
+        memory = allocate(device, bytes);
+    }
+    return static_cast<std::byte*>(memory.data());
+}
+
+int64_t Comm::kept_bytes() const {
+    int64_t sum = 0;
+    for (auto const& [name, memory] : kept_) sum += static_cast<int64_t>(memory.bytes());
+    return sum;
+}
+
 Pending Comm::begun(Queue& queue, Collective collective, std::span<ConstView const> memory) {
     if (grouping_) {
         grouped_memory_.insert(grouped_memory_.end(), memory.begin(), memory.end());

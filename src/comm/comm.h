@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/host_comm.h"
@@ -36,12 +38,18 @@ class Comm {
     HostComm& host() const { return *host_; }
 
     /// Memory for tensors of this group's collectives; all ranks ask for the same number of bytes at the same point.
-    /// With GpuRanks::register_memory NCCL lets the other ranks reach it: all_gather then needs no multiprocessors, and
-    /// reduce_scatter fewer.
+    /// With GpuRanks::register_memory NCCL lets the other ranks reach it: between such tensors copy engines do the work
+    /// of all_gather, all_to_all, and reduce_scatter on a lane.
     virtual Buffer allocate(Device& device, size_t bytes) { return {device, bytes}; }
+    /// Such memory that this group keeps: for the same name the same again, while it is large enough. Larger memory takes
+    /// its place without its values, while nothing but work in the device's queue() still uses it. The device outlives
+    /// the group.
+    std::byte* keep(Device& device, std::string const& name, size_t bytes);
+    int64_t kept_bytes() const;
 
     // For a given backend, size and layout the order of additions is fixed. Every addition of bf16 is made in fp32;
-    // NCCL rounds after each, MPI once.
+    // NCCL rounds after each, MPI once. On a lane, among ranks of one host, NCCL's reduce_scatter of fp32 and bf16 adds
+    // in rank order and rounds once: it sends each part to its owner, who sums, and keeps memory as large as `all`.
 
     /// In place; any dtype but u8.
     Pending all_reduce(Queue& queue, TensorView x, Reduce op = Reduce::sum);
@@ -87,6 +95,7 @@ class Comm {
 
     std::unique_ptr<HostComm> host_;
     Axis axis_;
+    std::map<std::string, Buffer> kept_;
     bool grouping_ = false;
     // Of the group's calls.
     std::vector<ConstView> grouped_memory_;

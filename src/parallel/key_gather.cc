@@ -21,11 +21,14 @@ void each_range(ContextShard const& shard, Visit visit) {
 
 KeyGather::KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, Arena& arena)
     : ops_(&ops), cp_(&cp), shard_(shard) {
-    auto const allocate = [&](char const* name) {
-        return arena.allocate(name, ops.compute_dtype(), all_TGK, Use::communication);
+    DType const dtype = ops.compute_dtype();
+    auto const shared = [&](char const* name) {
+        auto const bytes = static_cast<size_t>(all_TGK.size() * size_of(dtype));
+        return TensorView(cp.keep(ops.device(), name, bytes), dtype, all_TGK);
     };
-    keys_.all = allocate("all k"), values_.all = allocate("all v");
-    if (zigzag()) keys_.by_rank = allocate("all k by rank"), values_.by_rank = allocate("all v by rank");
+    keys_.by_rank = shared("all k by rank"), values_.by_rank = shared("all v by rank");
+    for (Tensor* const x : {&keys_, &values_})
+        x->all = zigzag() ? arena.allocate("all of a pack", dtype, all_TGK, Use::communication) : x->by_rank;
 }
 
 Queue& KeyGather::lane() {
@@ -36,14 +39,14 @@ Queue& KeyGather::lane() {
 
 void KeyGather::begin(ConstView k_TGK, ConstView v_TGK, int64_t group) {
     group_ = group;
+    int64_t const rows = shard_.tokens(), begin = shard_.rank() * rows;
+    for (auto const& [x, part] : {std::pair(&keys_, k_TGK), {&values_, v_TGK}})
+        ops_->copy(x->by_rank.rows(begin, begin + rows), part);
     Queue& beside = lane();
-    begin(keys_, beside, k_TGK);
-    begin(values_, beside, v_TGK);
-}
-
-void KeyGather::begin(Tensor& x, Queue& lane, ConstView part) {
-    x.done = cp_->all_gather(lane, zigzag() ? x.by_rank : x.all, part);
-    x.under_way = true;
+    for (Tensor* const x : {&keys_, &values_}) {
+        x->done = cp_->all_gather(beside, x->by_rank, x->by_rank.rows(begin, begin + rows));
+        x->under_way = true;
+    }
 }
 
 TensorView KeyGather::arrive(Tensor& x) {
@@ -61,15 +64,13 @@ TensorView KeyGather::arrive(Tensor& x) {
 }
 
 void KeyGather::begin_sums(Sums const& sums) {
-    if (zigzag())
-        for (auto const& [memory, all] :
-             {std::pair(keys_.by_rank, sums.all_dk_TGK), {values_.by_rank, sums.all_dv_TGK}})
-            each_range(shard_, [&](TokenRange range, int64_t row) {
-                ops_->copy(memory.rows(row, row + range.size()), all.rows(range.begin, range.end));
-            });
+    for (auto const& [memory, all] : {std::pair(keys_.by_rank, sums.all_dk_TGK), {values_.by_rank, sums.all_dv_TGK}})
+        each_range(shard_, [&](TokenRange range, int64_t row) {
+            ops_->copy(memory.rows(row, row + range.size()), all.rows(range.begin, range.end));
+        });
     Queue& beside = lane();
-    cp_->reduce_scatter(beside, sums.dk_TGK, zigzag() ? ConstView(keys_.by_rank) : sums.all_dk_TGK);
-    sums_ = cp_->reduce_scatter(beside, sums.dv_TGK, zigzag() ? ConstView(values_.by_rank) : sums.all_dv_TGK);
+    cp_->reduce_scatter(beside, sums.dk_TGK, keys_.by_rank);
+    sums_ = cp_->reduce_scatter(beside, sums.dv_TGK, values_.by_rank);
 }
 
 void KeyGather::end_sums() {

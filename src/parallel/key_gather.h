@@ -14,8 +14,8 @@ inline constexpr char const* kContextLane = "context";
 
 class KeyGather {
   public:
-    /// Takes memory for the keys and values of all T tokens, `all_TGK` each, from `arena`; twice that with zigzag
-    /// shards, as ranks' parts are then no ranges of the pack.
+    /// Takes memory for the keys and values of all T tokens, `all_TGK` each, from `cp`, which keeps it; with zigzag
+    /// shards also from `arena`, as ranks' parts are then no ranges of the pack.
     KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, Arena& arena);
 
     /// From those of this rank's tokens, [Tl, G, K]. What is queued so far has used the last layer's. group()
@@ -37,13 +37,12 @@ class KeyGather {
 
   private:
     struct Tensor {
-        TensorView all;
-        TensorView by_rank = {};  ///< with zigzag shards: the ranks' parts one after the other
+        TensorView by_rank;  ///< the ranks' parts one after the other
+        TensorView all;      ///< in the order of the pack
         Pending done = {};
         bool under_way = false;
     };
     bool zigzag() const { return shard_.ranges().size() > 1; }
-    void begin(Tensor& x, Queue& lane, ConstView part);
     TensorView arrive(Tensor& x);
     /// On the lane, after all that is queued in the compute queue now.
     Queue& lane();

@@ -133,8 +133,11 @@ class Phantom::Group final : public Comm {
         });
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
-        // As ranks on the CPU, which sum there before they overwrite what they have read.
-        if (is_inside(part, all) && queue.device().is_host()) queue.workspace(static_cast<size_t>(part.bytes()));
+        bool const is_host = queue.device().is_host();
+        if (!is_host && &queue != &queue.device().queue())
+            queue.workspace(static_cast<size_t>(all.bytes()));  // as NCCL's ranks, on a lane
+        else if (is_host && is_inside(part, all))
+            queue.workspace(static_cast<size_t>(part.bytes()));  // ranks sum there before they overwrite what they read
         play(queue, Collective::reduce_scatter, all, all.bytes(), [&](Queue& worker) {
             copy(worker, part.data, ConstView(all.data + rank() * part.bytes(), part.dtype, part.shape));
             if (adds_activations()) scale(part, std::sqrt(size()));

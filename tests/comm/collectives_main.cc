@@ -219,6 +219,36 @@ TEST_P(CollectivesTest, ReduceScatterGivesEachRankItsShareOfTheSumAlsoInPlace) {
     });
 }
 
+TEST_P(CollectivesTest, NcclSumsOfALaneAreInRankOrderAndRoundedOnce) {
+    if (GetParam() != "nccl" || all().size() == 1) GTEST_SKIP();
+    Queue& lane = Job::device->lane("sums");
+    int const n = all().size(), rank = all().rank();
+    for (DType const dtype : {DType::f32, DType::bf16})
+        for (int64_t const count : {int64_t{1}, int64_t{1003}, kLarge / 8, int64_t{24}}) {
+            SCOPED_TRACE(fmt::format("{} x {}", count, to_string(dtype)));
+            std::vector<float> sums(static_cast<size_t>(count), 0);
+            for (int r = 0; r < n; ++r) {
+                Values const brought = input(r, count * n, 22, true);
+                for (size_t i = 0; i < sums.size(); ++i)
+                    sums[i] += static_cast<float>(brought[static_cast<size_t>(rank * count) + i]);
+            }
+            Values want;
+            for (float const sum : sums) want.push_back(dtype == DType::bf16 ? to_float(to_bf16(sum)) : sum);
+            Values const own = input(rank, count * n, 22, true);
+            Tensor const source(dtype, own), part(dtype, count);
+            Buffer const memory = all().allocate(*Job::device, static_cast<size_t>(source.view().bytes()));
+            TensorView const whole(static_cast<std::byte*>(memory.data()), dtype, source.view().shape);
+            Job::device->copy(whole.data, source.view().data, memory.bytes());
+            for (bool const in_place : {false, true}) {
+                lane.wait(queue().record());
+                TensorView const to = in_place ? whole.rows(rank * count, (rank + 1) * count) : part.view();
+                queue().wait(all().reduce_scatter(lane, to, whole));
+                if (in_place) queue().copy(part.view().data, to.data, static_cast<size_t>(to.bytes()));
+                EXPECT_EQ(part.values(), want) << (in_place ? "in place" : "apart");
+            }
+        }
+}
+
 TEST_P(CollectivesTest, AllToAllTransposesParts) {
     for_all([&](DType dtype, int64_t count) {
         int const n = all().size();

@@ -173,8 +173,8 @@ struct Job {
     }
 
     TokenScores run(ParallelOptions const& parallel, HostComm& world) const {
-        Mesh const mesh(parallel, world);
         auto const device = make_host_device();
+        Mesh const mesh(parallel, world);
         auto const ops = make_host_ops(*device, 1);
         ParamLayout const layout(llama_params(options), mesh.shape().tp, mesh.tp_rank());
         std::vector<float> weights = weights_of(layout, 0.3);

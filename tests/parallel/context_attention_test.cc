@@ -121,8 +121,8 @@ TEST(ContextAttention, KeepsQueriesKeysAndValuesOncePerLayer) {
     auto const p = make_problem({.cu_seqlens = {0, 512}, .heads = 4, .kv_heads = 2, .head_dim = 64});
     int64_t const kept = 512 / 2 * ((2 * 4 + 2 * 2) * 64 + 4) * size_of(DType::f32), o = 512 / 2 * 4 * 64 * 4;
     run_ranks(2, [&](HostComm& world) {
-        auto const comm = make_comm_over_host(world.split(0, world.rank()));
         auto const device = make_host_device();
+        auto const comm = make_comm_over_host(world.split(0, world.rank()));
         auto const ops = make_host_ops(*device, 1);
         for (auto const mode : {ContextMode::ulysses, ContextMode::allgather}) {
             Arena arena(*device);

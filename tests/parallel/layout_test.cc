@@ -134,9 +134,9 @@ void take_weights(ParamLayout const& layout, ShardedWeights& weights) {
 
 /// What a training step does before the update.
 void run_rank(Problem const& problem, Layout const& l, HostComm& world, Outcome& outcome, std::mutex& mutex) {
+    auto const device = make_host_device();
     Mesh const mesh(
         {.tensor = l.tp, .context = l.cp, .data = l.dp, .context_mode = l.mode, .head_groups = l.head_groups}, world);
-    auto const device = make_host_device();
     RecordingOps ops(*device);
     auto params = llama_params(problem.model);
     freeze(params, problem.frozen);
@@ -345,8 +345,8 @@ Inference infer(Problem const& problem, Layout const& l, Batch const& text, Batc
     Inference result;
     std::mutex mutex;
     run_ranks(l.cp * l.tp, [&](HostComm& world) {
-        Mesh const mesh({.tensor = l.tp, .context = l.cp, .context_mode = l.mode}, world);
         auto const device = make_host_device();
+        Mesh const mesh({.tensor = l.tp, .context = l.cp, .context_mode = l.mode}, world);
         auto const ops = make_host_ops(*device, 1);
         ParamLayout const layout(llama_params(problem.model), l.tp, mesh.tp_rank());
         std::vector<float> weights = weights_of(layout, 0.3);
@@ -406,8 +406,8 @@ TEST(Layout, EvaluatesAndContinuesATextOfAnyLength) {
 TEST(Layout, RefusesTokensThatDoNotDivide) {
     Problem const problem = hybrid();
     auto const errors = try_ranks(4, [&](HostComm& world) {
-        Mesh const mesh({.tensor = 2, .context = 2}, world);
         auto const device = make_host_device();
+        Mesh const mesh({.tensor = 2, .context = 2}, world);
         auto const ops = make_host_ops(*device, 1);
         ParamLayout const layout(llama_params(problem.model), 2, mesh.tp_rank());
         std::vector<float> weights(static_cast<size_t>(layout.size()));

@@ -12,6 +12,7 @@
 #include "comm/journal.h"
 #include "comm/nccl/communicator.h"
 #include "device/cuda/cuda_device.h"
+#include "kernels/flat/flat.h"
 
 namespace perigee {
 
@@ -53,6 +54,8 @@ size_t count(ConstView x) { return static_cast<size_t>(x.size()); }
 struct NcclJob {
     RankStatus* status;
     CudaDevice& device;
+    bool one_host;  ///< all ranks run on it
+    bool registers; ///< memory of Comm::allocate
     Journal journal;
     std::mutex mutex;
     std::vector<Communicator const*> communicators;
@@ -131,18 +134,16 @@ class Window {
 
 class NcclComm final : public Comm {
   public:
-    NcclComm(std::unique_ptr<HostComm> host, std::shared_ptr<NcclJob> job, Communicator& whole, Group const& group,
-             bool registers)
+    NcclComm(std::unique_ptr<HostComm> host, std::shared_ptr<NcclJob> job, Communicator& whole, Group const& group)
         : Comm(std::move(host), group.axis),
           communicator_(std::make_shared<KnownCommunicator>(std::move(job), whole, group.color, group.key, group.axis)),
-          job_(communicator_->job()),
-          registers_(registers) {}
+          job_(communicator_->job()) {}
 
     void abort() noexcept override { (*communicator_)->abort(); }
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
     Buffer allocate(Device& device, size_t bytes) override {
-        if (!registers_) return Comm::allocate(device, bytes);
+        if (!job_.registers) return Comm::allocate(device, bytes);
         job_.device.use();
         auto const window = std::make_shared<Window>(communicator_, device, std::max<size_t>(bytes, 1));
         return {device, std::shared_ptr<void>(window, window->memory()), bytes};
@@ -164,12 +165,21 @@ class NcclComm final : public Comm {
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
         if (part.size() == 0) return;
+        bool const number = part.dtype == DType::f32 || part.dtype == DType::bf16;
+        if (number && job_.one_host && &queue != &job_.device.queue()) return sum_in_rank_order(queue, part, all);
         call("reduce_scatter", [&](ncclComm_t comm) {
             return ncclReduceScatter(all.data, part.data, count(part), nccl_type(part.dtype), ncclSum, comm,
                                      stream(queue));
         });
     }
     void queue_all_to_all(Queue& queue, TensorView to, ConstView from) override {
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+        if (from.size() == 0) return;
+        call("all_to_all", [&](ncclComm_t comm) {
+            return ncclAlltoAll(from.data, to.data, count(from) / static_cast<size_t>(size()), nccl_type(from.dtype),
+                                comm, stream(queue));
+        });
+#else
         std::vector<Outgoing> sent;
         std::vector<Incoming> received;
         int64_t const part = to.size() / size();
@@ -180,6 +190,7 @@ class NcclComm final : public Comm {
             received.push_back({flat_to.rows(r * part, (r + 1) * part), r});
         }
         queue_exchange(queue, sent, received);
+#endif
     }
     void queue_exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received) override {
         call("exchange", [&](ncclComm_t comm) {
@@ -211,6 +222,25 @@ class NcclComm final : public Comm {
     }
 
   private:
+    /// Beside computation a sum inside NCCL's kernel holds multiprocessors until the last rank is there. So the parts
+    /// go to their owners, between registered tensors by copy engines, and each owner adds up what it received.
+    void sum_in_rank_order(Queue& queue, TensorView part, ConstView all) {
+        PERIGEE_CHECK(!grouping(), "a sum in rank order among a group's messages");
+        auto const bytes = static_cast<size_t>(all.bytes());
+        if (received_.bytes() < bytes) {
+            job_.device.synchronize();
+            received_ = {};
+            received_ = allocate(job_.device, bytes);
+        }
+        queue.wait(std::exchange(summed_, {}));
+        TensorView const received(static_cast<std::byte*>(received_.data()), all.dtype, all.shape);
+        queue_all_to_all(queue, received, all);
+        auto const sum = [&]<class T>(T* to) {
+            kernels::sum_parts(to, received.as<T>(), size(), part.size(), stream(queue));
+        };
+        part.dtype == DType::f32 ? sum(part.as<float>()) : sum(part.as<bf16>());
+        summed_ = queue.record();
+    }
     void call(char const* what, std::function<ncclResult_t(ncclComm_t)> const& body) {
         job_.device.use();
         if (grouping()) return (*communicator_)->call_in_group(what, body);
@@ -224,7 +254,8 @@ class NcclComm final : public Comm {
 
     std::shared_ptr<KnownCommunicator> communicator_;
     NcclJob& job_;
-    [[maybe_unused]] bool registers_;
+    Buffer received_;  ///< of sum_in_rank_order()
+    Event summed_;     ///< received_ is free
 };
 
 /// What NCCL is told, unless the user has told it something else.
@@ -265,10 +296,10 @@ bool on_one_host(HostComm& world) {
 class NcclGroups final : public GroupMaker {
   public:
     NcclGroups(HostComm& world, CudaDevice& device, GpuRanks const& ranks)
-        : world_(&world), job_(std::make_shared<NcclJob>(world.status(), device)) {
+        : world_(&world), job_(std::make_shared<NcclJob>(world.status(), device, on_one_host(world))) {
         check_version();
         set_environment(ranks.share, world.rank());
-        registers_ = ranks.register_memory && !ranks.share && on_one_host(world);
+        job_->registers = ranks.register_memory && !ranks.share && job_->one_host;
         device.use();
         std::string bytes(sizeof(ncclUniqueId), '\0');
         ncclUniqueId id{};
@@ -286,13 +317,12 @@ class NcclGroups final : public GroupMaker {
         if (group.size == 1) return make_single_comm(group.axis);
         auto host = world_->split(group.color, group.key, group.axis);
         job_->device.use();
-        return std::make_unique<NcclComm>(std::move(host), job_, **all_, group, registers_);
+        return std::make_unique<NcclComm>(std::move(host), job_, **all_, group);
     }
     std::string failure() override { return job_->failure(); }
 
   private:
     HostComm* world_;
-    bool registers_ = false;
     std::shared_ptr<NcclJob> job_;
     std::unique_ptr<KnownCommunicator> all_;
 };

@@ -41,9 +41,9 @@ class Comm {
     /// With GpuRanks::register_memory NCCL lets the other ranks reach it: between such tensors copy engines do the work
     /// of all_gather, all_to_all, and reduce_scatter on a lane.
     virtual Buffer allocate(Device& device, size_t bytes) { return {device, bytes}; }
-    /// Such memory that this group keeps: for the same name the same again, while it is large enough. Larger memory takes
-    /// its place without its values, while nothing but work in the device's queue() still uses it. The device outlives
-    /// the group.
+    /// Such memory that this group keeps: for the same name the same again, while it is large enough. Larger memory
+    /// takes its place without its values, while nothing but work in the device's queue() still uses it. The device
+    /// outlives the group.
     std::byte* keep(Device& device, std::string const& name, size_t bytes);
     int64_t kept_bytes() const;
 

@@ -28,8 +28,8 @@ struct ParallelOptions {
     ShardStage shard = ShardStage::automatic;
     int64_t bucket_mib = 1024;  ///< of gradients, sent at once
     CommChoice comm = CommChoice::automatic;
-    bool share_gpu = false;        ///< several ranks may compute on one GPU
-    bool register_memory = false;  ///< GpuRanks
+    bool share_gpu = false;       ///< several ranks may compute on one GPU
+    bool register_memory = true;  ///< GpuRanks
     Bind bind = Bind::automatic;
 
     GpuRanks gpu_ranks() const { return {.share = share_gpu, .register_memory = register_memory}; }

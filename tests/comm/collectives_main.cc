@@ -1,6 +1,7 @@
-// Collectives of tensors between real processes, alone or under mpirun: on the CPU, or with --gpu all ranks on one GPU,
-// by every backend. Every rank can compute every other rank's input, so each checks its results against a serial one of
-// its own. With --abort the ranks but the first begin a collective that cannot end, and leave it.
+// Collectives of tensors between real processes, alone or under mpirun: on the CPU, with --gpu all ranks on one GPU, or
+// with --gpus each on one of its own, whose memory NCCL registers, by every backend. Every rank can compute every other
+// rank's input, so each checks its results against a serial one of its own. With --abort the ranks but the first begin
+// a collective that cannot end, and leave it.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -24,6 +25,7 @@ namespace {
 struct Job {
     static inline Launch* launch = nullptr;
     static inline Device* device = nullptr;
+    static inline GpuRanks ranks{.share = true};
     /// All ranks; pairs of neighbours, where ranks are even in number, otherwise each alone; the ranks at the same
     /// place of their pairs.
     struct Comms {
@@ -406,7 +408,7 @@ int abort_a_collective() {
 void make_comms(std::string const& backend, CommChoice choice) {
     HostComm& world = Job::launch->world();
     Job::Comms& comms = Job::by_backend[backend];
-    comms.groups = make_group_maker(choice, world, *Job::device, {.share = true});
+    comms.groups = make_group_maker(choice, world, *Job::device, Job::ranks);
     int const n = world.size(), rank = world.rank(), pair = n % 2 == 0 ? 2 : 1;
     comms.all = comms.groups->make({.axis = Axis::data, .size = n, .color = 0, .key = rank});
     comms.pairs = comms.groups->make({.axis = Axis::tensor, .size = pair, .color = rank / pair, .key = rank});
@@ -420,11 +422,13 @@ int main(int argc, char** argv) {
     using namespace perigee;
     auto const said = [&](std::string_view what) { return std::ranges::find(argv, argv + argc, what) != argv + argc; };
     Launch launch(&argc, &argv);
-    auto const device = said("--gpu") ? make_cuda_device(0) : make_host_device();
+    bool const own = said("--gpus"), gpu = own || said("--gpu");
+    auto const device = gpu ? make_cuda_device(own ? launch.world().rank() : 0) : make_host_device();
     Job::launch = &launch;
     Job::device = device.get();
+    if (own) Job::ranks = {.share = false, .register_memory = true};
     make_comms("mpi", CommChoice::mpi);
-    if (said("--gpu")) make_comms("nccl", CommChoice::nccl);
+    if (gpu) make_comms("nccl", CommChoice::nccl);
     if (said("--abort")) return abort_a_collective();
     ::testing::InitGoogleTest(&argc, argv);
     int const code = RUN_ALL_TESTS();

@@ -54,8 +54,8 @@ size_t count(ConstView x) { return static_cast<size_t>(x.size()); }
 struct NcclJob {
     RankStatus* status;
     CudaDevice& device;
-    bool one_host;  ///< all ranks run on it
-    bool registers; ///< memory of Comm::allocate
+    bool one_host;   ///< all ranks run on it
+    bool registers;  ///< memory of Comm::allocate
     Journal journal;
     std::mutex mutex;
     std::vector<Communicator const*> communicators;

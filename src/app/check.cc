@@ -61,7 +61,7 @@ void print_memory(RunOptions const& options, MeshShape const& mesh, StepMemory c
                      options.optimizer.offload ? " of two units" : "", gpu ? " and fp32 weights" : ""));
     line("activations", memory.activations, "  one micro-batch, forward and backward");
     line("logits", memory.logits, "  one chunk of tokens");
-    line("communication", memory.buckets + memory.messages, "  what is sent from and received into");
+    line("communication", memory.buckets + memory.gathered + memory.messages, "  what is sent from and received into");
     if (gpu) line("scratch", memory.scratch, "  of attention; for MoBA see train.moba_scratch_mib");
     if (memory.context > 0) line("context", memory.context, "  of CUDA, and its libraries' kernels");
     line("peak", memory.in_use(), "  of all: not every class is at its largest at once");

@@ -178,8 +178,8 @@ class CountedHostComm final : public HostComm {
 /// takes.
 class CountedComm final : public Comm {
   public:
-    CountedComm(std::unique_ptr<HostComm> host, Axis axis, int stride, ClockedQueues& clocks)
-        : Comm(std::move(host), axis), stride_(stride), clocks_(&clocks) {}
+    CountedComm(std::unique_ptr<HostComm> host, Axis axis, int stride, bool sums_in_rank_order, ClockedQueues& clocks)
+        : Comm(std::move(host), axis), stride_(stride), sums_in_rank_order_(sums_in_rank_order), clocks_(&clocks) {}
 
   protected:
     void queue_all_reduce(Queue& queue, TensorView x, Reduce op) override {
@@ -192,8 +192,8 @@ class CountedComm final : public Comm {
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
         bool const in_place = all.data <= part.data && part.data < all.data + all.bytes();
-        if (!queue.device().is_host() && &queue != &queue.device().queue())
-            queue.workspace(static_cast<size_t>(all.bytes()));  // NCCL's, on a lane
+        if (sums_in_rank_order_ && &queue != &queue.device().queue())
+            queue.workspace(static_cast<size_t>(all.bytes()));
         else if (in_place && queue.device().is_host())
             queue.workspace(static_cast<size_t>(part.bytes()));
         host().reduce_scatter(part, all);
@@ -218,27 +218,34 @@ class CountedComm final : public Comm {
     }
 
     int stride_;
+    bool sums_in_rank_order_;  ///< those of lanes, as NCCL among ranks of one host, which takes memory for all parts
     ClockedQueues* clocks_;
 };
 
 /// Of the first ranks, but for that of the context axis, which the caller names.
 class CountedGroups final : public GroupMaker {
   public:
-    CountedGroups(Ledger& ledger, MeshShape const& shape, int context_rank, ClockedQueues& clocks)
-        : ledger_(&ledger), shape_(shape), context_rank_(context_rank), clocks_(&clocks) {}
+    CountedGroups(Ledger& ledger, MeshShape const& shape, int context_rank, bool sums_in_rank_order,
+                  ClockedQueues& clocks)
+        : ledger_(&ledger),
+          shape_(shape),
+          context_rank_(context_rank),
+          sums_in_rank_order_(sums_in_rank_order),
+          clocks_(&clocks) {}
     std::unique_ptr<Comm> make(Group const& group) override {
         if (group.size == 1) return make_single_comm(group.axis);
         bool const outer = group.axis == Axis::data;
         int const stride = group.axis == Axis::tensor ? 1 : outer ? shape_.tp * shape_.cp : shape_.tp;
         bool const of_context = group.axis == Axis::context || group.axis == Axis::data_context;
         auto host = std::make_unique<CountedHostComm>(group.axis, group.size, *ledger_, of_context ? context_rank_ : 0);
-        return std::make_unique<CountedComm>(std::move(host), group.axis, stride, *clocks_);
+        return std::make_unique<CountedComm>(std::move(host), group.axis, stride, sums_in_rank_order_, *clocks_);
     }
 
   private:
     Ledger* ledger_;
     MeshShape shape_;
     int context_rank_;
+    bool sums_in_rank_order_;
     ClockedQueues* clocks_;
 };
 
@@ -298,10 +305,14 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
     auto const files = make_file_system();
     auto device = std::make_unique<AddressSpace>(rates == nullptr && !takes_gpu(options.device), rates);
     ClockedQueues& clocks = device->clocks();
+    bool const sums_in_rank_order =
+        !device->is_host() && options.parallel.comm != CommChoice::mpi &&
+        (rates != nullptr ? world_size <= rates->gpus_per_host : foreseen_on_one_host(world_size));
     auto owned = std::make_unique<DryOps>(*device, cuda_options(options), on_hopper(options, rates));
     DryOps const& ops = *owned;
     Session session(options,
-                    Mesh(options.parallel, world, std::make_unique<CountedGroups>(ledger, shape, context_rank, clocks)),
+                    Mesh(options.parallel, world,
+                         std::make_unique<CountedGroups>(ledger, shape, context_rank, sums_in_rank_order, clocks)),
                     {std::move(device), std::move(owned)}, *files);
     Learner learner(session);
     ledger.name([&](void const* address) { return session.model_weights().holds(address); }, "weights");
@@ -329,16 +340,16 @@ StepCost step_cost(RunOptions const& options, int world_size, DeviceRates const*
     StepTime time;
     if (rates != nullptr) time = timed(play, clocks, batches, accumulation);
     Arena const& arena = session.arena();
-    int64_t const kept = session.mesh().cp().kept_bytes();
     return {.memory = {.weights = session.model_weights().bytes(),
                        .gradients = learner.gradients().bytes(),
                        .optimizer = learner.optimizer_bytes(),
                        .buckets = static_cast<int64_t>(clocks.workspace_bytes()),
+                       .gathered = session.mesh().cp().kept_bytes(),
                        .scratch = ops.scratch_bytes(),
-                       .step = arena.peak_bytes() + kept,
+                       .step = arena.peak_bytes(),
                        .activations = arena.peak_bytes(Use::activations),
                        .logits = arena.peak_bytes(Use::logits),
-                       .messages = arena.peak_bytes(Use::communication) + kept,
+                       .messages = arena.peak_bytes(Use::communication),
                        .host = session.model().offloaded_bytes() + learner.optimizer_host_bytes(),
                        .save = value_bytes(learner.tensors(learner.owned())),
                        .context = takes_gpu(options.device) || rates != nullptr ? kContextBytes : 0},

@@ -21,6 +21,7 @@ struct StepMemory {
     int64_t gradients = 0;
     int64_t optimizer = 0;  ///< moments, and fp32 weights where the model has bf16
     int64_t buckets = 0;    ///< in which ranks sum gradients, for as long as the run lasts
+    int64_t gathered = 0;   ///< keys and values of whole packs that context parallelism keeps room for
     int64_t scratch = 0;    ///< of attention
     int64_t step = 0;
     int64_t activations = 0;
@@ -29,7 +30,9 @@ struct StepMemory {
     int64_t host = 0;      ///< beside the device's: pinned memory of the host under train.offload and optimizer.offload
     int64_t save = 0;      ///< memory of the host too: the copy that a checkpoint is written from, pinned with a GPU
     int64_t context = 0;   ///< CUDA's, and its libraries' kernels; NCCL takes memory beside that
-    int64_t sum() const { return weights + gradients + optimizer + buckets + scratch + step; }  ///< of all tensors
+    int64_t sum() const {
+        return weights + gradients + optimizer + buckets + gathered + scratch + step;
+    }  ///< of all tensors
     int64_t in_use() const { return sum() + context; }
 };
 

@@ -62,6 +62,7 @@ std::byte* Comm::keep(Device& device, std::string const& name, size_t bytes) {
         memory = {};
         memory = allocate(device, bytes);
     }
+    device.settle(memory.data(), memory.bytes());  // of a pass that did not end
     return static_cast<std::byte*>(memory.data());
 }
 

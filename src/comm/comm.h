@@ -48,7 +48,7 @@ class Comm {
     int64_t kept_bytes() const;
 
     // For a given backend, size and layout the order of additions is fixed. Every addition of bf16 is made in fp32;
-    // NCCL rounds after each, MPI once. On a lane, among ranks of one host, NCCL's reduce_scatter of fp32 and bf16 adds
+    // NCCL rounds after each, MPI once. On a lane, in a job of one host, NCCL's reduce_scatter of fp32 and bf16 adds
     // in rank order and rounds once: it sends each part to its owner, who sums, and keeps memory as large as `all`.
 
     /// In place; any dtype but u8.

@@ -23,6 +23,9 @@ struct Group {
     int key = 0;
 };
 
+/// Where a job is only foreseen: whether its ranks are on one host, if hosts have 8 GPUs.
+constexpr bool foreseen_on_one_host(int ranks) { return ranks <= 8; }
+
 class GroupMaker {
   public:
     virtual ~GroupMaker() = default;

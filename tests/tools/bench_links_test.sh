@@ -12,10 +12,10 @@ links() { "$PERIGEE_SOURCE/tools/bench/links.sh" --cpu --ranks 2 --seconds 2000 
 holds() { grep -q "$1" "$results" || complain "no result like $1 in $(cut -c 1-300 "$results")"; }
 count() { [ "$(grep -c "$1" "$results")" = "$2" ] || complain "$(grep -c "$1" "$results") results like $1, not $2"; }
 
-all="topology links dp_8k dp_32k cp_128k_dense cp_128k_moba losses failures beside matrix cp_1m_moba"
+all="topology links dp_8k dp_32k cp_128k_dense cp_128k_moba collectives losses failures beside matrix cp_1m_moba"
 links --dry || complain "dry run"
 [ "$(sed -n 's/^== \([a-z0-9_]*\),.*/\1/p' "$scratch/log" | tr '\n' ' ')" = "$all " ] || complain "dry run: not all sections in order"
-[ "$(grep -c ' mpirun .* -n 2 ' "$scratch/log")" = 15 ] || complain "dry run: other jobs"
+[ "$(grep -c ' mpirun .* -n 2 ' "$scratch/log")" = 16 ] || complain "dry run: other jobs"
 [ ! -e "$results" ] || complain "a dry run has results"
 
 for row in dp_32k:data.sequence_length=32768 cp_128k_dense:data.sequence_length=131072; do
@@ -33,7 +33,8 @@ holds '"section":"cp_128k_moba",.*"exposed_ms":{.*"context":[0-9].*"data x conte
 holds '"row":"cp_1m_moba",.*"steps":1,'
 
 [ -z "${PERIGEE_BRIEF:-}" ] || verdict  # the programs have run; what follows tests the script
-links losses failures || complain "losses or failures"
+links collectives losses failures || complain "collectives, losses or failures"
+count '"section":"collectives",.*"ranks_that_passed":2' 1
 count '"section":"losses",.*"numbers":20,"equal":20,"largest_difference":0,"passed":true' 3
 holds '"what":"SIGKILL to rank 1",.*"named":"perigee: communication error: rank 1 .*signal 9 (Killed)","named_after_s":[0-9]'
 holds '"what":"SIGSTOP to rank 1",.*"named":"perigee: hang error: rank 1 .*"exit":6,'

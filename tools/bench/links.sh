@@ -8,6 +8,7 @@
 #   topology         the host, its GPUs, and what joins them
 #   links            rates of every collective, by size and by the multiprocessors that NCCL takes (CTAs)
 #   dp_8k dp_32k cp_128k_dense cp_128k_moba   steps of the 8B model: speed, memory, exposed communication
+#   collectives      tests of collectives, each rank on a GPU of its own
 #   losses           20 steps, and the same by ranks that share one GPU
 #   failures         a rank that is killed, and one that stops
 #   beside           matrix products and attention beside each collective, by CTAs
@@ -34,7 +35,7 @@ while [ $# -gt 0 ]; do
 done
 own=()
 for key in ${more[@]+"${more[@]}"}; do [[ $key != parallel.* ]] || own+=("$key"); done
-all=(topology links dp_8k dp_32k cp_128k_dense cp_128k_moba losses failures beside matrix cp_1m_moba)
+all=(topology links dp_8k dp_32k cp_128k_dense cp_128k_moba collectives losses failures beside matrix cp_1m_moba)
 [ ${#sections[@]} -gt 0 ] || sections=("${all[@]}")
 for section in "${sections[@]}"; do
     [[ " ${all[*]} " == *" $section "* ]] || { echo "links.sh: no section $section: see its first lines" >&2; exit 2; }
@@ -162,6 +163,13 @@ compare() {
         }' >"$scratch/compared"
     note <"$scratch/compared"
     grep -q '"passed":true' "$scratch/compared" || complain "$1: differs from ranks that share a GPU"
+}
+collectives() {
+    local own=--gpus
+    [ "$device" = cuda ] || own=
+    job "$bin/collectives" $own --gtest_brief=1 | tee "$scratch/tests.txt"
+    ended "${PIPESTATUS[0]}" "tests of collectives"
+    [ $dry = 1 ] || say '{"ranks_that_passed":%d}\n' "$(grep -c 'PASSED' "$scratch/tests.txt")"
 }
 losses() {
     local layout comm

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Conversations for study 4: which title had a text far back? Real retrieval over real text, without downloads.
+"""Conversations for study 4: which title had a text far back? On real text, without downloads.
 
     python3 tools/data/titles.py ~/perigee_data/corpus/train_short_*.jsonl.zst -o data/study4 --questions 3 10 80
     perigee tokenize --chat tools/data/titles.yaml -o data/study4/q10 data/study4/q10.jsonl
 
-The user gives 20 to 60 whole texts, each without its title line, numbered, and then asks for the titles of some; each
-answer is the line that was taken out, 8 to 15 tokens. The number of questions sets the share of tokens with loss: in 32K
-tokens, 3 are 0.1%, 10 are 0.4%, 80 are 3%. Which texts and questions come together follows from the seed alone.
+The user gives 20 to 60 texts, cut at 6,000 bytes, each without its title line, numbered, and then asks for the titles of
+some by number; each answer is the line that was taken out, 8 to 15 tokens. It does not stand in its text: a model has to
+find the text and infer it. The number of questions sets the share of tokens with loss: 3 are 0.1%, 10 are 0.4%, 80 are
+3%. With more questions than texts some are asked again, and then the answer stands in the conversation. Which texts and
+questions come together follows from the seed alone.
 """
 import argparse
 import json
@@ -36,7 +38,8 @@ def titled(text):
 
 
 def conversation(pool, most_bytes, questions, draw):
-    """A conversation of at most so many bytes; of every text at most one question, in an order of chance."""
+    """A conversation of at most so many bytes; of every text at most one question, while there are as many texts,
+    in an order of chance."""
     given, size = [], 0
     while size < most_bytes - 120 * questions:
         text = draw.choice(pool)

@@ -5,11 +5,11 @@
 
 Reads samples.csv, runs.csv, curves.csv, layers.csv and mass.csv of rows.py. Arms are named as `questions_3 last=2`: the
 tokens with loss, and the number of full layers at the end. Prints, by arm and number: loss per held-out answer token at
-the end, the lowest while training with its step, loss of the last training steps, accuracy, reach of the layers, and gate's
+the end, the lowest while training with its step, loss of the last training step, accuracy, reach of the layers, and gate's
 and best possible share of full attention's softmax at the answers. Then, for each arm, how much lower the loss is with
 --full layers full (where not said, the most) than with the fewest, and this minus the same of arm --all: of the last
 held-out loss with 95% intervals by bootstrap over held-out samples (the same samples in all runs of a seed), and by seed;
-of the lowest and of the training loss by seed. Runs that an arm lacks are an error.
+of the lowest by seed. Runs that an arm lacks are an error.
 """
 import argparse
 import collections
@@ -139,12 +139,12 @@ def main():
     if args.output:
         held_out = {name: {last: [page.mean([table[name, last][seed][i] for i in samples], ANSWERS) for seed in seeds]
                            for last in numbers} for name in names}
-        panels = [("held-out answers, nats", held_out)]
-        if len(trained) == len(arms) * len(seeds):
-            panels.append(("training, nats", {name: {last: [trained[f"{name} last={last}", seed] for seed in seeds]
-                                                     for last in numbers} for name in names}))
+        panels = [("held-out answers at the end, nats", held_out)]
+        if len(best_while) >= len(arms) * len(seeds):
+            panels.append(("at the best step, nats", {name: {last: [best_while[f"{name} last={last}", seed][0] for seed in seeds]
+                                                             for last in numbers} for name in names}))
         args.output.write_text(svg(panels, numbers))
-    print("| loss on | last full | answers' loss | lowest | at step | training loss | accuracy | reach by layer | gate, best |")
+    print("| loss on | last full | answers' loss | lowest | at step | last step's training loss | accuracy | reach by layer | gate, best |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in names:
         for last in numbers:
@@ -158,7 +158,7 @@ def main():
                   f"| {', '.join(str(step) for _, step in lows)} | {means([trained[arm, seed] for seed in seeds if (arm, seed) in trained])} "
                   f"| {with_spread(accuracy[arm])} | {', '.join(layers)} | {of_mass} |")
     print(f"\n| loss on | {ends[0]} full minus {ends[1]} full | minus that of {args.all} | seeds "
-          "| lowest, by seed | training, by seed |\n|---|---|---|---|---|---|")
+          "| lowest, by seed |\n|---|---|---|---|---|")
     draw = random.Random(20251)
     draws = [draw.choices(samples, k=len(samples)) for _ in range(args.draws)]
     drawn = {name: [effects(table, name, ends, seeds, chosen) for chosen in draws] for name in names}
@@ -178,7 +178,7 @@ def main():
             against = [a - b for a, b in zip(found, effects(table, args.all, ends, seeds, samples))]
             less, more = page.middle_95([average(a) - average(b) for a, b in zip(drawn[name], drawn[args.all])])
             cells = [f"{average(against):+.4f} [{less:+.4f}, {more:+.4f}]", ", ".join(f"{x:+.4f}" for x in against)]
-        cells += [", ".join(f"{x:+.4f}" for x in gains(of, name)) for of in (lows, trained)]
+        cells.append(", ".join(f"{x:+.4f}" for x in gains(lows, name)))
         print(f"| {name} | {average(found):+.4f} [{low:+.4f}, {high:+.4f}] | {' | '.join(cells)} |")
 
 

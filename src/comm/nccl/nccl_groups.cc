@@ -223,7 +223,8 @@ class NcclComm final : public Comm {
 
   private:
     /// Beside computation a sum inside NCCL's kernel holds multiprocessors until the last rank is there. So the parts
-    /// go to their owners, between registered tensors by copy engines, and each owner adds up what it received.
+    /// go to their owners, between registered tensors by copy engines, and each owner adds up what it received. The
+    /// same where nothing is registered, for the same bits.
     void sum_in_rank_order(Queue& queue, TensorView part, ConstView all) {
         PERIGEE_CHECK(!grouping(), "a sum in rank order among a group's messages");
         auto const bytes = static_cast<size_t>(all.bytes());
@@ -277,12 +278,12 @@ void set_environment(bool shared_gpus, int rank) {
 /// Gathers and sums run beside each other: only since this version does NCCL keep communicators from waiting for each
 /// other in turn.
 void check_version() {
-    constexpr int kOldest = 22600;
+    constexpr int kOldest = std::max(22600, NCCL_VERSION_CODE / 100 * 100);  // or that of the build, whose calls it has
     int version = 0;
     ncclGetVersion(&version);
     if (version < kOldest)
-        fail(Category::config, "NCCL {}.{} is older than 2.26: install a newer one, or take parallel.comm=mpi",
-             version / 10000, version / 100 % 100);
+        fail(Category::config, "NCCL {}.{} is older than {}.{}: install a newer one, or take parallel.comm=mpi",
+             version / 10000, version / 100 % 100, kOldest / 10000, kOldest / 100 % 100);
 }
 
 /// Whether all ranks run on one host: they see the same boot of its kernel.

@@ -127,7 +127,7 @@ steps() {
 }
 whole_context() { echo parallel.context="$ranks" train.global_batch_size=1 train.recompute=auto data.sequence_length="$1"; }
 dp_8k() { steps dp_8k 6 2 train.global_batch_size="$ranks"; }
-dp_32k() { steps dp_32k 3 2 train.global_batch_size="$ranks" train.recompute=auto train.offload=3 data.sequence_length=32768; }
+dp_32k() { steps dp_32k 3 2 train.global_batch_size="$ranks" train.recompute=auto train.offload=10 data.sequence_length=32768; }
 cp_128k_dense() { steps cp_128k_dense 2 2 $(whole_context 131072); }
 cp_128k_moba() { steps cp_128k_moba 3 2 $(whole_context 131072) train.offload=6 attention.kind=moba; }
 cp_1m_moba() {

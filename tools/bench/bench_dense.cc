@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "base/philox.h"
@@ -19,6 +21,7 @@ struct Settings {
     double seconds = 0.3, rest = 0.1;
     int rounds = 2;
     std::string only;
+    bool list = false;
 };
 
 struct Problem {
@@ -209,13 +212,29 @@ int run(int argc, char** argv) {
     app.add_option("--seconds", s.seconds, "Of every measurement")->capture_default_str();
     app.add_option("--rest", s.rest, "Seconds of rest before every measurement")->capture_default_str();
     app.add_option("--rounds", s.rounds, "Measurements of each, in turns")->capture_default_str();
-    app.add_option("--only", s.only, "Problems whose name contains this");
+    app.add_option("--only", s.only, "The problem of this name, or those whose name contains it");
+    app.add_flag("--list", s.list, "Print each problem as a JSON object, and measure none");
     CLI11_PARSE(app, argc, argv);
+    std::vector<Problem> const all = problems();
+    bool const one = std::ranges::count(all, s.only, &Problem::name) > 0;
+    auto const asked = [&](Problem const& p) {
+        return one ? p.name == s.only : p.name.find(s.only) != std::string::npos;
+    };
+    if (s.list) {
+        for (Problem const& p : all)
+            if (asked(p))
+                fmt::print("{}\n", nlohmann::json({{"name", p.name},
+                                                   {"heads", p.heads},
+                                                   {"kv_heads", p.kv_heads},
+                                                   {"head_dim", p.head_dim},
+                                                   {"lengths", p.lengths}})
+                                       .dump());
+        return 0;
+    }
     auto const device = make_cuda_device(0);
     auto const ops = make_cuda_ops(*device);
-    for (Problem const& problem : problems())
-        if (problem.name.find(s.only) != std::string::npos)
-            Bench(dynamic_cast<CudaDevice&>(*device), *ops, s, problem).run();
+    for (Problem const& problem : all)
+        if (asked(problem)) Bench(dynamic_cast<CudaDevice&>(*device), *ops, s, problem).run();
     return 0;
 }
 

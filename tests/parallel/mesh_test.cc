@@ -64,5 +64,16 @@ TEST(ParallelOptions, AreDescribedWithRanges) {
     }
 }
 
+TEST(Comm, KeepsMemoryByNameAndReplacesWhatIsTooSmall) {
+    auto const device = make_host_device();
+    auto const comm = make_single_comm();
+    std::byte* const keys = comm->keep(*device, "keys", 100);
+    EXPECT_NE(comm->keep(*device, "values", 100), keys);
+    EXPECT_EQ(comm->keep(*device, "keys", 50), keys);
+    EXPECT_EQ(comm->kept_bytes(), 200);
+    comm->keep(*device, "keys", 1000);
+    EXPECT_EQ(comm->kept_bytes(), 1100);
+}
+
 }  // namespace
 }  // namespace perigee

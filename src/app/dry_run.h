@@ -30,9 +30,8 @@ struct StepMemory {
     int64_t host = 0;      ///< beside the device's: pinned memory of the host under train.offload and optimizer.offload
     int64_t save = 0;      ///< memory of the host too: the copy that a checkpoint is written from, pinned with a GPU
     int64_t context = 0;   ///< CUDA's, and its libraries' kernels; NCCL takes memory beside that
-    int64_t sum() const {
-        return weights + gradients + optimizer + buckets + gathered + scratch + step;
-    }  ///< of all tensors
+    /// Of all tensors.
+    int64_t sum() const { return weights + gradients + optimizer + buckets + gathered + scratch + step; }
     int64_t in_use() const { return sum() + context; }
 };
 

@@ -28,7 +28,7 @@ struct BackwardShared {
     using RowTile = unsigned char[hopper::tile_bytes<T::kRows, D>()];
     KeyTile k, v;
     RowTile q[T::kStages], d_o[T::kStages];
-    unsigned char ds[2][hopper::tile_bytes<kKvTile, T::kRows>()];  ///< transposed: [keys, rows]
+    unsigned char ds[2][hopper::tile_bytes<T::kRows, kKvTile>()];
     float base[T::kStages][T::kRows], delta[T::kStages][T::kRows], factor[T::kStages][T::kRows];
     uint32_t entries[2][T::kRows];                 ///< routing entries, on their way to the row scheduler
     alignas(16) int32_t at[T::kStages][T::kRows];  ///< which row of [queries, H]; -1 for none

@@ -60,12 +60,12 @@ class Consumer {
             if (kWindowed && (past + 1) * T::kRows > a_.window) mask_window(s, past * T::kRows - a_.window);
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
-            add_products(dv, p, shared_.d_o[stage]);
-            hopper::products_wait<1>();  // all but dv
+            hopper::products_wait<0>();
             hopper::pin(dp);
             score_gradients(dp, s, stage);
             to_left(ds, dp);
-            store_scores(ds);
+            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), ds);
+            add_products(dv, p, shared_.d_o[stage]);
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
@@ -122,9 +122,9 @@ class Consumer {
     /// Head size 64: half of 128 rows, all columns. Others: all 64 rows, a panel of columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
         uint32_t const left = shared_address(shared_.ds[buffer_]), right = shared_address(shared_.k);
-        int const row_panel = D > 64 ? 0 : warpgroup_, column_panel = D > 64 ? warpgroup_ : 0;
-        hopper::start_products<Inner::rows, Inner::rows, kKvTile / 16>(
-            dq, [&](int step) { return hopper::rows_factor<kKvTile>(left, row_panel, step); },
+        int const row = D > 64 ? 0 : warpgroup_ * 64, column_panel = D > 64 ? warpgroup_ : 0;
+        hopper::start_products<Inner::columns, Inner::rows, kKvTile / 16>(
+            dq, [&](int step) { return hopper::columns_factor<T::kRows>(left, row, step); },
             [&](int step) { return hopper::rows_factor<kKvTile>(right, column_panel, step); });
     }
 
@@ -171,13 +171,6 @@ class Consumer {
                 dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] - delta.y);
             }
         }
-    }
-    __device__ void store_scores(uint32_t const (&ds)[kSteps][4]) const {
-        uint32_t const tile = shared_address(shared_.ds[buffer_]), thread = hopper::thread_anew();
-        int const key = static_cast<int>(thread / 32 * 16 + thread % 16), vector = static_cast<int>(thread % 32 / 16);
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-            hopper::store_matrices(tile + hopper::swizzled_offset<kKvTile>(key, 2 * step + vector), ds[step]);
     }
     __device__ void finish(Tile const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
         int32_t const key = item.row + static_cast<int32_t>(hopper::thread_anew() / 128 * 64);

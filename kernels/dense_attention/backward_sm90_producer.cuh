@@ -11,7 +11,7 @@ struct BackwardShared {
     unsigned char k[hopper::tile_bytes<kKvTile, D>()], v[hopper::tile_bytes<kKvTile, D>()];
     unsigned char q[T::kStages][hopper::tile_bytes<T::kRows, D>()];
     unsigned char d_o[T::kStages][hopper::tile_bytes<T::kRows, D>()];
-    unsigned char ds[2][hopper::tile_bytes<kKvTile, T::kRows>()];
+    unsigned char ds[2][hopper::tile_bytes<T::kRows, kKvTile>()];
     float4 dq[T::kSums];
     alignas(16) float stats[T::kStages][2][T::kRows];  ///< base, delta
     Tile item;

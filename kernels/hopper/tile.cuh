@@ -63,11 +63,19 @@ __device__ __forceinline__ void load_left(uint32_t (&a)[kSteps][4], uint32_t til
         load_matrices(a[step], tile + swizzled_offset<kRows>(row + lane % 16, step * 2 + lane / 16));
 }
 
-/// Four 8 x 8 matrices of bf16 to shared memory, as load_matrices reads them. PTX ISA, "stmatrix".
-__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t const (&x)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
-                 : "memory");
+/// Left factors [64 keys, rows] of warpgroups, 64 keys after the other, as a tile [kRows, keys]: what were rows become
+/// columns. PTX ISA, "stmatrix".
+template <int kRows, int kSteps>
+__device__ __forceinline__ void store_transposed(uint32_t tile, uint32_t const (&x)[kSteps][4]) {
+    uint32_t const thread = thread_anew();
+    int const row = static_cast<int>(thread % 32 / 16 * 8 + thread % 8);
+    int const piece = static_cast<int>(thread / 32 * 2 + thread % 16 / 8);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         tile + swizzled_offset<kRows>(16 * step + row, piece)),
+                     "r"(x[step][0]), "r"(x[step][1]), "r"(x[step][2]), "r"(x[step][3])
+                     : "memory");
 }
 
 /// Rows [from, kRows) of a tile that the copy engine has filled become zeros, for the tensor cores. A warp's business.

@@ -26,7 +26,8 @@ bool is_dense(auto const& args) {
 }
 /// By kernels/dense_attention, which were measured faster than the others at these head sizes.
 bool takes_dense(auto const& args, KernelArch arch) {
-    return arch == KernelArch::sm90 && is_dense(args) && (args.q_THK[2] == 64 || args.q_THK[2] == 128);
+    int64_t const head_dim = args.q_THK[2];
+    return arch == KernelArch::sm90 && is_dense(args) && (head_dim == 64 || head_dim == 96 || head_dim == 128);
 }
 bool suits_cudnn(auto const& args) {
     int64_t const head_dim = args.q_THK[2];

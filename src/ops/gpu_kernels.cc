@@ -16,7 +16,7 @@ std::string to_string(GpuKernels const& k) {
                                             : "MoBA, by mma.sync instead of wgmma");
     if (!k.cudnn)
         slower.push_back(k.built_for == BuiltFor::hopper
-                             ? "full attention with other heads than 64 and 128, without cuDNN"
+                             ? "full attention with other heads than 64, 96 and 128, without cuDNN"
                              : "full attention, without cuDNN");
     if (k.shared_bytes < kRoomOfSums)
         slower.push_back("the backward of RMSNorm, of QKV with bias or norms, and of the embedding, in less memory");

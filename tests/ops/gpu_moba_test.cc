@@ -137,7 +137,7 @@ TEST_F(GpuAttention, MobaTakesLittleScratchMemoryWhereItMustAtLength) {
 }
 
 TEST_F(GpuAttention, FullAttentionOfPackedDocuments) {
-    for (int64_t const head_dim : {32, 64, 128}) {
+    for (int64_t const head_dim : {32, 64, 96, 128}) {
         ReferenceProblem const p = problem({0, 1, 100, 100, 500}, {.head_dim = head_dim});
         Lab lab(gpu());
         expect_close(attend(lab, p, FullAttention{}), reference_attention(p));
@@ -145,7 +145,7 @@ TEST_F(GpuAttention, FullAttentionOfPackedDocuments) {
 }
 
 TEST_F(GpuAttention, FullAttentionOfDocumentsOfOneLength) {
-    for (int64_t const head_dim : {32, 64, 128})
+    for (int64_t const head_dim : {32, 64, 96, 128})
         for (std::vector<int32_t> const& borders :
              {std::vector<int32_t>{0, 1024}, {0, 640, 1280, 1920}, {0, 512, 1024, 1100}}) {
             SCOPED_TRACE(

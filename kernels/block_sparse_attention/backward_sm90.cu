@@ -82,8 +82,8 @@ class Consumer {
             float s[kScores], dp[kScores], dq[32];
             start_scores(s, shared_.k, shared_.q[stage]);
             hopper::products_wait<1>();  // dk of the last tile
-            start_scores(dp, shared_.v, shared_.d_o[stage]);
             if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
+            start_scores(dp, shared_.v, shared_.d_o[stage]);
             hopper::products_wait<1>();
             hopper::pin(s);
             weights(s, stage, f_.scale * kLog2e);

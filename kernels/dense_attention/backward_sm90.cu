@@ -33,7 +33,7 @@ class Consumer {
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
             process(dk, dv);
             Tile const item = shared_.item;
-            shared_.keys_free.arrive_as_warp();
+            release(shared_.keys_free);
             finish(item, dk, dv);
         }
     }
@@ -50,8 +50,8 @@ class Consumer {
             float s[kScores], dp[kScores], dq[32];
             start_scores(s, shared_.k, shared_.q[stage]);
             hopper::products_wait<1>();  // dk of the last tile
-            start_scores(dp, shared_.v, shared_.d_o[stage]);
             if (!first) release_last();
+            start_scores(dp, shared_.v, shared_.d_o[stage]);
             hopper::products_wait<1>();
             hopper::pin(s);
             weights(s, stage, a_.scale * kLog2e);
@@ -86,7 +86,7 @@ class Consumer {
                 shared_.dq_free.wait((steps_++ & 1) ^ 1);
                 hopper::store_sums<64, kConsumers>(shared_.dq + hopper::thread_anew(), dq);
                 hopper::fence_shared_for_async();
-                shared_.dq_full.arrive_as_warp();
+                release(shared_.dq_full);
             } else {
                 hopper::store_sums<64, kConsumers>(to, dq, true);
             }
@@ -99,8 +99,11 @@ class Consumer {
 
     __device__ void await_rows() const { shared_.rows_full[ring_.stage].wait(ring_.parity()); }
     /// The rows of the step before.
-    __device__ void release_last() const {
-        shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages].arrive_as_warp();
+    __device__ void release_last() const { release(shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages]); }
+    /// This warp no longer reads what `barrier` guards.
+    __device__ static void release(Barrier& barrier) {
+        __syncwarp();
+        if (hopper::thread_anew() % 32 == 0) barrier.arrive();
     }
 
     /// x' [64 keys, rows] = keys (k or v) times rows (q or do).

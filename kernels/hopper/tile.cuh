@@ -63,10 +63,11 @@ __device__ __forceinline__ void load_left(uint32_t (&a)[kSteps][4], uint32_t til
         load_matrices(a[step], tile + swizzled_offset<kRows>(row + lane % 16, step * 2 + lane / 16));
 }
 
-/// Left factors [64 keys, rows] of warpgroups, 64 keys after the other, as a tile [kRows, keys]: what were rows become
-/// columns. PTX ISA, "stmatrix".
+/// Stores each warpgroup's left factor [64, kRows] transposed into one tile [kRows, 64 times the warpgroups], the
+/// second warpgroup's columns after the first's. The thread block's first threads call. PTX ISA, "stmatrix".
 template <int kRows, int kSteps>
 __device__ __forceinline__ void store_transposed(uint32_t tile, uint32_t const (&x)[kSteps][4]) {
+    static_assert(kSteps * 16 == kRows);
     uint32_t const thread = thread_anew();
     int const row = static_cast<int>(thread % 32 / 16 * 8 + thread % 8);
     int const piece = static_cast<int>(thread / 32 * 2 + thread % 16 / 8);

@@ -4,12 +4,13 @@
     python3 tools/bench/peer_attention.py build/cuda/bin/bench_dense --only "32K, d 128" --rounds 3
 
 Needs PyTorch and the package flash-attn-4 in this Python. Each measurement rests, runs work back to back for --seconds
-and takes the median of its runs, as bench_dense does. Packs go through flash_attn_varlen_func, where a problem has
-documents of several lengths, else through flash_attn_func with a batch. Its first call compiles, outside the time. Prints
-medians of rounds in milliseconds and the largest difference of o between FlashAttention 4 and PyTorch's own attention, on
-2,048 tokens of the problem's heads. With --json FILE also a JSON object a problem and pass, with every round.
+and takes the median of its runs, as bench_dense does. Documents of one length go through flash_attn_func as a batch,
+others through flash_attn_varlen_func. The first call of FlashAttention 4 compiles; that is not timed. Prints medians of
+rounds in milliseconds and the largest difference of o between FlashAttention 4 and PyTorch's own attention, on one
+document of 2,048 tokens with the problem's heads. --json FILE appends a JSON object a problem and pass, with every round.
 """
 import argparse
+import importlib.metadata
 import json
 import pathlib
 import re
@@ -20,6 +21,8 @@ import time
 import torch
 from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 from torch.nn.functional import scaled_dot_product_attention
+
+PACKAGE = "flash-attn-4 " + importlib.metadata.version("flash-attn-4")
 
 
 def output(x):
@@ -38,14 +41,17 @@ class Peer:
         self.q, self.k, self.v = (make(problem[heads]).requires_grad_() for heads in ("heads", "kv_heads", "kv_heads"))
         self.d_o = make(problem["heads"])
         if alike:
-            self.call = lambda: output(flash_attn_func(self.q, self.k, self.v, causal=True))
+            self.pack = None
         else:
             borders = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
-            self.call = lambda: output(flash_attn_varlen_func(
-                self.q, self.k, self.v, cu_seqlens_q=borders, cu_seqlens_k=borders, max_seqlen_q=max(lengths),
-                max_seqlen_k=max(lengths), causal=True))
+            self.pack = dict(cu_seqlens_q=borders, cu_seqlens_k=borders, max_seqlen_q=max(lengths), max_seqlen_k=max(lengths))
         self.o = self.call()
         self.backward()
+
+    def call(self):
+        if self.pack is None:
+            return output(flash_attn_func(self.q, self.k, self.v, causal=True))
+        return output(flash_attn_varlen_func(self.q, self.k, self.v, causal=True, **self.pack))
 
     def forward(self):
         with torch.no_grad():
@@ -121,8 +127,8 @@ def main():
             print(f"  {of:<9} {'   '.join(cells)}", flush=True)
             if args.json:
                 with args.json.open("a") as file:
-                    file.write(json.dumps({"problem": problem["name"], "pass": of, "device": torch.cuda.get_device_name(),
-                                           "rounds_ms": {kernel: [times[of, kernel] for times in rounds] for kernel in kernels}})
+                    file.write(json.dumps({"package": PACKAGE, "problem": problem["name"], "pass": of, "device": torch.cuda.get_device_name(),
+                                           "rounds_ms": {kernel: [round(times[of, kernel], 3) for times in rounds] for kernel in kernels}})
                                + "\n")
 
 

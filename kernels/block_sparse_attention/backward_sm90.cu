@@ -95,7 +95,7 @@ class Consumer {
             score_gradients(dp, s, stage);
             to_left(ds, dp);
             hopper::store_transposed<T::kRows>(shared_address(shared_.ds[count_ % 2]), ds);
-            add_products(dv, p, shared_.d_o[stage]);
+            add_products(dv, p, shared_.d_o[stage]);  // after dS, as in dense_attention
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);

@@ -65,7 +65,7 @@ class Consumer {
             score_gradients(dp, s, stage);
             to_left(ds, dp);
             hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), ds);
-            add_products(dv, p, shared_.d_o[stage]);
+            add_products(dv, p, shared_.d_o[stage]);  // before dS it was slower: README.md
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);

@@ -474,7 +474,7 @@ def gap_svg(found, stopped, base):
              f'<text x="8" y="18">held-out loss minus that of {base}, nats</text>',
              f'<text x="{left}" y="{top + height + 42}">tokens, millions</text>']
     step = 10 ** math.floor(math.log10(high - low or 1))
-    step = next(s for s in (step / 5, step / 2, step) if (high - low) / s <= 7)
+    step = next(s for s in (step / 5, step / 2, step, 2 * step) if (high - low) / s <= 7)
     for i in range(math.ceil(low / step), math.floor(high / step) + 1):
         y = down(i * step)
         colour = "#ddd" if i else "#999"

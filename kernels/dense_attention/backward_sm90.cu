@@ -33,41 +33,39 @@ class Consumer {
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
             process(dk, dv);
             Tile const item = shared_.item;
-            shared_.keys_free.arrive_as_warp();
+            release(shared_.keys_free);
             finish(item, dk, dv);
         }
     }
 
   private:
-    /// A step is a row tile. Its scores are made in the step before, while dq of that one is on its way out. Memory
-    /// instructions wait behind products that wait for the tensor cores: what a step reads early is read before them.
     __device__ void process(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
-        int32_t const tiles = RowTiles<D, kOrdered, kWindowed>(item, a_.window).count;  // of each head
+        RowTiles<D, kOrdered, kWindowed> const tiles(item, a_.window);
+        float4* sums = a_.sums + (int64_t{item.head * a_.group} * a_.row_tiles + tiles.index) * T::kSums + threadIdx.x;
         int32_t heads = a_.group, tile = 0;  // heads from this one on; row tile of the head
-        float s[kScores];
-        Stats bases;
         await_rows();
-        start_scores(s, shared_.k, shared_.q[ring_.stage]);
-        load_stats(bases, ring_.stage, 0);
-        hopper::products_wait<0>();
-        hopper::pin(s);
-        while (heads > 0) {
+        for (bool first = true; heads > 0; first = false) {
             int const stage = ring_.stage;
-            float dp[kScores], dq[32];
+            float s[kScores], dp[kScores], dq[32];
+            start_scores(s, shared_.k, shared_.q[stage]);
+            hopper::products_wait<1>();  // dk of the last tile
+            if (!first) release_last();
             start_scores(dp, shared_.v, shared_.d_o[stage]);
-            weights(s, bases, a_.scale * kLog2e);
-            int32_t const past = kOrdered ? tiles - 1 - tile : tile;  // the diagonal's first
+            hopper::products_wait<1>();
+            hopper::pin(s);
+            weights(s, stage, a_.scale * kLog2e);
+            int32_t const past = RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile);
             if (past < T::kTilesOfKv) mask(s, past * T::kRows);
             if (kWindowed && (past + 1) * T::kRows > a_.window) mask_window(s, past * T::kRows - a_.window);
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
-            add_products(dv, p, shared_.d_o[stage]);
-            hopper::products_wait<1>();  // all but dv
+            hopper::products_wait<0>();
             hopper::pin(dp);
             score_gradients(dp, s, stage);
             to_left(ds, dp);
             hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), ds);
+            add_products(dv, p, shared_.d_o[stage]);  // before dS it was slower: README.md
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
@@ -75,26 +73,39 @@ class Consumer {
             add_products(dk, ds, shared_.q[stage]);
             ring_.advance();
             buffer_ ^= 1;
-            if (++tile == tiles) tile = 0, --heads;
+            float4* const to = sums;
+            sums += T::kSums;
+            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) {
+                sums += int64_t{a_.row_tiles - tile} * T::kSums;
+                tile = 0, --heads;
+            }
             if (heads > 0) await_rows();
-            int const next = heads > 0 ? ring_.stage : stage;  // after the last step in vain: a branch costs more
-            start_scores(s, shared_.k, shared_.q[next]);
-            hopper::products_wait<2>();  // all but dk and the next scores
+            hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            shared_.dq_free.wait((steps_++ & 1) ^ 1);
-            hopper::store_sums<64, kConsumers>(shared_.dq + threadIdx.x, dq);
-            hopper::fence_shared_for_async();
-            shared_.dq_full.arrive_as_warp();
-            load_stats(bases, next, 0);
-            hopper::products_wait<0>();
-            hopper::pin(s);
-            shared_.rows_free[stage].arrive_as_warp();
+            if constexpr (kOrdered) {
+                shared_.dq_free.wait((steps_++ & 1) ^ 1);
+                hopper::store_sums<64, kConsumers>(shared_.dq + hopper::thread_anew(), dq);
+                hopper::fence_shared_for_async();
+                release(shared_.dq_full);
+            } else {
+                hopper::store_sums<64, kConsumers>(to, dq, true);
+            }
         }
+        hopper::products_wait<0>();
         hopper::pin(dk);
         hopper::pin(dv);
+        release_last();
     }
 
     __device__ void await_rows() const { shared_.rows_full[ring_.stage].wait(ring_.parity()); }
+    /// The rows of the step before.
+    __device__ void release_last() const { release(shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages]); }
+    /// This warp no longer reads what `barrier` guards.
+    __device__ static void release(Barrier& barrier) {
+        __syncwarp();
+        if (hopper::thread_anew() % 32 == 0) barrier.arrive();
+    }
+
     /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
         uint32_t const left = shared_address(keys), right = shared_address(rows);
@@ -122,23 +133,13 @@ class Consumer {
         uint32_t const thread = hopper::thread_anew();
         return thread / 32 * 16 + thread % 32 / 4;
     }
-    static __device__ uint32_t column_of_thread() { return threadIdx.x % 4 * 2; }
+    static __device__ uint32_t column_of_thread() { return hopper::thread_anew() % 4 * 2; }
 
-    using Stats = float2[T::kRows / 8];
-    /// Bases (0) or deltas (1) of the thread's columns. Here, not where they are used.
-    __device__ void load_stats(Stats& x, int stage, int which) const {
-        uint32_t const from = shared_address(&shared_.stats[stage][which][column_of_thread()]);
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; ++j)
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                         : "=f"(x[j].x), "=f"(x[j].y)
-                         : "r"(from + j * static_cast<uint32_t>(8 * sizeof(float)))
-                         : "memory");
-    }
-    __device__ void weights(float (&s)[kScores], Stats const& bases, float scale_log2) const {
+    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
+        float const* const bases = &shared_.stats[stage][0][column_of_thread()];
 #pragma unroll
         for (int j = 0; j < T::kRows / 8; ++j) {
-            float2 const base = bases[j];
+            float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
             s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - base.x);
             s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - base.y);
             s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);

@@ -59,8 +59,9 @@ struct RowTiles {
         index = (item.index - item.row / kKvTile) * T::kTilesOfKv + first;
         if (kOrdered) first += count - 1, index += count - 1;
     }
-    /// Of the tiles in the order of work: whether the document ends in it.
+    /// Of the tiles in the order of work: whether the document ends in it; how many tiles past the first of all it is.
     __device__ bool ends(int32_t i) const { return whole && i == (kOrdered ? 0 : count - 1); }
+    __device__ int32_t past_diagonal(int32_t i) const { return kOrdered ? count - 1 - i : i; }
 };
 
 template <int D, bool kOrdered, bool kWindowed>
@@ -138,7 +139,8 @@ __device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
     asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
 
-/// One warp that adds the dq of each row tile to its sum, in deterministic mode when the KV tile's turn comes.
+/// One warp. In deterministic mode it adds the dq of each row tile to its sum when the KV tile's turn comes; otherwise
+/// the consumers add dq themselves, and this warp only follows the work items.
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
@@ -150,23 +152,21 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         __syncwarp();
         if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
-        if (!talks) continue;
         RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
         int32_t const turn = item.row / kKvTile;
+        if (!talks || !kOrdered) continue;  // consumers do it themselves
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
             int64_t at = int64_t{head} * a.row_tiles + tiles.index;
 #pragma unroll 1
             for (int32_t i = 0; i < tiles.count; ++i, ++count, at += tiles.kStep) {
                 shared.dq_full.wait(count & 1);
-                if constexpr (kOrdered) await_turn(a.turns + at, turn);
+                await_turn(a.turns + at, turn);
                 hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
                 hopper::add_commit();
                 hopper::add_wait_read();
                 shared.dq_free.arrive();
-                if constexpr (kOrdered) {
-                    hopper::add_wait();
-                    pass_turn(a.turns + at, turn + 1);
-                }
+                hopper::add_wait();
+                pass_turn(a.turns + at, turn + 1);
             }
         }
     }

@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_left(uint32_t (&a)[kSteps][4], uint32_t til
 template <int kRows, int kSteps>
 __device__ __forceinline__ void store_transposed(uint32_t tile, uint32_t const (&x)[kSteps][4]) {
     static_assert(kSteps * 16 == kRows);
-    uint32_t const thread = threadIdx.x;
+    uint32_t const thread = thread_anew();
     int const row = static_cast<int>(thread % 32 / 16 * 8 + thread % 8);
     int const piece = static_cast<int>(thread / 32 * 2 + thread % 16 / 8);
 #pragma unroll

@@ -174,6 +174,8 @@ check "no law of a stopped run" [ "$(grep -c '^| part' "$course/table.md")" = 1 
 check "step 1" grep -q '^| power | +0\.2500 |$' "$course/table.md"
 # Half the FLOPs and seconds: after as many, full had read 25M tokens, where its loss is 2.5.
 check "speed" grep -q '^| power | 1,000,000 | 100\.0M | +0\.0525 | -0\.4475 | -0\.4475 |$' "$course/table.md"
+check "page.py with a switched arm" python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$course" --switched power -o "$scratch/switched" >"$scratch/printed"
+check "no FLOPs of it" grep -q '^| power | 1,000,000 |  | +0\.0525 |  | -0\.4475 |$' "$scratch/switched/table.md"
 check "a figure with three curves, one dashed" [ "$(grep -c '<polyline' "$course/gap.svg")/$(grep -c '<polyline.*dasharray' "$course/gap.svg")" = 3/1 ]
 cat >"$scratch/axes.py" <<'PY'
 import sys
@@ -199,9 +201,9 @@ open(f"{sys.argv[1]}/losses.csv", "w").write("\n".join(rows) + "\n")
 PY
 compare() { python3 "$PERIGEE_SOURCE/tools/studies/switch.py" "$scratch/switch" --step "$@" >"$scratch/printed" 2>&1; }
 check "switch.py" compare 300 mild=gate spike=gate never=gate
-check "a small jump" grep -Eq '^\| mild \| gate \| 1 \| \+0\.0200 \| 0\.010. \| [234]\.. \| 1\.. \| 200 \| [-+]0\.0000 \|  \|$' "$scratch/switch/switch.md"
+check "a small jump" grep -Eq '^\| mild \| gate \| 1 \| \+0\.0200 \| 0\.010. \| [234]\.. \| 1\.. \| \+0\.0200 \| 200 \| [-+]0\.0000 \|  \|$' "$scratch/switch/switch.md"
 check "a large one" grep -Eq '^\| spike \| gate \| 1 \| \+0\.2000 \| .* \| spike \|$' "$scratch/switch/switch.md"
-check "none" grep -Eq '^\| never \| gate \| 1 \| \+0\.0000 \| .* \| 1\.. \| 1\.. \| 0 \| ' "$scratch/switch/switch.md"
+check "none" grep -Eq '^\| never \| gate \| 1 \| \+0\.0000 \| .* \| 1\.. \| 1\.. \| \+0\.0000 \| 0 \| ' "$scratch/switch/switch.md"
 ! compare 301 mild=gate || complain "weights that were not the same"
 check "where they differ" grep -q "mild, seed 1: losses differ from step 301 on" "$scratch/printed"
 verdict

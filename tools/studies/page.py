@@ -243,17 +243,18 @@ def first_step(rows, base):
     return text + "".join(f"| {arm} | {sum(gap) / len(gap):+.4f} |\n" for arm, gap in sorted(found.items()))
 
 
-def speeds(rows, found, stopped, base):
+def speeds(rows, found, stopped, base, switched=()):
     """Finished arms: tokens per second of training, executed FLOPs per token, and the last loss minus the base arm's of
     the same seed after as many tokens, FLOPs and seconds, interpolated over the logarithm of tokens. Means over the seeds
-    of both."""
+    of both. No FLOPs of `switched` arms: the rows have those of the last step."""
     if not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
         return ""
     runs, curve = collections.defaultdict(dict), collections.defaultdict(list)
     with (rows / "runs.csv").open() as file:
         for row in csv.DictReader(file):
             if row["arm"] in found and row["eval_loss"]:
-                flops = 1e12 * float(row.get("tflops") or "nan") / float(row.get("tokens_per_s") or "nan")
+                rate = "nan" if row["arm"] in switched else row.get("tflops") or "nan"
+                flops = 1e12 * float(rate) / float(row.get("tokens_per_s") or "nan")
                 tokens, seconds, loss = int(row["tokens_so_far"]), float(row["seconds"]), float(row["eval_loss"])
                 runs[row["arm"]][row["seed"]] = (tokens, seconds, loss, flops)
     with (rows / "curves.csv").open() as file:
@@ -504,6 +505,8 @@ def main():
     parser.add_argument("--also", nargs="+", default=[], help="arms for a further comparison each")
     parser.add_argument("--own", nargs="+", default=[], metavar="ARM=ATTENTION", type=lambda pair: pair.split("=", 1),
                         help="the attention that an arm was trained with at last, where its name does not begin with it")
+    parser.add_argument("--switched", nargs="+", default=[], metavar="ARM",
+                        help="arms whose attention changed while they trained: their FLOPs are left out")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
     parser.add_argument("--draws", type=int, default=DRAWS)
     args = parser.parse_args()
@@ -525,7 +528,7 @@ def main():
         if picture := matrix_svg(table):
             (args.output / "matrix.svg").write_text(picture)
     text += gaps(found, stopped, args.base) + first_step(args.rows, args.base) + laws(found, stopped, args.base)
-    text += speeds(args.rows, found, stopped, args.base)
+    text += speeds(args.rows, found, stopped, args.base, args.switched)
     text += masses(args.rows) + needles(args.rows)
     (args.output / "table.md").write_text(text.lstrip("\n"))
     if picture := gap_svg(found, stopped, args.base):

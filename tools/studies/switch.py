@@ -10,7 +10,8 @@ Each pair names an arm that switches and the arm that it repeats until then. Per
     sigma    standard deviation of a loss around its running mean over the steps before, in nats
     highest  the largest distance above the running mean in the 200 steps from the switch on, in sigmas; beside it that
              of the other arm in the same steps
-    above    in how many of these 200 steps its loss is above that of the other arm, which had the same samples
+    largest  the largest difference to the loss of the other arm, which had the same samples, in these 200 steps
+    above    in how many of them the loss is above that of the other arm
     end      mean difference over the last 50 steps, in nats
 The running mean weighs the past by 0.95 per step. Above 5 sigmas, or with a jump above 0.1 nats, a row says spike.
 Losses of the two that differ before the switch are an error: then the weights at the switch were not the same.
@@ -53,9 +54,10 @@ def measure(switched, other, first):
     sigma = statistics.pstdev(theirs[step] for step in theirs if step < first)
     jump = switched[first] - other[first]
     highest = [max(distances[step] for step in after) / sigma for distances in (mine, theirs)]
-    above = sum(switched[step] > other[step] for step in after)
+    differences = [switched[step] - other[step] for step in after]
+    largest, above = max(differences), sum(difference > 0 for difference in differences)
     last = sorted(switched)[-END:]
-    return jump, sigma, *highest, above, statistics.fmean(switched[step] - other[step] for step in last)
+    return jump, sigma, *highest, largest, above, statistics.fmean(switched[step] - other[step] for step in last)
 
 
 def main():
@@ -65,7 +67,8 @@ def main():
     parser.add_argument("--step", type=int, required=True, help="attention.schedule's step of the switch")
     args = parser.parse_args()
     table = read(args.rows / "losses.csv")
-    text = "| arm | against | seed | jump | sigma | highest, sigmas | of the other | above | end | |\n|---|---|---|---|---|---|---|---|---|---|\n"
+    text = ("| arm | against | seed | jump | sigma | highest, sigmas | of the other | largest | above | end | |\n"
+            "|---|---|---|---|---|---|---|---|---|---|---|\n")
     for pair in args.pairs:
         arm, other = pair.split("=")
         seeds = sorted(table[arm].keys() & table[other].keys())
@@ -74,12 +77,12 @@ def main():
         for seed in seeds:
             try:
                 # The schedule counts steps from 0, the metrics say how many are done.
-                jump, sigma, mine, theirs, above, end = measure(table[arm][seed], table[other][seed], args.step + 1)
+                jump, sigma, mine, theirs, largest, above, end = measure(table[arm][seed], table[other][seed], args.step + 1)
             except ValueError as error:
                 sys.exit(f"switch.py: {arm}, seed {seed}: {error}")
             verdict = "spike" if mine > 5 or jump > 0.1 else ""
-            text += (f"| {arm} | {other} | {seed} | {jump:+.4f} | {sigma:.4f} | {mine:.1f} | {theirs:.1f} | {above} | "
-                     f"{end:+.4f} | {verdict} |\n")
+            text += (f"| {arm} | {other} | {seed} | {jump:+.4f} | {sigma:.4f} | {mine:.1f} | {theirs:.1f} | "
+                     f"{largest:+.4f} | {above} | {end:+.4f} | {verdict} |\n")
     (args.rows / "switch.md").write_text(text)
     print(text, end="")
 

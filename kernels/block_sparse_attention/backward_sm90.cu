@@ -94,7 +94,7 @@ class Consumer {
             hopper::pin(dp);
             score_gradients(dp, s, stage);
             to_left(ds, dp);
-            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[count_ % 2]), ds);
+            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[count_ % 2]), hopper::thread_anew(), ds);
             add_products(dv, p, shared_.d_o[stage]);  // after dS, as in dense_attention
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(AttentionArgs cons
             Row const* const rows = &shared.rows[warp_row + m * 16 + lane / 4];
             if (key + kTileKeys - 1 > seen_by_all) mask_scores(s[m], {rows[0].limit, rows[8].limit}, key);
             Rescale rescale;
-            softmax[m].absorb(s[m], a.scale * kLog2e, rescale);
+            softmax[m].absorb(s[m], a.scale * kLog2e, rescale, key == work.block.begin);
             rescale.apply(o[m]);
         }
 #pragma unroll

@@ -179,7 +179,7 @@ class ShortConsumer : ForwardConsumer<T> {
             Softmax<kKeys> softmax;
             hopper::products_wait<0>();
             this->finish_scores(s, tile);
-            softmax.absorb(s, scale_log2_, rescale);
+            softmax.absorb(s, scale_log2_, rescale, true);
             to_left(weights, s);
             this->start_first_outputs(o, weights, tile);
             Total const total(softmax, scale_log2_);  // while the products run

@@ -28,28 +28,25 @@ struct Softmax {
     float top[2] = {-INFINITY, -INFINITY};
     float sum[2] = {0, 0};  ///< of this lane's columns
 
-    /// Turns scores into weights relative to the maxima from here on.
-    __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, Rescale& rescale) {
-        float shift[2], added[2] = {0, 0}, most[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            most[half] = top[half];
-#pragma unroll
-            for (int n = 0; n < kKeys / 8; ++n)
-                most[half] = fmaxf(most[half], fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-        }
-        auto const grown = [&](int half) { return (most[half] - top[half]) * scale_log2 > kSlack; };
-        rescale.less = __any_sync(kAllLanes, grown(0) || grown(1));
+    /// Turns scores into weights relative to the maxima from here on. `first`: they are known to be the rows' first.
+    __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, Rescale& rescale, bool first = false) {
+        rescale.less = first || __any_sync(kAllLanes, may_have_grown(s, scale_log2));
         if (rescale.less) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                most[half] = quad_max(most[half]);
-                if (!grown(half)) most[half] = top[half];
-                rescale.factor[half] = exp2_approx((top[half] - finite_base(most[half])) * scale_log2);
+                float most = top[half];
+#pragma unroll
+                for (int n = 0; n < kKeys / 8; ++n)
+                    most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+                most = quad_max(most);
+                bool const grown = (most - top[half]) * scale_log2 > kSlack;
+                if (!grown) most = top[half];
+                rescale.factor[half] = exp2_approx((top[half] - finite_base(most)) * scale_log2);
                 sum[half] *= rescale.factor[half];
-                top[half] = most[half];
+                top[half] = most;
             }
         }
+        float shift[2], added[2] = {0, 0};
 #pragma unroll
         for (int half = 0; half < 2; ++half) shift[half] = finite_base(top[half]) * scale_log2;
 #pragma unroll
@@ -59,6 +56,19 @@ struct Softmax {
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) sum[half] += added[half];
+    }
+
+  private:
+    /// Whether a maximum has to be looked for. Floats from zero on are in the order of their bits, and the greatest of
+    /// three integers is one instruction, that of three floats two. Scores below zero count as zero, so that a row
+    /// whose maximum is far below it is looked at in vain. Rows of NaN are NaN whatever is said of them.
+    __device__ bool may_have_grown(float const (&s)[kKeys / 2], float scale_log2) const {
+        int most[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; i += 2)
+            most[i / 2 % 2] = __vimax3_s32(most[i / 2 % 2], __float_as_int(s[i]), __float_as_int(s[i + 1]));
+        float const growth = fmaxf(__int_as_float(most[0]) - top[0], __int_as_float(most[1]) - top[1]);
+        return !(growth * scale_log2 <= kSlack);  // a scale of zero makes it NaN
     }
 };
 

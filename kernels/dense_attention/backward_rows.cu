@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ 
         float sum = dot(x[i].x, y[i].x) + dot(x[i].y, y[i].y) + dot(x[i].z, y[i].z) + dot(x[i].w, y[i].w);
         sum = across_lanes<kLanes>(sum, [](float m, float n) { return m + n; });
         if (lane != 0) continue;
-        stats[row] = row < tile.rows ? base_of_weights(lse[i]) : INFINITY;
-        stats[T::kRows + row] = row < tile.rows ? sum : 0;
+        float const base = row < tile.rows ? base_of_weights(lse[i]) : INFINITY, delta = row < tile.rows ? sum : 0;
+        stats[row] = T::kAhead ? -base / (a.scale * kLog2e) : base;
+        stats[T::kRows + row] = T::kAhead ? -delta : delta;
     }
 }
 

@@ -31,20 +31,121 @@ class Consumer {
             float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
-            process(dk, dv);
+            if constexpr (T::kAhead)
+                process_ahead(dk, dv);
+            else
+                process_in_turn(dk, dv);
             Tile const item = shared_.item;
-            release(shared_.keys_free);
+            shared_.keys_free.arrive_as_warp();
             finish(item, dk, dv);
         }
     }
 
   private:
-    __device__ void process(float (&dk)[D / 2], float (&dv)[D / 2]) {
+    /// Steps, one a row tile. The scores of the next are under way while this one's dq is added, dk in halves where the
+    /// tensor cores would be idle: README.md. Scores and dP begin with the row stats, so that nothing is left to
+    /// subtract.
+    __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
+        int32_t const tiles = RowTiles<D, kOrdered, kWindowed>(shared_.item, a_.window).count;  // of each head
+        int32_t left = a_.group * tiles, tile = 0;  // steps; row tile of the head
+        float s[kScores], dp[kScores];
+        uint32_t ds[kSteps][4];
+        await_rows(ring_);
+        begin_with_stats(s, dp);
+        add_scores(s, shared_.k, shared_.q[ring_.stage]);
+        add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
+        hopper::products_wait<1>();  // all but dP
+        make_ds(ds, s, dp, dk, dv, kOrdered ? tiles - 1 : 0, left > 1);
+        while (--left > 0) {
+            int const stage = ring_.stage;
+            store_query_gradient(ds, dk);
+            if (++tile == tiles) tile = 0;
+            begin_with_stats(s, dp);
+            add_scores(s, shared_.k, shared_.q[ring_.stage]);
+            add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
+            hopper::products_wait<1>();  // all but dP
+            shared_.rows_free[stage].arrive_as_warp();
+            make_ds(ds, s, dp, dk, dv, kOrdered ? tiles - 1 - tile : tile, left > 1);
+        }
+        int const stage = ring_.stage;
+        store_query_gradient(ds, dk);
+        hopper::products_wait<0>();
+        shared_.rows_free[stage].arrive_as_warp();
+        hopper::pin(dk);
+        hopper::pin(dv);
+    }
+    /// From scores to dS, in registers for dk and in shared memory for dq, with dv and the first half of dk, which is
+    /// under way afterwards. `past`: row tiles from the diagonal's first to this one. Waits for the rows of the next
+    /// step, if there is one.
+    __device__ void make_ds(uint32_t (&ds)[kSteps][4], float (&s)[kScores], float (&dp)[kScores], float (&dk)[D / 2],
+                            float (&dv)[D / 2], int32_t past, bool more) {
+        hopper::pin(s);
+        float const scale_log2 = a_.scale * kLog2e;
+#pragma unroll
+        for (float& x : s) x = exp2_approx(x * scale_log2);
+        mask_borders(s, past);
+        uint32_t p[kSteps][4];
+        to_left(p, s);
+        add_products(dv, p, shared_.d_o[ring_.stage]);
+        hopper::products_wait<1>();  // all but dv
+        hopper::pin(dp);
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
+        to_left(ds, dp);
+        hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), threadIdx.x, ds);
+        hopper::fence_shared_for_async();
+        if (more) {
+            auto next = ring_;
+            next.advance();
+            await_rows(next);
+        }
+        add_products<0, kSteps / 2>(dk, ds, shared_.q[ring_.stage]);
+        hopper::named_sync(kScoresBarrier, kConsumers);
+        hopper::products_wait<1>();  // dv, whose factors' registers are needed
+        hopper::pin(dv);
+    }
+    /// dq to shared memory, whence a producer adds it to its sum; the other half of dk is under way afterwards.
+    __device__ void store_query_gradient(uint32_t const (&ds)[kSteps][4], float (&dk)[D / 2]) {
+        float dq[32];
+        start_query_gradient(dq);
+        add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[ring_.stage]);
+        ring_.advance();
+        buffer_ ^= 1;
+        hopper::products_wait<1>();  // all but dk
+        hopper::pin(dq);
+        hand_over(dq);
+    }
+    __device__ void hand_over(float const (&dq)[32]) {
+        shared_.dq_free.wait((steps_++ & 1) ^ 1);
+        hopper::store_sums<64, kConsumers>(shared_.dq + threadIdx.x, dq);
+        shared_.dq_full.arrive_as_warp();
+    }
+    /// What rows subtract from their scores and from dP is where the products are added up.
+    __device__ void begin_with_stats(float (&s)[kScores], float (&dp)[kScores]) const {
+        load_stats(s, 0);
+        load_stats(dp, 1);
+        hopper::pin(s);
+        hopper::pin(dp);
+    }
+    __device__ void load_stats(float (&x)[kScores], int which) const {
+        uint32_t const from = shared_address(&shared_.stats[ring_.stage][which][column_of_thread()]);
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                         : "=f"(x[4 * j]), "=f"(x[4 * j + 1])
+                         : "r"(from + j * static_cast<uint32_t>(8 * sizeof(float)))
+                         : "memory");
+            x[4 * j + 2] = x[4 * j], x[4 * j + 3] = x[4 * j + 1];
+        }
+    }
+
+    /// Row tiles one after the other, where registers do not suffice for more.
+    __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
         RowTiles<D, kOrdered, kWindowed> const tiles(item, a_.window);
         float4* sums = a_.sums + (int64_t{item.head * a_.group} * a_.row_tiles + tiles.index) * T::kSums + threadIdx.x;
         int32_t heads = a_.group, tile = 0;  // heads from this one on; row tile of the head
-        await_rows();
+        await_rows(ring_);
         for (bool first = true; heads > 0; first = false) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
@@ -55,17 +156,15 @@ class Consumer {
             hopper::products_wait<1>();
             hopper::pin(s);
             weights(s, stage, a_.scale * kLog2e);
-            int32_t const past = RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile);
-            if (past < T::kTilesOfKv) mask(s, past * T::kRows);
-            if (kWindowed && (past + 1) * T::kRows > a_.window) mask_window(s, past * T::kRows - a_.window);
+            mask_borders(s, RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile));
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
             hopper::products_wait<0>();
             hopper::pin(dp);
             score_gradients(dp, s, stage);
             to_left(ds, dp);
-            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), ds);
-            add_products(dv, p, shared_.d_o[stage]);  // before dS it was slower: README.md
+            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), hopper::thread_anew(), ds);
+            add_products(dv, p, shared_.d_o[stage]);
             hopper::fence_shared_for_async();
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
@@ -79,17 +178,13 @@ class Consumer {
                 sums += int64_t{a_.row_tiles - tile} * T::kSums;
                 tile = 0, --heads;
             }
-            if (heads > 0) await_rows();
+            if (heads > 0) await_rows(ring_);
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            if constexpr (kOrdered) {
-                shared_.dq_free.wait((steps_++ & 1) ^ 1);
-                hopper::store_sums<64, kConsumers>(shared_.dq + hopper::thread_anew(), dq);
-                hopper::fence_shared_for_async();
-                release(shared_.dq_full);
-            } else {
+            if constexpr (adds_by_copies<D, kOrdered>)
+                hand_over(dq);
+            else
                 hopper::store_sums<64, kConsumers>(to, dq, true);
-            }
         }
         hopper::products_wait<0>();
         hopper::pin(dk);
@@ -97,13 +192,12 @@ class Consumer {
         release_last();
     }
 
-    __device__ void await_rows() const { shared_.rows_full[ring_.stage].wait(ring_.parity()); }
+    __device__ void await_rows(RingPosition<T::kStages> const& at) const {
+        shared_.rows_full[at.stage].wait(at.parity());
+    }
     /// The rows of the step before.
-    __device__ void release_last() const { release(shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages]); }
-    /// This warp no longer reads what `barrier` guards.
-    __device__ static void release(Barrier& barrier) {
-        __syncwarp();
-        if (hopper::thread_anew() % 32 == 0) barrier.arrive();
+    __device__ void release_last() const {
+        shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages].arrive_as_warp();
     }
 
     /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
@@ -113,11 +207,22 @@ class Consumer {
             x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
             [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
     }
-    /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q).
+    __device__ void add_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
+        uint32_t const left = shared_address(keys), right = shared_address(rows);
+        hopper::add_products<Inner::columns, Inner::columns, D / 16>(
+            x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
+            [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
+    }
+    /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q), or a part of the sum over rows, 16 a step.
+    template <int kFrom = 0, int kTo = kSteps>
     __device__ void add_products(float (&sum)[D / 2], uint32_t const (&x)[kSteps][4], unsigned char const* rows) const {
         uint32_t const right = shared_address(rows);
-        hopper::add_products<Inner::rows>(
-            sum, x, [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); }, true);
+        if constexpr (kFrom == 0) hopper::pin(sum);  // later parts are added while the first may be under way
+        hopper::products_begin();
+#pragma unroll
+        for (int step = kFrom; step < kTo; ++step)
+            hopper::multiply<Inner::rows>(sum, x[step], hopper::rows_factor<T::kRows>(right, 0, step), true);
+        hopper::products_commit();
     }
     /// Head size 64: half of 128 rows, all columns. Others: all 64 rows, a panel of columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
@@ -133,7 +238,9 @@ class Consumer {
         uint32_t const thread = hopper::thread_anew();
         return thread / 32 * 16 + thread % 32 / 4;
     }
-    static __device__ uint32_t column_of_thread() { return hopper::thread_anew() % 4 * 2; }
+    static __device__ uint32_t column_of_thread() {
+        return (T::kAhead ? threadIdx.x : hopper::thread_anew()) % 4 * 2;  // to read it anew waits behind products
+    }
 
     __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
         float const* const bases = &shared_.stats[stage][0][column_of_thread()];
@@ -145,6 +252,11 @@ class Consumer {
             s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
             s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
         }
+    }
+    /// Weights past the diagonal and the window become zero.
+    __device__ void mask_borders(float (&s)[kScores], int32_t past) const {
+        if (past < T::kTilesOfKv) mask(s, past * T::kRows);
+        if (kWindowed && (past + 1) * T::kRows > a_.window) mask_window(s, past * T::kRows - a_.window);
     }
     /// On the diagonal: `row`, where the row tile begins in the KV tile.
     __device__ void mask(float (&s)[kScores], int row) const {

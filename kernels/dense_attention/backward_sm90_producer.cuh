@@ -13,7 +13,7 @@ struct BackwardShared {
     unsigned char d_o[T::kStages][hopper::tile_bytes<T::kRows, D>()];
     unsigned char ds[2][hopper::tile_bytes<T::kRows, kKvTile>()];
     float4 dq[T::kSums];
-    alignas(16) float stats[T::kStages][2][T::kRows];  ///< base, delta
+    alignas(16) float stats[T::kStages][2][T::kRows];  ///< as BackwardArgs::stats
     Tile item;
     Barrier item_wanted, item_known, keys_full, keys_free;
     Barrier keys_here;  ///< that end with their document, before consumers may see them
@@ -139,8 +139,11 @@ __device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
     asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
 
-/// One warp. In deterministic mode it adds the dq of each row tile to its sum when the KV tile's turn comes; otherwise
-/// the consumers add dq themselves, and this warp only follows the work items.
+/// Whether dq goes to its sum through shared memory and the copy engine. Otherwise consumers add from registers.
+template <int D, bool kOrdered>
+inline constexpr bool adds_by_copies = kOrdered || BackwardTiling<D>::kAhead;
+
+/// One warp that adds the dq of each row tile to its sum, in deterministic mode when the KV tile's turn comes.
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
@@ -152,21 +155,24 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         __syncwarp();
         if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
+        if (!talks || !adds_by_copies<D, kOrdered>) continue;
         RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
         int32_t const turn = item.row / kKvTile;
-        if (!talks || !kOrdered) continue;  // consumers do it themselves
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
             int64_t at = int64_t{head} * a.row_tiles + tiles.index;
 #pragma unroll 1
             for (int32_t i = 0; i < tiles.count; ++i, ++count, at += tiles.kStep) {
                 shared.dq_full.wait(count & 1);
-                await_turn(a.turns + at, turn);
+                hopper::fence_shared_for_async();  // here, as consumers would wait for their stores
+                if constexpr (kOrdered) await_turn(a.turns + at, turn);
                 hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
                 hopper::add_commit();
                 hopper::add_wait_read();
                 shared.dq_free.arrive();
-                hopper::add_wait();
-                pass_turn(a.turns + at, turn + 1);
+                if constexpr (kOrdered) {
+                    hopper::add_wait();
+                    pass_turn(a.turns + at, turn + 1);
+                }
             }
         }
     }

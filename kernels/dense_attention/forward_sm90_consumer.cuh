@@ -66,7 +66,9 @@ class Consumer {
                 softmax = {};
             }
             softmax.absorb(s, scale_log2_, rescale);
-            hopper::settle(softmax.sum[0] + softmax.sum[1]);  // all of this while the products run
+            // Of three warpgroups each does all of this while its products run. Of two it waits before exponentials:
+            // rounding the weights, into registers of this product's factor, then goes on between them.
+            if constexpr (T::kWarpgroups > 2) hopper::settle(softmax.sum[0] + softmax.sum[1]);
             hopper::products_wait<0>();
             finish_outputs(o, now);
             to_left(weights, s);

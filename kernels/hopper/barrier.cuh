@@ -22,6 +22,15 @@ class alignas(8) Barrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
     }
+    /// One arrival of the warp: all its lanes call, and their earlier accesses come before. The lane is elected: to
+    /// read its number takes hundreds of cycles where memory instructions queue.
+    __device__ void arrive_as_warp() {
+        __syncwarp();
+        asm volatile(
+            "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                shared_address(this))
+            : "memory");
+    }
     /// One arrival that announces `bytes` of bulk copies.
     __device__ void arrive_and_expect(uint32_t bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)

@@ -64,11 +64,11 @@ __device__ __forceinline__ void load_left(uint32_t (&a)[kSteps][4], uint32_t til
 }
 
 /// Stores each warpgroup's left factor [64, kRows] transposed into one tile [kRows, 64 times the warpgroups], the
-/// second warpgroup's columns after the first's. The thread block's first threads call. PTX ISA, "stmatrix".
+/// second warpgroup's columns after the first's. The thread block's first threads call, each with its number. PTX ISA,
+/// "stmatrix".
 template <int kRows, int kSteps>
-__device__ __forceinline__ void store_transposed(uint32_t tile, uint32_t const (&x)[kSteps][4]) {
+__device__ __forceinline__ void store_transposed(uint32_t tile, uint32_t thread, uint32_t const (&x)[kSteps][4]) {
     static_assert(kSteps * 16 == kRows);
-    uint32_t const thread = thread_anew();
     int const row = static_cast<int>(thread % 32 / 16 * 8 + thread % 8);
     int const piece = static_cast<int>(thread / 32 * 2 + thread % 16 / 8);
 #pragma unroll

@@ -307,6 +307,23 @@ TEST_P(GpuDenseKernels, LargeScoresAreExact) {
     }
 }
 
+/// Maxima grow tile by tile, most of them below zero, where floats are not in the order of their bits.
+TEST_P(GpuDenseKernels, ScoresMayRiseFromFarBelowZero) {
+    if (!is_forward()) GTEST_SKIP() << "of the forward only";
+    for (int64_t const dim : {64, 96, 128}) {
+        auto p = make_problem({.cu_seqlens = {0, 1500}, .head_dim = dim});
+        auto const tokens = static_cast<double>(p.tokens());
+        int64_t const keys = p.kv_heads * dim;
+        for (double& x : p.q) x = std::abs(x);
+        for (int64_t i = 0; i < std::ssize(p.k); ++i) {
+            double& x = p.k[static_cast<size_t>(i)];
+            double const rising = std::abs(x) * (24 * static_cast<double>(i / keys) / tokens - 20);
+            x = to_float(to_bf16(static_cast<float>(rising)));
+        }
+        expect_right(p, GetParam(), "rising scores");
+    }
+}
+
 TEST_P(GpuDenseKernels, RepeatsBitwise) {
     if (GetParam() == Pass::backward) GTEST_SKIP() << "its sums are made in any order";
     for (int64_t const dim : {64, 96, 128}) {

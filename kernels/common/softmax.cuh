@@ -61,7 +61,8 @@ struct Softmax {
   private:
     /// Whether a maximum has to be looked for. Floats from zero on are in the order of their bits, and the greatest of
     /// three integers is one instruction, that of three floats two. Scores below zero count as zero, so that a row
-    /// whose maximum is far below it is looked at in vain. Rows of NaN are NaN whatever is said of them.
+    /// whose maximum is far below it is looked at in vain, with the same result. Rows of NaN are NaN whatever is said
+    /// of them.
     __device__ bool may_have_grown(float const (&s)[kKeys / 2], float scale_log2) const {
         int most[2] = {0, 0};
 #pragma unroll

@@ -55,7 +55,7 @@ class Consumer {
         add_scores(s, shared_.k, shared_.q[ring_.stage]);
         add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
         hopper::products_wait<1>();  // all but dP
-        make_ds(ds, s, dp, dk, dv, kOrdered ? tiles - 1 : 0, left > 1);
+        start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 : 0, left > 1);
         while (--left > 0) {
             int const stage = ring_.stage;
             store_query_gradient(ds, dk);
@@ -65,7 +65,7 @@ class Consumer {
             add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
             hopper::products_wait<1>();  // all but dP
             shared_.rows_free[stage].arrive_as_warp();
-            make_ds(ds, s, dp, dk, dv, kOrdered ? tiles - 1 - tile : tile, left > 1);
+            start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 - tile : tile, left > 1);
         }
         int const stage = ring_.stage;
         store_query_gradient(ds, dk);
@@ -74,11 +74,11 @@ class Consumer {
         hopper::pin(dk);
         hopper::pin(dv);
     }
-    /// From scores to dS, in registers for dk and in shared memory for dq, with dv and the first half of dk, which is
-    /// under way afterwards. `past`: row tiles from the diagonal's first to this one. Waits for the rows of the next
-    /// step, if there is one.
-    __device__ void make_ds(uint32_t (&ds)[kSteps][4], float (&s)[kScores], float (&dp)[kScores], float (&dk)[D / 2],
-                            float (&dv)[D / 2], int32_t past, bool more) {
+    /// From scores to dS, in registers for dk and in shared memory for dq; dv; the first half of dk, which is under way
+    /// afterwards. `past`: row tiles from the diagonal's first to this one. Waits for the rows of the next step, if
+    /// there are `more`.
+    __device__ void start_gradients(uint32_t (&ds)[kSteps][4], float (&s)[kScores], float (&dp)[kScores],
+                                    float (&dk)[D / 2], float (&dv)[D / 2], int32_t past, bool more) {
         hopper::pin(s);
         float const scale_log2 = a_.scale * kLog2e;
 #pragma unroll
@@ -239,7 +239,8 @@ class Consumer {
         return thread / 32 * 16 + thread % 32 / 4;
     }
     static __device__ uint32_t column_of_thread() {
-        return (T::kAhead ? threadIdx.x : hopper::thread_anew()) % 4 * 2;  // to read it anew waits behind products
+        // To read it anew waits behind products; with heads of 64 there is no register to keep it.
+        return (T::kAhead ? threadIdx.x : hopper::thread_anew()) % 4 * 2;
     }
 
     __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {

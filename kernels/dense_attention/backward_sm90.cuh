@@ -22,7 +22,8 @@ struct BackwardTiling {
     static constexpr int kStages = D > 64 ? 3 : 2;      // row tiles in shared memory
     static constexpr int kTilesOfKv = kKvTile / kRows;  // row tiles with as many rows as a KV tile
     static constexpr int kSums = kRows * hopper::kPanels<D> * hopper::kPanelColumns / 4;  // float4 of a row tile's dq
-    static constexpr bool kAhead = D > 64;  // the next scores are under way while dq is added: takes 64 rows a tile
+    /// Whether the next scores are under way while dq is added: registers suffice with 64 rows a tile.
+    static constexpr bool kAhead = D > 64;
     static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
     static constexpr int kStatsBytes = 2 * kRows * sizeof(float);
 };
@@ -30,7 +31,7 @@ struct BackwardTiling {
 struct BackwardArgs {
     Schedule schedule;
     CUtensorMap q_map, do_map, k_map, v_map;
-    float* stats;    ///< [H, row tiles, 2, kRows]: of each row base and delta; kAhead: what scores and dP begin with
+    float* stats;    ///< [H, row tiles, 2, kRows]: of each row base and delta; kAhead: -lse / scale and -delta
     int32_t* turns;  ///< [H, row tiles]: KV tiles that have added to dq; null where they do so in any order
     float4* sums;    ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
     bf16 const* o;

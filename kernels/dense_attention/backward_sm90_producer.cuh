@@ -163,7 +163,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
 #pragma unroll 1
             for (int32_t i = 0; i < tiles.count; ++i, ++count, at += tiles.kStep) {
                 shared.dq_full.wait(count & 1);
-                hopper::fence_shared_for_async();  // here, as consumers would wait for their stores
+                hopper::fence_shared_for_async();  // consumers, if they had it, would wait for their stores
                 if constexpr (kOrdered) await_turn(a.turns + at, turn);
                 hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
                 hopper::add_commit();

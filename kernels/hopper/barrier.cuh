@@ -77,8 +77,9 @@ struct RingPosition {
     }
 };
 
-/// Ordinary stores to shared memory that the tensor cores or the copy engine read next need this in each writing
-/// thread, before the barrier that hands them over.
+/// Ordinary stores to shared memory that the tensor cores or the copy engine read next need this between: in each
+/// writing thread, before the barrier that hands them over, or in the thread that starts the reading, after that
+/// barrier.
 __device__ __forceinline__ void fence_shared_for_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -33,10 +33,7 @@ class Consumer {
             float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
-            if constexpr (T::kAhead)
-                process_ahead(item, dk, dv);
-            else
-                process_in_turn(item, dk, dv);
+            process(item, dk, dv);
             arrive_as_warp(shared_.keys_free[count_ / 2 % 2]);
             finish(item, dk, dv);
         }
@@ -74,110 +71,11 @@ class Consumer {
         }
     };
 
-    /// As in dense_attention: the next scores are under way while this step's dq is written, dk in halves where the
-    /// tensor cores would be idle, and scores and dP begin with what rows subtract.
-    __device__ void process_ahead(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
+    __device__ void process(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const end = item.end;
         int32_t first = item.begin;
         if (first >= end) return;
-        float s[kScores], dp[kScores];
-        uint32_t ds[kSteps][4];
-        await_rows(ring_);
-        begin_with_stats(s, dp);
-        add_scores(s, shared_.k, shared_.q[ring_.stage]);
-        add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
-        hopper::products_wait<1>();  // all but dP
-        make_ds(item, first, first + T::kRows < end, ds, s, dp, dk, dv);
-        while ((first += T::kRows) < end) {
-            int const stage = ring_.stage;
-            write_query_gradient(item, ds, dk);
-            begin_with_stats(s, dp);
-            add_scores(s, shared_.k, shared_.q[ring_.stage]);
-            add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
-            hopper::products_wait<1>();  // all but dP
-            arrive_as_warp(shared_.rows_free[stage]);
-            make_ds(item, first, first + T::kRows < end, ds, s, dp, dk, dv);
-        }
-        int const stage = ring_.stage;
-        write_query_gradient(item, ds, dk);
-        hopper::products_wait<0>();
-        arrive_as_warp(shared_.rows_free[stage]);
-        hopper::pin(dk);
-        hopper::pin(dv);
-    }
-    /// From scores to dS, in registers for dk and in shared memory for dq, with dv and the first half of dk, which is
-    /// under way afterwards. Waits for the rows of the next step, if there are `more`.
-    __device__ void make_ds(WorkItem const& item, int32_t first, bool more, uint32_t (&ds)[kSteps][4],
-                            float (&s)[kScores], float (&dp)[kScores], float (&dk)[D / 2], float (&dv)[D / 2]) {
-        int const stage = ring_.stage;
-        hopper::pin(s);
-        float const scale_log2 = f_.scale * kLog2e;
-#pragma unroll
-        for (float& x : s) x = exp2_approx(x * scale_log2);
-        if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
-        uint32_t p[kSteps][4];
-        to_left(p, s);
-        add_products(dv, p, shared_.d_o[stage]);
-        hopper::products_wait<1>();  // all but dv
-        hopper::pin(dp);
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
-        to_left(ds, dp);
-        hopper::store_transposed<T::kRows>(shared_address(shared_.ds[count_ % 2]), threadIdx.x, ds);
-        if (more) {
-            auto next = ring_;
-            next.advance();
-            await_rows(next);  // its fence is also that of dS
-        } else {
-            hopper::fence_shared_for_async();
-        }
-        add_products<0, kSteps / 2>(dk, ds, shared_.q[stage]);
-        hopper::named_sync(kScoresBarrier, kConsumers);
-        hopper::products_wait<1>();  // dv, whose factors' registers are needed
-        hopper::pin(dv);
-    }
-    /// dq of the step to its rows; the other half of dk is under way afterwards.
-    __device__ void write_query_gradient(WorkItem const& item, uint32_t const (&ds)[kSteps][4], float (&dk)[D / 2]) {
-        int const stage = ring_.stage;
-        float dq[32], factor[2] = {};
-        start_query_gradient(dq);
-        QueryPart part;
-        part.to[0] = dq_of_row(stage, 0), part.to[1] = dq_of_row(stage, 1);
-        if constexpr (kAddsToDq)
-            for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[stage][row_of_dq(half)];
-        add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
-        ring_.advance();
-        count_ ^= 1;
-        hopper::products_wait<1>();  // all but dk
-        hopper::pin(dq);
-        part.round(dq, factor);
-        part.write((item.flags & kAddToPartial) != 0);
-    }
-    __device__ void begin_with_stats(float (&s)[kScores], float (&dp)[kScores]) const {
-        load_stats(s, shared_.base[ring_.stage], f_.score_of_base);
-        load_stats(dp, shared_.delta[ring_.stage], -1);
-        hopper::pin(s);
-        hopper::pin(dp);
-    }
-    /// Those of the thread's columns times `factor`.
-    __device__ void load_stats(float (&x)[kScores], float const (&stats)[T::kRows], float factor) const {
-        uint32_t const from = shared_address(&stats[threadIdx.x % 4 * 2]);
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; ++j) {
-            float a, b;
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                         : "=f"(a), "=f"(b)
-                         : "r"(from + j * static_cast<uint32_t>(8 * sizeof(float)))
-                         : "memory");
-            x[4 * j] = a * factor, x[4 * j + 1] = b * factor, x[4 * j + 2] = a * factor, x[4 * j + 3] = b * factor;
-        }
-    }
-
-    __device__ void process_in_turn(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
-        int32_t const end = item.end;
-        int32_t first = item.begin;
-        if (first >= end) return;
-        await_rows(ring_);
+        await_rows();
         bool const add = (item.flags & kAddToPartial) != 0;
         for (int last = -1; first < end; first += T::kRows) {
             int const stage = ring_.stage;
@@ -208,7 +106,7 @@ class Consumer {
             last = stage;
             ring_.advance();
             count_ ^= 1;
-            if (first + T::kRows < end) await_rows(ring_);
+            if (first + T::kRows < end) await_rows();
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
             float factor[2] = {};
@@ -233,9 +131,9 @@ class Consumer {
 
     /// Until the rows of the step are there. They were written by ordinary copies and are read by the tensor cores: the
     /// fence is here, as the copying warps would wait for all the copies they have under way.
-    __device__ void await_rows(RingPosition<T::kStages> const& at) const {
-        shared_.rows_known[at.stage].wait(at.parity());
-        shared_.rows_full[at.stage].wait(at.parity());
+    __device__ void await_rows() const {
+        shared_.rows_known[ring_.stage].wait(ring_.parity());
+        shared_.rows_full[ring_.stage].wait(ring_.parity());
         hopper::fence_shared_for_async();
     }
 
@@ -246,22 +144,11 @@ class Consumer {
             x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
             [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
     }
-    __device__ void add_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
-        uint32_t const left = shared_address(keys), right = shared_address(rows);
-        hopper::add_products<Inner::columns, Inner::columns, D / 16>(
-            x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
-            [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
-    }
-    /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q), or a part of the sum over rows, 16 a step.
-    template <int kFrom = 0, int kTo = kSteps>
+    /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q).
     __device__ void add_products(float (&sum)[D / 2], uint32_t const (&x)[kSteps][4], unsigned char const* rows) const {
         uint32_t const right = shared_address(rows);
-        if constexpr (kFrom == 0) hopper::pin(sum);  // later parts are added while the first may be under way
-        hopper::products_begin();
-#pragma unroll
-        for (int step = kFrom; step < kTo; ++step)
-            hopper::multiply<Inner::rows>(sum, x[step], hopper::rows_factor<T::kRows>(right, 0, step), true);
-        hopper::products_commit();
+        hopper::add_products<Inner::rows>(
+            sum, x, [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); }, true);
     }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
@@ -284,13 +171,10 @@ class Consumer {
         }
     }
     __device__ void mask(float (&s)[kScores], int stage, int32_t my_key) const {
-        uint32_t const limits = shared_address(&shared_.limit[stage][column_of_thread()]);
+        int32_t const* const limits = &shared_.limit[stage][column_of_thread()];
 #pragma unroll
         for (int j = 0; j < T::kRows / 8; ++j) {
-            int2 limit;  // when it is needed: all at once would not find registers
-            asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
-                         : "=r"(limit.x), "=r"(limit.y)
-                         : "r"(limits + j * static_cast<uint32_t>(8 * sizeof(int32_t))));
+            int2 const limit = *reinterpret_cast<int2 const*>(limits + 8 * j);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (my_key + half * 8 > limit.x) s[4 * j + 2 * half] = 0;

@@ -19,7 +19,6 @@ template <int D>
 struct Tiling {
     static constexpr int kRows = D == 128 ? 64 : 128;  ///< of q in a tile
     static constexpr int kStages = 3;
-    static constexpr bool kAhead = D == 128;  ///< the next scores are under way while dq is written
 };
 
 template <int D>

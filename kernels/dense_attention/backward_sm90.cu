@@ -36,15 +36,15 @@ class Consumer {
             else
                 process_in_turn(dk, dv);
             Tile const item = shared_.item;
-            shared_.keys_free.arrive_as_warp();
+            shared_.keys_free.arrive_as_one();
             finish(item, dk, dv);
         }
     }
 
   private:
-    /// Steps, one a row tile. The scores of the next are under way while this one's dq is added, dk in halves where the
-    /// tensor cores would be idle: README.md. Scores and dP begin with the row stats, so that nothing is left to
-    /// subtract.
+    /// A step is a row tile. The next scores are computed while this step's dq is added. dk comes in halves, each where
+    /// the tensor cores would be idle (README.md). The accumulators of scores and dP begin with the row stats, so that
+    /// nothing is left to subtract.
     __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const tiles = RowTiles<D, kOrdered, kWindowed>(shared_.item, a_.window).count;  // of each head
         int32_t left = a_.group * tiles, tile = 0;  // steps; row tile of the head
@@ -52,8 +52,8 @@ class Consumer {
         uint32_t ds[kSteps][4];
         await_rows(ring_);
         begin_with_stats(s, dp);
-        add_scores(s, shared_.k, shared_.q[ring_.stage]);
-        add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
+        start_scores(s, shared_.k, shared_.q[ring_.stage]);
+        start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
         hopper::products_wait<1>();  // all but dP
         start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 : 0, left > 1);
         while (--left > 0) {
@@ -61,16 +61,16 @@ class Consumer {
             store_query_gradient(ds, dk);
             if (++tile == tiles) tile = 0;
             begin_with_stats(s, dp);
-            add_scores(s, shared_.k, shared_.q[ring_.stage]);
-            add_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
+            start_scores(s, shared_.k, shared_.q[ring_.stage]);
+            start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
             hopper::products_wait<1>();  // all but dP
-            shared_.rows_free[stage].arrive_as_warp();
+            shared_.rows_free[stage].arrive_as_one();
             start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 - tile : tile, left > 1);
         }
         int const stage = ring_.stage;
         store_query_gradient(ds, dk);
         hopper::products_wait<0>();
-        shared_.rows_free[stage].arrive_as_warp();
+        shared_.rows_free[stage].arrive_as_one();
         hopper::pin(dk);
         hopper::pin(dv);
     }
@@ -104,7 +104,7 @@ class Consumer {
         hopper::products_wait<1>();  // dv, whose factors' registers are needed
         hopper::pin(dv);
     }
-    /// dq to shared memory, whence a producer adds it to its sum; the other half of dk is under way afterwards.
+    /// Puts dq into shared memory for the producer that adds it, and starts the other half of dk.
     __device__ void store_query_gradient(uint32_t const (&ds)[kSteps][4], float (&dk)[D / 2]) {
         float dq[32];
         start_query_gradient(dq);
@@ -115,12 +115,13 @@ class Consumer {
         hopper::pin(dq);
         hand_over(dq);
     }
+    /// To the producer warp that adds dq, as soon as it has read the dq of the step before.
     __device__ void hand_over(float const (&dq)[32]) {
         shared_.dq_free.wait((steps_++ & 1) ^ 1);
         hopper::store_sums<64, kConsumers>(shared_.dq + threadIdx.x, dq);
-        shared_.dq_full.arrive_as_warp();
+        shared_.dq_full.arrive_as_one();
     }
-    /// What rows subtract from their scores and from dP is where the products are added up.
+    /// Loads the stage's row stats into the accumulators of scores and dP, the same for every key.
     __device__ void begin_with_stats(float (&s)[kScores], float (&dp)[kScores]) const {
         load_stats(s, 0);
         load_stats(dp, 1);
@@ -197,21 +198,18 @@ class Consumer {
     }
     /// The rows of the step before.
     __device__ void release_last() const {
-        shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages].arrive_as_warp();
+        shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages].arrive_as_one();
     }
 
-    /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
+    /// x' [64 keys, rows] = keys (k or v) times rows (q or do); kAhead: added to what x holds.
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
         uint32_t const left = shared_address(keys), right = shared_address(rows);
-        hopper::start_products<Inner::columns, Inner::columns, D / 16>(
-            x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
-            [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
-    }
-    __device__ void add_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
-        uint32_t const left = shared_address(keys), right = shared_address(rows);
-        hopper::add_products<Inner::columns, Inner::columns, D / 16>(
-            x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
-            [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
+        auto const of_keys = [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); };
+        auto const of_rows = [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); };
+        if constexpr (T::kAhead)
+            hopper::add_products<Inner::columns, Inner::columns, D / 16>(x, of_keys, of_rows);
+        else
+            hopper::start_products<Inner::columns, Inner::columns, D / 16>(x, of_keys, of_rows);
     }
     /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q), or a part of the sum over rows, 16 a step.
     template <int kFrom = 0, int kTo = kSteps>

@@ -24,7 +24,7 @@ class alignas(8) Barrier {
     }
     /// One arrival of the warp: all its lanes call, and their earlier accesses come before. The lane is elected: to
     /// read its number takes hundreds of cycles where memory instructions queue.
-    __device__ void arrive_as_warp() {
+    __device__ void arrive_as_one() {
         __syncwarp();
         asm volatile(
             "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(

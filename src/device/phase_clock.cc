@@ -87,13 +87,14 @@ PhaseSeconds PhaseClock::take() {
     for (size_t i = 0; i + 1 < count; ++i) {
         double const passed = moment[i + 1] - moment[i];
         seconds[static_cast<size_t>(marks_[i].phase)] += passed;
-        if (marks_[i].phase == Phase::communication) communication_[marks_[i].part] += passed;
+        if (lists_communication_ && marks_[i].phase == Phase::communication)
+            communication_[marks_[i].part].push_back(passed);
     }
     marks_.erase(marks_.begin(), unreached - 1);
     return seconds;
 }
 
-std::map<int, double> PhaseClock::take_communication() { return std::exchange(communication_, {}); }
+std::map<int, std::vector<double>> PhaseClock::take_communication() { return std::exchange(communication_, {}); }
 
 InPhase::InPhase(Queue& queue, Phase phase, int part)
     : queue_(queue), before_(queue.device().phases().now()), part_before_(queue.device().phases().part()) {

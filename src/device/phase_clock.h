@@ -33,7 +33,11 @@ class PhaseClock {
         int part = 0;        ///< of the phase, as who enters it counts them
     };
 
-    void start() { running_ = true; }
+    /// With `list_communication`, take_communication() has something to tell.
+    void start(bool list_communication = false) {
+        running_ = true;
+        lists_communication_ = list_communication;
+    }
     Phase now() const { return now_; }
     int part() const { return part_; }
     /// What is queued from now on belongs to `phase`.
@@ -41,8 +45,9 @@ class PhaseClock {
     /// Seconds of the phases that the device has come to the end of and that no earlier call has told: what it still
     /// works on is left to a later call.
     PhaseSeconds take();
-    /// Of Phase::communication by its parts: what take() has told since the last call.
-    std::map<int, double> take_communication();
+    /// Seconds of Phase::communication by part, each time it was entered, in order: what take() has told since the last
+    /// call.
+    std::map<int, std::vector<double>> take_communication();
 
     // For operations that are noted once and queued again and again (Ops::repeat): marks entered while noting are
     // points within what is noted, and pass each time that it is queued. Where it is queued several times before
@@ -56,13 +61,14 @@ class PhaseClock {
     void show(Device& device, Phase phase);
 
     bool running_ = false;
+    bool lists_communication_ = false;
     bool noting_ = false;
     Phase now_ = Phase::none;
     int part_ = 0;
     Phase shown_ = Phase::none;  ///< as a range of a profiler
     Phase before_noting_ = Phase::none;
     int part_before_noting_ = 0;
-    std::map<int, double> communication_;
+    std::map<int, std::vector<double>> communication_;
     std::deque<Mark> marks_;
     std::vector<Mark> noted_;
 };

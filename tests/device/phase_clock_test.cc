@@ -146,7 +146,7 @@ TEST_F(PhaseClockTest, AScopeCountsWithinAPhaseAlone) {
 
 TEST_F(PhaseClockTest, TellsCommunicationByItsParts) {
     PhaseClock& clock = device_->phases();
-    clock.start();
+    clock.start(true);
     clock.enter(queue_, Phase::forward, 7);
     auto const send = [&](double begin, double end, int part) {
         queue_.now = begin;
@@ -168,12 +168,20 @@ TEST_F(PhaseClockTest, TellsCommunicationByItsParts) {
     PhaseSeconds const seconds = clock.take();
     EXPECT_EQ(of(seconds, Phase::communication), 6.5);
     EXPECT_EQ(of(seconds, Phase::forward), 3.5);
-    EXPECT_EQ(clock.take_communication(), (std::map<int, double>{{1, 4}, {2, 2.5}}));
+    EXPECT_EQ(clock.take_communication(), (std::map<int, std::vector<double>>{{1, {2, 2}}, {2, {0.5, 1, 1}}}));
     EXPECT_TRUE(clock.take_communication().empty()) << "what was told is not told again";
 }
 
-TEST_F(PhaseClockTest, WhatIsQueuedAgainKeepsItsParts) {
+TEST_F(PhaseClockTest, ListsNoCommunicationUnasked) {
     clock_.start();
+    enter(0, Phase::communication);
+    enter(2, Phase::none);
+    EXPECT_EQ(of(clock_.take(), Phase::communication), 2);
+    EXPECT_TRUE(clock_.take_communication().empty()) << "in training nobody takes it";
+}
+
+TEST_F(PhaseClockTest, WhatIsQueuedAgainKeepsItsParts) {
+    clock_.start(true);
     enter(0, Phase::forward);
     clock_.begin_noting();
     clock_.enter(queue_, Phase::communication, 3);
@@ -183,7 +191,7 @@ TEST_F(PhaseClockTest, WhatIsQueuedAgainKeepsItsParts) {
     queue_.points[1]->seconds = 1;
     enter(4, Phase::none);
     EXPECT_EQ(of(clock_.take(), Phase::communication), 3);
-    EXPECT_EQ(clock_.take_communication(), (std::map<int, double>{{3, 3}}));
+    EXPECT_EQ(clock_.take_communication(), (std::map<int, std::vector<double>>{{3, {3}}}));
 }
 
 TEST(HostStamps, TellTheSecondsBetweenThem) {

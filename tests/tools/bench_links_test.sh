@@ -29,7 +29,7 @@ for row in dp_8k cp_128k_moba cp_1m_moba; do
     count "\"section\":\"$row\",\"ranks\":2,.*\"row\":\"$row\",.*\"tokens_per_s_per_gpu\":[1-9]" 1
     count "\"section\":\"$row\",\"ranks\":2,\"took_s\":" 1
 done
-holds '"section":"cp_128k_moba",.*"exposed_ms":{.*"context":[0-9].*"data x context":[0-9].*"exposed_ms_of_slowest":{.*"predicted_exposed_ms":{'
+holds '"section":"cp_128k_moba",.*"exposed_ms":{.*"context":[0-9].*"data x context":[0-9].*"exposed_ms_of_links":{.*"context":[0-9].*"exposed_ms_of_slowest":{.*"predicted_exposed_ms":{'
 holds '"row":"cp_1m_moba",.*"steps":1,'
 
 [ -z "${PERIGEE_BRIEF:-}" ] || verdict  # the programs have run; what follows tests the script

@@ -80,6 +80,9 @@ struct Waits {
     std::vector<double> of_ranks;                   ///< on all axes together
     std::map<std::string, double> mean = {};        ///< by axis, over the ranks
     std::map<std::string, double> of_slowest = {};  ///< by axis, of the rank that waits least: others wait for it too
+    /// By axis: the sum of each wait's least seconds in a group, the mean over groups. The last rank to come to a wait
+    /// waits for no rank's computation.
+    std::map<std::string, double> least = {};
 };
 
 /// Of the rank that is slowest, or takes the most.
@@ -102,22 +105,58 @@ std::optional<DeviceRates> rates_of(RunOptions const& options, std::string const
     return device_rates("h200", files);
 }
 
-/// Gathers one number per rank on all ranks.
-std::vector<double> of_each(HostComm& world, double own) {
-    std::vector<double> all;
-    for (int rank = 0; rank < world.size(); ++rank) all.push_back(world.sum(rank == world.rank() ? own : 0));
-    return all;
+/// Which group on the axis this rank is in: no other has its number.
+int group_of(Mesh const& mesh, Axis axis) {
+    int const dp = mesh.dp_rank(), cp = mesh.cp_rank(), tp = mesh.tp_rank();
+    MeshShape const shape = mesh.shape();
+    switch (axis) {
+        case Axis::data:
+            return cp * shape.tp + tp;
+        case Axis::context:
+            return dp * shape.tp + tp;
+        case Axis::tensor:
+            return dp * shape.cp + cp;
+        case Axis::data_context:
+            return tp;
+        default:
+            return 0;
+    }
 }
 
-/// From the seconds that this rank waited in so many steps, by axis.
-Waits gather_waits(std::map<int, double> const& own, double steps, HostComm& world) {
-    std::map<std::string, std::vector<double>> by_axis;
+/// Nothing if the ranks of a group counted their waits differently.
+std::optional<double> sum_of_least(std::vector<std::vector<double>> const& of_ranks) {
+    std::vector<double> least = of_ranks.front();
+    for (std::vector<double> const& waits : of_ranks) {
+        if (waits.size() != least.size()) return std::nullopt;
+        for (size_t i = 0; i < waits.size(); ++i) least[i] = std::min(least[i], waits[i]);
+    }
+    return std::reduce(least.begin(), least.end());
+}
+
+/// From the waits of this rank in so many steps, by axis.
+Waits gather_waits(std::map<int, std::vector<double>> const& own, double steps, Mesh const& mesh, HostComm& world) {
     Waits waits{.of_ranks = std::vector<double>(static_cast<size_t>(world.size()))};
+    std::map<std::string, std::vector<double>> by_axis;
     for (Axis const axis : {Axis::all, Axis::data, Axis::context, Axis::tensor, Axis::data_context}) {
         auto const found = own.find(static_cast<int>(axis));
-        std::vector<double> const seconds = of_each(world, found == own.end() ? 0 : found->second / steps);
-        std::ranges::transform(waits.of_ranks, seconds, waits.of_ranks.begin(), std::plus());
-        if (std::ranges::max(seconds) > 0) by_axis[to_string(axis)] = seconds;
+        auto const mine = found == own.end() ? std::vector<double>() : found->second;
+        std::map<int, std::vector<std::vector<double>>> by_group;
+        std::vector<double> sums;
+        for (std::string const& text : world.gather_text(nlohmann::json{group_of(mesh, axis), mine}.dump())) {
+            auto const rank = nlohmann::json::parse(text);
+            by_group[rank[0]].push_back(rank[1]);
+            std::vector<double> const& its = by_group[rank[0]].back();
+            sums.push_back(std::reduce(its.begin(), its.end()) / steps);
+        }
+        std::ranges::transform(waits.of_ranks, sums, waits.of_ranks.begin(), std::plus());
+        if (std::ranges::max(sums) == 0) continue;
+        by_axis[to_string(axis)] = sums;
+        std::optional<double> least = 0;
+        for (auto const& [group, of_ranks] : by_group) {
+            auto const of_group = sum_of_least(of_ranks);
+            least = least && of_group ? std::optional(*least + *of_group) : std::nullopt;
+        }
+        if (least) waits.least[to_string(axis)] = *least / steps / static_cast<double>(by_group.size());
     }
     auto const slowest = static_cast<size_t>(std::ranges::min_element(waits.of_ranks) - waits.of_ranks.begin());
     for (auto const& [axis, seconds] : by_axis) {
@@ -152,7 +191,7 @@ Measured time_steps(Options const& o, Session& session, LabelledOps& ops, Learne
         batches.push_back(random_batch(options, static_cast<uint64_t>(first * micro_batches + i)));
     Measured m;
     RunState state;
-    device.phases().start();
+    device.phases().start(true);
     auto const step = [&] {
         m.report = learner.step(batches, state);
         m.bytes = std::max(m.bytes, device.used_bytes());
@@ -174,7 +213,7 @@ Measured time_steps(Options const& o, Session& session, LabelledOps& ops, Learne
     m.bytes = together.max(m.bytes);
     m.phases = device.phases().take();
     for (double& seconds : m.phases) seconds /= steps;
-    m.waits = gather_waits(device.phases().take_communication(), steps, together);
+    m.waits = gather_waits(device.phases().take_communication(), steps, mesh, together);
     if (o.operations) {
         device.trace().start(device.queue());
         step();
@@ -244,6 +283,7 @@ nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predict
                        {"predicted_seconds", predicted.time.step},
                        {"exposed_ms", milliseconds(m.waits.mean)},
                        {"exposed_ms_of_slowest", milliseconds(m.waits.of_slowest)},
+                       {"exposed_ms_of_links", milliseconds(m.waits.least)},
                        {"predicted_exposed_ms", milliseconds(predicted.time.exposed)},
                        {"phases_ms", milliseconds(phases)},
                        {"attended_share", m.report.attended_share.value_or(1)},
@@ -278,6 +318,7 @@ void print(Options const& o, Run const& run, StepCost const& predicted, Measured
     };
     axes("exposed        ", m.waits.mean);
     axes("of the slowest ", m.waits.of_slowest);
+    axes("of links alone ", m.waits.least);
     axes("check says     ", predicted.time.exposed);
     print_operations(m.operations);
     if (o.json) fmt::print("{}\n", to_json(o, run, predicted, m).dump());

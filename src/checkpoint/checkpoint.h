@@ -45,7 +45,8 @@ void describe(Schema& schema, CheckpointOptions& options);
 struct RunState {
     int64_t step = 0;  ///< steps done
     int64_t consumed_samples = 0;
-    int64_t applied_updates = 0;  ///< optimizer updates done; steps skipped by the guard do not count
+    std::optional<int64_t> consumed_tokens = {};  ///< in them, padding included; none in those of older programs
+    int64_t applied_updates = 0;                  ///< optimizer updates done; steps skipped by the guard do not count
     int64_t skipped_in_a_row = 0;
     uint64_t seed = 0;
     /// The held-out loss that was the lowest so far, of the steps that have a checkpoint.

@@ -52,6 +52,7 @@ Json to_json(RunState const& state) {
               {"options", state.options},
               {"data", state.data},
               {"info", state.info}};
+    if (state.consumed_tokens) json["consumed_tokens"] = *state.consumed_tokens;
     if (state.best) json["best"] = {{"step", state.best->step}, {"loss", state.best->loss}};
     return json;
 }
@@ -133,6 +134,7 @@ class Parser {
         state.seed = seed.get<uint64_t>();
         state.info = texts_at(object, "info");
         // What older programs did not write.
+        if (object.contains("consumed_tokens")) state.consumed_tokens = count_at(object, "consumed_tokens");
         if (object.contains("run_id")) state.run_id = text_at(object, "run_id");
         if (object.contains("options")) state.options = text_at(object, "options");
         if (object.contains("data")) state.data = texts_at(object, "data");

@@ -70,8 +70,12 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     }
     if (options_.guard.hash_every > 0 && r.step % options_.guard.hash_every == 0) check_replicas(work);
     ++state.step;
+    // Samples before may have been of another length.
+    int64_t const before = state.consumed_tokens.value_or(state.consumed_samples * options_.data.sequence_length);
     state.consumed_samples += options_.train.global_batch_size;
+    state.consumed_tokens = before + options_.train.global_batch_size * options_.data.sequence_length;
     r.consumed_samples = state.consumed_samples;
+    r.tokens_so_far = *state.consumed_tokens;
     session_.arena().settle();
     return r;
 }

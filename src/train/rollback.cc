@@ -77,6 +77,7 @@ void Trainer::roll_back(StepReport const& r) {
     else
         learner_.initialise(state_.seed);
     state_.consumed_samples = r.consumed_samples;
+    state_.consumed_tokens = r.tokens_so_far;
     state_.spikes.last = before.last;
     state_.spikes.rollbacks = before.rollbacks + 1;
     state_.spikes.rolled_back_to = state_.step;

@@ -254,7 +254,6 @@ StepReport Trainer::step() {
     r.phases = device.phases().take();
     slow_ranks_.take(session_, r.phases);
     r.seconds = seconds_since(start);
-    r.tokens_so_far = r.consumed_samples * options_.data.sequence_length;
     r.epochs_so_far = static_cast<double>(r.consumed_samples) / static_cast<double>(train_data_->samples_per_epoch());
     r.peak_flops = peak_flops_;
     r.memory = memory_ = memory_in_use(device, memory_);

@@ -49,6 +49,7 @@ inline Tensors example_tensors(uint64_t seed) {
 inline RunState example_state(int64_t step) {
     return {.step = step,
             .consumed_samples = 7 * step,
+            .consumed_tokens = 4096 * step,
             .applied_updates = step / 2,
             .skipped_in_a_row = 1,
             .seed = ~uint64_t{5},

@@ -34,6 +34,8 @@ for arm, loss in losses.items():
                             file.write(json.dumps({"suite": "needle", "task": "uuid", "attention": attention, "length": 512,
                                                    "depth": depth, "number": sample,
                                                    "passed": arm != "gate" or depth == 0 or sample < 39}) + "\n")
+                        file.write(json.dumps({"suite": "needle", "task": "words", "attention": attention, "length": 2048,
+                                               "depth": 0.5, "number": sample, "passed": sample < 10}) + "\n")
         steps = [{"step": i, "tokens": 100, "tokens_so_far": 100 * i, "seconds": 0.5, "loss": 2.0, "attended_share": i / 6}
                  for i in (1, 2)]
         steps.append({"step": 2, "eval_loss": loss + 0.1 * seed})
@@ -87,6 +89,10 @@ import xml.etree.ElementTree
 xml.etree.ElementTree.fromstring(picture)
 picture = open(f"{sys.argv[1]}/page/matrix.svg").read()
 xml.etree.ElementTree.fromstring(picture)
+needles = open(f"{sys.argv[1]}/page/needles.svg").read()
+xml.etree.ElementTree.fromstring(needles)
+assert needles.count("<polyline") == 5 and ">gate: moba<" in needles and ">2K<" in needles and ">512<" in needles, needles
+assert "60.0,33.2 460.0,225.0" in needles  # 158 of 160 at 512 tokens, 10 of 40 at 2,048; 260 a hundred percent
 assert picture.count(">own<") == 3 and picture.count(">-0.05<") == 1 and picture.count(">-0.25<") == 1, picture
 PY
 check "differences, intervals and figure" python3 "$scratch/verify.py" "$scratch"

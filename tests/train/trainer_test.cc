@@ -118,6 +118,34 @@ TEST_F(TrainerTest, a_step_says_where_its_time_went) {
     EXPECT_GE(r.memory.peak, r.memory.used);
 }
 
+TEST_F(TrainerTest, tokens_so_far_count_samples_of_every_length_across_resumes) {
+    RunOptions options = tiny(folder_.path() / "run");
+    {
+        Trainer trainer(options, *alone_, *files_, "");
+        trainer.step();
+        EXPECT_EQ(trainer.step().tokens_so_far, 2 * 4 * 64);
+        trainer.save(true);
+    }
+    options.data.sequence_length = 32;
+    Trainer resumed(options, *alone_, *files_, "");
+    StepReport const r = resumed.step();
+    EXPECT_EQ(r.consumed_samples, 3 * 4);
+    EXPECT_EQ(r.tokens_so_far, 2 * 4 * 64 + 4 * 32);
+}
+
+TEST_F(TrainerTest, tokens_of_an_older_checkpoint_are_counted_by_its_samples) {
+    RunOptions const options = tiny(folder_.path() / "run");
+    Session session(options, *alone_, *files_);
+    Learner learner(session);
+    learner.initialise(1);
+    RunState state{.step = 5, .consumed_samples = 20};
+    auto const data = session.open(Split::train);
+    std::vector<Batch> batches;
+    for (int64_t sample = 20; sample < 24; ++sample) batches.push_back(make_batch(*data, sample, 1));
+    EXPECT_EQ(learner.step(batches, state).tokens_so_far, 24 * 64);
+    EXPECT_EQ(state.consumed_tokens, 24 * 64);
+}
+
 TEST_F(TrainerTest, layers_switch_between_moba_and_full_at_their_step) {
     RunOptions moba = tiny(folder_.path() / "moba"), switched = tiny(folder_.path() / "switched");
     switched.attention.schedule = {{.step = 2, .kind = AttentionKind::full}};

@@ -4,7 +4,7 @@
     python3 tools/studies/page.py docs/studies/1_scaling_xs --base full -o docs/studies/1_scaling_xs
 
 Reads what there is of rows.py's samples.csv, positions.csv, mass.csv, needles.csv, curves.csv, losses.csv and runs.csv,
-and writes table.md, figure.svg and matrix.svg (from samples.csv) and gap.svg (from curves.csv). Arms of one seed share
+and writes table.md, figure.svg and matrix.svg (from samples.csv), gap.svg (from curves.csv) and needles.svg. Arms of one seed share
 initial weights, the order of samples and the held-out samples, so the loss of an arm is compared with the base arm's in
 pairs: differences per held-out sample, their mean weighted by tokens, 95% intervals by bootstrap over samples (2,000
 draws; each draw takes the same samples in every arm and seed). The seeds' spread stands beside it, and from three seeds
@@ -374,6 +374,42 @@ def needles(rows):
     return text
 
 
+def needles_svg(rows):
+    """Percent of suite needle's items passed over the tokens read, these on a logarithmic axis: a line for each arm."""
+    cells = sums(rows / "needles.csv", lambda row: (row["task"].startswith("needle"), row["arm"], row["attention"],
+                                                    int(row["length"])), ("items", "passed"))
+    found = collections.defaultdict(dict)
+    for (is_needle, arm, attention, length), (items, passed) in cells.items():
+        if is_needle:
+            found[f"{arm}: {attention}"][length] = 100 * passed / items
+    lengths = sorted({length for shares in found.values() for length in shares})
+    if len(lengths) < 2:
+        return ""
+    left, top, width, height = 60, 30, 400, 260
+    across = lambda length: left + width * math.log(length / lengths[0]) / math.log(lengths[-1] / lengths[0])
+    down = lambda share: top + height * (100 - share) / 100
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 240} {top + height + 50}" '
+             'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="#fff"/>',
+             '<text x="8" y="18">needles found, percent</text>',
+             f'<text x="{left}" y="{top + height + 42}">tokens read</text>']
+    for share in range(0, 101, 20):
+        y = down(share)
+        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{share}</text>')
+    for length in lengths:
+        name = f"{length // 1024}K" if length % 1024 == 0 else str(length)
+        parts.append(f'<text x="{across(length):.1f}" y="{top + height + 20}" text-anchor="middle" fill="#555">{name}</text>')
+    for i, (name, colour) in enumerate(zip(sorted(found), COLOURS * len(found))):
+        dashes = f' stroke-dasharray="{2 + 3 * i} 3"' if i else ""  # lines may lie on each other
+        points = " ".join(f"{across(length):.1f},{down(share):.1f}" for length, share in sorted(found[name].items()))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>')
+        y = top + 14 + 18 * i
+        parts.append(f'<line x1="{left + width + 14}" x2="{left + width + 44}" y1="{y}" y2="{y}" stroke="{colour}" '
+                     f'stroke-width="2"{dashes}/>')
+        parts.append(f'<text x="{left + width + 50}" y="{y + 4}">{name}</text>')
+    return "\n".join(parts) + "\n</svg>\n"
+
+
 def masses(rows):
     """Share of full attention inside the blocks of each rule, over layers and seeds."""
     cells = sums(rows / "mass.csv", lambda row: (row["arm"], row["attention"], row["rule"]), ("pairs", "mass"))
@@ -530,6 +566,8 @@ def main():
     text += gaps(found, stopped, args.base) + first_step(args.rows, args.base) + laws(found, stopped, args.base)
     text += speeds(args.rows, found, stopped, args.base, args.switched)
     text += masses(args.rows) + needles(args.rows)
+    if picture := needles_svg(args.rows):
+        (args.output / "needles.svg").write_text(picture)
     (args.output / "table.md").write_text(text.lstrip("\n"))
     if picture := gap_svg(found, stopped, args.base):
         (args.output / "gap.svg").write_text(picture)

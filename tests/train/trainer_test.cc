@@ -138,7 +138,7 @@ TEST_F(TrainerTest, tokens_of_an_older_checkpoint_are_counted_by_its_samples) {
     Session session(options, *alone_, *files_);
     Learner learner(session);
     learner.initialise(1);
-    RunState state{.step = 5, .consumed_samples = 20};
+    RunState state{.step = 5, .consumed_samples = 20, .info = {}};
     auto const data = session.open(Split::train);
     std::vector<Batch> batches;
     for (int64_t sample = 20; sample < 24; ++sample) batches.push_back(make_batch(*data, sample, 1));

@@ -36,7 +36,8 @@ for arm, loss in losses.items():
                                                    "passed": arm != "gate" or depth == 0 or sample < 39}) + "\n")
                         file.write(json.dumps({"suite": "needle", "task": "words", "attention": attention, "length": 2048,
                                                "depth": 0.5, "number": sample, "passed": sample < 10}) + "\n")
-        steps = [{"step": i, "tokens": 100, "tokens_so_far": 100 * i, "seconds": 0.5, "loss": 2.0, "attended_share": i / 6}
+        steps = [{"step": i, "tokens": 100, "tokens_so_far": 100 * i, "seconds": i / 2, "tokens_per_s": 200 / i, "tflops": 3.0 * i, "loss": 2.0,
+                  "attended_share": i / 6}
                  for i in (1, 2)]
         steps.append({"step": 2, "eval_loss": loss + 0.1 * seed})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
@@ -52,7 +53,7 @@ PY
 rows=$scratch/rows
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$rows" >"$scratch/printed" || complain "rows.py"
 check "a row per arm, seed, attention and sample" [ "$(wc -l <"$rows/samples.csv")" = $((1 + 2 * 40 * (1 + 2 + 2))) ]
-check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,,1.0,,,,perigee 1,1 x GPU,0.2500,1$' "$rows/runs.csv"
+check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,,1.5,133,5.0,,perigee 1,1 x GPU,0.2500,1$' "$rows/runs.csv"
 check "what went before" grep -q '^before 2,1,7,,3.0,' "$rows/runs.csv"
 check "masses" grep -q '^gate,2,moba,1,gate,3200,2480$' "$rows/mass.csv"
 check "needles" [ "$(grep -c '^gate,.*,needle uuid,512,0\.[05],40,' "$rows/needles.csv")" = 8 ]

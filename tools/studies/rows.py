@@ -10,7 +10,7 @@ From the records of `eval --suite` in every finished run (docs/evaluation.md) it
                    of the shares of full attention's softmax inside the blocks of the rule
     needles.csv    per arm, seed, attention, task, length and depth of needle and ruler, if any: items, and those passed
     curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss
-    runs.csv       per arm and seed: steps, tokens, losses, accuracy, seconds, speed, and program, commit and hardware
+    runs.csv       per arm and seed: steps, tokens, losses, accuracy, seconds, mean speed, program, commit and hardware
     layers.csv     with eval.reach: per arm, seed and layer: reach and gate recall at the last evaluation
     losses.csv     with --losses FIRST LAST: per arm, seed and logged step between the two: training loss
 With --stopped it also takes runs that have begun and not finished; `finished` is 0 there in curves.csv and runs.csv.
@@ -76,9 +76,10 @@ def name_of(folder):
 
 
 def training(folder):
-    """What the run logged last, the sum of its seconds and the mean share of attended keys, its held-out losses as (step,
-    tokens, loss), and its training losses as (step, loss). Of a step that a resumed run repeated, the last record counts."""
-    last, curve, losses, shares, seconds = {}, {}, {}, {}, {}
+    """What the run logged last, the sum of its seconds, its mean speed and share of attended keys over all steps, its
+    held-out losses as (step, tokens, loss), and its training losses as (step, loss). Of a step that a resumed run repeated,
+    the last record counts."""
+    last, curve, losses, shares, seconds, tokens, work = {}, {}, {}, {}, {}, {}, {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         last.update(record)
@@ -86,13 +87,19 @@ def training(folder):
         for key, of_step in (("seconds", seconds), ("attended_share", shares), ("loss", losses)):
             if record.get(key) is not None:
                 of_step[step] = record[key]
+        if record.get("seconds") is not None:
+            tokens[step], work[step] = record.get("tokens", 0), record["seconds"] * record.get("tflops", 0)
         if record.get("eval_loss") is not None:
             curve[step] = (step, last.get("tokens_so_far", 0), record["eval_loss"])
     said = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     said = {key: said.get(key, "") for key in ("program", "hardware", "parameters")}
     said["hardware"] = said["hardware"].split(";")[0]  # not the names of hosts
     share = f"{sum(shares.values()) / len(shares):.4f}" if shares else ""
-    said |= {"seconds": round(sum(seconds.values()), 2), "attended_share": share}
+    spent = sum(seconds.values())
+    said |= {"seconds": round(spent, 2), "attended_share": share}
+    if spent:
+        said["tokens_per_s"] = round(sum(tokens.values()) / spent)
+        said["tflops"] = round(sum(work.values()) / spent, 3) or ""
     return {**last, **said}, [curve[step] for step in sorted(curve)], sorted(losses.items())
 
 

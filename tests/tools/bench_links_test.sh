@@ -31,6 +31,14 @@ for row in dp_8k cp_128k_moba cp_1m_moba; do
 done
 holds '"section":"cp_128k_moba",.*"exposed_ms":{.*"context":[0-9].*"data x context":[0-9].*"exposed_ms_of_links":{.*"context":[0-9].*"exposed_ms_of_slowest":{.*"predicted_exposed_ms":{'
 holds '"row":"cp_1m_moba",.*"steps":1,'
+python3 - "$results" <<'PY' || complain "waits for links alone"
+import json, sys
+rows = [row for row in map(json.loads, open(sys.argv[1])) if "exposed_ms_of_links" in row]
+assert len(rows) == 3, len(rows)
+for row in rows:
+    links, mean = row["exposed_ms_of_links"], row["exposed_ms"]
+    assert links.keys() == mean.keys() and all(0 < links[axis] <= mean[axis] for axis in mean), row
+PY
 
 [ -z "${PERIGEE_BRIEF:-}" ] || verdict  # the programs have run; what follows tests the script
 links collectives losses failures || complain "collectives, losses or failures"

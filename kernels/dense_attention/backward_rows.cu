@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ 
         sum = across_lanes<kLanes>(sum, [](float m, float n) { return m + n; });
         if (lane != 0) continue;
         float const base = row < tile.rows ? base_of_weights(lse[i]) : INFINITY, delta = row < tile.rows ? sum : 0;
-        stats[row] = -base / (a.scale * kLog2e);
-        stats[T::kRows + row] = -delta;
+        stats[row] = T::kAhead ? -base / (a.scale * kLog2e) : base;
+        stats[T::kRows + row] = T::kAhead ? -delta : delta;
     }
 }
 

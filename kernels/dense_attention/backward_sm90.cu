@@ -43,7 +43,8 @@ class Consumer {
 
   private:
     /// A step is a row tile. The next scores are computed while this step's dq is added. dk comes in halves, each where
-    /// the tensor cores would be idle (README.md).
+    /// the tensor cores would be idle (README.md). The accumulators of scores and dP begin with the row stats, so that
+    /// nothing is left to subtract.
     __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const tiles = RowTiles<D, kOrdered, kWindowed>(shared_.item, a_.window).count;  // of each head
         int32_t left = a_.group * tiles, tile = 0;  // steps; row tile of the head
@@ -79,7 +80,9 @@ class Consumer {
     __device__ void start_gradients(uint32_t (&ds)[kSteps][4], float (&s)[kScores], float (&dp)[kScores],
                                     float (&dk)[D / 2], float (&dv)[D / 2], int32_t past, bool more) {
         hopper::pin(s);
-        weights(s);
+        float const scale_log2 = a_.scale * kLog2e;
+#pragma unroll
+        for (float& x : s) x = exp2_approx(x * scale_log2);
         mask_borders(s, past);
         uint32_t p[kSteps][4];
         to_left(p, s);
@@ -118,8 +121,7 @@ class Consumer {
         hopper::store_sums<64, kConsumers>(shared_.dq + threadIdx.x, dq);
         shared_.dq_full.arrive_as_one();
     }
-    /// Loads the stage's row stats into the accumulators of scores and dP, the same for every key: nothing is left to
-    /// subtract.
+    /// Loads the stage's row stats into the accumulators of scores and dP, the same for every key.
     __device__ void begin_with_stats(float (&s)[kScores], float (&dp)[kScores]) const {
         load_stats(s, 0);
         load_stats(dp, 1);
@@ -138,45 +140,52 @@ class Consumer {
         }
     }
 
-    /// As process_ahead(), but a step's scores begin when the step before has given its registers back.
+    /// Row tiles one after the other, where registers do not suffice for more.
     __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
+        RowTiles<D, kOrdered, kWindowed> const tiles(item, a_.window);
+        float4* sums = a_.sums + (int64_t{item.head * a_.group} * a_.row_tiles + tiles.index) * T::kSums + threadIdx.x;
         int32_t heads = a_.group, tile = 0;  // heads from this one on; row tile of the head
         await_rows(ring_);
         for (bool first = true; heads > 0; first = false) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
-            hopper::products_wait<0>();  // dk of the last tile
-            if (!first) release_last();
-            begin_with_stats(s, dp);
             start_scores(s, shared_.k, shared_.q[stage]);
+            hopper::products_wait<1>();  // dk of the last tile
+            if (!first) release_last();
             start_scores(dp, shared_.v, shared_.d_o[stage]);
-            hopper::products_wait<1>();  // all but dP
+            hopper::products_wait<1>();
             hopper::pin(s);
-            weights(s);
+            weights(s, stage, a_.scale * kLog2e);
             mask_borders(s, RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile));
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
             hopper::products_wait<0>();
             hopper::pin(dp);
-#pragma unroll
-            for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
+            score_gradients(dp, s, stage);
             to_left(ds, dp);
             hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), hopper::thread_anew(), ds);
             add_products(dv, p, shared_.d_o[stage]);
             hopper::fence_shared_for_async();
-            add_products<0, kSteps / 2>(dk, ds, shared_.q[stage]);
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
-            hopper::products_wait<2>();  // dv, whose factors' registers are needed
-            add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
+            hopper::products_wait<1>();  // dv, whose factors' registers are needed
+            add_products(dk, ds, shared_.q[stage]);
             ring_.advance();
             buffer_ ^= 1;
-            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) tile = 0, --heads;
+            float4* const to = sums;
+            sums += T::kSums;
+            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) {
+                sums += int64_t{a_.row_tiles - tile} * T::kSums;
+                tile = 0, --heads;
+            }
             if (heads > 0) await_rows(ring_);
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            hand_over(dq);
+            if constexpr (adds_by_copies<D, kOrdered>)
+                hand_over(dq);
+            else
+                hopper::store_sums<64, kConsumers>(to, dq, true);
         }
         hopper::products_wait<0>();
         hopper::pin(dk);
@@ -192,12 +201,15 @@ class Consumer {
         shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages].arrive_as_one();
     }
 
-    /// x' [64 keys, rows] += keys (k or v) times rows (q or do).
+    /// x' [64 keys, rows] = keys (k or v) times rows (q or do); kAhead: added to what x holds.
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
         uint32_t const left = shared_address(keys), right = shared_address(rows);
-        hopper::add_products<Inner::columns, Inner::columns, D / 16>(
-            x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
-            [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
+        auto const of_keys = [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); };
+        auto const of_rows = [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); };
+        if constexpr (T::kAhead)
+            hopper::add_products<Inner::columns, Inner::columns, D / 16>(x, of_keys, of_rows);
+        else
+            hopper::start_products<Inner::columns, Inner::columns, D / 16>(x, of_keys, of_rows);
     }
     /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q), or a part of the sum over rows, 16 a step.
     template <int kFrom = 0, int kTo = kSteps>
@@ -229,10 +241,16 @@ class Consumer {
         return (T::kAhead ? threadIdx.x : hopper::thread_anew()) % 4 * 2;
     }
 
-    __device__ void weights(float (&s)[kScores]) const {
-        float const scale_log2 = a_.scale * kLog2e;
+    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
+        float const* const bases = &shared_.stats[stage][0][column_of_thread()];
 #pragma unroll
-        for (float& x : s) x = exp2_approx(x * scale_log2);
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
+            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - base.x);
+            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - base.y);
+            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
+            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
+        }
     }
     /// Weights past the diagonal and the window become zero.
     __device__ void mask_borders(float (&s)[kScores], int32_t past) const {
@@ -252,6 +270,18 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < kScores; ++i)
             if (key + i % 4 / 2 * 8 <= first + i / 4 * 8 + i % 2) s[i] = 0;
+    }
+    __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
+        float const* const deltas = &shared_.stats[stage][1][column_of_thread()];
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const delta = *reinterpret_cast<float2 const*>(deltas + 8 * j);
+#pragma unroll
+            for (int half = 0; half < 4; half += 2) {
+                dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] - delta.x);
+                dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] - delta.y);
+            }
+        }
     }
     __device__ void finish(Tile const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
         int32_t const key = item.row + static_cast<int32_t>(hopper::thread_anew() / 128 * 64);

@@ -31,7 +31,7 @@ struct BackwardTiling {
 struct BackwardArgs {
     Schedule schedule;
     CUtensorMap q_map, do_map, k_map, v_map;
-    float* stats;    ///< [H, row tiles, 2, kRows]: of each row -lse / scale and -delta
+    float* stats;    ///< [H, row tiles, 2, kRows]: of each row base and delta; kAhead: -lse / scale and -delta
     int32_t* turns;  ///< [H, row tiles]: KV tiles that have added to dq; null where they do so in any order
     float4* sums;    ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
     bf16 const* o;

@@ -139,6 +139,10 @@ __device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
     asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
 
+/// Whether dq goes to its sum through shared memory and the copy engine. Otherwise consumers add from registers.
+template <int D, bool kOrdered>
+inline constexpr bool adds_by_copies = kOrdered || BackwardTiling<D>::kAhead;
+
 /// One warp that adds the dq of each row tile to its sum, in deterministic mode when the KV tile's turn comes.
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
@@ -151,7 +155,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         __syncwarp();
         if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
-        if (!talks) continue;
+        if (!talks || !adds_by_copies<D, kOrdered>) continue;
         RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
         int32_t const turn = item.row / kKvTile;
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {

@@ -80,39 +80,29 @@ class Consumer {
         for (int last = -1; first < end; first += T::kRows) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
-            hopper::products_wait<0>();  // dk of the last tile
-            if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
-            load_stats(s, shared_.base[stage], f_.score_of_base);
-            load_stats(dp, shared_.delta[stage], -1);
-            hopper::pin(s);
-            hopper::pin(dp);
             start_scores(s, shared_.k, shared_.q[stage]);
+            hopper::products_wait<1>();  // dk of the last tile
+            if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
             start_scores(dp, shared_.v, shared_.d_o[stage]);
             hopper::products_wait<1>();
             hopper::pin(s);
-            {
-                float const scale_log2 = f_.scale * kLog2e;
-#pragma unroll
-                for (float& x : s) x = exp2_approx(x * scale_log2);
-            }
+            weights(s, stage, f_.scale * kLog2e);
             if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
             hopper::products_wait<0>();
             hopper::pin(dp);
-#pragma unroll
-            for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
+            score_gradients(dp, s, stage);
             to_left(ds, dp);
             hopper::store_transposed<T::kRows>(shared_address(shared_.ds[count_ % 2]), hopper::thread_anew(), ds);
             add_products(dv, p, shared_.d_o[stage]);  // after dS, as in dense_attention
             hopper::fence_shared_for_async();
-            add_products<0, kSteps / 2>(dk, ds, shared_.q[stage]);
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
             QueryPart part;
             part.to[0] = dq_of_row(stage, 0), part.to[1] = dq_of_row(stage, 1);
-            hopper::products_wait<2>();  // dv, whose factors' registers are needed
-            add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
+            hopper::products_wait<1>();  // dv, whose factors' registers are needed
+            add_products(dk, ds, shared_.q[stage]);
             last = stage;
             ring_.advance();
             count_ ^= 1;
@@ -147,36 +137,18 @@ class Consumer {
         hopper::fence_shared_for_async();
     }
 
-    /// x' [64 keys, rows] += keys (k or v) times rows (q or do).
+    /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
         uint32_t const left = shared_address(keys), right = shared_address(rows);
-        hopper::add_products<Inner::columns, Inner::columns, D / 16>(
+        hopper::start_products<Inner::columns, Inner::columns, D / 16>(
             x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
             [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
     }
     /// sum [64 keys, D] += x' [64 keys, rows] times rows (do or q).
-    template <int kFrom = 0, int kTo = kSteps>
     __device__ void add_products(float (&sum)[D / 2], uint32_t const (&x)[kSteps][4], unsigned char const* rows) const {
         uint32_t const right = shared_address(rows);
-        if constexpr (kFrom == 0) hopper::pin(sum);
-        hopper::products_begin();
-#pragma unroll
-        for (int step = kFrom; step < kTo; ++step)
-            hopper::multiply<Inner::rows>(sum, x[step], hopper::rows_factor<T::kRows>(right, 0, step), true);
-        hopper::products_commit();
-    }
-    /// Those of the thread's columns times `factor`, the same for every key: what rows subtract.
-    __device__ void load_stats(float (&x)[kScores], float const (&stats)[T::kRows], float factor) const {
-        uint32_t const from = shared_address(&stats[column_of_thread()]);
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; ++j) {
-            float a, b;
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                         : "=f"(a), "=f"(b)
-                         : "r"(from + j * static_cast<uint32_t>(8 * sizeof(float)))
-                         : "memory");
-            x[4 * j] = a * factor, x[4 * j + 1] = b * factor, x[4 * j + 2] = a * factor, x[4 * j + 3] = b * factor;
-        }
+        hopper::add_products<Inner::rows>(
+            sum, x, [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); }, true);
     }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
     __device__ void start_query_gradient(float (&dq)[32]) const {
@@ -187,6 +159,17 @@ class Consumer {
             [&](int step) { return hopper::rows_factor<kKvTile>(right, column_panel, step); });
     }
 
+    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
+        float const* const bases = &shared_.base[stage][column_of_thread()];
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
+            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - base.x);
+            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - base.y);
+            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
+            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
+        }
+    }
     __device__ void mask(float (&s)[kScores], int stage, int32_t my_key) const {
         int32_t const* const limits = &shared_.limit[stage][column_of_thread()];
 #pragma unroll
@@ -196,6 +179,18 @@ class Consumer {
             for (int half = 0; half < 2; ++half) {
                 if (my_key + half * 8 > limit.x) s[4 * j + 2 * half] = 0;
                 if (my_key + half * 8 > limit.y) s[4 * j + 2 * half + 1] = 0;
+            }
+        }
+    }
+    __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
+        float const* const deltas = &shared_.delta[stage][column_of_thread()];
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float2 const delta = *reinterpret_cast<float2 const*>(deltas + 8 * j);
+#pragma unroll
+            for (int half = 0; half < 4; half += 2) {
+                dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] - delta.x);
+                dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] - delta.y);
             }
         }
     }

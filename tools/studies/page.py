@@ -100,8 +100,9 @@ class Comparison:
         return middle_95(found)
 
 
-# Student's t, 97.5%, by degrees of freedom
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+# Student's t, 97.5%, by degrees of freedom from 1 on
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+           2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 
 
 def of_seeds(by_seed):
@@ -113,6 +114,22 @@ def of_seeds(by_seed):
         half = STUDENT[len(by_seed) - 2] * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
         middle = sum(by_seed) / len(by_seed)
         text += f", t [{middle - half:+.4f}, {middle + half:+.4f}]"
+    return text
+
+
+def scatter(found):
+    """How far a pair's difference lies from its arm's mean, over all arms together, and what that leaves of a mean."""
+    text = ""
+    for column in COLUMNS:
+        arms = [against[column].by_seed for _, against, *_ in found if against and len(against[column].by_seed) > 1]
+        degrees = sum(len(by_seed) - 1 for by_seed in arms)
+        if not degrees:
+            continue
+        deviation = math.sqrt(sum(statistics.variance(x) * (len(x) - 1) for x in arms) / degrees)
+        t = STUDENT[min(degrees, len(STUDENT)) - 1]
+        means = ", ".join(f"±{t * deviation / math.sqrt(n):.4f} of {n} seeds" for n in sorted({len(x) for x in arms}))
+        text += (f"\nOf {column}, one seed's difference scatters by {deviation:.4f} around its arm's mean ({degrees} degrees of "
+                 f"freedom, all arms). That leaves a mean 95% intervals of {means}.\n")
     return text
 
 
@@ -139,7 +156,7 @@ def markdown(found, base):
             c = against.get(column)
             cells.append(f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]{of_seeds(c.by_seed)}" if c else "")
         text += f"| {' | '.join(cells)} |\n"
-    return text
+    return text + scatter(found)
 
 
 def matrix(table, draws=DRAWS):

@@ -15,7 +15,7 @@ void assume_the_network(DeviceRates& rates) {
     rates.launch = assumed(3);
     rates.network = assumed(45);
     rates.hop = assumed(12);
-    rates.host = assumed(35);  // what a step on four GPUs looks like that all offload (docs/parallelism.md)
+    rates.host = assumed(35);  // inferred from four GPUs that offload at once: docs/parallelism.md
     rates.interference = assumed(0.3);
     rates.straggler = assumed(0.01);
 }

@@ -144,7 +144,7 @@ class Pairs:
     def __init__(self, *by_seed): self.by_seed = by_seed
 arms = [("full", {}, {}, 3), *((arm, {"all tokens": Pairs(*x), "far repeats": Pairs(x[0])}, {}, 3) for arm, x in (("a", (1, 2, 3)), ("b", (5, 7))))]
 said = page.scatter(arms)  # deviations: -1, 0, 1 and -1, 1; sqrt(4 / 3), t of 3 is 3.182
-assert "scatters by 1.1547" in said and "3 degrees" in said and "±2.5981 of 2 seeds, ±2.1213 of 3 seeds" in said, said
+assert "pooled over all arms: 1.1547 (3 degrees" in said and "±2.5981 (2 seeds), ±2.1213 (3 seeds)" in said, said
 assert "far repeats" not in said
 assert page.apart([(50, 1), (98, 2), (99, 3), (100, 4)]) == [(50, 1), (100, 4)]
 table = {("full_90_gate_10", "full"): {}, ("full_90_gate_10", "moba"): {}}

@@ -43,8 +43,9 @@ std::vector<int64_t> ragged(int64_t count, double shortest, double longest, int6
     return lengths;
 }
 
-std::vector<int64_t> with(std::vector<int64_t> lengths, int64_t one_more) {
-    lengths.insert(lengths.begin() + std::ssize(lengths) / 2, one_more);
+/// One more in the middle.
+std::vector<int64_t> with_another(std::vector<int64_t> lengths, int64_t length) {
+    lengths.insert(lengths.begin() + std::ssize(lengths) / 2, length);
     return lengths;
 }
 
@@ -65,7 +66,7 @@ std::vector<Problem> problems() {
         {"32 x 1K, d 128", 32, 8, 128, std::vector<int64_t>(32, k)},
         {"2K, d 64", 32, 8, 64, {2 * k}},
         {"2K, d 128", 32, 8, 128, {2 * k}},
-        {"63 ragged and 32K, 128K, d 128", 32, 8, 128, with(ragged(63, 256, 4096, 96 * k), 32 * k)},
+        {"63 ragged and 32K, 128K, d 128", 32, 8, 128, with_another(ragged(63, 256, 4096, 96 * k), 32 * k)},
         {"32K, d 96", 32, 8, 96, {32 * k}},
         {"4 x 8K, d 96", 32, 8, 96, std::vector<int64_t>(4, 8 * k)},
     };

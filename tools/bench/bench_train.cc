@@ -80,9 +80,9 @@ struct Waits {
     std::vector<double> of_ranks;                   ///< on all axes together
     std::map<std::string, double> mean = {};        ///< by axis, over the ranks
     std::map<std::string, double> of_slowest = {};  ///< by axis, of the rank that waits least: others wait for it too
-    /// By axis: the sum of each wait's least seconds in a group, the mean over groups. The last rank to come to a wait
-    /// waits for no rank's computation.
-    std::map<std::string, double> least = {};
+    /// By axis: of each wait what the rank that waited least in its group waited, summed; the mean over groups. The
+    /// last rank to come to a wait waits for the links alone, not for other ranks to compute.
+    std::map<std::string, double> of_links = {};
 };
 
 /// Of the rank that is slowest, or takes the most.
@@ -156,7 +156,7 @@ Waits gather_waits(std::map<int, std::vector<double>> const& own, double steps, 
             auto const of_group = sum_of_least(of_ranks);
             least = least && of_group ? std::optional(*least + *of_group) : std::nullopt;
         }
-        if (least) waits.least[to_string(axis)] = *least / steps / static_cast<double>(by_group.size());
+        if (least) waits.of_links[to_string(axis)] = *least / steps / static_cast<double>(by_group.size());
     }
     auto const slowest = static_cast<size_t>(std::ranges::min_element(waits.of_ranks) - waits.of_ranks.begin());
     for (auto const& [axis, seconds] : by_axis) {
@@ -191,7 +191,7 @@ Measured time_steps(Options const& o, Session& session, LabelledOps& ops, Learne
         batches.push_back(random_batch(options, static_cast<uint64_t>(first * micro_batches + i)));
     Measured m;
     RunState state;
-    device.phases().start(true);
+    device.phases().start(/*list_communication=*/true);
     auto const step = [&] {
         m.report = learner.step(batches, state);
         m.bytes = std::max(m.bytes, device.used_bytes());
@@ -283,7 +283,7 @@ nlohmann::json to_json(Options const& o, Run const& run, StepCost const& predict
                        {"predicted_seconds", predicted.time.step},
                        {"exposed_ms", milliseconds(m.waits.mean)},
                        {"exposed_ms_of_slowest", milliseconds(m.waits.of_slowest)},
-                       {"exposed_ms_of_links", milliseconds(m.waits.least)},
+                       {"exposed_ms_of_links", milliseconds(m.waits.of_links)},
                        {"predicted_exposed_ms", milliseconds(predicted.time.exposed)},
                        {"phases_ms", milliseconds(phases)},
                        {"attended_share", m.report.attended_share.value_or(1)},
@@ -318,7 +318,7 @@ void print(Options const& o, Run const& run, StepCost const& predicted, Measured
     };
     axes("exposed        ", m.waits.mean);
     axes("of the slowest ", m.waits.of_slowest);
-    axes("of links alone ", m.waits.least);
+    axes("of links alone ", m.waits.of_links);
     axes("check says     ", predicted.time.exposed);
     print_operations(m.operations);
     if (o.json) fmt::print("{}\n", to_json(o, run, predicted, m).dump());

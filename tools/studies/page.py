@@ -72,6 +72,12 @@ def middle_95(drawn):
     return drawn[int(0.025 * len(drawn))], drawn[int(0.975 * len(drawn)) - 1]
 
 
+def sheet(width, height):
+    """The first parts of a picture."""
+    return [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+            '<rect width="100%" height="100%" fill="#fff"/>']
+
+
 class Comparison:
     """An arm against the base: difference, interval, spread of seeds."""
 
@@ -118,7 +124,8 @@ def of_seeds(by_seed):
 
 
 def scatter(found):
-    """How far a pair's difference lies from its arm's mean, over all arms together, and what that leaves of a mean."""
+    """The standard deviation of one seed's difference around its arm's mean, pooled over all arms, and the 95% interval
+    that it gives a mean of as many seeds as arms have."""
     text = ""
     for column in COLUMNS:
         arms = [against[column].by_seed for _, against, *_ in found if against and len(against[column].by_seed) > 1]
@@ -127,9 +134,9 @@ def scatter(found):
             continue
         deviation = math.sqrt(sum(statistics.variance(x) * (len(x) - 1) for x in arms) / degrees)
         t = STUDENT[min(degrees, len(STUDENT)) - 1]
-        means = ", ".join(f"±{t * deviation / math.sqrt(n):.4f} of {n} seeds" for n in sorted({len(x) for x in arms}))
-        text += (f"\nOf {column}, one seed's difference scatters by {deviation:.4f} around its arm's mean ({degrees} degrees of "
-                 f"freedom, all arms). That leaves a mean 95% intervals of {means}.\n")
+        means = ", ".join(f"±{t * deviation / math.sqrt(n):.4f} ({n} seeds)" for n in sorted({len(x) for x in arms}))
+        text += (f"\nStandard deviation of one seed's difference, {column}, pooled over all arms: {deviation:.4f} "
+                 f"({degrees} degrees of freedom). 95% interval of an arm's mean by it: {means}.\n")
     return text
 
 
@@ -263,7 +270,8 @@ def first_step(rows, base):
 def speeds(rows, found, stopped, base, switched=()):
     """Finished arms: tokens per second of training, executed FLOPs per token, and the last loss minus the base arm's of
     the same seed after as many tokens, FLOPs and seconds, interpolated over the logarithm of tokens. Means over the seeds
-    of both. No FLOPs of `switched` arms: the rows have those of the last step."""
+    of both. No FLOPs of `switched` arms, whose rows may have those of the
+    last step alone."""
     if not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
         return ""
     runs, curve = collections.defaultdict(dict), collections.defaultdict(list)
@@ -405,8 +413,7 @@ def needles_svg(rows):
     left, top, width, height = 60, 30, 400, 260
     across = lambda length: left + width * math.log(length / lengths[0]) / math.log(lengths[-1] / lengths[0])
     down = lambda share: top + height * (100 - share) / 100
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 240} {top + height + 50}" '
-             'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="#fff"/>',
+    parts = [*sheet(left + width + 240, top + height + 50),
              '<text x="8" y="18">needles found, percent</text>',
              f'<text x="{left}" y="{top + height + 42}">tokens read</text>']
     for share in range(0, 101, 20):
@@ -454,8 +461,7 @@ def svg(found, base):
     left, width, row = 150, 470, 34
     place = lambda x: left + (x - low) / (high - low) * width
     height = row * len(rows) + 62
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 20} {height}" '
-             'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="#fff"/>',
+    parts = [*sheet(left + width + 20, height),
              f'<line x1="{place(0):.1f}" y1="20" x2="{place(0):.1f}" y2="{height - 40}" stroke="#999"/>']
     for i, (arm, against) in enumerate(rows):
         y = 30 + row * i
@@ -488,9 +494,7 @@ def matrix_svg(table):
                 cells[arm, attention.split(" + ")[0]] = sum(by_seed) / len(by_seed)
     arms, most = sorted({arm for arm, _ in table}), max([abs(x) for x in cells.values()] or [1])
     left, top, width, height = 150, 46, 92, 26
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width * len(kinds) + 10} '
-             f'{top + height * len(arms) + 10}" font-family="sans-serif" font-size="12">',
-             '<rect width="100%" height="100%" fill="#fff"/>',
+    parts = [*sheet(left + width * len(kinds) + 10, top + height * len(arms) + 10),
              '<text x="8" y="18">far repeats: loss minus that with the attention of training, nats</text>']
     for j, kind in enumerate(kinds):
         parts.append(f'<text x="{left + width * (j + 0.5):.0f}" y="{top - 8}" text-anchor="middle">{kind}</text>')
@@ -523,8 +527,7 @@ def gap_svg(found, stopped, base):
     left, top, width, height = 60, 30, 480, 340
     across = lambda tokens: left + width * math.log(tokens / first) / math.log(last / first)
     down = lambda gap: top + height * (high - gap) / (high - low or 1)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 220} {top + height + 50}" '
-             'font-family="sans-serif" font-size="12">', '<rect width="100%" height="100%" fill="#fff"/>',
+    parts = [*sheet(left + width + 220, top + height + 50),
              f'<text x="8" y="18">held-out loss minus that of {base}, nats</text>',
              f'<text x="{left}" y="{top + height + 42}">tokens, millions</text>']
     step = 10 ** math.floor(math.log10(high - low or 1))

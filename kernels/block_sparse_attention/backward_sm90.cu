@@ -80,19 +80,23 @@ class Consumer {
         for (int last = -1; first < end; first += T::kRows) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
-            start_scores(s, shared_.k, shared_.q[stage]);
-            hopper::products_wait<1>();  // dk of the last tile
+            hopper::products_wait<0>();  // dk of the last tile
             if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
+            begin_with_stats(s, dp, stage);
+            start_scores(s, shared_.k, shared_.q[stage]);
             start_scores(dp, shared_.v, shared_.d_o[stage]);
-            hopper::products_wait<1>();
+            hopper::products_wait<1>();  // all but dP
             hopper::pin(s);
-            weights(s, stage, f_.scale * kLog2e);
+            float const scale_log2 = f_.scale * kLog2e;
+#pragma unroll
+            for (float& x : s) x = exp2_approx(x * scale_log2);
             if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
             hopper::products_wait<0>();
             hopper::pin(dp);
-            score_gradients(dp, s, stage);
+#pragma unroll
+            for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
             to_left(ds, dp);
             hopper::store_transposed<T::kRows>(shared_address(shared_.ds[count_ % 2]), hopper::thread_anew(), ds);
             add_products(dv, p, shared_.d_o[stage]);  // after dS, as in dense_attention
@@ -137,10 +141,30 @@ class Consumer {
         hopper::fence_shared_for_async();
     }
 
-    /// x' [64 keys, rows] = keys (k or v) times rows (q or do).
+    /// Loads what is subtracted from the rows' scores and dP into the accumulators of both, the same for every key.
+    __device__ void begin_with_stats(float (&s)[kScores], float (&dp)[kScores], int stage) const {
+        load_stats(s, shared_.base[stage], f_.score_of_base);
+        load_stats(dp, shared_.delta[stage], -1);
+        hopper::pin(s);
+        hopper::pin(dp);
+    }
+    __device__ void load_stats(float (&x)[kScores], float const (&stats)[T::kRows], float factor) const {
+        uint32_t const from = shared_address(&stats[column_of_thread()]);
+#pragma unroll
+        for (int j = 0; j < T::kRows / 8; ++j) {
+            float first, second;
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                         : "=f"(first), "=f"(second)
+                         : "r"(from + j * static_cast<uint32_t>(8 * sizeof(float)))
+                         : "memory");
+            x[4 * j] = x[4 * j + 2] = first * factor;
+            x[4 * j + 1] = x[4 * j + 3] = second * factor;
+        }
+    }
+    /// x' [64 keys, rows] += keys (k or v) times rows (q or do).
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
         uint32_t const left = shared_address(keys), right = shared_address(rows);
-        hopper::start_products<Inner::columns, Inner::columns, D / 16>(
+        hopper::add_products<Inner::columns, Inner::columns, D / 16>(
             x, [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); },
             [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); });
     }
@@ -159,17 +183,6 @@ class Consumer {
             [&](int step) { return hopper::rows_factor<kKvTile>(right, column_panel, step); });
     }
 
-    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
-        float const* const bases = &shared_.base[stage][column_of_thread()];
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; ++j) {
-            float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
-            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - base.x);
-            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - base.y);
-            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
-            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
-        }
-    }
     __device__ void mask(float (&s)[kScores], int stage, int32_t my_key) const {
         int32_t const* const limits = &shared_.limit[stage][column_of_thread()];
 #pragma unroll
@@ -179,18 +192,6 @@ class Consumer {
             for (int half = 0; half < 2; ++half) {
                 if (my_key + half * 8 > limit.x) s[4 * j + 2 * half] = 0;
                 if (my_key + half * 8 > limit.y) s[4 * j + 2 * half + 1] = 0;
-            }
-        }
-    }
-    __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
-        float const* const deltas = &shared_.delta[stage][column_of_thread()];
-#pragma unroll
-        for (int j = 0; j < T::kRows / 8; ++j) {
-            float2 const delta = *reinterpret_cast<float2 const*>(deltas + 8 * j);
-#pragma unroll
-            for (int half = 0; half < 4; half += 2) {
-                dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] - delta.x);
-                dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] - delta.y);
             }
         }
     }

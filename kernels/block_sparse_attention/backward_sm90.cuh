@@ -47,6 +47,7 @@ struct BackwardArgs : AttentionArgs {
     bool carry;              ///< sums go from pass to pass
     int32_t carried_tiles;   ///< before splits in `sums`
     bool carry_out;          ///< there is a later pass
+    float score_of_base;     ///< -1 / (scale log2 e): from base to what is added to scores
 
     /// row / group. Exact: rows are below 2^26, groups of this path at most 64.
     __device__ int32_t query_of(int32_t row) const {

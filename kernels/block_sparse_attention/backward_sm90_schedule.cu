@@ -146,6 +146,7 @@ BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGrad
     f.split_rows = static_cast<int32_t>(plan.split_rows);
     f.inverse_group = f.group == 1 ? 0 : static_cast<uint32_t>((int64_t{1} << 32) / f.group + 1);
     f.whole_kv_tiles = plan.whole_kv_tiles();
+    f.score_of_base = -1 / (f.scale * kernels::kLog2e);
     f.carry = plan.pass_chunks < plan.chunks;
     f.carried_tiles = static_cast<int32_t>(plan.carried_tiles);
     f.carry_out = pass.chunk + pass.chunks < plan.chunks;

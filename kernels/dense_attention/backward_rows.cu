@@ -1,4 +1,4 @@
-// Before and after the dense backward: row statistics and zeros for dq's sums; dq from its sums.
+// Before and after the dense backward: row statistics; dq from its sums.
 #include "kernels/common/launch.cuh"
 #include "kernels/dense_attention/backward_sm90.cuh"
 
@@ -32,9 +32,7 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ 
         lse[i] = a.lse[at];
     }
     int64_t const tile_of_head = int64_t{head} * a.row_tiles + index;
-    for (int i = threadIdx.x; i < T::kSums; i += kThreads) a.sums[tile_of_head * T::kSums + i] = float4{};
-    if (a.turns != nullptr && threadIdx.x == 0)
-        a.turns[tile_of_head] = a.window > 0 ? max(tile.row + 1 - a.window, 0) / kKvTile : 0;
+    if (threadIdx.x == 0) a.turns[tile_of_head] = 0;
     float* const stats = a.stats + tile_of_head * 2 * T::kRows;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
@@ -43,8 +41,8 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ 
         sum = across_lanes<kLanes>(sum, [](float m, float n) { return m + n; });
         if (lane != 0) continue;
         float const base = row < tile.rows ? base_of_weights(lse[i]) : INFINITY, delta = row < tile.rows ? sum : 0;
-        stats[row] = T::kAhead ? -base / (a.scale * kLog2e) : base;
-        stats[T::kRows + row] = T::kAhead ? -delta : delta;
+        stats[row] = -base / (a.scale * kLog2e);
+        stats[T::kRows + row] = -delta;
     }
 }
 

@@ -11,14 +11,13 @@ namespace {
 
 using hopper::Inner;
 
-constexpr int kScoresBarrier = 1;
-
 /// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq.
 template <int D, bool kOrdered, bool kWindowed>
 class Consumer {
     using T = BackwardTiling<D>;
     static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
     static constexpr int kSteps = T::kRows / 16;
+    static constexpr int kScoresBarrier = 1;
 
   public:
     __device__ Consumer(BackwardArgs const& a, BackwardShared<D>& shared)
@@ -43,8 +42,7 @@ class Consumer {
 
   private:
     /// A step is a row tile. The next scores are computed while this step's dq is added. dk comes in halves, each where
-    /// the tensor cores would be idle (README.md). The accumulators of scores and dP begin with the row stats, so that
-    /// nothing is left to subtract.
+    /// the tensor cores would be idle (README.md).
     __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const tiles = RowTiles<D, kOrdered, kWindowed>(shared_.item, a_.window).count;  // of each head
         int32_t left = a_.group * tiles, tile = 0;  // steps; row tile of the head
@@ -80,9 +78,7 @@ class Consumer {
     __device__ void start_gradients(uint32_t (&ds)[kSteps][4], float (&s)[kScores], float (&dp)[kScores],
                                     float (&dk)[D / 2], float (&dv)[D / 2], int32_t past, bool more) {
         hopper::pin(s);
-        float const scale_log2 = a_.scale * kLog2e;
-#pragma unroll
-        for (float& x : s) x = exp2_approx(x * scale_log2);
+        weights(s);
         mask_borders(s, past);
         uint32_t p[kSteps][4];
         to_left(p, s);
@@ -121,7 +117,8 @@ class Consumer {
         hopper::store_sums<64, kConsumers>(shared_.dq + threadIdx.x, dq);
         shared_.dq_full.arrive_as_one();
     }
-    /// Loads the stage's row stats into the accumulators of scores and dP, the same for every key.
+    /// Loads the stage's row stats into the accumulators of scores and dP, the same for every key: nothing is left to
+    /// subtract.
     __device__ void begin_with_stats(float (&s)[kScores], float (&dp)[kScores]) const {
         load_stats(s, 0);
         load_stats(dp, 1);
@@ -140,23 +137,23 @@ class Consumer {
         }
     }
 
-    /// Row tiles one after the other, where registers do not suffice for more.
+    /// As process_ahead(), but a step's scores begin when the step before has given its registers back.
     __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
-        RowTiles<D, kOrdered, kWindowed> const tiles(item, a_.window);
-        float4* sums = a_.sums + (int64_t{item.head * a_.group} * a_.row_tiles + tiles.index) * T::kSums + threadIdx.x;
         int32_t heads = a_.group, tile = 0;  // heads from this one on; row tile of the head
         await_rows(ring_);
         for (bool first = true; heads > 0; first = false) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
-            start_scores(s, shared_.k, shared_.q[stage]);
-            hopper::products_wait<1>();  // dk of the last tile
+            hopper::products_wait<0>();  // dk of the last tile
             if (!first) release_last();
-            start_scores(dp, shared_.v, shared_.d_o[stage]);
-            hopper::products_wait<1>();
+            load_stats(s, 0);
             hopper::pin(s);
-            weights(s, stage, a_.scale * kLog2e);
+            start_scores(s, shared_.k, shared_.q[stage]);
+            start_scores<false>(dp, shared_.v, shared_.d_o[stage]);
+            hopper::products_wait<1>();  // all but dP
+            hopper::pin(s);
+            weights(s);
             mask_borders(s, RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile));
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
@@ -167,25 +164,18 @@ class Consumer {
             hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), hopper::thread_anew(), ds);
             add_products(dv, p, shared_.d_o[stage]);
             hopper::fence_shared_for_async();
+            add_products<0, kSteps / 2>(dk, ds, shared_.q[stage]);
             hopper::named_sync(kScoresBarrier, kConsumers);
             start_query_gradient(dq);
-            hopper::products_wait<1>();  // dv, whose factors' registers are needed
-            add_products(dk, ds, shared_.q[stage]);
+            hopper::products_wait<2>();  // dv, whose factors' registers are needed
+            add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
             ring_.advance();
             buffer_ ^= 1;
-            float4* const to = sums;
-            sums += T::kSums;
-            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) {
-                sums += int64_t{a_.row_tiles - tile} * T::kSums;
-                tile = 0, --heads;
-            }
+            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) tile = 0, --heads;
             if (heads > 0) await_rows(ring_);
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
-            if constexpr (adds_by_copies<D, kOrdered>)
-                hand_over(dq);
-            else
-                hopper::store_sums<64, kConsumers>(to, dq, true);
+            hand_over(dq);
         }
         hopper::products_wait<0>();
         hopper::pin(dk);
@@ -201,12 +191,13 @@ class Consumer {
         shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages].arrive_as_one();
     }
 
-    /// x' [64 keys, rows] = keys (k or v) times rows (q or do); kAhead: added to what x holds.
+    /// x' [64 keys, rows] = keys (k or v) times rows (q or do), or added to what x holds.
+    template <bool kAdd = true>
     __device__ void start_scores(float (&x)[kScores], unsigned char const* keys, unsigned char const* rows) const {
         uint32_t const left = shared_address(keys), right = shared_address(rows);
         auto const of_keys = [&](int step) { return hopper::columns_factor<kKvTile>(left, warpgroup_ * 64, step); };
         auto const of_rows = [&](int step) { return hopper::columns_factor<T::kRows>(right, 0, step); };
-        if constexpr (T::kAhead)
+        if constexpr (kAdd)
             hopper::add_products<Inner::columns, Inner::columns, D / 16>(x, of_keys, of_rows);
         else
             hopper::start_products<Inner::columns, Inner::columns, D / 16>(x, of_keys, of_rows);
@@ -241,16 +232,10 @@ class Consumer {
         return (T::kAhead ? threadIdx.x : hopper::thread_anew()) % 4 * 2;
     }
 
-    __device__ void weights(float (&s)[kScores], int stage, float scale_log2) const {
-        float const* const bases = &shared_.stats[stage][0][column_of_thread()];
+    __device__ void weights(float (&s)[kScores]) const {
+        float const scale_log2 = a_.scale * kLog2e;
 #pragma unroll
-        for (int j = 0; j < T::kRows / 8; ++j) {
-            float2 const base = *reinterpret_cast<float2 const*>(bases + 8 * j);
-            s[4 * j] = exp2_approx(s[4 * j] * scale_log2 - base.x);
-            s[4 * j + 1] = exp2_approx(s[4 * j + 1] * scale_log2 - base.y);
-            s[4 * j + 2] = exp2_approx(s[4 * j + 2] * scale_log2 - base.x);
-            s[4 * j + 3] = exp2_approx(s[4 * j + 3] * scale_log2 - base.y);
-        }
+        for (float& x : s) x = exp2_approx(x * scale_log2);
     }
     /// Weights past the diagonal and the window become zero.
     __device__ void mask_borders(float (&s)[kScores], int32_t past) const {
@@ -271,6 +256,7 @@ class Consumer {
         for (int i = 0; i < kScores; ++i)
             if (key + i % 4 / 2 * 8 <= first + i / 4 * 8 + i % 2) s[i] = 0;
     }
+    /// dS = P (dP - delta), in place of dP. The stats hold -delta.
     __device__ void score_gradients(float (&dp)[kScores], float const (&p)[kScores], int stage) const {
         float const* const deltas = &shared_.stats[stage][1][column_of_thread()];
 #pragma unroll
@@ -278,8 +264,8 @@ class Consumer {
             float2 const delta = *reinterpret_cast<float2 const*>(deltas + 8 * j);
 #pragma unroll
             for (int half = 0; half < 4; half += 2) {
-                dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] - delta.x);
-                dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] - delta.y);
+                dp[4 * j + half] = p[4 * j + half] * (dp[4 * j + half] + delta.x);
+                dp[4 * j + half + 1] = p[4 * j + half + 1] * (dp[4 * j + half + 1] + delta.y);
             }
         }
     }
@@ -343,29 +329,28 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
         for (int64_t first = 0; first < shape.kv_heads; first += plan.pass_kv_heads) {
             int64_t const heads = std::min(plan.pass_kv_heads, shape.kv_heads - first);
             Tiling const tiling{kKvTile, static_cast<int32_t>(heads), 1, 8 * D * group};
-            BackwardArgs const args{
-                .schedule = schedule_tiles(p, scratch, tiling),
-                .q_map = rows(p.q),
-                .do_map = rows(g.d_o),
-                .k_map = keys(p.k),
-                .v_map = keys(p.v),
-                .stats = reinterpret_cast<float*>(scratch + plan.stats),
-                .turns = shape.deterministic ? reinterpret_cast<int32_t*>(scratch + plan.turns) : nullptr,
-                .sums = reinterpret_cast<float4*>(scratch + plan.sums),
-                .o = g.o,
-                .d_o = g.d_o,
-                .lse = g.lse,
-                .dq = g.dq,
-                .dk = g.dk,
-                .dv = g.dv,
-                .scale = static_cast<float>(p.scale),
-                .heads = static_cast<int32_t>(shape.heads),
-                .kv_heads = static_cast<int32_t>(shape.kv_heads),
-                .group = group,
-                .first_kv_head = static_cast<int32_t>(first),
-                .pass_kv_heads = static_cast<int32_t>(heads),
-                .row_tiles = static_cast<int32_t>(plan.kv_tiles * T::kTilesOfKv),
-                .window = window_of(shape)};
+            BackwardArgs const args{.schedule = schedule_tiles(p, scratch, tiling),
+                                    .q_map = rows(p.q),
+                                    .do_map = rows(g.d_o),
+                                    .k_map = keys(p.k),
+                                    .v_map = keys(p.v),
+                                    .stats = reinterpret_cast<float*>(scratch + plan.stats),
+                                    .turns = reinterpret_cast<int32_t*>(scratch + plan.turns),
+                                    .sums = reinterpret_cast<float4*>(scratch + plan.sums),
+                                    .o = g.o,
+                                    .d_o = g.d_o,
+                                    .lse = g.lse,
+                                    .dq = g.dq,
+                                    .dk = g.dk,
+                                    .dv = g.dv,
+                                    .scale = static_cast<float>(p.scale),
+                                    .heads = static_cast<int32_t>(shape.heads),
+                                    .kv_heads = static_cast<int32_t>(shape.kv_heads),
+                                    .group = group,
+                                    .first_kv_head = static_cast<int32_t>(first),
+                                    .pass_kv_heads = static_cast<int32_t>(heads),
+                                    .row_tiles = static_cast<int32_t>(plan.kv_tiles * T::kTilesOfKv),
+                                    .window = window_of(shape)};
             preprocess_backward<D>(args, p.stream);
             launch({"dense_attention_backward", std::min(multiprocessors(), plan.kv_tiles * heads), 1,
                     kProducers + kConsumers, sizeof(BackwardShared<D>), p.stream, 1, true},

@@ -31,9 +31,11 @@ struct BackwardTiling {
 struct BackwardArgs {
     Schedule schedule;
     CUtensorMap q_map, do_map, k_map, v_map;
-    float* stats;    ///< [H, row tiles, 2, kRows]: of each row base and delta; kAhead: -lse / scale and -delta
-    int32_t* turns;  ///< [H, row tiles]: KV tiles that have added to dq; null where they do so in any order
-    float4* sums;    ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
+    float* stats;  ///< [H, row tiles, 2, kRows]: of each row -lse / scale and -delta
+    /// [H, row tiles]: KV tiles that have added to dq. Where they do so in any order: 0, -1 while the first one stores
+    /// its part, then 1.
+    int32_t* turns;
+    float4* sums;  ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
     bf16 const* o;
     bf16 const* d_o;
     float const* lse;
@@ -46,7 +48,7 @@ struct BackwardArgs {
 };
 
 template <int D>
-void preprocess_backward(BackwardArgs const& args, cudaStream_t stream);  ///< stats; sums = 0; first turns
+void preprocess_backward(BackwardArgs const& args, cudaStream_t stream);  ///< stats; turns = 0
 template <int D>
 void convert_query_gradient(BackwardArgs const& args, cudaStream_t stream);  ///< sums -> dq
 

@@ -62,6 +62,8 @@ struct RowTiles {
     /// Of the tiles in the order of work: whether the document ends in it; how many tiles past the first of all it is.
     __device__ bool ends(int32_t i) const { return whole && i == (kOrdered ? 0 : count - 1); }
     __device__ int32_t past_diagonal(int32_t i) const { return kOrdered ? count - 1 - i : i; }
+    /// The first of its rows, counted from the document's beginning.
+    __device__ int32_t row(int32_t i) const { return (first + kStep * i) * T::kRows; }
 };
 
 template <int D, bool kOrdered, bool kWindowed>
@@ -127,23 +129,34 @@ __device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
     shared.keys_full.arrive();
 }
 
-/// KV tiles of a document add to a row tile's dq from first to last. Whoever waits does so for an earlier tile, which a
-/// thread block has taken before. Between additions of the copy engine, hence the fences.
-__device__ __forceinline__ void await_turn(int32_t const* turns, int32_t turn) {
+// The first KV tile that adds to a row tile's dq stores its part, so that nothing need be zero before.
+// BackwardArgs::turns tells the others, between operations of the copy engine, hence the fences.
+__device__ __forceinline__ int32_t read_turns(int32_t const* turns) {
     int32_t now;
-    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-    while (now != turn);
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\nfence.proxy.async.global;" : "=r"(now) : "l"(turns) : "memory");
+    return now;
+}
+/// Nobody waits for ever: in order, whoever waits does so for an earlier tile, which a thread block has taken before;
+/// in any order, for one that, once it has claimed, waits for its own thread block alone.
+__device__ __forceinline__ void await_turn(int32_t const* turns, int32_t turn) {
+    while (read_turns(turns) != turn) {
+    }
 }
 __device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
     asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
+/// Where KV tiles add in any order: 0 makes this one the first, -1 says that another stores its part, 1 that it has.
+__device__ __forceinline__ int32_t claim(int32_t* turns) {
+    int32_t before;
+    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, -1;\nfence.proxy.async.global;"
+                 : "=r"(before)
+                 : "l"(turns)
+                 : "memory");
+    return before;
+}
 
-/// Whether dq goes to its sum through shared memory and the copy engine. Otherwise consumers add from registers.
-template <int D, bool kOrdered>
-inline constexpr bool adds_by_copies = kOrdered || BackwardTiling<D>::kAhead;
-
-/// One warp that adds the dq of each row tile to its sum, in deterministic mode when the KV tile's turn comes.
+/// One warp that adds the dq of each row tile to its sum, in deterministic mode when the KV tile's turn comes: from
+/// first to last.
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
@@ -155,23 +168,33 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         __syncwarp();
         if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
-        if (!talks || !adds_by_copies<D, kOrdered>) continue;
+        if (!talks) continue;
         RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
-        int32_t const turn = item.row / kKvTile;
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
             int64_t at = int64_t{head} * a.row_tiles + tiles.index;
+            int32_t before = kOrdered ? 0 : claim(a.turns + at);
 #pragma unroll 1
             for (int32_t i = 0; i < tiles.count; ++i, ++count, at += tiles.kStep) {
+                int32_t* const turns = a.turns + at;
+                int32_t turn = 0;  // of this KV tile, where there is an order
+                if constexpr (kOrdered) turn = item.row / kKvTile;
+                if constexpr (kOrdered && kWindowed) turn -= max(tiles.row(i) + 1 - a.window, 0) / kKvTile;
                 shared.dq_full.wait(count & 1);
                 hopper::fence_shared_for_async();  // consumers, if they had it, would wait for their stores
-                if constexpr (kOrdered) await_turn(a.turns + at, turn);
-                hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
+                if (kOrdered || before < 0) await_turn(turns, kOrdered ? turn : 1);
+                bool const first = kOrdered ? turn == 0 : before == 0;
+                if (first)
+                    hopper::store_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
+                else
+                    hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
                 hopper::add_commit();
+                // While the copy engine adds: both waits, one after the other, would take as long as a step.
+                if (!kOrdered && i + 1 < tiles.count) before = claim(turns + tiles.kStep);
                 hopper::add_wait_read();
                 shared.dq_free.arrive();
-                if constexpr (kOrdered) {
+                if (kOrdered || first) {
                     hopper::add_wait();
-                    pass_turn(a.turns + at, turn + 1);
+                    pass_turn(turns, kOrdered ? turn + 1 : 1);
                 }
             }
         }

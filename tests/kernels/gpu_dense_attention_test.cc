@@ -342,6 +342,31 @@ TEST_P(GpuDenseKernels, RepeatsBitwise) {
     }
 }
 
+/// KV tiles that add to dq at the same time lose no part of it. A lost one is a tenth of its row's dq or more.
+TEST_P(GpuDenseKernels, EveryKeyTileAddsToEveryRow) {
+    if (GetParam() != Pass::backward) GTEST_SKIP() << "others add in turn, or do not add";
+    for (int64_t const dim : {64, 96, 128}) {
+        Problem problem(make_problem({.cu_seqlens = {0, 6000, 7000}, .heads = 16, .kv_heads = 4, .head_dim = dim}));
+        Forward const forward = problem.forward();
+        ReferenceResult given;
+        given.o = forward.o, given.lse = {forward.lse.begin(), forward.lse.end()};
+        std::vector<double> const right = problem.backward(given, true).dq;
+        for (int repeat = 0; repeat < 8; ++repeat) {
+            std::vector<double> const dq = problem.backward(given, false).dq;
+            int64_t wrong = 0;
+            for (int64_t row = 0; row < std::ssize(dq); row += dim) {
+                double error = 0, norm = 0;
+                for (int64_t i = row; i < row + dim; ++i) {
+                    double const want = right[static_cast<size_t>(i)], found = dq[static_cast<size_t>(i)];
+                    error += (found - want) * (found - want), norm += want * want;
+                }
+                wrong += !(error <= 0.02 * 0.02 * norm);
+            }
+            ASSERT_EQ(wrong, 0) << "of " << std::ssize(dq) / dim << " rows, head size " << dim;
+        }
+    }
+}
+
 TEST(WindowedReference, OfAllKeysIsFullAttention) {
     auto const p = make_problem({.cu_seqlens = {0, 1, 60, 60, 133}});
     ReferenceResult const all = reference_attention(p), windowed = windowed_reference(p, 73);

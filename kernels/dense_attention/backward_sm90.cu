@@ -12,7 +12,7 @@ namespace {
 using hopper::Inner;
 
 /// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq.
-template <int D, bool kWindowed>
+template <int D, bool kOrdered, bool kWindowed>
 class Consumer {
     using T = BackwardTiling<D>;
     static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
@@ -44,8 +44,8 @@ class Consumer {
     /// A step is a row tile. The next scores are computed while this step's dq is added. dk comes in halves, each where
     /// the tensor cores would be idle (README.md).
     __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
-        int32_t const tiles = RowTiles<D, kWindowed>(shared_.item, a_.window).count;  // of each head
-        int32_t left = a_.group * tiles, tile = 0;                                    // steps; row tile of the head
+        int32_t const tiles = RowTiles<D, kOrdered, kWindowed>(shared_.item, a_.window).count;  // of each head
+        int32_t left = a_.group * tiles, tile = 0;  // steps; row tile of the head
         float s[kScores], dp[kScores];
         uint32_t ds[kSteps][4];
         await_rows(ring_);
@@ -53,7 +53,7 @@ class Consumer {
         start_scores(s, shared_.k, shared_.q[ring_.stage]);
         start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
         hopper::products_wait<1>();  // all but dP
-        start_gradients(ds, s, dp, dk, dv, tiles - 1, left > 1);
+        start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 : 0, left > 1);
         while (--left > 0) {
             int const stage = ring_.stage;
             store_query_gradient(ds, dk);
@@ -63,7 +63,7 @@ class Consumer {
             start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
             hopper::products_wait<1>();  // all but dP
             shared_.rows_free[stage].arrive_as_one();
-            start_gradients(ds, s, dp, dk, dv, tiles - 1 - tile, left > 1);
+            start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 - tile : tile, left > 1);
         }
         int const stage = ring_.stage;
         store_query_gradient(ds, dk);
@@ -154,7 +154,7 @@ class Consumer {
             hopper::products_wait<1>();  // all but dP
             hopper::pin(s);
             weights(s);
-            mask_borders(s, RowTiles<D, kWindowed>(item, a_.window).past_diagonal(tile));
+            mask_borders(s, RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile));
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
             hopper::products_wait<0>();
@@ -171,7 +171,7 @@ class Consumer {
             add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
             ring_.advance();
             buffer_ ^= 1;
-            if (++tile == RowTiles<D, kWindowed>(item, a_.window).count) tile = 0, --heads;
+            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) tile = 0, --heads;
             if (heads > 0) await_rows(ring_);
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
@@ -294,16 +294,16 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
     __syncthreads();
     if (threadIdx.x < kConsumers) {
         hopper::take_registers<BackwardTiling<D>::kConsumerRegisters>();
-        Consumer<D, kWindowed>(args, shared).run();
+        Consumer<D, kOrdered, kWindowed>(args, shared).run();
     } else {
         hopper::give_registers_up<BackwardTiling<D>::kProducerRegisters>();
         int const warp = threadIdx.x / 32 - kConsumers / 32;
         if (warp == 3)
             find_items(args, shared);
         else if (warp == 0 && threadIdx.x % 32 == 0)
-            bring_tiles<D, kWindowed>(args, shared);
+            bring_tiles<D, kOrdered, kWindowed>(args, shared);
         else if (warp == 1)
-            clear_ends<D, kWindowed>(args, shared);
+            clear_ends<D, kOrdered, kWindowed>(args, shared);
         else if (warp == 2)
             add_query_gradients<D, kOrdered, kWindowed>(args, shared);
     }

@@ -39,40 +39,39 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
     hopper::publish_barriers();
 }
 
-/// The row tiles that see a KV tile, for each query head of the group: from the document's end, where KV tiles that
-/// begin at the same time share them, to its diagonal. A window makes them end, and so begin, earlier in the document.
-template <int D, bool kWindowed>
+/// The row tiles that see a KV tile, for each query head of the group: from its diagonal to the document's end, or the
+/// other way round where KV tiles take turns to add to dq, as all begin together there. A window ends them earlier.
+template <int D, bool kOrdered, bool kWindowed>
 struct RowTiles {
     using T = BackwardTiling<D>;
+    static constexpr int kStep = kOrdered ? -1 : 1;
     int32_t first, count;
     int32_t index;      ///< of the first that is worked on, among all row tiles of a head
     bool whole = true;  ///< whether the document's last row is among them
 
-    __device__ RowTiles(Tile const& item, int32_t window) {
-        int32_t const diagonal = item.row / T::kRows;
-        count = (item.document_end - item.begin + T::kRows - 1) / T::kRows - diagonal;
+    __device__ RowTiles(Tile const& item, int32_t window)
+        : first(item.row / T::kRows), count((item.document_end - item.begin + T::kRows - 1) / T::kRows - first) {
         if (kWindowed) {
-            int32_t const seen = (item.row + kKvTile - 2 + window) / T::kRows + 1 - diagonal;
+            int32_t const seen = (item.row + kKvTile - 2 + window) / T::kRows + 1 - first;
             whole = seen >= count;
             count = min(count, seen);
         }
-        first = diagonal + count - 1;
         index = (item.index - item.row / kKvTile) * T::kTilesOfKv + first;
+        if (kOrdered) first += count - 1, index += count - 1;
     }
-    /// Of the tiles in the order of work: whether the document ends in it; how many tiles past the diagonal's first it
-    /// is.
-    __device__ bool ends(int32_t i) const { return whole && i == 0; }
-    __device__ int32_t past_diagonal(int32_t i) const { return count - 1 - i; }
+    /// Of the tiles in the order of work: whether the document ends in it; how many tiles past the first of all it is.
+    __device__ bool ends(int32_t i) const { return whole && i == (kOrdered ? 0 : count - 1); }
+    __device__ int32_t past_diagonal(int32_t i) const { return kOrdered ? count - 1 - i : i; }
     /// The first of its rows, counted from the document's beginning.
-    __device__ int32_t row(int32_t i) const { return (first - i) * T::kRows; }
+    __device__ int32_t row(int32_t i) const { return (first + kStep * i) * T::kRows; }
 };
 
-template <int D, bool kWindowed>
+template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
                            RingPosition<BackwardTiling<D>::kStages>& at) {
     using T = BackwardTiling<D>;
     Tile const& item = shared.item;  // not in registers, which are few
-    RowTiles<D, kWindowed> const tiles(item, a.window);
+    RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
     for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
         int32_t tile = head * a.row_tiles + tiles.index;
         int32_t token = item.begin + tiles.first * T::kRows;
@@ -87,8 +86,8 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
             hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, full, head_of_all, token);
             hopper::copy_bytes(shared.stats[stage], a.stats + int64_t{tile} * (2 * T::kRows), T::kStatsBytes, full);
             hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, full, head_of_all, token);
-            token -= T::kRows;
-            --tile;
+            token += tiles.kStep * T::kRows;
+            tile += tiles.kStep;
         }
     }
 }
@@ -111,7 +110,7 @@ __device__ void find_items(BackwardArgs const& a, BackwardShared<D>& shared) {
 }
 
 /// One thread, which talks to the copy engine.
-template <int D, bool kWindowed>
+template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
     RingPosition<BackwardTiling<D>::kStages> at;
     Tile const& item = shared.item;
@@ -123,7 +122,7 @@ __device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
         int32_t const head = a.first_kv_head + item.head, key = item.begin + item.row;
         hopper::copy_tile<kKvTile, D, 1>(shared.k, a.k_map, full, head, key);
         hopper::copy_tile<kKvTile, D, 1>(shared.v, a.v_map, full, head, key);
-        bring_rows<D, kWindowed>(a, shared, at);
+        bring_rows<D, kOrdered, kWindowed>(a, shared, at);
         shared.item_wanted.arrive();
         shared.keys_free.arrive();
     }
@@ -170,12 +169,12 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
         if (!talks) continue;
-        RowTiles<D, kWindowed> const tiles(item, a.window);
+        RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
             int64_t at = int64_t{head} * a.row_tiles + tiles.index;
             int32_t before = kOrdered ? 0 : claim(a.turns + at);
 #pragma unroll 1
-            for (int32_t i = 0; i < tiles.count; ++i, ++count, --at) {
+            for (int32_t i = 0; i < tiles.count; ++i, ++count, at += tiles.kStep) {
                 int32_t* const turns = a.turns + at;
                 int32_t turn = 0;  // of this KV tile, where there is an order
                 if constexpr (kOrdered) turn = item.row / kKvTile;
@@ -190,7 +189,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
                     hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
                 hopper::add_commit();
                 // While the copy engine adds: both waits, one after the other, would take as long as a step.
-                if (!kOrdered && i + 1 < tiles.count) before = claim(turns - 1);
+                if (!kOrdered && i + 1 < tiles.count) before = claim(turns + tiles.kStep);
                 hopper::add_wait_read();
                 shared.dq_free.arrive();
                 if (kOrdered || first) {
@@ -204,7 +203,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
 }
 
 /// One warp that clears what lies past a document's end: it weighs nothing, but zero times infinity would count.
-template <int D, bool kWindowed>
+template <int D, bool kOrdered, bool kWindowed>
 __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
     uint32_t keys_parity = 0, first = 0, parities = 0;  // the ring's position of a head's first rows; a bit for a stage
@@ -221,10 +220,10 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
             hopper::clear_rows<kKvTile, D>(shared.v, keys);
             if (arrives) shared.keys_full.arrive();
         }
-        RowTiles<D, kWindowed> const tiles(item, a.window);
+        RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
         int32_t const rows = (item.document_end - item.begin) % T::kRows;
         for (int32_t r = 0; r < a.group; ++r) {
-            uint32_t const stage = first % T::kStages;
+            uint32_t const stage = (kOrdered ? first : first + static_cast<uint32_t>(tiles.count) - 1) % T::kStages;
             first += static_cast<uint32_t>(tiles.count);
             if (rows == 0 || !tiles.whole) continue;
             shared.rows_here[stage].wait(parities >> stage & 1);

@@ -32,8 +32,8 @@ struct BackwardArgs {
     Schedule schedule;
     CUtensorMap q_map, do_map, k_map, v_map;
     float* stats;  ///< [H, row tiles, 2, kRows]: of each row -lse / scale and -delta
-    /// [H, row tiles]: KV tiles that have added to dq. Where they do so in any order: 0, -1 while the first one stores
-    /// its part, then 1.
+    /// [H, row tiles]: KV tiles that have added to dq. Where they do so in any order: 0, -1 once one has claimed to be
+    /// the first, 1 when its part is there.
     int32_t* turns;
     float4* sums;  ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
     bf16 const* o;

@@ -136,8 +136,8 @@ __device__ __forceinline__ int32_t read_turns(int32_t const* turns) {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\nfence.proxy.async.global;" : "=r"(now) : "l"(turns) : "memory");
     return now;
 }
-/// Nobody waits for ever: in order, whoever waits does so for an earlier tile, which a thread block has taken before;
-/// in any order, for one that, once it has claimed, waits for its own thread block alone.
+/// Nobody waits for ever: in order, whoever waits does so for an earlier KV tile, which a thread block has taken
+/// before; in any order, for one that waits for its own thread block alone.
 __device__ __forceinline__ void await_turn(int32_t const* turns, int32_t turn) {
     while (read_turns(turns) != turn) {
     }
@@ -145,7 +145,7 @@ __device__ __forceinline__ void await_turn(int32_t const* turns, int32_t turn) {
 __device__ __forceinline__ void pass_turn(int32_t* turns, int32_t next) {
     asm volatile("fence.proxy.async.global;\nst.release.gpu.global.s32 [%0], %1;" ::"l"(turns), "r"(next) : "memory");
 }
-/// Where KV tiles add in any order: 0 makes this one the first, -1 says that another stores its part, 1 that it has.
+/// Where KV tiles add in any order: 0 makes this one the first, -1 says that another is, 1 that its part is there.
 __device__ __forceinline__ int32_t claim(int32_t* turns) {
     int32_t before;
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, -1;\nfence.proxy.async.global;"
@@ -188,7 +188,8 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
                 else
                     hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
                 hopper::add_commit();
-                // While the copy engine adds: both waits, one after the other, would take as long as a step.
+                // While the copy engine reads: both waits, one after the other, would take as long as a step. Until its
+                // part is there, whoever claims waits for its own thread block alone.
                 if (!kOrdered && i + 1 < tiles.count) before = claim(turns + tiles.kStep);
                 hopper::add_wait_read();
                 shared.dq_free.arrive();

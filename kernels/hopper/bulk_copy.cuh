@@ -39,7 +39,7 @@ __device__ __forceinline__ void copy_bytes(void* to, void const* from, uint32_t 
 
 /// Starts adding fp32 numbers in shared memory to those in global memory; both ends and their bytes are multiples
 /// of 16. What one thread starts, here and in store_floats(), is a group after add_commit; add_wait_read is until
-/// shared memory has been read.
+/// shared memory has been read, add_wait until global memory has the numbers.
 __device__ __forceinline__ void add_floats(float4* to, float4 const* from, uint32_t bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                  "r"(shared_address(from)), "r"(bytes)

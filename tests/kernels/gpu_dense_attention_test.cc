@@ -342,7 +342,7 @@ TEST_P(GpuDenseKernels, RepeatsBitwise) {
     }
 }
 
-/// KV tiles that add to dq at the same time lose no part of it. A lost one is a tenth of its row's dq or more.
+/// KV tiles that add to dq at the same time lose no part of it. A lost part changes dq of some row by a tenth or more.
 TEST_P(GpuDenseKernels, EveryKeyTileAddsToEveryRow) {
     if (GetParam() != Pass::backward) GTEST_SKIP() << "others add in turn, or do not add";
     for (int64_t const dim : {64, 96, 128}) {

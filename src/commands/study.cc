@@ -85,6 +85,9 @@ Action declare_study(CLI::App& app) {
     app.add_option("--budget-minutes", typed->runner.budget_minutes,
                    "after so many minutes runs save and stop, with exit code 75; the same command goes on from there")
         ->check(CLI::NonNegativeNumber);
+    app.add_option("--only", typed->runner.only,
+                   "runs whose names contain this, as in seed=1, and those they go on from; may be given again")
+        ->allow_extra_args(false);
     app.add_option("--perigee", typed->runner.program, "the program that trains, instead of this one");
     return [typed](FileSystem& files) { return study::run(typed->file, typed->runner, files); };
 }

@@ -114,6 +114,18 @@ check "is named with its last words" says 'before,seed=4 failed: exit 1: .*throw
 check "its followers are named" says 'last=0,seed=4 failed: not started: before,seed=4 failed'
 check "the other seed finishes" [ "$(grep -c '^[01],3,' "$scratch/early/table.csv")" = 2 ]
 
+# A part of a study, and what it goes on from; the rest makes it whole.
+grid part
+check "a part" study part --only seed=3 --only last=1,seed=3
+check "is what was asked for" [ "$(cd "$scratch/part/runs" && echo *.finished)" = \
+    "before,seed=3.finished last=0,seed=3.finished last=1,seed=3.finished" ]
+check "of which it counts" prints '^last=1,seed=3 finished after .* \(3 of 3\)|^last=0,seed=3 finished after .* \(3 of 3\)'
+check "its table has no others" [ "$(grep -c . "$scratch/part/table.csv")" = 3 ]
+check "a part that there is not" exits 2 study part --only seed=3 --only seed=5
+check "is named, with what there is" says '^perigee: .*--only seed=5: no run has that in its name.* last=0,seed=4'
+check "the rest" study part
+check "makes the table whole" diff "$csv" "$scratch/part/table.csv"
+
 # Named arms, what evaluates them, and a budget that ends in the middle.
 arms() {  # arms FOLDER: two arms of one seed, evaluated as they are and under another selection
     grid "$1" '/^grid:/,/^  attention/d; s/^seeds:.*/seeds: [3]/; /^before:/d'

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -12,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "base/held_signals.h"
@@ -63,6 +65,7 @@ class Runner {
         : study_(study), options_(options), files_(files), states_(study.runs.size(), State::waiting) {
         files_.make_directories(study.output_dir / "runs");
         for (size_t i = 0; i < study.runs.size(); ++i) prepare(i);
+        leave_others();
         check_inputs();
         free_slots_.resize(static_cast<size_t>(options.jobs));
         for (size_t i = 0; i < free_slots_.size(); ++i) free_slots_[i] = free_slots_.size() - 1 - i;
@@ -80,7 +83,7 @@ class Runner {
     }
 
   private:
-    enum class State { waiting, running, finished, failed, stopped };
+    enum class State { waiting, running, finished, failed, stopped, left };  // left: to another call
     struct Child {
         size_t run;
         size_t slot;
@@ -109,11 +112,34 @@ class Runner {
         fmt::print("{} has finished before\n", run.name);
     }
 
+    void leave_others() {
+        if (options_.only.empty()) return;
+        std::vector<bool> wanted(study_.runs.size());
+        std::set<std::string> unknown(options_.only.begin(), options_.only.end());
+        for (size_t i = 0; i < wanted.size(); ++i)
+            for (std::string const& text : options_.only) {
+                if (study_.runs[i].name.find(text) == std::string::npos) continue;
+                wanted[i] = true;
+                unknown.erase(text);
+            }
+        if (!unknown.empty()) {
+            std::vector<std::string> names;
+            for (Run const& run : study_.runs) names.push_back(run.name);
+            fail(Category::config, "--only {}: no run has that in its name, which are {}", *unknown.begin(),
+                 fmt::join(names, ", "));
+        }
+        for (size_t i = wanted.size(); i-- > 0;)  // what a run goes on from comes before it
+            if (wanted[i] && study_.runs[i].before) wanted[*study_.runs[i].before] = true;
+        for (size_t i = 0; i < wanted.size(); ++i)
+            if (!wanted[i] && states_[i] == State::waiting) states_[i] = State::left;
+        of_all_ -= static_cast<size_t>(std::ranges::count(states_, State::left));
+    }
+
     /// Of runs that have yet to finish: in hours of runs the last should not fail for want of a file.
     void check_inputs() const {
         std::map<std::string, std::string> missing;
         for (size_t i = 0; i < states_.size(); ++i) {
-            if (states_[i] == State::finished) continue;
+            if (states_[i] != State::waiting) continue;
             for (std::string const& path : inputs_of(study_.runs[i]))
                 if (!files_.exists(path)) missing.try_emplace(path, study_.runs[i].name);
         }
@@ -207,7 +233,7 @@ class Runner {
         if (code == 0) {
             files_.replace_text(study_.file(run, ".finished"), "");
             states_[child.run] = State::finished;
-            say("{} finished after {:.1f} s ({} of {})", run.name, seconds, ++finished_, study_.runs.size());
+            say("{} finished after {:.1f} s ({} of {})", run.name, seconds, ++finished_, of_all_);
         } else if (code == kExitPreempted || (progress_.stopped && code == -SIGTERM)) {
             states_[child.run] = State::stopped;
             say("{} stopped", run.name);
@@ -232,7 +258,7 @@ class Runner {
     std::vector<State> states_;
     std::vector<size_t> free_slots_;
     std::map<pid_t, Child> children_;
-    size_t finished_ = 0;
+    size_t finished_ = 0, of_all_ = study_.runs.size();
     Progress progress_;
 };
 

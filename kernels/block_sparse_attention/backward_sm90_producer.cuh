@@ -178,7 +178,7 @@ struct ProductArgs : BackwardArgs {
     CUtensorMap k_map, v_map;
 };
 
-/// The fourth producer warp: keys and values, by the copy engine. Past a short run's end it brings those of other
+/// The fourth producer warp: keys and values, by TMA. Past a short run's end it brings those of other
 /// blocks, which become zeros here: their weights are masked, but zero times infinity would not be zero.
 template <int D>
 __device__ void copy_keys(ProductArgs const& args, BackwardShared<D>& shared) {

@@ -140,9 +140,9 @@ class PartialRing {
     int stage_ = 0;
 };
 
-/// Joins o, normalised but for `sum`, and its lse of base 2, with those of the rows' partials: lse' = log sum
-/// exp(lse_j), o' = sum exp(lse_j - lse') o_j. Afterwards o / sum is the result, and the ring holds the first slots of
-/// `next`.
+/// Merges the local block's o and lse with the rows' partials: lse' = log2 sum exp2(lse_j), o' = sum exp2(lse_j - lse')
+/// o_j, every lse in base 2. Before and after, o / sum is the normalised output. Afterwards the ring holds the first
+/// slots of `next`.
 template <int D, int kStages>
 __device__ void merge_partials(AttentionArgs const& a, PartialRing<D, kStages>& ring, LocalRows const& rows,
                                LocalRows const& next, PartialWeights const& weights, float (&o)[D / 2], float (&sum)[2],

@@ -206,7 +206,7 @@ class RowGatherer {
     uint32_t entry_[kConsumerRows / 32];
 };
 
-/// One warp, of which one lane talks to the copy engine. It looks for the next tile while the keys of the last are on
+/// One warp, of which one lane starts TMA copies. It looks for the next tile while the keys of the last are on
 /// their way. Values beyond a block's end become zeros, since those weigh nothing: zero times infinity would.
 template <class T>
 __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {

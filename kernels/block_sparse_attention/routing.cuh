@@ -16,8 +16,8 @@ struct RoutingArgs : AttentionArgs {
     int32_t part_chunks;           ///< whose entries a thread block fills in
 };
 
-/// What a thread block counts or fills: the batches of rows [begin, end) of a key/value head, those of some chunks of
-/// queries, as far as they chose blocks [low, high).
+/// What a thread block counts or fills in: batches [begin, end) of key/value head g, all those of a range of query
+/// chunks. Only entries for blocks [low, high) count.
 struct Part {
     int32_t g, begin, end, low, high;
     int32_t first;  ///< of the one document of all rows, or -1
@@ -39,8 +39,8 @@ __device__ inline Part part_of(RoutingArgs const& a, int32_t chunk, int32_t chun
 
 /// A batch of a row, and the way from it to others a constant stride away, without divisions.
 struct BatchCursor {
-    int32_t at, query, of_query;           ///< number; the same in parts
-    int32_t stride, queries, rest, group;  ///< likewise; batches of a query
+    int32_t at, query, of_query;           ///< batch; its query, and its index among that query's batches
+    int32_t stride, queries, rest, group;  ///< stride = queries * group + rest; group: batches of a query
 
     __device__ __forceinline__ BatchCursor(RoutingArgs const& a, int32_t begin, int32_t step)
         : at(begin), stride(step), group(a.group * a.batches) {

@@ -18,9 +18,9 @@ constexpr int pool_threads(int64_t block_size) { return block_size <= 256 ? 128 
 template <int D, int kThreads>
 using PoolSums = float[kThreads / (D / 8)][D];
 
-/// Writes the sum of `rows` rows of D values over `size`, rounded, in the order of a thread block of kThreads, by one
-/// of kPresent. key_at(row) points to a row. Each thread sums the 8 columns of every so many rows; rows are then added
-/// in a fixed order.
+/// Writes mean [D]: the sum of `rows` rows of D values, divided by `size`, in bf16. key_at(row) points to a row. The
+/// thread block has kPresent threads but adds in the order of one with kThreads, so the result does not depend on
+/// kPresent. Each partial sum covers 8 columns of every kRows-th row; partial sums are then added in row order.
 template <int D, int kThreads, int kPresent = kThreads, class KeyAt>
 __device__ __forceinline__ void pool_block(int32_t rows, int32_t size, KeyAt key_at, bf16* mean,
                                            PoolSums<D, kThreads>& sums) {

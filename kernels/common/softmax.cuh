@@ -7,10 +7,10 @@
 
 namespace perigee::kernels {
 
-/// What earlier weights and sums of the lane's two rows are worth after another tile of keys.
+/// Factors that rescale the earlier results of the lane's two rows after another tile of keys.
 struct Rescale {
     float factor[2];
-    bool less;  ///< of some row of the warp; else all is worth what it was, and the factors are not set
+    bool less;  ///< some row of the warp may need rescaling; else the factors are not set
 
     template <int kCount>
     __device__ void apply(float (&o)[kCount]) const {
@@ -20,8 +20,8 @@ struct Rescale {
     }
 };
 
-/// Online softmax of the lane's two rows, in base 2. A maximum that has grown by less than 2^kSlack of weight is kept,
-/// so a warp seldom rescales. Each row decides for itself, so that no result depends on other rows.
+/// Online softmax of the lane's two rows, in base 2. `top` changes only when a row's maximum exceeds it by more
+/// than kSlack in base 2, so a warp seldom rescales. Each row decides for itself, so no result depends on other rows.
 template <int kKeys>
 struct Softmax {
     static constexpr float kSlack = 8;

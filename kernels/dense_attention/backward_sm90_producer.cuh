@@ -109,7 +109,7 @@ __device__ void find_items(BackwardArgs const& a, BackwardShared<D>& shared) {
     }
 }
 
-/// One thread, which talks to the copy engine.
+/// One thread, which starts TMA copies.
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
     RingPosition<BackwardTiling<D>::kStages> at;
@@ -130,7 +130,7 @@ __device__ void bring_tiles(BackwardArgs const& a, BackwardShared<D>& shared) {
 }
 
 // The first KV tile that adds to a row tile's dq stores its part, so that nothing need be zero before.
-// BackwardArgs::turns tells the others, between operations of the copy engine, hence the fences.
+// BackwardArgs::turns tells the others, between operations of TMA, hence the fences.
 __device__ __forceinline__ int32_t read_turns(int32_t const* turns) {
     int32_t now;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\nfence.proxy.async.global;" : "=r"(now) : "l"(turns) : "memory");
@@ -188,7 +188,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
                 else
                     hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
                 hopper::add_commit();
-                // While the copy engine reads: both waits, one after the other, would take as long as a step. Until its
+                // While TMA reads: both waits, one after the other, would take as long as a step. Until its
                 // part is there, whoever claims waits for its own thread block alone.
                 if (!kOrdered && i + 1 < tiles.count) before = claim(turns + tiles.kStep);
                 hopper::add_wait_read();

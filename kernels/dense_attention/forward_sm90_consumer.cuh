@@ -87,8 +87,8 @@ class Consumer {
         return static_cast<int>(thread % 128 / 32 * 16 + thread % 32 / 4);
     }
 
-    /// The next tile, whose first keys are at `keys`. Where it has no rows for this warpgroup, others' are worked on in
-    /// vain: the values before are not free yet, so that nobody could bring all of the tile's keys to be passed.
+    /// The next tile, whose first keys are at `keys`. A warpgroup without rows in it computes it anyway and writes
+    /// nothing. It cannot skip the keys: it still holds earlier values, so the ring may not have room for all of them.
     __device__ Cursor<T> next_tile(Keys keys) {
         shared_.q_full[rows_.stage].wait(rows_.parity());
         TileOfRows const tile = shared_.tiles[rows_.stage];

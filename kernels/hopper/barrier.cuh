@@ -77,7 +77,7 @@ struct RingPosition {
     }
 };
 
-/// Ordinary stores to shared memory that the tensor cores or the copy engine read next need this between: in each
+/// Ordinary stores to shared memory that the tensor cores or TMA read next need this between: in each
 /// writing thread, before the barrier that hands them over, or in the thread that starts the reading, after that
 /// barrier.
 __device__ __forceinline__ void fence_shared_for_async() {

@@ -1,4 +1,4 @@
-// The copy engine (TMA): boxes of a tensor in global memory to tiles in shared memory, where one thread starts a copy
+// TMA: boxes of a tensor in global memory to tiles in shared memory, where one thread starts a copy
 // and a barrier learns of its bytes.
 #pragma once
 

@@ -59,9 +59,9 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// What x, never negative, is made of is computed before whatever follows. The assembler, which no fence holds back,
-/// otherwise moves products_wait ahead of arithmetic that was to overlap with the products. By a store that does not
-/// happen: around a branch it finds fewer registers.
+/// Forces x, which must not be negative, to be computed before what follows. No fence stops the assembler from moving
+/// products_wait ahead of arithmetic that should overlap with the products. A store predicated on x < 0, which never
+/// happens, does; a branch would leave fewer registers.
 __device__ __forceinline__ void settle(float x) {
     asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(x), "r"(0));
 }

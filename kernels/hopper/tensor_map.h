@@ -1,4 +1,4 @@
-// Host side of the copy engine: maps that tell it how a tensor lies in global memory. Kernels take them by value, as
+// Host side of TMA: maps that tell it how a tensor lies in global memory. Kernels take them by value, as
 // `__grid_constant__ CUtensorMap const`.
 #pragma once
 

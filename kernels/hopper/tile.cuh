@@ -1,4 +1,4 @@
-// Operand tiles in shared memory, as the tensor cores and the copy engine like them best. A tile [rows, columns] of
+// Operand tiles in shared memory, as the tensor cores and TMA like them best. A tile [rows, columns] of
 // bf16 is columns / 64 panels one after the other; a panel has 128 bytes a row, and the 16-byte piece p of row r lies
 // at piece p ^ (r % 8) ("128-byte swizzle"), so that eight rows' pieces of one column meet all banks. Tiles begin at
 // multiples of 1024 bytes.
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_transposed(uint32_t tile, uint32_t thread,
                      : "memory");
 }
 
-/// Rows [from, kRows) of a tile that the copy engine has filled become zeros, for the tensor cores. A warp's business.
+/// Rows [from, kRows) of a tile that TMA has filled become zeros, for the tensor cores. A warp's business.
 template <int kRows, int kColumns>
 __device__ void clear_rows(unsigned char* tile, int from) {
     constexpr int kPieces = kPanelRowBytes / 16;

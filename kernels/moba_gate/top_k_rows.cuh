@@ -174,7 +174,7 @@ class TopKRows {
         return last;
     }
 
-    /// The scores that exceed their row's; never NaN, whose sign is none.
+    /// The scores above their row's threshold below_. Never NaN: the difference then has sign bit 0.
     __device__ __forceinline__ uint32_t exceeding(float const (&s)[32]) const {
         uint32_t above[4] = {};  // in turns, as each waits for itself
 #pragma unroll

@@ -87,8 +87,8 @@ struct StoredTensor {
 
 /// Writes a checkpoint. Every rank of `world` calls it with the parts it is to write; together they cover every tensor
 /// once. On failure the previous checkpoints are untouched, the temporary folder is removed as far as possible, and
-/// every rank throws the same Category::checkpoint. A checkpoint of the same step is replaced. Afterwards only the
-/// those that `keep` names remain of the steps up to this one; what crashes left behind is removed.
+/// every rank throws the same Category::checkpoint. A checkpoint of the same step is replaced. Of the checkpoints up
+/// to this step, only this one and those that `keep` names remain. Leftovers of crashes are removed.
 void save_checkpoint(FileSystem& files, HostComm& world, Path const& root, RunState const& state,
                      std::vector<StoredTensor> const& parts, Retention keep);
 

@@ -41,9 +41,9 @@ class Comm {
     /// With GpuRanks::register_memory NCCL lets the other ranks reach it: between such tensors copy engines do the work
     /// of all_gather, all_to_all, and reduce_scatter on a lane.
     virtual Buffer allocate(Device& device, size_t bytes) { return {device, bytes}; }
-    /// Such memory that this group keeps: for the same name the same again, while it is large enough. Larger memory
-    /// takes its place without its values, while nothing but work in the device's queue() still uses it. The device
-    /// outlives the group.
+    /// Named memory that this group owns, from allocate(). A later call returns the same memory if it is large enough,
+    /// else larger memory without the old values. Only work in the device's queue() may then still use the old memory.
+    /// The device outlives the group.
     std::byte* keep(Device& device, std::string const& name, size_t bytes);
     int64_t kept_bytes() const;
 
@@ -63,12 +63,13 @@ class Comm {
     /// The same with parts of these many elements, in rank order and without gaps.
     Pending all_to_all(Queue& queue, TensorView to, std::span<int64_t const> to_sizes, ConstView from,
                        std::span<int64_t const> from_sizes);
-    /// All messages at once. Those between two ranks meet in the order in which each names them.
+    /// All messages at once. Messages between two ranks are matched in the order in which each rank lists them.
     Pending exchange(Queue& queue, std::span<Outgoing const> sent, std::span<Incoming const> received);
     Pending send(Queue& queue, ConstView x, int to);
     Pending receive(Queue& queue, TensorView x, int from);
     Pending broadcast(Queue& queue, TensorView x, int root);
-    /// What `calls` calls on this group and queue begins together: messages need no order, and small tensors cost less.
+    /// Starts the collectives that `calls` makes on this group and queue together, as one: messages need no order, and
+    /// small tensors cost less.
     Pending group(Queue& queue, std::function<void()> const& calls);
 
     /// Ends what is under way, and this group with it, without the other ranks. Any thread may call it.

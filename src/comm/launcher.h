@@ -33,7 +33,7 @@ class Launcher {
 };
 
 /// Where launch/mpirun.sh runs on a terminal of this host, which it names in PERIGEE_TERMINAL, that terminal becomes
-/// this process's standard error: mpirun's pipe hands on whole lines alone, and a progress bar is none. For one rank.
+/// this process's standard error: mpirun forwards whole lines only, which breaks progress bars. Call it on one rank.
 void take_launchers_terminal() noexcept;
 
 /// Ranks that mpirun or srun says it started: 0 when there is no launcher, 1 where it does not say how many. Throws

@@ -1,9 +1,9 @@
 // Where the ranks of a job are, and which GPU and CPUs each takes. Pure functions of what the ranks report, so that
 // every rank comes to the same result, and a test can invent hosts.
 //
-// Ranks that share memory (Launch::board) share a host. On a host, ranks take GPUs in their order, each the first one
-// it sees that the fewest others have: GPU i for local rank i where all see all GPUs, index 0 where the launcher shows
-// each its own.
+// Ranks that share memory (Launch::board) share a host. On a host, ranks choose GPUs in rank order. Each takes the
+// least used GPU that it sees, the first of equals: GPU i for local rank i if every rank sees all GPUs, index 0 if the
+// launcher shows each rank only its own.
 #pragma once
 
 #include <span>

@@ -7,8 +7,8 @@
 
 namespace perigee {
 
-/// Of n ranks each brings x bytes and sends: all_gather x (n-1); reduce_scatter and all_to_all x (n-1)/n; all_reduce,
-/// as the two in turn, 2 x (n-1)/n; broadcast x (n-1)/n, the mean of a chain.
+/// Bytes sent by each of n ranks, for an input of x bytes per rank. all_gather: x (n-1). reduce_scatter, all_to_all:
+/// x (n-1)/n. all_reduce: 2 x (n-1)/n, a reduce_scatter and an all_gather. broadcast: x (n-1)/n, the mean of a chain.
 inline double ring_bytes(Collective collective, int64_t brought, int ranks) {
     auto const x = static_cast<double>(brought);
     double const others = ranks - 1;

@@ -53,10 +53,10 @@ std::unique_ptr<ConversationEncoder> make_conversation_encoder(FileSystem& files
 /// The messages as a line that a file could have held.
 ConversationLine conversation_line(std::vector<Message> const& messages);
 
-/// What a text follows that comes after `tokens`, which came after `before`.
+/// What a text after `tokens` follows. `before` is what `tokens` follow.
 TextAfter text_after(Tokenizer const& tokenizer, std::vector<int32_t> const& tokens, TextAfter before);
 
-/// Whether a token with loss is in it that is a target: the first one of a document is none.
+/// Whether any token but the first has a positive weight. The first token is never a target.
 bool carries_loss(EncodedChat const& chat);
 
 /// Whether an answer counts in the loss as `options` say.

@@ -15,7 +15,7 @@ namespace perigee {
 
 enum class Split { train, validation };
 
-/// What predicting a sample's token needs to know from tokens far before it. Places in the sample.
+/// A token of a sample that can be predicted only from tokens far before it. All values are indices into the sample.
 struct Lookup {
     int64_t from = 0;             ///< the token that predicts
     std::vector<int64_t> places;  ///< where what it needs is stated, each time

@@ -34,7 +34,7 @@ class Device {
     /// Ranges of the calling thread on the timeline of a profiler that watches the process (NVTX); they nest.
     virtual void begin_range(char const* /*name*/) noexcept {}
     virtual void end_range() noexcept {}
-    /// What is queued in queue() from now on, and who frees memory afterwards, finds no lane working on these bytes.
+    /// Makes queue() wait for all work on lanes that uses these bytes. They may then be used in queue(), or freed.
     void settle(void const* memory, size_t bytes) noexcept;
 
     /// At least 256-byte aligned and never null; throws OutOfMemory when memory is exhausted.

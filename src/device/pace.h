@@ -1,4 +1,4 @@
-// Work of a queue that lasts as long as it is told to: for who plays a link that is not there.
+// Delays of a given length in a queue, to simulate a link that does not exist.
 #pragma once
 
 #include <memory>

@@ -32,8 +32,8 @@ class Queue {
     virtual void wait(Event const& event) = 0;
     /// Copies between memory of the device and memory from allocate_host(), whichever way the pointers say.
     virtual void copy(void* to, void const* from, size_t bytes) = 0;
-    /// Runs `work` on the host in this queue's order; what it queues here comes next. A GPU's queue keeps the calling
-    /// thread until then.
+    /// Runs `work` on the host, after all that was queued before; what it queues here comes next. On a GPU the calling
+    /// thread waits for that.
     virtual void call(std::function<void()> const& work) = 0;
     /// Waits until everything queued is done.
     virtual void synchronize() = 0;

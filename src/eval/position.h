@@ -10,11 +10,11 @@
 
 namespace perigee {
 
-/// Whether what a token is predicted from occurred before.
+/// Whether the context of a prediction, the last `far_context` tokens, occurred earlier in its document.
 enum class Repeat {
     fresh,  ///< the last `far_context` tokens of its document's text so far did not occur in it before
     near,
-    far  ///< they did, and last so that they ended at least `far_distance` tokens before
+    far  ///< they did, and the latest occurrence ended at least `far_distance` tokens before
 };
 inline constexpr int64_t kRepeats = 3;
 char const* to_string(Repeat repeat);

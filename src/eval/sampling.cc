@@ -17,7 +17,7 @@ void describe(Schema& schema, SamplingOptions& options) {
         .add("temperature", options.temperature, at_least(0),
              "logits are divided by it: below 1 is more predictable, 0 always takes the most likely token")
         .add("top_k", options.top_k, between(0, 1 << 30),
-             "draw from so many of the most likely tokens, and from those as likely as the last of them; 0: all")
+             "draw from that many of the most likely tokens, plus ties with the last; 0: all")
         .add("top_p", options.top_p, {.low = 0, .high = 1, .strict_low = true},
              "draw from the fewest most likely tokens whose probabilities reach this sum; 1 draws from all")
         .add("min_p", options.min_p, between(0, 1),

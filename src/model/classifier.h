@@ -14,7 +14,7 @@ namespace perigee {
 /// Outputs. Gradient views are empty if only the loss is wanted; the view of dw is also empty if w is frozen.
 struct ClassifierResult {
     TensorView loss_accumulated;  ///< f64 [1] on the device
-    /// Unless null, also receives the sum of the weights of tokens than whose target none is likelier; this waits.
+    /// Unless null, also receives the summed weights of tokens whose target is the likeliest (or tied); this waits.
     double* correct_accumulated = nullptr;
     TensorView dx_TD = {};  ///< what this rank's rows contribute; may be the memory of x_TD
     TensorView dw_accumulated_VD = {};

@@ -28,7 +28,7 @@ int64_t page_size_of(int64_t block_size);
 
 class KvCache {
   public:
-    /// Whether the kernels of `ops` take a model's heads.
+    /// Whether a model can use a cache: it has no key convolution, and the kernels of `ops` take its heads.
     static bool serves(Ops& ops, ModelOptions const& model);
 
     /// Bytes of a page, of all layers: per layer 2 P G K elements and a mean of G K, with G of this tp rank.

@@ -28,7 +28,7 @@ class Offload {
     void begin_backward(size_t layer);
     /// The layer that had the slot of `layer` before it and waits on the host.
     std::optional<size_t> before(size_t layer) const;
-    /// The slot of a layer that waits on the host is free for it again.
+    /// Starts copying the layer's activations from the host to its slot, whose last use must be queued already.
     void bring_back(size_t layer, std::span<TensorView const> kept);
 
     int64_t bytes() const;  ///< of the host, taken so far

@@ -80,7 +80,7 @@ enum class Recompute {
     none,
     elementwise,  ///< outputs of norms and of SwiGLU: no product is repeated
     mlp,          ///< besides, the products with gate and up
-    attention,    ///< all but the stream at the block's entry and what the attention found, which attends nothing again
+    attention,    ///< everything but the block's input and the attention's results: attention itself is not run again
     block         ///< everything but the stream at the block's entry
 };
 /// Layers whose level the memory decides.

@@ -46,9 +46,9 @@ class BlockChoices {
     };
     Share attended(int64_t layer, int64_t from, std::span<int64_t const> places) const;
 
-    /// Of a sparse layer, shares[row][column]: of the pairs of a query and a head of the row, and the blocks of the
-    /// column that the query may attend, those that it does. Row i is the queries of blocks_per_cell(most) blocks from
-    /// i blocks_per_cell(most) on, in all documents; columns are the same blocks as keys. There are `most` at most.
+    /// Of a sparse layer: shares[row][column] is the share of causal (query, head, key block) triples in the cell whose
+    /// head attends the block. Row i holds the queries of blocks [i c, (i + 1) c) of every document, column i those
+    /// blocks as keys, with c = blocks_per_cell(most). At most `most` rows and columns.
     std::vector<std::vector<double>> map(int64_t layer, int64_t most) const;
     int64_t blocks_per_cell(int64_t most) const { return (blocks_ + most - 1) / most; }
 

@@ -94,8 +94,8 @@ struct DecodeAttend {
     bool pools = false;
 };
 
-/// DecodeSelect, then DecodeAttend, which may attend other blocks than are selected. An operation just before it must
-/// not write those others.
+/// DecodeSelect, then DecodeAttend. `attend` may name another tensor of chosen blocks than `select` writes; then the
+/// operation just before this one must not write it, as a fused kernel may read it early.
 struct DecodeSparse {
     static constexpr char const* kName = "decode_sparse";
     DecodeSelect select;

@@ -19,9 +19,9 @@ bool build_uses_cudnn();
 /// those of kernels/dense_attention, which take full attention.
 enum class AttentionBackend { block_sparse, cudnn, dense };
 
-/// For full attention of all queries, which neither adds to dk and dv, there are others than the block-sparse kernels:
-/// cuDNN for head sizes that are multiples of 8 up to 256, but for a deterministic backward; and those of
-/// kernels/dense_attention, on Hopper GPUs, at shapes where they were measured faster.
+/// Attention of a whole pack that leaves out no key (full, or documents of at most top_k blocks) goes to
+/// kernels/dense_attention on Hopper for head sizes 64, 96 and 128, else to cuDNN, if built in, for multiples of 8 up
+/// to 256. The block-sparse kernels take the rest, a backward with `add_to_dkv`, and cuDNN's if `deterministic`.
 AttentionBackend attention_backend(AttentionForward const& args, KernelArch arch);
 AttentionBackend attention_backend(AttentionBackward const& args, KernelArch arch, bool deterministic);
 DenseAttentionShape dense_shape(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,

@@ -14,7 +14,7 @@ struct GpuKernels {
     int capability = 0;  ///< of the GPU, 90 for 9.0
     kernels::BuiltFor built_for = kernels::BuiltFor::ampere;
     int64_t shared_bytes = 0;  ///< that a thread block may have
-    bool cudnn = false;        ///< what cuDNN takes is its
+    bool cudnn = false;        ///< the build uses cuDNN
 };
 
 /// Nothing for a device that is no GPU.

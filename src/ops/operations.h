@@ -1,5 +1,5 @@
-// The operations of a transformer, about thirty, each as the struct of its arguments. `Operation` is the one list of
-// them. Ops (ops.h) runs them.
+// The operations of a transformer, each as the struct of its arguments. `Operation` lists them all. Ops (ops.h) runs
+// them.
 //
 // All tensors are row-major, contiguous and on the device of the Ops. Outputs are overwritten unless the name of the
 // argument says `accumulated`. Backward operations never read an output of their own. Shapes use the legend of

@@ -27,8 +27,9 @@ class Ops {
     /// Runs one operation, or queues it on the device. All methods below that name an operation come here.
     virtual void run(Operation const& operation) = 0;
 
-    /// Runs `body`: operations without transfers that are the same, on the same memory, whenever the key is. A backend
-    /// may queue them as one the next time, without `body`; with an empty key, those between collectives as one.
+    /// Runs `body`. Equal keys must mean the same operations on the same memory, without host transfers, so that a
+    /// backend may replay them as one graph without calling `body`. With an empty key `body` always runs, and a backend
+    /// may replay the operations between two collectives as one graph.
     virtual void repeat(std::span<int64_t const> /*key*/, std::function<void()> const& body) { body(); }
     /// Keys may mean something else from now on.
     virtual void forget_repeated() {}

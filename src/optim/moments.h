@@ -29,11 +29,11 @@ class Moments {
     struct OfUnit {
         std::vector<FlatPart> m, v;
     };
-    /// What is queued in the compute queue until release(unit) finds the unit's moments there. Those of `next`, or of
-    /// none where it is -1, begin to come. Units are needed in ascending order, each released before the next.
+    /// The unit's moments, for work queued in the compute queue until release(unit). Starts fetching those of `next`;
+    /// -1: none. Units must be needed in ascending order, each released before the next.
     OfUnit need(int unit, int next);
     void release(int unit);
-    /// The first unit's may begin to come: needed soon.
+    /// Starts fetching the first unit's moments from the host.
     void begin();
 
     /// All of them, one part per updated range. What is queued in the compute queue from now on may read and write them

@@ -13,7 +13,7 @@ namespace perigee {
 /// Buckets of at most a target size, in order and without gaps, each of one unit and in equal shares.
 class Buckets {
   public:
-    /// Of at most `target` elements, or of one per rank where that is more. Units divide by `ranks`.
+    /// Buckets have at most `target` elements, but at least unit_multiple(ranks). Unit sizes must be multiples of that.
     Buckets(ParamLayout const& layout, int64_t target, int ranks);
 
     int ranks() const { return ranks_; }

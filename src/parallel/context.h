@@ -2,8 +2,8 @@
 // made of local operations and a few collectives. Ulysses (Jacobs et al., arXiv 2309.14509) exchanges heads for tokens:
 // each rank attends all tokens with H / cp heads. Allgather leaves the queries where they are and collects all keys and
 // values. Neither ever sends queries to the owners of keys, where a block that everybody chooses would be a hot spot.
-// MoBA runs unchanged inside both. Full and block-sparse layers of one model may differ in their mode: the shards of
-// tokens are the same, and what a layer keeps has as many elements in either.
+// MoBA runs unchanged inside both. Full and block-sparse layers of one model may use different modes: the shards of
+// tokens are the same. In ulysses a layer keeps one tensor more, the attention's output for the local tokens.
 #pragma once
 
 #include <cstdint>
@@ -71,8 +71,8 @@ struct AttentionProblem {
     int64_t heads = 0;       ///< H of this tensor-parallel rank
     int64_t first_head = 0;  ///< number of its first query head among all of the model
     int64_t kv_heads = 0;    ///< G of this tensor-parallel rank
-    /// In which allgather works on the heads, one group after the other, a divisor of G: gathered keys and values, and
-    /// their gradients, have G / head_groups heads.
+    /// Groups of heads that allgather works on one after the other; a divisor of G. Gathered keys and values, and their
+    /// gradients, have G / head_groups heads.
     int64_t head_groups = 1;
     int64_t head_dim = 0;
     double scale = 0;

@@ -18,8 +18,8 @@ class KeyGather {
     /// shards also from `arena`, as ranks' parts are then no ranges of the pack.
     KeyGather(Ops& ops, Comm& cp, ContextShard const& shard, Shape const& all_TGK, Arena& arena);
 
-    /// From those of this rank's tokens, [Tl, G, K]. What is queued so far has used the last layer's. group()
-    /// then returns `group`.
+    /// Starts to gather from k and v of this rank's tokens, [Tl, G, K]. Overwrites the previous keys and values: what
+    /// reads them must be queued already. group() then returns `group`.
     void begin(ConstView k_TGK, ConstView v_TGK, int64_t group = 0);
     int64_t group() const { return group_; }
     /// Of the pack, in its order: what is queued from now on finds them there. Keys travel first.

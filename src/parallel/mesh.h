@@ -16,7 +16,7 @@ enum class ContextMode { automatic, ulysses, allgather };
 /// Whether a rank is bound to the CPUs and the memory next to its GPU: comm/placement.h.
 enum class Bind { automatic, none };
 
-/// What the ranks that hold the same weights share instead of each holding it whole: each stage that and all before it.
+/// What is sharded over the ranks that would otherwise hold the same copy. Each stage includes the stages before it.
 enum class ShardStage { automatic, none, optimizer, gradients, weights };
 
 struct ParallelOptions {

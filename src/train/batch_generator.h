@@ -53,7 +53,8 @@ struct GeneratedToken {
 /// Texts that come and go while it runs. The same calls on every rank; step() is collective.
 class BatchGenerator {
   public:
-    /// With an empty cache. Throws Category::config on a mesh or GPU without one.
+    /// Starts with an empty cache. Throws Category::config with parallel.context > 1, a key convolution, or heads that
+    /// the GPU's kernels do not take.
     BatchGenerator(Session& session, std::vector<Selection> selections, BatchLimits const& limits);
 
     /// Tokens that prompt and answer of a text may have at most.

@@ -23,9 +23,9 @@ class TextModel {
   public:
     TextModel(Session& session, std::vector<Selection> selections);
 
-    /// Appends the tokens, of which there must be some, and returns the logits that follow. No token is computed twice:
-    /// keys and values are kept. Where parallel.context cuts the text, or a GPU does not take the model's heads
-    /// (KvCache::serves), everything is computed from the whole text. Collective.
+    /// Appends the tokens, at least one, and returns the logits that follow. No token is computed twice: a cache keeps
+    /// keys and values. With parallel.context > 1, or a model that cannot use a cache (KvCache::serves), each call
+    /// computes the whole text again. Collective.
     std::vector<float> append(std::span<int32_t const> ids);
     /// Appends the tokens and draws the next one. Draws on the device if `ids` is a single token and there is one tp
     /// rank.

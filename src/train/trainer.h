@@ -41,9 +41,9 @@ class Trainer {
     /// What follows from the judgement of the last step besides its own update: keeps the checkpoint before a spike,
     /// stops, or rolls back, after which false. Throws Category::numeric.
     bool accept(StepReport const& report);
-    /// Saves the state after the last step: a later step, or the next save, completes the checkpoint, unless this is
-    /// the last one. A failed save is reported and training goes on; the third in a row, and any at the end of the
-    /// run, throws Category::checkpoint.
+    /// Saves the state after the latest step. With checkpoint.async, and unless `last`, a later step or save completes
+    /// the checkpoint. A failed save is reported and training goes on; the third in a row, and any with `last`, throws
+    /// Category::checkpoint.
     void save(bool last);
 
     RunState const& state() const { return state_; }

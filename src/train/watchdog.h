@@ -122,8 +122,8 @@ class AskedByWatchdog {
     Watchdog* watchdog_;
 };
 
-/// A group of ranks often fails because one has died. For so long the watchdog may find it before somebody else says
-/// what it came to.
+/// How long a communication failure waits before it ends the job. The cause is often a dead rank, and this gives the
+/// watchdog time to name it.
 inline constexpr std::chrono::seconds kEchoPatience{2};
 
 /// Who holds the job up and where, as far as this host knows: the rank without a sign of life, else the one that has

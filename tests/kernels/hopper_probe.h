@@ -1,4 +1,4 @@
-// Small products through every path of kernels/hopper, for its tests: rows gathered or brought by the copy engine into
+// Small products through every path of kernels/hopper, for its tests: rows gathered or brought by TMA into
 // swizzled tiles, factors in shared memory and in registers, along columns and along rows.
 #pragma once
 

@@ -76,7 +76,7 @@ struct BlockSparsePlan {
     // The sm90 backward. A work item is a KV tile and a split of the rows that see it.
     int64_t kv_tiles = 1;     ///< of a whole block
     int64_t tile_group = 1;   ///< consecutive KV tiles of one thread block, which share a row's dQ partial
-    int64_t row_slots = 0;    ///< partials per row: forward S; backward one per selected block and tile group
+    int64_t row_slots = 0;    ///< partials per row: forward S; backward top_k kv_tiles / tile_group - 1, or 0
     int64_t split_rows = 0;   ///< target rows of a split; at most half as many more
     bool adds_to_dq = false;  ///< non-deterministic: no dQ partials, one pass
     ScratchRegion items, item_begin, split_begin, counters;

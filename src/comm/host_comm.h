@@ -41,7 +41,7 @@ class HostComm {
     virtual void reduce_scatter(TensorView part, ConstView all) = 0;
     /// Part i of `from` goes to rank i; part i of `to` came from rank i.
     virtual void all_to_all(TensorView to, ConstView from) = 0;
-    /// All messages at once. Those between two ranks meet in the order in which each names them.
+    /// All messages at once. Messages between two ranks are matched in the order in which each rank lists them.
     virtual void exchange(std::span<Outgoing const> sent, std::span<Incoming const> received) = 0;
     virtual void broadcast(TensorView x, int root) = 0;
     virtual void barrier() = 0;

@@ -206,8 +206,8 @@ class RowGatherer {
     uint32_t entry_[kConsumerRows / 32];
 };
 
-/// One warp, of which one lane starts TMA copies. It looks for the next tile while the keys of the last are on
-/// their way. Values beyond a block's end become zeros, since those weigh nothing: zero times infinity would.
+/// One warp; one of its lanes starts the TMA copies. It looks for the next tile while the keys of the last are being
+/// loaded. Values beyond a block's end become zeros: their weight is zero, but zero times infinity is not.
 template <class T>
 __device__ void bring_keys(ForwardArgs const& args, ForwardShared<T>& shared) {
     RingPosition<T::kKeyStages> at;

@@ -82,7 +82,7 @@ __device__ __forceinline__ int32_t first_key_tile(ForwardArgs const& args, int32
     return T::kWindowed ? max(row + 1 - args.window, 0) / T::kKeys : 0;
 }
 
-/// One warp, of which one lane starts TMA copies. It looks for the next tile while keys are on their way.
+/// One warp; one of its lanes starts the TMA copies. It looks for the next tile while keys are being loaded.
 template <class T>
 __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
     TileWalker<T::kRows, true> walk(args.schedule);

@@ -240,7 +240,7 @@ limit_of() {
         links | matrix) echo 120 ;;
         beside | dp_32k) echo 150 ;;  # dp_32k pins host memory: slow where nothing has touched it yet
         losses) echo 240 ;;      # ranks that share a GPU take up to 40 s a layout
-        cp_1m_moba) echo 240 ;;  # two steps, of which the first pins host memory
+        cp_1m_moba) echo 240 ;;  # two steps; the first pins host memory
         failures | cp_128k_dense) echo 120 ;;
         *) echo 75 ;;
     esac

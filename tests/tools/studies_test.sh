@@ -99,6 +99,29 @@ PY
 check "differences, intervals and figure" python3 "$scratch/verify.py" "$scratch"
 check "an arm that is not there" grep -q "has no arm dense" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" --base dense -o "$scratch" 2>&1)
 
+# --- Arms that go on from a stage of 150M tokens: tokens count from there.
+mkdir -p "$scratch/staged"
+cat >"$scratch/staged/curves.csv" <<'CSV'
+arm,seed,step,tokens,eval_loss,finished
+before,1,1,150000000,3.0,1
+full,1,2,160000000,2.5,1
+full,1,3,170000000,2.4,1
+full,1,4,180000000,2.2,1
+gate,1,2,160000000,2.6,1
+gate,1,3,170000000,2.45,1
+gate,1,4,180000000,2.3,1
+CSV
+cat >"$scratch/staged/runs.csv" <<'CSV'
+arm,seed,step,tokens_so_far,loss,eval_loss,eval_accuracy,seconds,tokens_per_s,tflops,parameters,program,hardware,attended_share,finished
+before,1,1,150000000,3.0,3.0,,100,1500000,10,1,p,h,,1
+full,1,4,180000000,2.2,2.2,,20,1500000,10,1,p,h,,1
+gate,1,4,180000000,2.3,2.3,,10,3000000,10,1,p,h,,1
+CSV
+python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$scratch/staged" -o "$scratch/staged" >"$scratch/printed" || complain "page.py of staged runs"
+check "tokens since the arms parted" grep -q "^| arm | 10.0 | 20.0 | 30.0 |" "$scratch/staged/table.md"
+check "the stage is no arm" [ -z "$(grep "^| before" "$scratch/staged/table.md")" ]
+check "speed of the arm's own tokens" grep -q "^| gate | 3,000,000 | 3.3M | +0.1000 | -0.1415 | -0.1415 |" "$scratch/staged/table.md"
+
 # --- A grid: full last layers gain 0.1 nat with loss on all tokens and 0.4 where few carry it.
 python3 - "$scratch/grid" <<'PY'
 import json, pathlib, random, sys

@@ -217,15 +217,32 @@ def positions(rows, table, base):
     return text
 
 
+def tokens_before(rows):
+    """{seed: tokens of the stages that all arms go on from}, none where there are no such stages."""
+    found = collections.Counter()
+    if (rows / "runs.csv").exists():
+        with (rows / "runs.csv").open() as file:
+            for row in csv.DictReader(file):
+                if is_stage(row["arm"]):
+                    found[row["seed"]] = max(found[row["seed"]], int(row["tokens_so_far"] or 0))
+    return found
+
+
+def is_stage(arm):
+    """Whether it is no arm but a stage that all arms go on from."""
+    return arm.split()[0] == "before"
+
+
 def courses(rows, base):
-    """{arm: {tokens: held-out loss minus that of the base arm of the same seed, mean over seeds}}, and the arms that have
-    a stopped run."""
+    """{arm: {tokens: held-out loss minus that of the base arm of the same seed, mean over seeds}}, tokens counted from
+    where the arms part, and the arms that have a stopped run."""
     if not (rows / "curves.csv").exists():
         return {}, set()
-    losses, stopped = collections.defaultdict(dict), set()
+    losses, stopped, start = collections.defaultdict(dict), set(), tokens_before(rows)
     with (rows / "curves.csv").open() as file:
         for row in csv.DictReader(file):
-            losses[row["arm"]][row["seed"], int(row["tokens"])] = float(row["eval_loss"])
+            if not is_stage(row["arm"]):
+                losses[row["arm"]][row["seed"], int(row["tokens"]) - start[row["seed"]]] = float(row["eval_loss"])
             if row.get("finished") == "0":
                 stopped.add(row["arm"])
     found = {base: dict.fromkeys((tokens for _, tokens in losses[base]), 0.0)} if base in losses else {}
@@ -274,18 +291,19 @@ def speeds(rows, found, stopped, base, switched=()):
     last step alone."""
     if not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
         return ""
-    runs, curve = collections.defaultdict(dict), collections.defaultdict(list)
+    runs, curve, start = collections.defaultdict(dict), collections.defaultdict(list), tokens_before(rows)
     with (rows / "runs.csv").open() as file:
         for row in csv.DictReader(file):
             if row["arm"] in found and row["eval_loss"]:
                 rate = "nan" if row["arm"] in switched else row.get("tflops") or "nan"
                 flops = 1e12 * float(rate) / float(row.get("tokens_per_s") or "nan")
-                tokens, seconds, loss = int(row["tokens_so_far"]), float(row["seconds"]), float(row["eval_loss"])
+                tokens = int(row["tokens_so_far"]) - start[row["seed"]]
+                seconds, loss = float(row["seconds"]), float(row["eval_loss"])
                 runs[row["arm"]][row["seed"]] = (tokens, seconds, loss, flops)
     with (rows / "curves.csv").open() as file:
         for row in csv.DictReader(file):
             if row["arm"] == base:
-                curve[row["seed"]].append((int(row["tokens"]), float(row["eval_loss"])))
+                curve[row["seed"]].append((int(row["tokens"]) - start[row["seed"]], float(row["eval_loss"])))
 
     def base_loss(seed, reached):
         points = sorted(curve[seed])

@@ -44,8 +44,9 @@ class Consumer {
     /// A step is a row tile. The next scores are computed while this step's dq is added. dk comes in halves, each where
     /// the tensor cores would be idle (README.md).
     __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
-        int32_t const tiles = RowTiles<D, kOrdered, kWindowed>(shared_.item, a_.window).count;  // of each head
-        int32_t left = a_.group * tiles, tile = 0;  // steps; row tile of the head
+        int32_t const tiles = RowTiles<D, kWindowed>(shared_.item, a_.window).count;
+        int32_t left = a_.group * tiles;  // steps
+        Step<kOrdered> step(tiles, a_.group);
         float s[kScores], dp[kScores];
         uint32_t ds[kSteps][4];
         await_rows(ring_);
@@ -53,17 +54,17 @@ class Consumer {
         start_scores(s, shared_.k, shared_.q[ring_.stage]);
         start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
         hopper::products_wait<1>();  // all but dP
-        start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 : 0, left > 1);
+        start_gradients(ds, s, dp, dk, dv, step.tile, left > 1);
         while (--left > 0) {
             int const stage = ring_.stage;
             store_query_gradient(ds, dk);
-            if (++tile == tiles) tile = 0;
+            step.next(tiles, a_.group);
             begin_with_stats(s, dp);
             start_scores(s, shared_.k, shared_.q[ring_.stage]);
             start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
             hopper::products_wait<1>();  // all but dP
             shared_.rows_free[stage].arrive_as_one();
-            start_gradients(ds, s, dp, dk, dv, kOrdered ? tiles - 1 - tile : tile, left > 1);
+            start_gradients(ds, s, dp, dk, dv, step.tile, left > 1);
         }
         int const stage = ring_.stage;
         store_query_gradient(ds, dk);
@@ -140,9 +141,9 @@ class Consumer {
     /// As process_ahead(), but a step's scores begin when the step before has given its registers back.
     __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
-        int32_t heads = a_.group, tile = 0;  // heads from this one on; row tile of the head
+        Step<kOrdered> step(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
         await_rows(ring_);
-        for (bool first = true; heads > 0; first = false) {
+        for (bool first = true; step.any(); first = false) {
             int const stage = ring_.stage;
             float s[kScores], dp[kScores], dq[32];
             hopper::products_wait<0>();  // dk of the last tile
@@ -154,7 +155,7 @@ class Consumer {
             hopper::products_wait<1>();  // all but dP
             hopper::pin(s);
             weights(s);
-            mask_borders(s, RowTiles<D, kOrdered, kWindowed>(item, a_.window).past_diagonal(tile));
+            mask_borders(s, step.tile);
             uint32_t p[kSteps][4], ds[kSteps][4];
             to_left(p, s);
             hopper::products_wait<0>();
@@ -171,8 +172,8 @@ class Consumer {
             add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
             ring_.advance();
             buffer_ ^= 1;
-            if (++tile == RowTiles<D, kOrdered, kWindowed>(item, a_.window).count) tile = 0, --heads;
-            if (heads > 0) await_rows(ring_);
+            step.next(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
+            if (step.any()) await_rows(ring_);
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
             hand_over(dq);

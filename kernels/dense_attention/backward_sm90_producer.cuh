@@ -39,14 +39,12 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
     hopper::publish_barriers();
 }
 
-/// The row tiles that see a KV tile, for each query head of the group: from its diagonal to the document's end, or the
-/// other way round where KV tiles take turns to add to dq, as all begin together there. A window ends them earlier.
-template <int D, bool kOrdered, bool kWindowed>
+/// The row tiles that see a KV tile, from the diagonal's to the document's last. A window ends them earlier.
+template <int D, bool kWindowed>
 struct RowTiles {
     using T = BackwardTiling<D>;
-    static constexpr int kStep = kOrdered ? -1 : 1;
     int32_t first, count;
-    int32_t index;      ///< of the first that is worked on, among all row tiles of a head
+    int32_t index;      ///< of the first, among all row tiles of a head
     bool whole = true;  ///< whether the document's last row is among them
 
     __device__ RowTiles(Tile const& item, int32_t window)
@@ -57,21 +55,72 @@ struct RowTiles {
             count = min(count, seen);
         }
         index = (item.index - item.row / kKvTile) * T::kTilesOfKv + first;
-        if (kOrdered) first += count - 1, index += count - 1;
     }
-    /// Of the tiles in the order of work: whether the document ends in it; how many tiles past the first of all it is.
-    __device__ bool ends(int32_t i) const { return whole && i == (kOrdered ? 0 : count - 1); }
-    __device__ int32_t past_diagonal(int32_t i) const { return kOrdered ? count - 1 - i : i; }
-    /// The first of its rows, counted from the document's beginning.
-    __device__ int32_t row(int32_t i) const { return (first + kStep * i) * T::kRows; }
 };
 
+/// The steps of a work item: every row tile of every query head of the group.
+template <bool kOrdered>
+struct Step;
+
+/// Where KV tiles add to dq in any order: head by head, each from the diagonal's row tile to the last. KV tiles that
+/// are at work at the same time then add to different row tiles.
+template <>
+struct Step<false> {
+    int32_t tile = 0;  ///< row tiles past the first
+    int32_t heads;     ///< of the group, from this one on
+
+    __device__ Step(int32_t, int32_t group) : heads(group) {}
+    __device__ bool any() const { return heads > 0; }
+    __device__ void next(int32_t tiles, int32_t) {
+        if (++tile == tiles) tile = 0, --heads;
+    }
+};
+
+/// Where they take turns: row tile by row tile from the last, with which all KV tiles begin, each for all heads. A KV
+/// tile then stays one step behind the KV tile before it.
+template <>
+struct Step<true> {
+    int32_t tile;      ///< row tiles past the first
+    int32_t head = 0;  ///< of the group
+
+    __device__ Step(int32_t tiles, int32_t) : tile(tiles - 1) {}
+    __device__ bool any() const { return tile >= 0; }
+    __device__ void next(int32_t, int32_t group) {
+        if (++head == group) head = 0, --tile;
+    }
+};
+
+/// The rows of query head `head` from `token` on, and the stats of row tile `tile`, counted over the heads of the pass.
+template <int D>
+__device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, Barrier& full,
+                                          int32_t head, auto tile, int32_t token) {
+    using T = BackwardTiling<D>;
+    full.arrive_and_expect(2 * hopper::tile_bytes<T::kRows, D>() + T::kStatsBytes);
+    hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, full, head, token);
+    hopper::copy_bytes(shared.stats[stage], a.stats + int64_t{tile} * (2 * T::kRows), T::kStatsBytes, full);
+    hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, full, head, token);
+}
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
                            RingPosition<BackwardTiling<D>::kStages>& at) {
     using T = BackwardTiling<D>;
     Tile const& item = shared.item;  // not in registers, which are few
-    RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
+    RowTiles<D, kWindowed> const tiles(item, a.window);
+    if constexpr (kOrdered) {
+#pragma unroll 1
+        for (Step<true> step(tiles.count, a.group); step.any(); step.next(tiles.count, a.group), at.advance()) {
+            int const stage = at.stage;
+            int32_t const head = item.head * a.group + step.head, head_of_all = a.first_kv_head * a.group + head;
+            int64_t const tile = int64_t{head} * a.row_tiles + tiles.index + step.tile;
+            int32_t const token = item.begin + (tiles.first + step.tile) * T::kRows;
+            bool const ends = tiles.whole && step.tile == tiles.count - 1;  // the document does, in this row tile
+            shared.rows_free[stage].wait(at.free_parity());
+            bool const part = ends && (item.document_end - item.begin) % T::kRows != 0;
+            copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
+                      token);
+        }
+        return;
+    }
     for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
         int32_t tile = head * a.row_tiles + tiles.index;
         int32_t token = item.begin + tiles.first * T::kRows;
@@ -80,14 +129,11 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
         for (int32_t i = 0; i < tiles.count; ++i, at.advance()) {
             int const stage = at.stage;
             shared.rows_free[stage].wait(at.free_parity());
-            bool const part = tiles.ends(i) && (item.document_end - item.begin) % T::kRows != 0;
-            Barrier& full = part ? shared.rows_here[stage] : shared.rows_full[stage];
-            full.arrive_and_expect(2 * hopper::tile_bytes<T::kRows, D>() + T::kStatsBytes);
-            hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, full, head_of_all, token);
-            hopper::copy_bytes(shared.stats[stage], a.stats + int64_t{tile} * (2 * T::kRows), T::kStatsBytes, full);
-            hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, full, head_of_all, token);
-            token += tiles.kStep * T::kRows;
-            tile += tiles.kStep;
+            bool const part = tiles.whole && i == tiles.count - 1 && (item.document_end - item.begin) % T::kRows != 0;
+            copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
+                      token);
+            token += T::kRows;
+            ++tile;
         }
     }
 }
@@ -155,11 +201,72 @@ __device__ __forceinline__ int32_t claim(int32_t* turns) {
     return before;
 }
 
-/// One warp that adds the dq of each row tile to its sum, in deterministic mode when the KV tile's turn comes: from
-/// first to last.
+/// Adds the dq of each step of an item; the first KV tile that comes to a row tile stores its part. `count`: steps so
+/// far.
+template <int D, bool kWindowed>
+__device__ __forceinline__ void add_in_any_order(BackwardArgs const& a, BackwardShared<D>& shared, Tile const& item,
+                                                 uint32_t& count) {
+    using T = BackwardTiling<D>;
+    RowTiles<D, kWindowed> const tiles(item, a.window);
+    for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
+        int64_t at = int64_t{head} * a.row_tiles + tiles.index;
+        int32_t before = claim(a.turns + at);
+#pragma unroll 1
+        for (int32_t i = 0; i < tiles.count; ++i, ++count, ++at) {
+            int32_t* const turns = a.turns + at;
+            shared.dq_full.wait(count & 1);
+            hopper::fence_shared_for_async();  // consumers, if they had it, would wait for their stores
+            if (before < 0) await_turn(turns, 1);
+            bool const first = before == 0;
+            if (first)
+                hopper::store_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
+            else
+                hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
+            hopper::add_commit();
+            // While TMA reads: both waits, one after the other, would take as long as a step. Until its
+            // part is there, whoever claims waits for its own thread block alone.
+            if (i + 1 < tiles.count) before = claim(turns + 1);
+            hopper::add_wait_read();
+            shared.dq_free.arrive();
+            if (first) {
+                hopper::add_wait();
+                pass_turn(turns, 1);
+            }
+        }
+    }
+}
+/// The same, but KV tiles take turns at a row tile, from the first to the last.
+template <int D, bool kWindowed>
+__device__ __forceinline__ void add_in_turn(BackwardArgs const& a, BackwardShared<D>& shared, Tile const& item,
+                                            uint32_t& count) {
+    using T = BackwardTiling<D>;
+    RowTiles<D, kWindowed> const tiles(item, a.window);
+#pragma unroll 1
+    for (Step<true> step(tiles.count, a.group); step.any(); ++count) {
+        int64_t const at = int64_t{item.head * a.group + step.head} * a.row_tiles + tiles.index + step.tile;
+        float4* const sum = a.sums + at * T::kSums;
+        int32_t* const turns = a.turns + at;
+        int32_t turn = item.row / kKvTile;  // of this KV tile
+        if constexpr (kWindowed) turn -= max((tiles.first + step.tile) * T::kRows + 1 - a.window, 0) / kKvTile;
+        shared.dq_full.wait(count & 1);
+        hopper::fence_shared_for_async();  // consumers, if they had it, would wait for their stores
+        await_turn(turns, turn);
+        if (turn == 0)
+            hopper::store_floats(sum, shared.dq, sizeof shared.dq);
+        else
+            hopper::add_floats(sum, shared.dq, sizeof shared.dq);
+        hopper::add_commit();
+        step.next(tiles.count, a.group);
+        hopper::add_wait_read();
+        shared.dq_free.arrive();
+        hopper::add_wait();
+        pass_turn(turns, turn + 1);
+    }
+}
+
+/// One warp that adds the dq of each row tile to its sum.
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& shared) {
-    using T = BackwardTiling<D>;
     bool const talks = threadIdx.x % 32 == 0;
     uint32_t count = 0;
     for (uint32_t n = 0;; ++n) {
@@ -169,36 +276,10 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
         if (!talks) continue;
-        RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
-        for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
-            int64_t at = int64_t{head} * a.row_tiles + tiles.index;
-            int32_t before = kOrdered ? 0 : claim(a.turns + at);
-#pragma unroll 1
-            for (int32_t i = 0; i < tiles.count; ++i, ++count, at += tiles.kStep) {
-                int32_t* const turns = a.turns + at;
-                int32_t turn = 0;  // of this KV tile, where there is an order
-                if constexpr (kOrdered) turn = item.row / kKvTile;
-                if constexpr (kOrdered && kWindowed) turn -= max(tiles.row(i) + 1 - a.window, 0) / kKvTile;
-                shared.dq_full.wait(count & 1);
-                hopper::fence_shared_for_async();  // consumers, if they had it, would wait for their stores
-                if (kOrdered || before < 0) await_turn(turns, kOrdered ? turn : 1);
-                bool const first = kOrdered ? turn == 0 : before == 0;
-                if (first)
-                    hopper::store_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
-                else
-                    hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
-                hopper::add_commit();
-                // While TMA reads: both waits, one after the other, would take as long as a step. Until its
-                // part is there, whoever claims waits for its own thread block alone.
-                if (!kOrdered && i + 1 < tiles.count) before = claim(turns + tiles.kStep);
-                hopper::add_wait_read();
-                shared.dq_free.arrive();
-                if (kOrdered || first) {
-                    hopper::add_wait();
-                    pass_turn(turns, kOrdered ? turn + 1 : 1);
-                }
-            }
-        }
+        if constexpr (kOrdered)
+            add_in_turn<D, kWindowed>(a, shared, item, count);
+        else
+            add_in_any_order<D, kWindowed>(a, shared, item, count);
     }
     if (talks) hopper::add_wait();
 }
@@ -207,7 +288,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
-    uint32_t keys_parity = 0, first = 0, parities = 0;  // the ring's position of a head's first rows; a bit for a stage
+    uint32_t keys_parity = 0, first = 0, parities = 0;  // the item's first step; a bit for a stage
     bool const arrives = threadIdx.x % 32 == 0;
     for (uint32_t n = 0;; ++n) {
         shared.item_known.wait(n & 1);
@@ -221,11 +302,14 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
             hopper::clear_rows<kKvTile, D>(shared.v, keys);
             if (arrives) shared.keys_full.arrive();
         }
-        RowTiles<D, kOrdered, kWindowed> const tiles(item, a.window);
+        RowTiles<D, kWindowed> const tiles(item, a.window);
         int32_t const rows = (item.document_end - item.begin) % T::kRows;
         for (int32_t r = 0; r < a.group; ++r) {
-            uint32_t const stage = (kOrdered ? first : first + static_cast<uint32_t>(tiles.count) - 1) % T::kStages;
-            first += static_cast<uint32_t>(tiles.count);
+            // The step in which the document ends.
+            uint32_t const stage =
+                (kOrdered ? first + static_cast<uint32_t>(r) : first + static_cast<uint32_t>(tiles.count) - 1) %
+                T::kStages;
+            if (!kOrdered) first += static_cast<uint32_t>(tiles.count);
             if (rows == 0 || !tiles.whole) continue;
             shared.rows_here[stage].wait(parities >> stage & 1);
             parities ^= 1u << stage;
@@ -233,6 +317,7 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
             hopper::clear_rows<T::kRows, D>(shared.d_o[stage], rows);
             if (arrives) shared.rows_full[stage].arrive();
         }
+        if (kOrdered) first += static_cast<uint32_t>(a.group * tiles.count);
         if (arrives) shared.keys_free.arrive();
     }
 }

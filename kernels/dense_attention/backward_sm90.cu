@@ -41,8 +41,8 @@ class Consumer {
     }
 
   private:
-    /// A step is a row tile. The next scores are computed while this step's dq is added. dk comes in halves, each where
-    /// the tensor cores would be idle (README.md).
+    /// A step is a row tile of a query head. The next scores are computed while this step's dq is added. dk comes in
+    /// halves, each where the tensor cores would be idle (README.md).
     __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const tiles = RowTiles<D, kWindowed>(shared_.item, a_.window).count;
         int32_t left = a_.group * tiles;  // steps

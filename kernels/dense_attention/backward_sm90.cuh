@@ -1,5 +1,5 @@
-// What the kernels of the dense backward share. A work item is a KV tile of a key/value head, with all query rows that
-// see it: row tiles of one query head after the other. dK and dV stay in registers; KV tiles add to dQ in fp32.
+// What the kernels of the dense backward share. A work item is a KV tile of a key/value head, with all rows that see it
+// of all query heads of its group. dK and dV stay in registers; KV tiles add to dQ in fp32. `kOrdered`: deterministic.
 #pragma once
 
 #include "kernels/dense_attention/stages.h"
@@ -18,9 +18,9 @@ inline constexpr int kKvTile = 128;
 template <int kHeadDim>
 struct BackwardTiling {
     static constexpr int D = kHeadDim;
-    static constexpr int kRows = D > 64 ? 64 : 128;     // of a row tile
-    static constexpr int kStages = D > 64 ? 3 : 2;      // row tiles in shared memory
-    static constexpr int kTilesOfKv = kKvTile / kRows;  // row tiles with as many rows as a KV tile
+    static constexpr int kRows = D > 64 ? 64 : 128;                                       // of a row tile
+    static constexpr int kStages = D > 64 ? 3 : 2;                                        // row tiles in shared memory
+    static constexpr int kTilesOfKv = kKvTile / kRows;                                    // row tiles to a KV tile
     static constexpr int kSums = kRows * hopper::kPanels<D> * hopper::kPanelColumns / 4;  // float4 of a row tile's dq
     /// Whether the next scores are under way while dq is added: registers suffice with 64 rows a tile.
     static constexpr bool kAhead = D > 64;
@@ -42,7 +42,7 @@ struct BackwardArgs {
     bf16 *dq, *dk, *dv;
     float scale;
     int32_t heads, kv_heads, group;
-    int32_t first_kv_head, pass_kv_heads;  ///< of the pass: other heads are counted from its first
+    int32_t first_kv_head, pass_kv_heads;  ///< of this pass; items, stats, turns and sums count heads from its first
     int32_t row_tiles;                     ///< that there is room for, of each head
     int32_t window;                        ///< 0: none
 };

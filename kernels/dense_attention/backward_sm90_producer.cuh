@@ -16,10 +16,10 @@ struct BackwardShared {
     alignas(16) float stats[T::kStages][2][T::kRows];  ///< as BackwardArgs::stats
     Tile item;
     Barrier item_wanted, item_known, keys_full, keys_free;
-    Barrier keys_here;  ///< that end with their document, before consumers may see them
+    Barrier keys_here;  ///< k, v of a KV tile that its document ends in: from TMA to clear_ends()
     Barrier dq_full, dq_free;
     Barrier rows_full[T::kStages], rows_free[T::kStages];
-    Barrier rows_here[T::kStages];  ///< as keys_here
+    Barrier rows_here[T::kStages];  ///< the same for q, do and row stats
 };
 
 template <int D>
@@ -58,7 +58,8 @@ struct RowTiles {
     }
 };
 
-/// The steps of a work item: every row tile of every query head of the group.
+/// The steps of a work item: a row tile of a query head each. Where KV tiles add in any order, only consumers take it:
+/// bring_rows() and add_in_any_order() have two loops in the same order.
 template <bool kOrdered>
 struct Step;
 
@@ -76,8 +77,8 @@ struct Step<false> {
     }
 };
 
-/// Where they take turns: row tile by row tile from the last, with which all KV tiles begin, each for all heads. A KV
-/// tile then stays one step behind the KV tile before it.
+/// Where they take turns: row tile by row tile from the last, each for all heads. Without a window all KV tiles begin
+/// with the same row tile, and each then stays one step behind the KV tile before it.
 template <>
 struct Step<true> {
     int32_t tile;      ///< row tiles past the first
@@ -90,7 +91,8 @@ struct Step<true> {
     }
 };
 
-/// The rows of query head `head` from `token` on, and the stats of row tile `tile`, counted over the heads of the pass.
+/// Rows of q and do from `token` on, of query head `head` of all; stats of row tile `tile`, counted over all heads of
+/// the pass, 32 bits of it where it is kept over a loop. `full`: the barrier that learns of them.
 template <int D>
 __device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, Barrier& full,
                                           int32_t head, auto tile, int32_t token) {
@@ -119,21 +121,22 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
             copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
                       token);
         }
-        return;
-    }
-    for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
-        int32_t tile = head * a.row_tiles + tiles.index;
-        int32_t token = item.begin + tiles.first * T::kRows;
-        int32_t const head_of_all = a.first_kv_head * a.group + head;
+    } else {
+        for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
+            int32_t tile = head * a.row_tiles + tiles.index;
+            int32_t token = item.begin + tiles.first * T::kRows;
+            int32_t const head_of_all = a.first_kv_head * a.group + head;
 #pragma unroll 1
-        for (int32_t i = 0; i < tiles.count; ++i, at.advance()) {
-            int const stage = at.stage;
-            shared.rows_free[stage].wait(at.free_parity());
-            bool const part = tiles.whole && i == tiles.count - 1 && (item.document_end - item.begin) % T::kRows != 0;
-            copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
-                      token);
-            token += T::kRows;
-            ++tile;
+            for (int32_t i = 0; i < tiles.count; ++i, at.advance()) {
+                int const stage = at.stage;
+                shared.rows_free[stage].wait(at.free_parity());
+                bool const part =
+                    tiles.whole && i == tiles.count - 1 && (item.document_end - item.begin) % T::kRows != 0;
+                copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
+                          token);
+                token += T::kRows;
+                ++tile;
+            }
         }
     }
 }
@@ -182,8 +185,9 @@ __device__ __forceinline__ int32_t read_turns(int32_t const* turns) {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];\nfence.proxy.async.global;" : "=r"(now) : "l"(turns) : "memory");
     return now;
 }
-/// Nobody waits for ever: in order, whoever waits does so for an earlier KV tile, which a thread block has taken
-/// before; in any order, for one that waits for its own thread block alone.
+/// Nobody waits for ever. In order, a KV tile waits for the one before it, whose item was taken earlier; thread blocks
+/// take items in that order and finish one before the next, so the earliest unfinished item waits for no other. In any
+/// order it waits for a KV tile that has claimed, and that one waits for its own thread block alone.
 __device__ __forceinline__ void await_turn(int32_t const* turns, int32_t turn) {
     while (read_turns(turns) != turn) {
     }
@@ -215,7 +219,7 @@ __device__ __forceinline__ void add_in_any_order(BackwardArgs const& a, Backward
         for (int32_t i = 0; i < tiles.count; ++i, ++count, ++at) {
             int32_t* const turns = a.turns + at;
             shared.dq_full.wait(count & 1);
-            hopper::fence_shared_for_async();  // consumers, if they had it, would wait for their stores
+            hopper::fence_shared_for_async();  // here: a consumer's fence would wait for that consumer's stores
             if (before < 0) await_turn(turns, 1);
             bool const first = before == 0;
             if (first)
@@ -223,8 +227,8 @@ __device__ __forceinline__ void add_in_any_order(BackwardArgs const& a, Backward
             else
                 hopper::add_floats(a.sums + at * T::kSums, shared.dq, sizeof shared.dq);
             hopper::add_commit();
-            // While TMA reads: both waits, one after the other, would take as long as a step. Until its
-            // part is there, whoever claims waits for its own thread block alone.
+            // Claims while TMA reads: the claim and the read, one after the other, would take as long as a step. Until
+            // its part is there, this KV tile waits for its own thread block alone: nobody waits in a circle.
             if (i + 1 < tiles.count) before = claim(turns + 1);
             hopper::add_wait_read();
             shared.dq_free.arrive();
@@ -246,10 +250,10 @@ __device__ __forceinline__ void add_in_turn(BackwardArgs const& a, BackwardShare
         int64_t const at = int64_t{item.head * a.group + step.head} * a.row_tiles + tiles.index + step.tile;
         float4* const sum = a.sums + at * T::kSums;
         int32_t* const turns = a.turns + at;
-        int32_t turn = item.row / kKvTile;  // of this KV tile
+        int32_t turn = item.row / kKvTile;  // KV tiles before this one that see the row tile
         if constexpr (kWindowed) turn -= max((tiles.first + step.tile) * T::kRows + 1 - a.window, 0) / kKvTile;
         shared.dq_full.wait(count & 1);
-        hopper::fence_shared_for_async();  // consumers, if they had it, would wait for their stores
+        hopper::fence_shared_for_async();  // here: a consumer's fence would wait for that consumer's stores
         await_turn(turns, turn);
         if (turn == 0)
             hopper::store_floats(sum, shared.dq, sizeof shared.dq);
@@ -288,7 +292,8 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
     using T = BackwardTiling<D>;
-    uint32_t keys_parity = 0, first = 0, parities = 0;  // the item's first step; a bit for a stage
+    // first: step at which the item, in any order the head, begins; parities: of rows_here, a bit for each stage
+    uint32_t keys_parity = 0, first = 0, parities = 0;
     bool const arrives = threadIdx.x % 32 == 0;
     for (uint32_t n = 0;; ++n) {
         shared.item_known.wait(n & 1);

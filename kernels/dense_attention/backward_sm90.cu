@@ -35,7 +35,7 @@ class Consumer {
             else
                 process_in_turn(dk, dv);
             Tile const item = shared_.item;
-            shared_.keys_free.arrive();
+            shared_.keys_free.arrive_as_one();
             finish(item, dk, dv);
         }
     }

@@ -28,8 +28,7 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
     shared.item_known.init(1);
     shared.keys_full.init(1);
     shared.keys_here.init(1);
-    // Each consumer, as racecheck does not follow arrive_as_one(), and three producers.
-    shared.keys_free.init(kConsumers + 3);
+    shared.keys_free.init(kConsumers / 32 + 3);  // the consumers' warps and three producers
     shared.dq_full.init(kConsumers / 32);
     shared.dq_free.init(1);
     for (int i = 0; i < BackwardTiling<D>::kStages; ++i) {
@@ -93,20 +92,15 @@ struct Step<true> {
 };
 
 /// Rows of q and do from `token` on, of query head `head` of all; stats of row tile `tile`, counted over all heads of
-/// the pass, 32 bits of it where it is kept over a loop. `part`: the document ends within these rows.
+/// the pass, 32 bits of it where it is kept over a loop. `full`: the barrier that learns of them.
 template <int D>
-__device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, bool part,
+__device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, Barrier& full,
                                           int32_t head, auto tile, int32_t token) {
     using T = BackwardTiling<D>;
-    constexpr uint32_t kBytes = 2 * hopper::tile_bytes<T::kRows, D>();
-    Barrier& full = shared.rows_full[stage];
-    Barrier& here = part ? shared.rows_here[stage] : full;
-    // Before the arrival that clear_ends() waits for: its own would else complete the phase without the stats.
-    if (part) full.expect(T::kStatsBytes);
-    here.arrive_and_expect(part ? kBytes : kBytes + T::kStatsBytes);
-    hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, here, head, token);
+    full.arrive_and_expect(2 * hopper::tile_bytes<T::kRows, D>() + T::kStatsBytes);
+    hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, full, head, token);
     hopper::copy_bytes(shared.stats[stage], a.stats + int64_t{tile} * (2 * T::kRows), T::kStatsBytes, full);
-    hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, here, head, token);
+    hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, full, head, token);
 }
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
@@ -124,7 +118,8 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
             bool const ends = tiles.whole && step.tile == tiles.count - 1;  // the document does, in this row tile
             shared.rows_free[stage].wait(at.free_parity());
             bool const part = ends && (item.document_end - item.begin) % T::kRows != 0;
-            copy_rows(a, shared, stage, part, head_of_all, tile, token);
+            copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
+                      token);
         }
     } else {
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
@@ -137,7 +132,8 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
                 shared.rows_free[stage].wait(at.free_parity());
                 bool const part =
                     tiles.whole && i == tiles.count - 1 && (item.document_end - item.begin) % T::kRows != 0;
-                copy_rows(a, shared, stage, part, head_of_all, tile, token);
+                copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
+                          token);
                 token += T::kRows;
                 ++tile;
             }

@@ -121,7 +121,7 @@ class Consumer {
         if (threadIdx.x % 32 == 0) barrier.arrive();
     }
     __device__ void release_rows() {
-        shared_.q_free[rows_.stage].arrive();
+        release(shared_.q_free[rows_.stage]);
         rows_.advance();
     }
 

@@ -57,7 +57,7 @@ template <class T>
 __device__ void init_barriers(ForwardShared<T>& shared) {
     for (int i = 0; i < T::kRowStages; ++i) {
         shared.q_full[i].init(1);
-        shared.q_free[i].init(T::kWarpgroups * 128 + 32);  // consumers, the clearing warp: racecheck follows threads
+        shared.q_free[i].init(T::kWarpgroups * 4 + 1);  // the consumers' warps and the clearing one
     }
     for (int i = 0; i < T::kKeyStages; ++i) {
         shared.k_full[i].init(1);
@@ -137,7 +137,8 @@ __device__ void clear_values(ForwardArgs const& args, ForwardShared<T>& shared) 
         shared.q_full[rows.stage].wait(rows.parity());
         int32_t const key_tiles = shared.tiles[rows.stage].key_tiles, keys = shared.tiles[rows.stage].keys;
         uint32_t const count = static_cast<uint32_t>(key_tiles - first_key_tile<T>(args, shared.tiles[rows.stage].row));
-        shared.q_free[rows.stage].arrive();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) shared.q_free[rows.stage].arrive();
         if (key_tiles == 0) return;
         uint32_t const stage = (first + count - 1) % T::kKeyStages;
         first += count;

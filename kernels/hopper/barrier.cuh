@@ -36,11 +36,6 @@ class alignas(8) Barrier {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
                      : "memory");
     }
-    /// Announces `bytes` of bulk copies to a phase that still waits for an arrival.
-    __device__ void expect(uint32_t bytes) {
-        asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
-                     : "memory");
-    }
     /// One arrival of this thread as soon as all cp.async copies it has started so far are there. Counted in
     /// `arrivals`.
     __device__ void arrive_when_copied() {

@@ -59,7 +59,7 @@ struct RowTiles {
 };
 
 /// The steps of a work item: a row tile of a query head each. Where KV tiles add in any order, only consumers take it:
-/// bring_rows() and add_in_any_order() have two loops in the same order.
+/// bring_rows() and add_in_any_order() have two loops in the same order, with which ptxas makes the backward 1% faster.
 template <bool kOrdered>
 struct Step;
 

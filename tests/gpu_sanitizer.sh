@@ -2,8 +2,7 @@
 # The kernels' tests on a GPU under compute-sanitizer: memcheck (accesses and leaks of the device), synccheck (barriers)
 # and racecheck (shared memory). Minutes; ends with 1 where it finds something or a test fails. synccheck and racecheck
 # look at our kernels only, not at cuDNN's. racecheck leaves out large shapes, which take it longer than all others, and
-# the steps of a rank whose lanes are delayed: its kernels have tests of their own. Only in a build with
-# -DPERIGEE_RACECHECK=ON can it follow dense attention.
+# the steps of a rank whose lanes are delayed: its kernels have tests of their own.
 #   tests/gpu_sanitizer.sh [BUILD] [FILTER]      'GpuFlat*:GpuLanes*': casts, lanes, units and buckets alone
 #   tests/gpu_sanitizer.sh --ranks [BUILD]       two ranks that share the GPU, under memcheck: collectives, then training
 set -euo pipefail

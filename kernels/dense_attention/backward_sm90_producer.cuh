@@ -19,7 +19,7 @@ struct BackwardShared {
     Barrier keys_here;  ///< k, v of a KV tile that its document ends in: from TMA to clear_ends()
     Barrier dq_full, dq_free;
     Barrier rows_full[T::kStages], rows_free[T::kStages];
-    Barrier rows_here[T::kStages];  ///< the same for q and do
+    Barrier rows_here[T::kStages];  ///< the same for q, do and row stats
 };
 
 template <int D>
@@ -28,13 +28,13 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
     shared.item_known.init(1);
     shared.keys_full.init(1);
     shared.keys_here.init(1);
-    shared.keys_free.init((kConsumers / 32 + 2) * kArrivalsAsOne + 1);  // consumers, two producer warps, the TMA thread
-    shared.dq_full.init(kConsumers / 32 * kArrivalsAsOne);
+    shared.keys_free.init(kConsumers / 32 + 3);  // the consumers' warps and three producers
+    shared.dq_full.init(kConsumers / 32);
     shared.dq_free.init(1);
     for (int i = 0; i < BackwardTiling<D>::kStages; ++i) {
         shared.rows_full[i].init(1);
         shared.rows_here[i].init(1);
-        shared.rows_free[i].init(kConsumers / 32 * kArrivalsAsOne);
+        shared.rows_free[i].init(kConsumers / 32);
     }
     hopper::publish_barriers();
 }
@@ -92,21 +92,15 @@ struct Step<true> {
 };
 
 /// Rows of q and do from `token` on, of query head `head` of all; stats of row tile `tile`, counted over all heads of
-/// the pass, 32 bits of it where it is kept over a loop. `part`: some of the rows lie past the document's end, so
-/// clear_ends() gets q and do first. Consumers always wait for the stats themselves.
+/// the pass, 32 bits of it where it is kept over a loop. `full`: the barrier that learns of them.
 template <int D>
-__device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, bool part,
+__device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, Barrier& full,
                                           int32_t head, auto tile, int32_t token) {
     using T = BackwardTiling<D>;
-    constexpr uint32_t kBytes = 2 * hopper::tile_bytes<T::kRows, D>();
-    Barrier& full = shared.rows_full[stage];
-    Barrier& here = part ? shared.rows_here[stage] : full;
-    // Announced before clear_ends() can arrive at `full`: the phase would else end without the stats.
-    if (part) full.expect(T::kStatsBytes);
-    here.arrive_and_expect(part ? kBytes : kBytes + T::kStatsBytes);
-    hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, here, head, token);
+    full.arrive_and_expect(2 * hopper::tile_bytes<T::kRows, D>() + T::kStatsBytes);
+    hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, full, head, token);
     hopper::copy_bytes(shared.stats[stage], a.stats + int64_t{tile} * (2 * T::kRows), T::kStatsBytes, full);
-    hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, here, head, token);
+    hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, full, head, token);
 }
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
@@ -124,7 +118,8 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
             bool const ends = tiles.whole && step.tile == tiles.count - 1;  // the document does, in this row tile
             shared.rows_free[stage].wait(at.free_parity());
             bool const part = ends && (item.document_end - item.begin) % T::kRows != 0;
-            copy_rows(a, shared, stage, part, head_of_all, tile, token);
+            copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
+                      token);
         }
     } else {
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
@@ -137,7 +132,8 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
                 shared.rows_free[stage].wait(at.free_parity());
                 bool const part =
                     tiles.whole && i == tiles.count - 1 && (item.document_end - item.begin) % T::kRows != 0;
-                copy_rows(a, shared, stage, part, head_of_all, tile, token);
+                copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
+                          token);
                 token += T::kRows;
                 ++tile;
             }
@@ -281,7 +277,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         shared.item_known.wait(n & 1);
         Tile const item = shared.item;
         __syncwarp();
-        if (talks || kArrivalsAsOne > 1) shared.keys_free.arrive();
+        if (talks) shared.keys_free.arrive();
         if (item.head < 0) break;
         if (!talks) continue;
         if constexpr (kOrdered)
@@ -327,7 +323,7 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
             if (arrives) shared.rows_full[stage].arrive();
         }
         if (kOrdered) first += static_cast<uint32_t>(a.group * tiles.count);
-        if (arrives || kArrivalsAsOne > 1) shared.keys_free.arrive();
+        if (arrives) shared.keys_free.arrive();
     }
 }
 

@@ -118,7 +118,7 @@ class Consumer {
     /// This warp no longer reads what `barrier` guards.
     __device__ void release(Barrier& barrier) const {
         __syncwarp();
-        if (kArrivalsAsOne > 1 || threadIdx.x % 32 == 0) barrier.arrive();
+        if (threadIdx.x % 32 == 0) barrier.arrive();
     }
     __device__ void release_rows() {
         release(shared_.q_free[rows_.stage]);

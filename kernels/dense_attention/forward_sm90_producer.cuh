@@ -6,7 +6,7 @@
 
 namespace perigee::dense {
 
-using hopper::Barrier, hopper::kArrivalsAsOne, hopper::RingPosition;
+using hopper::Barrier, hopper::RingPosition;
 
 inline constexpr int kConsumerRows = 64;  ///< of a query tile, which a warpgroup works on
 
@@ -57,14 +57,14 @@ template <class T>
 __device__ void init_barriers(ForwardShared<T>& shared) {
     for (int i = 0; i < T::kRowStages; ++i) {
         shared.q_full[i].init(1);
-        shared.q_free[i].init((T::kWarpgroups * 4 + 1) * kArrivalsAsOne);  // the consumers' warps and the clearing one
+        shared.q_free[i].init(T::kWarpgroups * 4 + 1);  // the consumers' warps and the clearing one
     }
     for (int i = 0; i < T::kKeyStages; ++i) {
         shared.k_full[i].init(1);
         shared.v_full[i].init(1);
         shared.v_here[i].init(1);
-        shared.k_free[i].init(T::kWarpgroups * 4 * kArrivalsAsOne);
-        shared.v_free[i].init(T::kWarpgroups * 4 * kArrivalsAsOne);
+        shared.k_free[i].init(T::kWarpgroups * 4);
+        shared.v_free[i].init(T::kWarpgroups * 4);
     }
     hopper::publish_barriers();
 }
@@ -138,7 +138,7 @@ __device__ void clear_values(ForwardArgs const& args, ForwardShared<T>& shared) 
         int32_t const key_tiles = shared.tiles[rows.stage].key_tiles, keys = shared.tiles[rows.stage].keys;
         uint32_t const count = static_cast<uint32_t>(key_tiles - first_key_tile<T>(args, shared.tiles[rows.stage].row));
         __syncwarp();
-        if (kArrivalsAsOne > 1 || threadIdx.x % 32 == 0) shared.q_free[rows.stage].arrive();
+        if (threadIdx.x % 32 == 0) shared.q_free[rows.stage].arrive();
         if (key_tiles == 0) return;
         uint32_t const stage = (first + count - 1) % T::kKeyStages;
         first += count;

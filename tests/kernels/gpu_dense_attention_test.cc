@@ -389,20 +389,6 @@ TEST_P(GpuDenseKernels, AWindowEndsWhatQueriesSee) {
         }
 }
 
-/// More heads in a group than row tiles in shared memory: which of these the document ends in differs by head.
-TEST_P(GpuDenseKernels, AWindowOfALargeGroup) {
-    for (int64_t const dim : {64, 96, 128})
-        for (int64_t const window : {65, 200, 700}) {
-            auto const p = make_problem({.cu_seqlens = {0, 1, 130, 700}, .heads = 7, .kv_heads = 1, .head_dim = dim});
-            auto const reference = windowed_reference(p, window);
-            std::string const what = fmt::format("head size {}, window {}", dim, window);
-            if (is_forward())
-                expect_right(Problem(p, window).forward(), reference, what);
-            else
-                expect_right(Problem(p, window).backward(reference, is_deterministic()), reference, what);
-        }
-}
-
 TEST_P(GpuDenseKernels, AWindowOfADocumentIsNone) {
     for (int64_t const dim : {64, 96, 128}) {
         auto const p = make_problem({.cu_seqlens = {0, 300, 700}, .head_dim = dim});

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 
 #include "data/chat_template.h"
 #include "io/strict_json.h"
@@ -18,16 +20,25 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMostKeys = 10000;  ///< of one object; a Json looks them up one by one
 
-/// What keeps a line from being read at all.
+/// What keeps JSON from being read at all.
 class Checker : public nlohmann::json_sax<nlohmann::json> {
   public:
+    /// `exact`: the members of a record whose whole numbers must be kept to the digit; none for all.
+    explicit Checker(std::span<char const* const> exact) : exact_(exact) {}
+
     std::string problem;
 
     bool null() override { return true; }
     bool boolean(bool) override { return true; }
     bool number_integer(number_integer_t) override { return true; }
     bool number_unsigned(number_unsigned_t) override { return true; }
-    bool number_float(number_float_t, string_t const&) override { return true; }
+    bool number_float(number_float_t, string_t const& text) override {
+        bool const whole = text.find_first_of(".eE") == text.npos;
+        bool const counts = exact_.empty() || std::ranges::find(exact_, member_) != exact_.end();
+        if (whole && counts)
+            problem = fmt::format("{:.40} is a whole number of more than 64 bits: write it as text", text);
+        return problem.empty();
+    }
     bool string(string_t&) override { return true; }
     bool binary(binary_t&) override { return true; }
     bool start_object(size_t) override { return enter(); }
@@ -35,6 +46,7 @@ class Checker : public nlohmann::json_sax<nlohmann::json> {
     bool end_object() override { return keys_.pop_back(), true; }
     bool end_array() override { return keys_.pop_back(), true; }
     bool key(string_t& name) override {
+        if (keys_.size() == 1) member_ = name;
         if (!keys_.back().insert(name).second) problem = fmt::format("two \"{:.40}\" in one object", name);
         if (keys_.back().size() > kMostKeys) problem = fmt::format("an object of more than {} keys", kMostKeys);
         return problem.empty();
@@ -50,8 +62,13 @@ class Checker : public nlohmann::json_sax<nlohmann::json> {
         keys_.emplace_back();
         return problem.empty();
     }
+    std::span<char const* const> exact_;
+    std::string member_;                       ///< of the record, in which the parser is
     std::vector<std::set<std::string>> keys_;  ///< of the objects the parser is in; empty for lists
 };
+
+/// What a template may write of a record.
+constexpr std::array kSaid{"messages", "conversations", "prompt", "completion", "tools"};
 
 /// A reason not to read a line.
 struct Problem {
@@ -87,6 +104,14 @@ Json const& list_of(Json const& object, char const* key) {
     Json const& value = object.at(key);
     if (!value.is_array()) refuse("\"{}\" is {}, where a list is expected", key, kind(value));
     return value;
+}
+
+/// JSON that a record holds as text.
+Json json_in_text(std::string const& text, char const* name) {
+    Checker checker({});
+    nlohmann::json::sax_parse(text, &checker);
+    if (!checker.problem.empty()) refuse("\"{}\": {}", name, checker.problem);
+    return Json::parse(text);
 }
 
 /// Text, or a list of parts that are text.
@@ -139,8 +164,8 @@ class Collector {
     }
     void tools(Json const& tools) {
         if (is_empty(tools)) return;
-        Json const list = tools.is_string() ? Json::parse(tools.get_ref<std::string const&>(), nullptr, false) : tools;
-        if (!list.is_array()) refuse("\"tools\" is {}, where a list is expected", kind(tools));
+        Json const list = tools.is_string() ? json_in_text(tools.get_ref<std::string const&>(), "tools") : tools;
+        if (!list.is_array()) refuse("\"tools\" is {}, where a list is expected", kind(list));
         if (list.empty()) return;
         line.only_jinja = "\"tools\"";
         line.tools_json = list.dump();
@@ -206,8 +231,9 @@ Json message_of_turn(Json const& turn) {
     std::string const& from = text_of(turn, "from");
     Json message{{"role", role_of(from)}, {"content", text_of(turn, "value")}};
     if (from == "function_call") {
-        Json const call = Json::parse(turn.at("value").get_ref<std::string const&>(), nullptr, false);
-        if (!call.is_object() && !call.is_array()) refuse("the \"value\" of a function_call is no JSON");
+        Json const call = json_in_text(turn.at("value").get_ref<std::string const&>(), "value");
+        if (!call.is_object() && !call.is_array())
+            refuse("the \"value\" of a function_call is {}, where an object is expected", kind(call));
         message["content"] = "";
         for (Json const& one : call.is_array() ? call : Json::array({call}))
             message["tool_calls"].push_back({{"type", "function"}, {"function", one}});
@@ -217,8 +243,7 @@ Json message_of_turn(Json const& turn) {
 }
 
 void read_sharegpt(Json const& record, Collector& into) {
-    Json const& system = value_of(record, "system");
-    if (system.is_string() && !is_empty(system)) into.add(kInstructs, system);
+    if (!is_empty(value_of(record, "system"))) into.add(kInstructs, text_of(record, "system"));
     size_t number = 0;
     for (Json const& turn : list_of(record, "conversations")) {
         ++number;
@@ -236,16 +261,14 @@ void read_sharegpt(Json const& record, Collector& into) {
 }
 
 void read_alpaca(Json const& record, Collector& into) {
-    Json const& system = value_of(record, "system");
-    if (system.is_string() && !is_empty(system)) into.add(kInstructs, system);
-    if (Json const& history = value_of(record, "history"); history.is_array()) {
-        for (Json const& turn : history) {
+    if (!is_empty(value_of(record, "system"))) into.add(kInstructs, text_of(record, "system"));
+    if (!is_empty(value_of(record, "history")))
+        for (Json const& turn : list_of(record, "history")) {
             if (!turn.is_array() || turn.size() != 2 || !turn[0].is_string() || !turn[1].is_string())
                 refuse("\"history\" must be a list of pairs of texts");
             into.add(kAsks, turn[0]);
             into.add(kAnswers, turn[1]);
         }
-    }
     std::string asked = text_of(record, "instruction");
     if (Json const& input = value_of(record, "input"); !is_empty(input)) asked += "\n" + text_of(record, "input");
     into.add(kAsks, asked);
@@ -314,7 +337,7 @@ char const* to_string(RecordFormat format) {
 
 ConversationLine parse_conversation(std::string_view line, RecordFormat format) {
     ConversationLine failed;
-    Checker checker;
+    Checker checker(kSaid);
     nlohmann::json::sax_parse(line, &checker);
     failed.problem = std::move(checker.problem);
     if (!failed.problem.empty()) return failed;

@@ -194,7 +194,7 @@ std::vector<std::string> HelperProcess::ask(std::vector<std::string> const& line
     while (answers.size() < lines.size()) {
         size_t const end = received_.find('\n', looked);
         if (end != received_.npos) {
-            answers.push_back(received_.substr(used_, end - used_));
+            if (end > used_) answers.push_back(received_.substr(used_, end - used_));  // else a sign of life
             looked = used_ = end + 1;
             continue;
         }

@@ -30,8 +30,9 @@ class HelperProcess {
     HelperProcess(HelperProcess const&) = delete;
     HelperProcess& operator=(HelperProcess const&) = delete;
 
-    /// Sends lines (without line ends) and returns as many lines of answers. Throws Category::data where the process
-    /// died, with what it said last, or was silent for the patience, after which it is ended.
+    /// Sends lines (without line ends) and returns as many lines of answers. An empty line is no answer, but a sign of
+    /// life. Throws Category::data where the process died, with what it said last, or was silent for the patience,
+    /// after which it is ended.
     std::vector<std::string> ask(std::vector<std::string> const& lines);
     /// The next line that it writes, without its end. Throws like ask().
     std::string read_line();

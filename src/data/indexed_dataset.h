@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -94,8 +95,9 @@ class IndexedDatasetWriter {
     void add_document(std::span<int32_t const> tokens, std::span<float const> weights = {});
     /// Makes what was written so far durable.
     WriterState save();
-    /// Throws Category::data when there are no tokens: the reader would refuse such files.
-    void finish();
+    /// Throws Category::data when there are no tokens: the reader would refuse such files. `all_written` is called when
+    /// the files are whole, before they take their names: another writer cannot go on from then on.
+    void finish(std::function<void()> const& all_written = {});
 
     int64_t documents() const { return static_cast<int64_t>(lengths_.size()); }
     int64_t tokens() const { return tokens_; }

@@ -116,8 +116,8 @@ IndexedDatasetWriter::~IndexedDatasetWriter() = default;
 std::unique_ptr<IndexedDatasetWriter::Output> IndexedDatasetWriter::open(char const* extension, int64_t bytes) const {
     Path const earlier = path(extension).string() + ".tmp";
     if (bytes > 0 && (!files_.exists(earlier) || files_.file_size(earlier) < bytes))
-        fail(Category::data, "{} does not hold the {} bytes that an earlier run wrote: begin anew without it",
-             earlier.string(), bytes);
+        fail(Category::data, "{} does not hold the {} bytes that an earlier run wrote: without {}, it begins anew",
+             earlier.string(), bytes, path(".resume.json").string());
     return std::make_unique<Output>(files_, path(extension), bytes);
 }
 
@@ -199,12 +199,13 @@ void IndexedDatasetWriter::write_index() {
     for (int64_t border = 0; border <= documents(); ++border) index_->number(border);
 }
 
-void IndexedDatasetWriter::finish() {
+void IndexedDatasetWriter::finish(std::function<void()> const& all_written) {
     if (tokens_ == 0) fail(Category::data, "{}: no tokens to write", prefix_.string());
     write_index();
     if (mask_) finish_weights();
     bin_->close();
     index_->close();
+    if (all_written) all_written();
     // Files of an earlier data set of this name must never pair with new ones, so its index goes first.
     files_.remove_all(path(".idx"));
     files_.remove_all(path(".mask"));

@@ -278,11 +278,19 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
     auto const role = [&](size_t i) -> std::string const& { return line.messages[i].role; };
     size_t kept = 0;
     while (kept < messages && role(kept) == kInstructs) ++kept;
-    for (size_t first = kept;;) {
-        do ++first;
-        while (first < messages && role(first) != kAsks);
-        if (first >= messages) return nothing(Fate::too_long, chat.full_tokens);
+    std::vector<size_t> firsts;  // messages that may follow those that stay
+    for (size_t i = kept + 1; i < messages; ++i)
+        if (role(i) == kAsks) firsts.push_back(i);
+    // Fewer messages are taken to make fewer tokens. Documents are rendered only from the first that fits on, since
+    // that takes a text for every answer.
+    auto const too_long = [&](size_t first) {
         ConversationLine const rest = part_of(line, kept, first, messages);
+        auto const text = renderer(!rest.tools_json.empty())
+                              .text(names_.guarded(rest.messages_json), names_.guarded(rest.tools_json));
+        return text && static_cast<int64_t>(encode(*text, TextAfter::nothing).size()) > max_tokens_;
+    };
+    for (auto at = std::ranges::partition_point(firsts, too_long); at != firsts.end(); ++at) {
+        ConversationLine const rest = part_of(line, kept, *at, messages);
         auto const rendered = render({rest})[0];
         if (!rendered.problem.empty() || rendered.documents.empty()) continue;
         EncodedChat shorter = encode(rendered.documents.back(), rest.messages);
@@ -292,6 +300,7 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
         shorter.full_tokens = chat.full_tokens;
         return shorter;
     }
+    return nothing(Fate::too_long, chat.full_tokens);
 }
 
 JinjaRenderer::Request JinjaEncoder::request(ConversationLine const& line) const {

@@ -200,10 +200,19 @@ std::vector<JinjaRenderer::Rendered> JinjaRenderer::documents(std::vector<Reques
     return all;
 }
 
+std::string JinjaRenderer::asked(char const* what, std::string const& messages_json, std::string const& tools_json) {
+    return helper_.ask({fmt::format("{{\"ask\": \"{}\", \"messages\": {}{}{}}}", what, messages_json,
+                                    tools_json.empty() ? "" : ", \"tools\": ", tools_json)})[0];
+}
+
+std::optional<std::string> JinjaRenderer::text(std::string const& messages_json, std::string const& tools_json) {
+    OrderedJson const answer = parsed(asked("text", messages_json, tools_json));
+    if (answer.contains("error")) return std::nullopt;
+    return answer["text"];
+}
+
 std::string JinjaRenderer::prompt(std::string const& messages_json, std::string const& tools_json) {
-    std::string const line = fmt::format("{{\"ask\": \"prompt\", \"messages\": {}{}{}}}", messages_json,
-                                         tools_json.empty() ? "" : ", \"tools\": ", tools_json);
-    OrderedJson const answer = parsed(helper_.ask({line})[0]);
+    OrderedJson const answer = parsed(asked("prompt", messages_json, tools_json));
     if (answer.contains("error")) fail(Category::data, "{}", answer["error"].get_ref<std::string const&>());
     return answer["text"];
 }

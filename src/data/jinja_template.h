@@ -67,6 +67,8 @@ class JinjaRenderer {
     };
     std::vector<Rendered> documents(std::vector<Request> const& requests);
 
+    /// The whole text; nothing where the template does not take these messages.
+    std::optional<std::string> text(std::string const& messages_json, std::string const& tools_json);
     /// The text that generation starts from. Throws Category::data with the template's own words.
     std::string prompt(std::string const& messages_json, std::string const& tools_json);
 
@@ -74,6 +76,9 @@ class JinjaRenderer {
     static constexpr std::string_view kGuard = "\xEF\xB7\x90";  // U+FDD0, which is no character
 
   private:
+    /// The helper's answer to what is asked of one conversation.
+    std::string asked(char const* what, std::string const& messages_json, std::string const& tools_json);
+
     HelperProcess helper_;
     bool split_;
     std::string stop_, frame_, opening_;

@@ -61,6 +61,13 @@ cmp chat.bin again.bin && cmp chat.idx again.idx && cmp chat.weights again.weigh
 diff <(sed 's/^chat\.//' chat.said) <(sed 's/^again\.//' again.said) || fail "chats: another summary"
 [ -z "$(ls -- *.tmp *.resume.json *.lock 2>/dev/null)" ] || fail "left over: $(ls)"
 
+# Killed when one of its files has its name already: nothing is left to go on with, so it begins anew.
+cp 1.jsonl late.jsonl
+tokenize late.jsonl -o late >/dev/null 2>&1
+mv late.bin late.bin.tmp && rm late.idx
+tokenize late.jsonl -o late >/dev/null 2>err || fail "after a kill between two names: $(cat err)"
+[ -e late.idx ] || fail "no index after a kill between two names"
+
 # A state of other inputs or options is not gone on with.
 echo '{"inputs": "another", "place": [], "writer": [1, 1, 0, true]}' >other.resume.json
 tokenize 1.jsonl -o other 2>err >/dev/null

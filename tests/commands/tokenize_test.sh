@@ -123,6 +123,9 @@ grep -q '"template": "{% for message in messages %}' chat.chat.json || fail "the
 tokenize chat.jsonl --chat chat.yaml --set chat.malformed=skip -o chat | grep -q '1 malformed, skipped' ||
     fail "the malformed line is not counted"
 [ -e chat.weights ] && [ ! -e chat.mask ] || fail "weights beside 0 and 1 take another file: $(ls chat.*)"
+echo '{"prompt": "four"}' >bad.jsonl
+expect_failure 3 'none: no conversation is left to write: 1 malformed, skipped; the first malformed one is bad.jsonl:1: "prompt"' \
+    tokenize bad.jsonl --chat chat.yaml --set chat.malformed=skip -o none
 expect_failure 2 'chat.roles: none is "assistant"' tokenize chat.jsonl --chat chat.yaml --set 'chat.roles=[]' -o x
 
 # A failure keeps the old files and leaves no others.

@@ -60,8 +60,7 @@ TEST(Conversation, EveryMistakeHasItsReason) {
              {R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}]})",
               "message 1: part 2 of \"content\" is \"image\", where text is expected"},
              {R"({"messages": [{"role": "user", "content": {"a": 1}}]})", "\"content\" is an object, where text"},
-             {R"({"messages": [{"role": "user", "content": "x"}], "tools": "no list"})",
-              "\"tools\" is a text, where a list"},
+             {R"({"messages": [{"role": "user", "content": "x"}], "tools": "no list"})", "\"tools\": malformed JSON"},
              {R"({"messages": [{"role": "user", "content": "x", "content": "y"}]})", "two \"content\""},
              {R"({"messages": [], "messages": []})", "two \"messages\""},
              {R"({"messages": [{"role": "user", "content": "x", "weight": -1}]})", "\"weight\" is -1"},
@@ -71,7 +70,7 @@ TEST(Conversation, EveryMistakeHasItsReason) {
              {R"({"chosen": [], "rejected": []})", "preferences between answers are not supported"},
              {R"({"conversations": [{"from": "human"}]})", "turn 1: no \"value\""},
              {R"({"conversations": [{"from": "narrator", "value": "x"}]})", "turn 1: \"from\" is \"narrator\""},
-             {R"({"conversations": [{"from": "function_call", "value": "x"}]})", "function_call is no JSON"},
+             {R"({"conversations": [{"from": "function_call", "value": "x"}]})", "\"value\": malformed JSON"},
              {R"({"instruction": "a"})", "no \"output\""},
              {R"({"instruction": "a", "output": "b", "history": ["c"]})", "\"history\" must be a list of pairs"},
              {R"({"prompt": [], "completion": []})", "no messages"},
@@ -85,6 +84,25 @@ TEST(Conversation, EveryMistakeHasItsReason) {
         EXPECT_THAT(line.problem, HasSubstr(reason)) << text;
         EXPECT_TRUE(line.messages.empty()) << text;
     }
+}
+
+TEST(Conversation, NothingIsLostInSilence) {
+    for (auto const& [text, reason] : std::vector<std::pair<std::string, std::string>>{
+             {R"({"messages": [{"role": "user", "content": "x"}], "tools": "{}"})",
+              "\"tools\" is an object, where a list"},
+             {R"({"messages": [{"role": "user", "content": "x"}], "tools": ")" + std::string(100000, '[') + "\"}",
+              "\"tools\": nested more than"},
+             {R"({"messages": [{"role": "assistant", "content": "x", "n": 1000000000000000000001}]})",
+              "1000000000000000000001 is a whole number of more than 64 bits"},
+             {R"({"messages": [{"role": "user", "content": "x"}], "tools": "[-9223372036854775809]"})",
+              "\"tools\": -9223372036854775809 is a whole number"},
+             {R"({"instruction": "a", "output": "b", "system": ["c"]})", "\"system\" is an array, where text"},
+             {R"({"conversations": [], "system": 5})", "\"system\" is a number, where text"},
+             {R"({"instruction": "a", "output": "b", "history": {"c": "d"}})",
+              "\"history\" is an object, where a list"}}) {
+        EXPECT_THAT(parse_conversation(text).problem, HasSubstr(reason)) << text.substr(0, 200);
+    }
+    EXPECT_EQ(parse_conversation(R"({"id": 1000000000000000000001, "prompt": "a", "completion": "b"})").problem, "");
 }
 
 /// Messages as "role: content", those without loss in brackets.

@@ -31,7 +31,7 @@ class Variable {
 
 TEST(HelperProcess, AnswersEveryLineInOrder) {
     HelperProcess echo = helper(kEcho);
-    EXPECT_THAT(echo.ask({"abc", "", "xy"}), ElementsAre("cba", "", "yx"));
+    EXPECT_THAT(echo.ask({"abc", "xy"}), ElementsAre("cba", "yx"));
     // More than pipes hold, both ways.
     std::string line(5000, 'a');
     line.back() = 'b';
@@ -39,6 +39,15 @@ TEST(HelperProcess, AnswersEveryLineInOrder) {
     std::vector<std::string> const lines(2000, line), turned(2000, reversed);
     EXPECT_EQ(echo.ask(lines), turned);
     EXPECT_THAT(echo.ask({"12"}), ElementsAre("21"));
+}
+
+TEST(HelperProcess, AnEmptyLineIsASignOfLife) {
+    HelperProcess helper({.what = "the helper",
+                          .script =
+                              "import time\nfor line in open(0):\n    for _ in range(4):\n        time.sleep(0.4); "
+                              "print(flush=True)\n    print('done', flush=True)",
+                          .patience = std::chrono::milliseconds(1200)});
+    EXPECT_EQ(helper.ask({"work"}), std::vector<std::string>{"done"});
 }
 
 TEST(HelperProcess, GivesBytesAsTheyAre) {

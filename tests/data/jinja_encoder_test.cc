@@ -17,6 +17,7 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 using testing::write_bytes;
 using Fate = EncodedChat::Fate;
 
@@ -459,6 +460,26 @@ TEST_F(JinjaEncoderTest, TooLongIsDroppedCutOrLosesItsOldestTurns) {
     EXPECT_EQ(shown(rest),
               "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nv<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n");
     EXPECT_EQ(encode(TooLong::drop_oldest, 5).fate, Fate::too_long);
+}
+
+TEST_F(JinjaEncoderTest, OfManyTurnsAsManyStayAsFit) {
+    use(kPlain);
+    std::string turns;
+    for (int i = 10; i < 60; ++i)
+        turns += fmt::format(R"({{"role": "user", "content": "u{0}"}}, {{"role": "assistant", "content": "a{0}"}}{1})",
+                             i, i < 59 ? ", " : "");
+    ConversationLine const line = parse_conversation(R"({"messages": [)" + turns + "]}");
+    auto const encode = [&](int64_t most) {
+        return encoder({.too_long = TooLong::drop_oldest}, most)->encode_all({line})[0].documents.at(0);
+    };
+    int64_t const all = encode(10000).full_tokens, turn = all / 50;
+    ASSERT_EQ(all % 50, 0);
+    for (int64_t const kept : {49, 31, 1}) {
+        EncodedChat const rest = encode(kept * turn + turn - 1);
+        EXPECT_EQ(rest.fate, EncodedChat::Fate::shortened) << kept;
+        EXPECT_EQ(std::ssize(rest.tokens), kept * turn);
+        EXPECT_THAT(shown(rest), StartsWith(fmt::format("<|im_start|>user\nu{}<|im_end|>", 60 - kept)));
+    }
 }
 
 TEST_F(JinjaEncoderTest, WeightsOfAnswersAndLossOnAllTokens) {

@@ -71,10 +71,14 @@ class ChatRun {
             done_bytes_ += files_.file_size(inputs_.files[file_]);
         }
         meter_.clear();
-        writer_.finish();
+        if (writer_.tokens() == 0) {
+            std::string const why = fmt::format("{}", fmt::join(told_of_counts(), "; "));
+            fail(Category::data, "{}: no conversation is left to write{}{}", inputs_.output.string(),
+                 why.empty() ? "" : ": ", why);
+        }
+        writer_.finish([this] { journal_.finish(); });
         if (std::string const text = encoder_->template_text(); !text.empty())
             write_chat_record(files_, inputs_.output, {text, options_.data.tokenizer});
-        journal_.finish();
     }
 
     void print_summary() {
@@ -82,14 +86,7 @@ class ChatRun {
         print_printable("{}.bin, .idx: {} conversations, {} tokens ({}), of which {:.2f}% carry loss\n",
                         inputs_.output.string(), fmt::group_digits(writer_.documents()),
                         fmt::group_digits(writer_.tokens()), to_string(writer_.token_type()), share);
-        for (auto const& [count, what] : {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
-                                          {counts_.too_long, "longer than chat.max_tokens, dropped"},
-                                          {counts_.without_loss, "without a token that carries loss, dropped"},
-                                          {counts_.rewritten, rewritten_what()},
-                                          {counts_.malformed, "malformed, skipped"}}) {
-            if (count > 0) print_printable("  {} {}\n", fmt::group_digits(count), what);
-        }
-        if (counts_.malformed > 0) print_printable("  the first malformed one is {}\n", counts_.first_malformed);
+        for (std::string const& told : told_of_counts()) print_printable("  {}\n", told);
         print_formats();
     }
 
@@ -98,6 +95,18 @@ class ChatRun {
         return options_.chat.jinja.rewritten == Rewritten::split
                    ? "answers that later turns write otherwise, in documents of their own"
                    : "answers that later turns write otherwise, without loss";
+    }
+    /// What became of conversations that are not written as they are.
+    std::vector<std::string> told_of_counts() const {
+        std::vector<std::string> told;
+        for (auto const& [count, what] : {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
+                                          {counts_.too_long, "longer than chat.max_tokens, dropped"},
+                                          {counts_.without_loss, "without a token that carries loss, dropped"},
+                                          {counts_.rewritten, rewritten_what()},
+                                          {counts_.malformed, "malformed, skipped"}})
+            if (count > 0) told.push_back(fmt::format("{} {}", fmt::group_digits(count), what));
+        if (counts_.malformed > 0) told.push_back("the first malformed one is " + counts_.first_malformed);
+        return told;
     }
     /// Where not all lines are messages, or a template tells the day.
     void print_formats() const {

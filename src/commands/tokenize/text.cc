@@ -152,8 +152,7 @@ class TextRun {
         }
         pipeline_.finish();
         meter_.clear();
-        writer_.finish();
-        journal_.finish();
+        writer_.finish([this] { journal_.finish(); });
     }
 
     void print_summary(Tokenizer const& tokenizer) const {

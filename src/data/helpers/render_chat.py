@@ -16,10 +16,12 @@ import json
 import resource
 import signal
 import sys
+import time
 
 sys.path[:] = [path for path in sys.path if path]  # no module of the working folder
 MEMORY = 4 << 30  # a template that asks for more fails in words
 SECONDS = 300  # the process that asks gives up before; this holds where it was killed
+SIGN_SECONDS = 5  # between signs of life
 
 try:
     import jinja2
@@ -167,6 +169,7 @@ class Chat:
             text = self.render(messages[:end], tools)
             answers, rewritten = [], []
             for i in wanted:
+                self.show_life()
                 prompt, said = self.answer(messages, tools, i)
                 if not text.startswith(said, len(prompt)) or not text.startswith(prompt):
                     rewritten.append(i)
@@ -180,7 +183,17 @@ class Chat:
                 return {"documents": made[::-1], "rewritten": total}
             wanted, end = rewritten, rewritten[-1] + 1
 
+    def show_life(self):
+        """An empty line where a conversation of many answers takes long: its texts up to every answer are rendered."""
+        if time.monotonic() - self.shown < SIGN_SECONDS:
+            return
+        self.shown = time.monotonic()
+        signal.alarm(SECONDS)
+        sys.stdout.buffer.write(b"\n")
+        sys.stdout.buffer.flush()
+
     def answer_to(self, request, messages):
+        self.shown = time.monotonic()
         tools = request.get("tools")
         if request["ask"] == "documents":
             return self.documents(messages, tools, request["wanted"], request["split"])

@@ -138,6 +138,7 @@ class Parser {
         demand("pretraining_tp", 1);
         demand("attention_dropout", 0.0);
         demand("partial_rotary_factor", 1.0);
+        check_causal();
         check_window(architecture, model);
         for (auto const& [key, value] : root_.items())
             if (!used_.contains(key) && !is_in(key, kWithoutMeaning) && !is_off(value))
@@ -237,6 +238,12 @@ class Parser {
             if (rope.value(name, Json()).is_null()) fail(Category::config, "{}: `{}` is missing", where, name);
     }
 
+    /// Anything but true, null too, is attention in both directions.
+    void check_causal() {
+        if (Json const causal = field("is_causal"); root_.contains("is_causal") && causal != true)
+            refuse("is_causal", "other than true");
+    }
+
     void check_window(Architecture const& architecture, ModelOptions const& model) {
         Json const window = field("sliding_window");
         if (model.qkv_bias || model.qk_norm) {  // Qwen: a window that is stated but switched off
@@ -284,6 +291,8 @@ void write_model(Json& root, ModelOptions model) {
     for (char const* key : kShared) root[key] = all[key];
     root["num_key_value_heads"] = model.kv_heads();
     root["head_dim"] = model.head_size();
+    // A window that the model of before could not reach may be too short for this one, which attends to all.
+    if (root.contains("sliding_window")) root["sliding_window"] = nullptr;
     root.erase("rope_parameters");
     root["rope_scaling"] = model.rope_scaling.type == RopeType::standard ? Json() : rope_json(model.rope_scaling);
 }

@@ -7,6 +7,12 @@
 
 namespace perigee {
 
+namespace {
+
+constexpr std::string_view kWeight = ".weight";
+
+}  // namespace
+
 MergedWeights::MergedWeights(FileSystem& files, Checkpoint const& checkpoint, ModelOptions const& model,
                              Path const& base)
     : checkpoint_(checkpoint), model_(model), base_(base) {
@@ -35,7 +41,8 @@ void MergedWeights::read(std::vector<StoredTensor> const& parts) {
     }
     checkpoint_.read(trained);
     for (StoredTensor const& part : parts) {
-        std::string const layer = part.name.substr(0, part.name.rfind('.'));
+        if (!part.name.ends_with(kWeight)) continue;  // a bias has no adapter
+        std::string const layer = part.name.substr(0, part.name.size() - kWeight.size());
         if (checkpoint_.tensors().contains(layer + ".lora_A.weight")) add_adapter(part, layer);
     }
 }

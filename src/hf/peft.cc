@@ -18,15 +18,51 @@ constexpr int kMaxDepth = 8;
 constexpr int64_t kMostRank = 1 << 12;
 constexpr char kPrefix[] = "base_model.model.";
 
-/// Whether a key has no effect: missing, null, false, or an empty list or object.
+/// Whether a key has no effect: missing, null, false, or an empty list, object or text. 0 may name a layer or token.
 bool is_off(OrderedJson const& value) {
-    return value.is_null() || value == false || ((value.is_array() || value.is_object()) && value.empty());
+    return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty());
 }
 
 /// Keys that change what an adapter computes. They must be off.
-constexpr char const* kOff[] = {
-    "use_rslora",   "use_dora",      "fan_in_fan_out", "modules_to_save",   "layers_to_transform",
-    "rank_pattern", "alpha_pattern", "lora_bias",      "target_parameters", "trainable_token_indices"};
+constexpr char const* kOff[] = {"use_rslora",
+                                "use_dora",
+                                "use_qalora",
+                                "fan_in_fan_out",
+                                "lora_bias",
+                                "modules_to_save",
+                                "rank_pattern",
+                                "alpha_pattern",
+                                "layers_to_transform",
+                                "layer_replication",
+                                "target_parameters",
+                                "trainable_token_indices",
+                                "alora_invocation_tokens"};
+
+/// Keys that are read, say nothing about what an adapter computes, or only go with one of kOff.
+constexpr char const* kKnown[] = {"peft_type",
+                                  "peft_version",
+                                  "task_type",
+                                  "auto_mapping",
+                                  "base_model_name_or_path",
+                                  "revision",
+                                  "inference_mode",
+                                  "r",
+                                  "lora_alpha",
+                                  "lora_dropout",
+                                  "bias",
+                                  "init_lora_weights",
+                                  "target_modules",
+                                  "exclude_modules",
+                                  "layers_pattern",
+                                  "megatron_config",
+                                  "megatron_core",
+                                  "qalora_group_size",
+                                  "ensure_weight_tying"};
+
+bool is_known(std::string const& key) {
+    auto const same = [&](char const* known) { return key == known; };
+    return std::ranges::any_of(kOff, same) || std::ranges::any_of(kKnown, same);
+}
 
 std::set<std::string> as_set(std::vector<std::string> const& texts) { return {texts.begin(), texts.end()}; }
 
@@ -47,6 +83,11 @@ class AdapterConfig {
         LoraOptions lora;
         expect("peft_type", value("peft_type") == "LORA", "\"LORA\"");
         for (char const* const key : kOff) expect(key, is_off(value(key)), "nothing");
+        // With another value PEFT may change the weights of the base when it loads the adapters.
+        OrderedJson const init = value("init_lora_weights");
+        expect("init_lora_weights", init.is_null() || init.is_boolean() || init == "gaussian",
+               "true, false or \"gaussian\"");
+        check_unknown();
         expect("bias", !json_.contains("bias") || value("bias") == "none", "\"none\"");
         OrderedJson const rank = value("r"), alpha = value("lora_alpha"), targets = value("target_modules");
         expect("r", rank.is_number_unsigned() && rank > 0 && rank <= kMostRank, fmt::format("1 to {}", kMostRank));
@@ -61,6 +102,13 @@ class AdapterConfig {
     }
 
   private:
+    void check_unknown() const {
+        for (auto const& [key, value] : json_.items())
+            if (!is_known(key) && !is_off(value) && value != 0)
+                fail(Category::config, "{}: `{}` is {}: a key this program does not know is not supported", path_,
+                     key.substr(0, 80), json_excerpt(value));
+    }
+
     OrderedJson const& json_;
     std::string const& path_;
 };

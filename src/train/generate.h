@@ -21,8 +21,9 @@ void generate(Session& session, RunState const& state, std::string const& prompt
               std::function<void(std::string const&)> const& sink);
 
 /// Answers the prompts of generate.input, several at a time, and writes generate.output: lines of JSON in the same
-/// order, docs/generation.md. `before_pass` is called before each pass of the model. Throws Category::data, naming file
-/// and line, for a line that is no prompt.
+/// order, docs/generation.md. `before_pass` is called before each pass of the model. Throws Category::data before
+/// any pass: naming generate.output where it cannot be written, naming file and line where a line is no prompt, or one
+/// that is empty or leaves no room for an answer.
 void generate_file(Session& session, RunState const& state, std::function<void()> const& before_pass);
 
 }  // namespace perigee

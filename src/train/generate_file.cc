@@ -1,4 +1,5 @@
 // Prompts in, answers out: lines of JSON.
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -12,29 +13,34 @@ namespace perigee {
 namespace {
 
 constexpr int64_t kMostInputBytes = int64_t{1} << 30;
+constexpr int64_t kMostOfKeys = int64_t{1} << 30;  ///< as in the configuration
+constexpr int64_t kMostSeed = std::numeric_limits<int64_t>::max();
 
 using Json = nlohmann::ordered_json;
 
 /// A line of the input.
 struct Prompt {
+    std::string where;  ///< file and line
     Json id = nullptr;  ///< the caller's, or none
     std::string system, text;
     GenerationRequest request = {};
 };
 
-[[noreturn]] void refuse(std::string const& where, char const* key, Json const& value, char const* wanted) {
+[[noreturn]] void refuse(std::string const& where, char const* key, Json const& value, std::string const& wanted) {
     fail(Category::data, "{}: {} is {}, not {}", where, key, json_excerpt(value), wanted);
 }
 
-int64_t whole_number(Json const& value, int64_t least, std::string const& where, char const* key) {
-    if (!value.is_number_integer() || value.get<int64_t>() < least)
-        refuse(where, key, value, "a whole number that fits");
-    return value.get<int64_t>();
+int64_t whole_number(Json const& value, int64_t least, int64_t most, std::string const& where, char const* key) {
+    // Unsigned values above the signed ones become negative.
+    auto const number = value.is_number_integer() ? value.get<int64_t>() : least - 1;
+    if (number < least || number > most)
+        refuse(where, key, value, fmt::format("a whole number from {} to {}", least, most));
+    return number;
 }
 
 double number(Json const& value, double least, double most, std::string const& where, char const* key) {
     if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most))
-        refuse(where, key, value, "a number that fits");
+        refuse(where, key, value, fmt::format("a number from {} to {}", least, most));
     return value.get<double>();
 }
 
@@ -48,7 +54,7 @@ Prompt parse_line(std::string const& line, std::string const& where, RunOptions 
     Json const object = Json::parse(line);
     if (!object.is_object() || !object.contains("prompt"))
         fail(Category::data, "{}: an object with a \"prompt\" is needed, not {}", where, json_excerpt(object));
-    Prompt prompt{.system = options.generate.system, .text = {}};
+    Prompt prompt{.where = where, .system = options.generate.system, .text = {}};
     SamplingOptions& sampling = prompt.request.sampling = options.generate;
     prompt.request.seed = options.seed + index;
     for (auto const& [key, value] : object.items()) {
@@ -59,13 +65,13 @@ Prompt parse_line(std::string const& line, std::string const& where, RunOptions 
         else if (key == "id")
             prompt.id = value;
         else if (key == "max_tokens")
-            sampling.max_tokens = whole_number(value, 1, where, "max_tokens");
+            sampling.max_tokens = whole_number(value, 1, kMostOfKeys, where, "max_tokens");
         else if (key == "seed")
-            prompt.request.seed = whole_number(value, 0, where, "seed");
+            prompt.request.seed = whole_number(value, 0, kMostSeed, where, "seed");
         else if (key == "temperature")
             sampling.temperature = number(value, 0, 1e6, where, "temperature");
         else if (key == "top_k")
-            sampling.top_k = whole_number(value, 0, where, "top_k");
+            sampling.top_k = whole_number(value, 0, kMostOfKeys, where, "top_k");
         else if (key == "top_p")
             sampling.top_p = number(value, 1e-9, 1, where, "top_p");
         else if (key == "min_p")
@@ -94,6 +100,35 @@ std::vector<Prompt> read_prompts(Session& session) {
     return prompts;
 }
 
+/// Finds out before the answers are computed whether they can be written: as FileSystem::replace_text() will.
+void check_output(FileSystem& files, Path const& output) {
+    auto const refuse_output = [&](Category category, std::string const& why) {
+        fail(category, "generate.output ({}) must be a file that can be written: {}", output.string(), why);
+    };
+    if (files.is_directory(output)) refuse_output(Category::data, "it is a folder");
+    Path temporary = output;
+    temporary += ".tmp";
+    try {
+        files.create(temporary);
+        files.remove_all(temporary);
+    } catch (IoError const& error) {
+        refuse_output(error.category(), error.what());
+    }
+}
+
+/// The prompt as the model reads it, with room for an answer.
+std::vector<int32_t> encoded(Prompt const& prompt, PromptEncoder const& encoder, int64_t most) {
+    std::vector<int32_t> ids =
+        encoder.chats() ? encoder.encode(prompt.system, prompt.text) : encoder.encode(prompt.text);
+    if (ids.empty())
+        fail(Category::data, "{}: prompt is empty: at least one token is needed to go on from", prompt.where);
+    if (std::ssize(ids) >= most)
+        fail(Category::data,
+             "{}: prompt has {} tokens; with one of the answer, model.max_position_embeddings ({}) allows {}",
+             prompt.where, ids.size(), most, most - 1);
+    return ids;
+}
+
 Json answer_line(Prompt const& prompt, GenerationAnswer const& answer, Tokenizer const& tokenizer, bool logprobs) {
     Json line;
     if (!prompt.id.is_null()) line["id"] = prompt.id;
@@ -110,11 +145,13 @@ Json answer_line(Prompt const& prompt, GenerationAnswer const& answer, Tokenizer
 
 void generate_file(Session& session, RunState const& state, std::function<void()> const& before_pass) {
     RunOptions const& options = session.options();
+    bool const writes = session.mesh().world().rank() == 0;
+    if (writes) check_output(session.files(), options.generate.output);
     PromptEncoder const encoder(session, state);
     std::vector<Prompt> prompts = read_prompts(session);
     std::vector<GenerationRequest> requests;
     for (Prompt& prompt : prompts) {
-        prompt.request.ids = encoder.encode(prompt.system, prompt.text);
+        prompt.request.ids = encoded(prompt, encoder, options.model.max_position_embeddings);
         prompt.request.stop = encoder.stop();
         prompt.request.logprobs = options.generate.logprobs;
         requests.push_back(prompt.request);
@@ -125,7 +162,7 @@ void generate_file(Session& session, RunState const& state, std::function<void()
                              .text_tokens = options.model.max_position_embeddings,
                              .vocabulary = encoder.tokenizer().vocab_size()};
     auto const answers = generate_batch(session, session.selections(state.step), limits, requests, before_pass);
-    if (session.mesh().world().rank() != 0) return;
+    if (!writes) return;
     std::string text;
     for (size_t i = 0; i < answers.size(); ++i)
         text += answer_line(prompts[i], answers[i], encoder.tokenizer(), options.generate.logprobs)

@@ -304,6 +304,28 @@ TEST(HfConfig, a_changed_model_changes_the_fields_of_its_origin) {
     EXPECT_EQ(text_of(model(found)), text_of(o));
 }
 
+TEST(HfConfig, a_longer_model_has_no_window) {
+    for (char const* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+        json origin = with(small(type), "sliding_window", 64);
+        if (type[0] == 'q') origin["use_sliding_window"] = false;
+        ModelOptions o = model(origin);
+        EXPECT_EQ(json::parse(write_hf_config(o, {}, ElementType::f32, origin.dump()))["sliding_window"], 64) << type;
+        o.max_position_embeddings = 256;
+        json const found = json::parse(write_hf_config(o, {}, ElementType::f32, origin.dump()));
+        ASSERT_TRUE(found.contains("sliding_window")) << type;
+        EXPECT_TRUE(found["sliding_window"].is_null()) << type;
+        EXPECT_EQ(found.value("use_sliding_window", false), false) << type;
+        EXPECT_EQ(text_of(model(found)), text_of(o)) << type;
+    }
+}
+
+TEST(HfConfig, attention_in_both_directions_is_refused) {
+    for (json const& value : {json(false), json(), json(0)})
+        EXPECT_EQ(refusal(with(small("llama"), "is_causal", value)),
+                  fmt::format("config.json: `is_causal` is {}: other than true is not supported", value.dump()));
+    EXPECT_EQ(text_of(model(with(small("llama"), "is_causal", true))), text_of(model(small("llama"))));
+}
+
 TEST(HfConfig, models_that_no_folder_can_hold_are_known_before_they_are_trained) {
     ModelOptions model;
     AttentionOptions const attention;

@@ -113,6 +113,52 @@ TEST(Convert, a_trained_checkpoint_survives_export_in_fp32_with_every_bit) {
     for (auto const& [name, values] : after) EXPECT_EQ(values, before.at(name)) << name;
 }
 
+/// W + scale B A
+std::vector<float> merged(std::map<std::string, std::vector<float>> const& all, std::string const& layer,
+                          LoraOptions const& lora) {
+    std::vector<float> w = all.at(layer + ".weight");
+    std::vector<float> const &a = all.at(layer + ".lora_A.weight"), &b = all.at(layer + ".lora_B.weight");
+    auto const rank = static_cast<size_t>(lora.rank);
+    size_t const in = a.size() / rank;
+    for (size_t i = 0; i < w.size(); ++i)
+        for (size_t r = 0; r < rank; ++r)
+            w[i] += static_cast<float>(lora.scale()) * b[i / in * rank + r] * a[r * in + i % in];
+    return w;
+}
+
+TEST(Convert, adapters_are_merged_into_weights_and_leave_biases_as_they_are) {
+    MemoryFileSystem files;
+    ExportOptions options;
+    options.model = parse_hf_config(small_config("qwen2", false), "config").model;
+    options.model.lora = {.rank = 2, .alpha = 3, .targets = {"q_proj", "k_proj", "v_proj"}};
+    Tensors tensors;
+    std::map<std::string, std::vector<float>> before;
+    for (ParamSpec const& spec : llama_params(options.model)) {
+        before[spec.name] = random_normal<float>(spec.shape.size(), hash_name(spec.name));
+        tensors.add(spec.name, DType::f32, spec.shape, 9);
+        auto& bytes = tensors.all[spec.name].bytes;
+        std::memcpy(bytes.data(), before[spec.name].data(), bytes.size());
+    }
+    save(files, "/run", 7, tensors);
+    Checkpoint const checkpoint = Checkpoint::open(files, "/run/step_00000007");
+    export_folder(files, checkpoint, options, "/out", [](int64_t, int64_t) {});
+    convert_in(files, "/out", "/again");
+    size_t adapted = 0;
+    for (auto const& [name, values] : tensors_of(files, "/again")) {
+        std::string const layer = name.substr(0, name.rfind('.'));
+        if (name.ends_with(".weight") && before.contains(layer + ".lora_A.weight")) {
+            std::vector<float> const expected = merged(before, layer, options.model.lora);
+            ASSERT_EQ(values.size(), expected.size()) << name;
+            for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], 1e-5) << name;
+            EXPECT_EQ(before.count(layer + ".bias"), 1u) << name;
+            ++adapted;
+        } else {
+            EXPECT_EQ(values, before.at(name)) << name;
+        }
+    }
+    EXPECT_EQ(adapted, 6u);
+}
+
 TEST(Convert, files_hold_at_most_the_bytes_asked_for_and_the_index_adds_up) {
     MemoryFileSystem files;
     write_folder(files, "/there", small_config("llama", false), ElementType::f32, 1);

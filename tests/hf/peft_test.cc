@@ -96,5 +96,48 @@ TEST(Peft, RefusesAdaptersOfAnotherKind) {
     EXPECT_EQ(error_of(Category::config, [&] { read_adapter_config(files, "/b"); }), "/b holds no adapter_config.json");
 }
 
+/// The error of kWritten with other keys besides, given as JSON; empty where it is accepted.
+std::string refusal_with(std::string const& keys) {
+    auto config = nlohmann::ordered_json::parse(kWritten);
+    config.update(nlohmann::ordered_json::parse(keys));
+    MemoryFileSystem files;
+    files.make_directories("/a");
+    write_text(files, Path("/a") / kAdapterConfigName, config.dump());
+    try {
+        read_adapter_config(files, "/a");
+        return "";
+    } catch (Error const& error) {
+        return error.category() == Category::config ? error.what() : "another category";
+    }
+}
+
+TEST(Peft, RefusesWhatBeginsOtherwiseAndKeysThatItDoesNotKnow) {
+    std::string const file = "/a/adapter_config.json: ";
+    for (char const* const init : {"pissa", "pissa_niter_4", "olora", "orthogonal", "loftq", "corda", "eva"})
+        EXPECT_EQ(refusal_with(fmt::format(R"({{"init_lora_weights": "{}"}})", init)),
+                  fmt::format("{}`init_lora_weights` is \"{}\"; true, false or \"gaussian\" was expected", file, init));
+    for (char const* const init : {"true", "false", "\"gaussian\""})
+        EXPECT_EQ(refusal_with(fmt::format(R"({{"init_lora_weights": {}}})", init)), "");
+    EXPECT_EQ(refusal_with(R"({"alora_invocation_tokens": [5, 6]})"),
+              file + "`alora_invocation_tokens` is [5,6]; nothing was expected");
+    EXPECT_EQ(refusal_with(R"({"layers_to_transform": 0})"), file + "`layers_to_transform` is 0; nothing was expected");
+    for (auto const& [key, value] : {std::pair{"use_newer", "true"}, {"newer_config", R"({"a":1})"}, {"newer", "2"}})
+        EXPECT_EQ(refusal_with(fmt::format(R"({{"{}": {}}})", key, value)),
+                  fmt::format("{}`{}` is {}: a key this program does not know is not supported", file, key, value));
+    EXPECT_EQ(refusal_with(R"({"use_newer": false, "newer_config": {}, "newer": 0, "a": null, "b": "", "c": []})"), "");
+}
+
+TEST(Peft, AcceptsTheKeysThatPeftWrites) {
+    EXPECT_EQ(refusal_with(R"({"alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null,
+        "auto_mapping": {"base_model_class": "LlamaForCausalLM", "parent_library": "transformers"},
+        "corda_config": null, "ensure_weight_tying": true, "eva_config": null, "exclude_modules": ["lm_head"],
+        "init_lora_weights": true, "layer_replication": null, "layers_pattern": null, "layers_to_transform": null,
+        "loftq_config": {}, "lora_bias": false, "megatron_config": null, "megatron_core": "megatron.core",
+        "modules_to_save": null, "peft_version": "0.18.0", "qalora_group_size": 16, "rank_pattern": {},
+        "revision": "main", "target_parameters": null, "trainable_token_indices": null, "use_bdlora": null,
+        "use_dora": false, "use_qalora": false, "use_rslora": false})"),
+              "");
+}
+
 }  // namespace
 }  // namespace perigee

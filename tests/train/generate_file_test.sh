@@ -47,5 +47,28 @@ rm "$scratch/out.jsonl"
 answer 1 "$scratch/out.jsonl"
 [ "$code" = 3 ] && grep -qF 'in.jsonl:5: unknown key' "$scratch/log" || complain "an unknown key: exit $code"
 [ ! -e "$scratch/out.jsonl" ] || complain "answers to a file that was refused"
+
+# refused LINE MESSAGE: a file whose second line is LINE is refused with MESSAGE before anything is written
+refused() {
+    printf '{"prompt": "abc"}\n%s\n' "$1" >"$scratch/in.jsonl"
+    answer 1 "$scratch/out.jsonl"
+    [ "$code" = 3 ] && grep -qF "in.jsonl:2: $2" "$scratch/log" || complain "$2: exit $code"
+    [ -z "$(ls "$scratch" | grep '^out')" ] || complain "an output although: $2"
+}
+refused '{"prompt": "x", "max_tokens": 1073741825}' \
+    'max_tokens is 1073741825, not a whole number from 1 to 1073741824'
+refused '{"prompt": "x", "max_tokens": 9223372036854775807}' 'max_tokens is 9223372036854775807, not a whole number'
+refused '{"prompt": ""}' 'prompt is empty: at least one token is needed'
+refused "{\"prompt\": \"$(printf 'a%.0s' {1..8192})\"}" \
+    'prompt has 8192 tokens; with one of the answer, model.max_position_embeddings (8192) allows'
+
+# An output that cannot be written is known before the prompts are read.
+mkdir "$scratch/folder"
+for output in "$scratch/missing/out.jsonl" "$scratch/folder"; do
+    answer 1 "$output"
+    [ "$code" = 3 ] && grep -qF "generate.output ($output) must be a file that can be written" "$scratch/log" ||
+        complain "output $output: exit $code"
+done
+
 command=generate run 1 "$folder" perigee generate.input=x
 [ "$code" = 2 ] && grep -qF 'must be given together' "$scratch/log" || complain "input without output: exit $code"

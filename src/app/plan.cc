@@ -1,5 +1,7 @@
 #include "app/plan.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <exception>
 
@@ -84,6 +86,15 @@ std::vector<RunOptions> possible_layouts(RunOptions options, int world_size, int
     return all;
 }
 
+/// No layout is possible: says why the simplest one, whose ranks are all data-parallel, is not.
+[[noreturn]] void refuse_world(RunOptions options, int world_size) {
+    options.parallel.tensor = options.parallel.context = 1;
+    options.parallel.data = world_size;
+    options.parallel.shard = world_size > 1 ? ShardStage::optimizer : ShardStage::none;
+    fail(Category::config, "no layout of {} GPUs is possible; with data-parallel ranks alone: {}", world_size,
+         fmt::join(problems(options, world_size), "; "));
+}
+
 }  // namespace
 
 int64_t bytes_for_a_step(DeviceRates const& rates) {
@@ -128,9 +139,11 @@ std::string time_report(RunOptions const& options, int world_size, StepCost cons
 }
 
 std::vector<Layout> best_layouts(RunOptions const& options, int world_size, DeviceRates const& rates, size_t count) {
+    std::vector<RunOptions> const all = possible_layouts(options, world_size, rates.gpus_per_host);
+    if (all.empty()) refuse_world(options, world_size);
     std::vector<Layout> best;
     std::exception_ptr refused;
-    for (RunOptions const& possible : possible_layouts(options, world_size, rates.gpus_per_host)) {
+    for (RunOptions const& possible : all) {
         try {
             if (auto layout = fitted(possible, world_size, rates)) best.push_back(std::move(*layout));
         } catch (Error const& e) {  // what the kernels of a GPU do not take
@@ -147,9 +160,9 @@ std::vector<Layout> best_layouts(RunOptions const& options, int world_size, Devi
 
 std::string layouts_report(std::vector<Layout> const& layouts, int world_size, DeviceRates const& rates) {
     if (layouts.empty())
-        return fmt::format(
-            "# no layout of {} GPUs fits into {} ({}): take more GPUs, or a shorter data.sequence_length\n", world_size,
-            format_bytes(bytes_for_a_step(rates)), rates.name);
+        fail(Category::config,
+             "no layout of {} GPUs fits into {} ({}): take more GPUs, or a shorter data.sequence_length", world_size,
+             format_bytes(bytes_for_a_step(rates)), rates.name);
     std::string text =
         fmt::format("# best layouts for {} GPUs ({}), by the time of a step: set these keys, others stay\n", world_size,
                     rates.name);

@@ -1,6 +1,7 @@
 // The names of checkpoint folders inside `root`. step_00000100: a whole checkpoint. step_00000100.tmp: being written.
 // step_00000100.old: a whole one that a new save of the same step is about to replace. .trash-...: being removed.
-// step_00000100.damaged, step_00000100.damaged.2: set aside; only people remove them.
+// step_00000100.damaged, step_00000100.damaged.2: set aside; step_00000100.rolled_back: whole, of a run that the guard
+// took back to an earlier step. Only people remove these.
 #pragma once
 
 #include <cstdint>

@@ -162,6 +162,10 @@ RunLog read_run(FileSystem& files, std::string const& path, std::string const& k
     for (auto const& [name, points] : {std::pair{key, &run.train}, {"eval_" + key, &run.eval}})
         if (auto const found = metrics.series.find(name); found != metrics.series.end()) *points = found->second;
     if (has_number(run.train) || has_number(run.eval)) return run;
+    if (!run.train.empty() || !run.eval.empty())
+        fail(
+            Category::data, "{}: no value of '{}' can be drawn: expected one between {} and {}, found none in {} lines",
+            metrics_file(files, path).string(), key, -kLargestValue, kLargestValue, run.train.size() + run.eval.size());
     std::vector<std::string> keys;
     for (auto const& [name, points] : metrics.series) keys.push_back(name);
     if (!keys.empty()) keys.insert(std::ranges::upper_bound(keys, "step"), "step");

@@ -28,6 +28,16 @@ ranks 2 "$perigee" train "$scratch/run.yaml" parallel.comm=nccl
 [ $? = 2 ] || complain "NCCL between CPUs: not exit 2"
 grep -q "parallel.comm is nccl, which carries tensors between GPUs" "$scratch/log" || complain "NCCL between CPUs: other words"
 
+# --fit names what divides for no layout, and where none fits into memory it fails too.
+check model.head_dim=32 --world-size 3 --fit
+[ $? = 2 ] || complain "3 GPUs that nothing divides for: not exit 2"
+grep -qF "train.global_batch_size (64) must be a multiple of train.micro_batch_size (1) times the data-parallel ranks (3)" "$scratch/log" ||
+    complain "3 GPUs: not the batch's words"
+grep -q "fits into" "$scratch/printed" "$scratch/log" && complain "3 GPUs: memory is blamed"
+echo '{name: tiny, memory_gib: 0.0001}' >"$scratch/tiny.yaml"
+check model.head_dim=32 --world-size 1 --fit --device "$scratch/tiny.yaml"
+[ $? = 2 ] && grep -q "no layout of 1 GPUs fits into" "$scratch/log" || complain "what fits into no memory: $(cat "$scratch/log")"
+
 for sizes in hidden_size=16392 hidden_size=5002 head_dim=258 head_dim=528; do
     check device=cuda model.head_dim=64 model.$sizes && complain "$sizes: no kernel takes it"
     grep -qE 'RMSNorm over (16392|5002) values: the GPU normalises|heads of (258|528) values: the GPU rotates' "$scratch/log" ||

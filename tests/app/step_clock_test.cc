@@ -305,7 +305,17 @@ TEST(Plan, BestLayoutsFitAreSortedAndRun) {
     }
     rates.memory_gib = 1;
     EXPECT_TRUE(best_layouts(options, 8, rates).empty());
-    EXPECT_THAT(layouts_report({}, 8, rates), HasSubstr("no layout of 8 GPUs fits"));
+    EXPECT_THAT([&] { layouts_report({}, 8, rates); },
+                ::testing::ThrowsMessage<Error>(HasSubstr("no layout of 8 GPUs fits into")));
+}
+
+TEST(Plan, LayoutsThatNothingDividesForAreNotBlamedOnMemory) {
+    RunOptions const options = of_file("llama_8b", {"train.global_batch_size=8"});
+    EXPECT_THAT(
+        [&] { best_layouts(options, 7, h200()); },
+        ::testing::ThrowsMessage<Error>(HasSubstr("no layout of 7 GPUs is possible; with data-parallel ranks "
+                                                  "alone: train.global_batch_size (8) must be a multiple of "
+                                                  "train.micro_batch_size (1) times the data-parallel ranks (7)")));
 }
 
 TEST(Plan, OffloadThatIsLeftToPerigeeCountsAsWhatItComesTo) {

@@ -84,6 +84,12 @@ check "a folder without metrics" fails_with 3 "none/metrics.jsonl: no such file"
 check "an unknown key, with those that exist" \
     fails_with 3 "'los'; found: eval_loss, loss, lr, step" "$work/falling" --key los
 check "a key without any number" fails_with 3 "'grad_norm'" "$work/falling" --key grad_norm
+mkdir "$work/huge"
+printf '{"step":1,"loss":1e308}\n{"step":2,"loss":-1e308}\n' >"$work/huge/metrics.jsonl"
+check "values too large to draw" \
+    fails_with 3 "no value of 'loss' can be drawn: expected one between -1e\+200 and 1e\+200, found none in 2 lines" "$work/huge"
+echo '{"step":3,"loss":2.5}' >>"$work/huge/metrics.jsonl"
+check "are left out beside others" draw "$work/huge"
 check "an output that cannot be written" \
     fails_with 3 "cannot create .*no/such.svg" "$work/falling" --output "$work/no/such.svg"
 

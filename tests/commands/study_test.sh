@@ -186,6 +186,17 @@ grid impossible 's/last: \[0, 1\]/last: [0, 9]/'
 check "an impossible case" exits 2 study impossible
 check "names it" says 'last=9,seed=3: attention.full_layers.last = 9 exceeds'
 check "nothing was started" [ ! -e "$scratch/impossible" ]
+grid own 's/^  threads: 1/&\n  seed: 9/; s/^before: \{/&output_dir: elsewhere, /; s/^  attention.full_layers.*/&\n  seed: [1, 2]/'
+echo 'arms: {seed: {seed: 7}}
+evaluations: {own: {output_dir: elsewhere}}' >>"$scratch/own.yaml"
+check "what the study sets itself" exits 2 study own
+for place in '10:.*seed in run' '15:.*seed in grid' '[0-9]+:.*seed in arms'; do
+    check "is refused: $place" says "own.yaml:$place: seed belongs in .seeds"
+done
+for place in '12:.*output_dir in before' '[0-9]+:.*output_dir in evaluations'; do
+    check "is refused: $place" says "own.yaml:$place: output_dir belongs to the study"
+done
+check "nothing was started with it" [ ! -e "$scratch/own" ]
 grid absent 's/mock_data: true.*answers\}/train: [{path: absent}], validation: [{path: gone}], tokenizer: nowhere/; /^before/d; s/, reach: true//; s/^metrics.*/metrics: [loss]/'
 echo 'evaluations: {own: {data.tokenizer: elsewhere}}' >>"$scratch/absent.yaml"
 check "files that are not there" exits 2 study absent

@@ -69,17 +69,19 @@ class Reader {
   private:
     void section(YamlNode const& key, YamlNode const& value) {
         if (key.text == "run") {
+            refuse_own(key.text, value);
             Schema schema;
             describe(schema, plan_.run);
             read_tree(schema, value, findings_);
         } else if (key.text == "before") {
-            if (value.kind != Kind::list) plan_.before.push_back(overrides(value));
-            for (auto const& stage : value.items) plan_.before.push_back(overrides(*stage));
+            if (value.kind != Kind::list) plan_.before.push_back(overrides(key.text, value));
+            for (auto const& stage : value.items) plan_.before.push_back(overrides(key.text, *stage));
         } else if (key.text == "arms") {
-            plan_.arms = named(value);
+            plan_.arms = named(key.text, value);
         } else if (key.text == "evaluations") {
-            plan_.evaluations = named(value);
+            plan_.evaluations = named(key.text, value);
         } else if (key.text == "grid") {
+            refuse_own(key.text, value);
             for (auto const& [name, list] : entries(value)) plan_.grid.push_back({name->text, values(*list)});
         } else if (key.text == "seeds") {
             plan_.seeds = values(value);
@@ -104,15 +106,29 @@ class Reader {
         findings_.add(node.place, "expected lines of `option: value`");
         return {};
     }
-    Overrides overrides(YamlNode const& node) {
+    /// What the study itself sets in every run would be overwritten.
+    void refuse_own(std::string const& section, YamlNode const& node) {
+        for (auto const& [name, value] : node.entries) {
+            if (name->text == "seed")
+                findings_.add(name->place, fmt::format("found seed in {}: seed belongs in `seeds`, a section of the "
+                                                       "study, and every case is run with each of them",
+                                                       section));
+            if (name->text == "output_dir")
+                findings_.add(name->place, fmt::format("found output_dir in {}: output_dir belongs to the study, which "
+                                                       "gives every run a folder in its own; leave it out here",
+                                                       section));
+        }
+    }
+    Overrides overrides(std::string const& section, YamlNode const& node) {
+        refuse_own(section, node);
         Overrides all;
         for (auto const& [name, value] : entries(node))
             all.push_back(fmt::format("{}={}", name->text, value_text(*value, findings_)));
         return all;
     }
-    std::vector<std::pair<std::string, Overrides>> named(YamlNode const& node) {
+    std::vector<std::pair<std::string, Overrides>> named(std::string const& section, YamlNode const& node) {
         std::vector<std::pair<std::string, Overrides>> all;
-        for (auto const& [name, changes] : entries(node)) all.emplace_back(name->text, overrides(*changes));
+        for (auto const& [name, changes] : entries(node)) all.emplace_back(name->text, overrides(section, *changes));
         return all;
     }
     std::vector<std::string> values(YamlNode const& node) {

@@ -11,6 +11,7 @@
 //     seeds        [integer, ...]: every case is run with each
 //     metrics      [key, ...] of metrics.jsonl: the columns of the table, with their last value
 //     figure       key of metrics.jsonl that the figure shows over the steps
+// The study sets seed and output_dir of every run; no other section may.
 #pragma once
 
 #include <cstdint>

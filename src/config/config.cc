@@ -23,7 +23,8 @@ constexpr char kReferenceHead[] =
     "(`data.train.0.path=books`). Reading is strict: unknown or repeated keys, wrong types and values out of range "
     "stop\n"
     "the program with exit code 2, all of them listed by place. A value in quotes is text; `true` and `false` are the\n"
-    "only booleans; integers are decimal without leading zeros; numbers are finite.\n"
+    "only booleans; integers are decimal without leading zeros; numbers are finite. On the command line, a value with\n"
+    "` #` or a line end must be in quotes.\n"
     "A run resumes with the same values of the keys that define the model, unless checkpoint.allow_model_change is\n"
     "true; `eval` and `generate` take them from the checkpoint, except those given on the command line.\n"
     "`perigee check CONFIG` shows the resolved configuration without starting anything.\n";

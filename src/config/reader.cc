@@ -258,6 +258,11 @@ void read_override(Schema const& schema, std::string const& text, Findings& find
         return findings.add({}, "expected key=value, as in optimizer.lr=1e-3");
     auto const tree = parse_yaml(text.substr(equals + 1), findings);
     if (!tree) return;
+    // YAML drops a comment and joins lines; someone who writes a prompt or a folder's name means them.
+    bool const plain = tree->kind == YamlNode::Kind::null || (tree->kind == YamlNode::Kind::scalar && !tree->quoted);
+    if (std::string_view const value = std::string_view(text).substr(equals + 1);
+        plain && (value.find(" #") != value.npos || value.find('\n') != value.npos))
+        return findings.add({}, "a value with ' #' or a line end must be in quotes, as in 'key=\"a # b\"'");
     Reader(schema, findings).read_path(schema, "", std::string_view(text).substr(0, equals), *tree);
     if (tree->kind == YamlNode::Kind::map && tree->entries.empty() && findings.lines().empty())
         findings.add({}, "an empty section changes nothing; name the keys to change");

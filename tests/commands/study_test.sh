@@ -205,6 +205,16 @@ for file in absent.bin absent.idx gone.bin gone.idx nowhere; do
 done
 check "an evaluation's as well" says 'elsewhere is not there: last=0,seed=3,eval=own reads it'
 check "nothing was started without them" [ ! -e "$scratch/absent/runs/last=0,seed=3.out" ]
+grid held 's/^before.*//; s/, reach: true//; s/^metrics.*/metrics: [loss]/'
+mkdir -p "$scratch/held/runs"
+exec 9>"$scratch/held/runs/last=1,seed=4.lock"
+flock 9
+check "a run that another study has started" exits 1 study held
+check "is named" grep -qE 'last=1,seed=4 failed: not started: another study is running it' "$scratch/log" "$scratch/printed"
+check "its output is left alone" [ ! -e "$scratch/held/runs/last=1,seed=4.out" ]
+exec 9>&-
+check "and run once that one has ended" study held
+check "no lock is left" [ -z "$(ls "$scratch/held/runs" | grep lock)" ]
 sed -i 's/steps: 12/steps: 14/' "$scratch/whole.yaml"
 check "other options in the same folder" exits 2 study whole
 check "are refused" says 'last=0,seed=3.yaml is of a run with other options'

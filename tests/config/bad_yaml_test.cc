@@ -88,6 +88,13 @@ TEST(BadYaml, MistakesOfTheFileComeFirstThenThoseOfTheCommandLineInOrder) {
               "command line: 'steps=0': steps must be between 1 and 1000000, found 0");
 }
 
+TEST(BadYaml, NothingOfAValueOnTheCommandLineIsTakenForAComment) {
+    for (char const* const value : {"steps=4 # x", "steps= # 4", "steps=4\n5"})
+        EXPECT_THAT(refusal("steps: 4\n", {value}), ::testing::HasSubstr("must be in quotes")) << value;
+    EXPECT_EQ(refusal("steps: 4\n", {"mode='x # y'"}),
+              "command line: 'mode='x # y'': mode: expected one of fast, safe, found the quoted text \"x # y\"");
+}
+
 TEST(BadYaml, AnEmptySectionOnTheCommandLineIsNotTakenForAReset) {
     EXPECT_EQ(refusal("steps: 4\n", {"full_layers={}", "optimizer={}"}),
               "command line: 'full_layers={}': an empty section changes nothing; name the keys to change\n"

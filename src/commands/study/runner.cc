@@ -88,6 +88,7 @@ class Runner {
         size_t run;
         size_t slot;
         Clock::time_point began;
+        std::unique_ptr<FileLock> lock;
     };
 
     /// 0 where the budget ends first, once.
@@ -178,8 +179,25 @@ class Runner {
         });
     }
 
+    Path lock_of(Run const& run) const { return study_.file(run, ".lock"); }
+
+    /// Nothing where another study has started the run, which is then a failure of this one.
+    std::unique_ptr<FileLock> locked(size_t i) {
+        Run const& run = study_.runs[i];
+        try {
+            return files_.lock(lock_of(run), fmt::format("process {}", getpid()));
+        } catch (LockedError const& error) {
+            states_[i] = State::failed;
+            progress_.failures.push_back(
+                {run.name, 0, fmt::format("not started: another study is running it ({})", error.holder())});
+            return nullptr;
+        }
+    }
+
     void start(size_t i) {
         Run const& run = study_.runs[i];
+        std::unique_ptr<FileLock> lock = locked(i);
+        if (!lock) return;
         std::vector<std::string> words{options_.program.string(), run.evaluates ? "eval" : "train",
                                        study_.file(run, ".yaml").string()};
         words.insert(words.end(), run.overrides.begin(), run.overrides.end());
@@ -193,7 +211,7 @@ class Runner {
         if (pid == 0) become(words, out, slot, parent);
         free_slots_.pop_back();
         states_[i] = State::running;
-        children_[pid] = {i, slot, Clock::now()};
+        children_.emplace(pid, Child{i, slot, Clock::now(), std::move(lock)});
         say("{} started", run.name);
     }
 
@@ -223,6 +241,7 @@ class Runner {
             }
             free_slots_.push_back(it->second.slot);
             judge(it->second, WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+            files_.remove_all(lock_of(study_.runs[it->second.run]));
             it = children_.erase(it);
         }
     }

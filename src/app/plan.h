@@ -23,8 +23,8 @@ struct Layout {
 };
 /// The fastest of all that fit, fastest first: tensor sizes within a host and context sizes that divide the model and
 /// the ranks, stages of sharding, and for each the cheapest recomputation that fits. Other keys stay, those of the
-/// batch too. Throws what the kernels refuse where no layout fits and they refuse one, and Category::config where the
-/// batch or the model divides for no layout.
+/// batch too. Throws what the kernels refuse where no layout fits and they refuse one, and Category::config where no
+/// layout divides the batch and the model.
 std::vector<Layout> best_layouts(RunOptions const& options, int world_size, DeviceRates const& rates, size_t count = 5);
 
 /// They as YAML: a block of keys to paste for each, under a comment with its time and memory. Throws Category::config

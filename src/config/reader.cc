@@ -252,16 +252,37 @@ bool read_file(Schema const& schema, std::string const& text, Findings& findings
     return true;
 }
 
+/// Whether YAML would drop a comment or join lines, outside quotes: someone who writes a prompt or a folder's name
+/// means all of it.
+bool loses_text(std::string_view value) {
+    constexpr std::string_view kBefore = " \t[{,:";  // what may stand before a quote that begins
+    std::string_view const start = value.substr(std::min(value.find_first_not_of(" \t"), value.size()));
+    if (start.starts_with('|') || start.starts_with('>')) return false;  // a block, in which all is text
+    bool const joins = !start.starts_with('[') && !start.starts_with('{');
+    char quote = 0;
+    for (size_t i = 0; i < value.size(); ++i) {
+        char const before = i > 0 ? value[i - 1] : ' ';
+        if (quote != 0) {
+            if (value[i] == '\\' && quote == '"')
+                ++i;
+            else if (value[i] == quote)
+                quote = 0;
+        } else if ((value[i] == '"' || value[i] == '\'') && kBefore.find(before) != kBefore.npos) {
+            quote = value[i];
+        } else if ((value[i] == '\n' && joins) || (value[i] == '#' && (before == ' ' || before == '\t'))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void read_override(Schema const& schema, std::string const& text, Findings& findings) {
     size_t const equals = text.find('=');
     if (equals == std::string::npos || equals == 0)
         return findings.add({}, "expected key=value, as in optimizer.lr=1e-3");
     auto const tree = parse_yaml(text.substr(equals + 1), findings);
     if (!tree) return;
-    // YAML drops a comment and joins lines; someone who writes a prompt or a folder's name means them.
-    bool const plain = tree->kind == YamlNode::Kind::null || (tree->kind == YamlNode::Kind::scalar && !tree->quoted);
-    if (std::string_view const value = std::string_view(text).substr(equals + 1);
-        plain && (value.find(" #") != value.npos || value.find('\n') != value.npos))
+    if (loses_text(std::string_view(text).substr(equals + 1)))
         return findings.add({}, "a value with ' #' or a line end must be in quotes, as in 'key=\"a # b\"'");
     Reader(schema, findings).read_path(schema, "", std::string_view(text).substr(0, equals), *tree);
     if (tree->kind == YamlNode::Kind::map && tree->entries.empty() && findings.lines().empty())

@@ -138,7 +138,7 @@ constexpr std::array kOnlyJinja{"tool_calls", "function_call", "reasoning_conten
 
 bool is_empty(Json const& value) {
     return value.is_null() || (value.is_string() && value.get_ref<std::string const&>().empty()) ||
-           (value.is_array() && value.empty());
+           (value.is_structured() && value.empty());
 }
 
 /// Collects messages, as texts and as JSON.

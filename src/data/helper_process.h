@@ -34,7 +34,7 @@ class HelperProcess {
     /// life. Throws Category::data where the process died, with what it said last, or was silent for the patience,
     /// after which it is ended.
     std::vector<std::string> ask(std::vector<std::string> const& lines);
-    /// The next line that it writes, without its end. Throws like ask().
+    /// The next line that it writes, without its end, also an empty one. Throws like ask().
     std::string read_line();
     /// Exactly so many bytes of what it writes. Throws like ask().
     void read(std::span<char> bytes);

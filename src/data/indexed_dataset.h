@@ -96,7 +96,7 @@ class IndexedDatasetWriter {
     /// Makes what was written so far durable.
     WriterState save();
     /// Throws Category::data when there are no tokens: the reader would refuse such files. `all_written` is called when
-    /// the files are whole, before they take their names: another writer cannot go on from then on.
+    /// the files are whole, before they take their names. From then on the work cannot be resumed.
     void finish(std::function<void()> const& all_written = {});
 
     int64_t documents() const { return static_cast<int64_t>(lengths_.size()); }

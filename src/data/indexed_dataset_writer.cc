@@ -116,7 +116,7 @@ IndexedDatasetWriter::~IndexedDatasetWriter() = default;
 std::unique_ptr<IndexedDatasetWriter::Output> IndexedDatasetWriter::open(char const* extension, int64_t bytes) const {
     Path const earlier = path(extension).string() + ".tmp";
     if (bytes > 0 && (!files_.exists(earlier) || files_.file_size(earlier) < bytes))
-        fail(Category::data, "{} does not hold the {} bytes that an earlier run wrote: without {}, it begins anew",
+        fail(Category::data, "{} does not hold the {} bytes that an earlier run wrote: remove {} to begin anew",
              earlier.string(), bytes, path(".resume.json").string());
     return std::make_unique<Output>(files_, path(extension), bytes);
 }

@@ -281,8 +281,8 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
     std::vector<size_t> firsts;  // messages that may follow those that stay
     for (size_t i = kept + 1; i < messages; ++i)
         if (role(i) == kAsks) firsts.push_back(i);
-    // Fewer messages are taken to make fewer tokens. Documents are rendered only from the first that fits on, since
-    // that takes a text for every answer.
+    // Assumes that fewer messages make fewer tokens. Documents are rendered only of what fits: each of its answers
+    // takes a rendering of its own.
     auto const too_long = [&](size_t first) {
         ConversationLine const rest = part_of(line, kept, first, messages);
         auto const text = renderer(!rest.tools_json.empty())
@@ -290,6 +290,7 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
         return text && static_cast<int64_t>(encode(*text, TextAfter::nothing).size()) > max_tokens_;
     };
     for (auto at = std::ranges::partition_point(firsts, too_long); at != firsts.end(); ++at) {
+        if (too_long(*at)) continue;  // the template refused one before it
         ConversationLine const rest = part_of(line, kept, *at, messages);
         auto const rendered = render({rest})[0];
         if (!rendered.problem.empty() || rendered.documents.empty()) continue;

@@ -291,7 +291,7 @@ void write_model(Json& root, ModelOptions model) {
     for (char const* key : kShared) root[key] = all[key];
     root["num_key_value_heads"] = model.kv_heads();
     root["head_dim"] = model.head_size();
-    // A window that the model of before could not reach may be too short for this one, which attends to all.
+    // The folder's window was as long as its model; this model may be longer, and attends to all keys.
     if (root.contains("sliding_window")) root["sliding_window"] = nullptr;
     root.erase("rope_parameters");
     root["rope_scaling"] = model.rope_scaling.type == RopeType::standard ? Json() : rope_json(model.rope_scaling);

@@ -38,7 +38,7 @@ constexpr char const* kOff[] = {"use_rslora",
                                 "trainable_token_indices",
                                 "alora_invocation_tokens"};
 
-/// Keys that are read, say nothing about what an adapter computes, or only go with one of kOff.
+/// Keys that are read, or that need not be: their effect is in the tensors, or they only go with one of kOff.
 constexpr char const* kKnown[] = {"peft_type",
                                   "peft_version",
                                   "task_type",

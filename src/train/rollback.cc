@@ -1,6 +1,5 @@
 // What a trainer does about the spikes that its guard finds.
 #include <algorithm>
-#include <utility>
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
@@ -20,18 +19,8 @@ void leave_behind(FileSystem& files, Path const& root, std::string const& name) 
     for (int i = 2; std::ranges::count(taken, to) > 0; ++i) to = fmt::format("{}{}.{}", name, kRolledBackSuffix, i);
     files.rename(root / name, root / to);
     files.sync_directory(root);
-    log::info("checkpoint {} is of steps that are rolled back and now lies in {}, which may be deleted", name,
-              (root / to).string());
-}
-
-/// Leaves those that a run which was never stopped has too. All stay where none of these is left, though `step` comes
-/// after the first: they were pruned.
-void leave_planned(std::vector<int64_t>& steps, int64_t every, int64_t step) {
-    std::vector<int64_t> planned;
-    for (int64_t const s : steps)
-        if (every > 0 && s % every == 0) planned.push_back(s);
-    bool const pruned = planned.empty() && every > 0 && step > every;
-    if (!pruned) steps = std::move(planned);
+    log::info("checkpoint {} belongs to steps that were rolled back; it was renamed to {} and may be deleted", name,
+              to);
 }
 
 }  // namespace
@@ -53,7 +42,6 @@ int64_t Trainer::good_checkpoint(int64_t step) {
             if (f.step < step) steps.push_back(f.step);
     });
     if (folder_ && saver_.in_flight()) steps.insert(steps.begin(), saver_.step());
-    if (options_.guard.spike == SpikePolicy::rollback) leave_planned(steps, options_.checkpoint.every, step);
     RunState::Spikes const& spikes = state_.spikes;
     // The loss of the step after a checkpoint is that of its weights. What did not help once is not tried again.
     bool const again = spikes.rollbacks > 0;
@@ -97,8 +85,7 @@ void Trainer::roll_back(StepReport const& r) {
     });
     auto found = find_latest(session_.files(), world, root, Damaged::set_aside, state_.run_id);
     std::string const& named = options_.checkpoint.resume;
-    bool const own = Path(named).lexically_normal().parent_path() == root.lexically_normal();  // renamed above
-    if (!found && named != "auto" && named != "never" && !own) found = Checkpoint::open(session_.files(), world, named);
+    if (!found && named != "auto" && named != "never") found = Checkpoint::open(session_.files(), world, named);
 
     RunState::Spikes const before = state_.spikes;
     state_ = state_of(found);

@@ -61,8 +61,7 @@ class Trainer {
     bool told_to_stop();
     bool may_begin();
     /// The newest checkpoint whose weights a step before `step` has found good, else the oldest one; 0 where there is
-    /// none. One that is being saved counts; under guard.spike `rollback`, one that a stop saved between multiples of
-    /// checkpoint.every does not, unless the others were pruned. Collective.
+    /// none. One that is being saved counts. Collective.
     int64_t good_checkpoint(int64_t step);
     void keep_checkpoint_before(int64_t step);
     void roll_back(StepReport const& report);

@@ -89,8 +89,11 @@ TEST(BadYaml, MistakesOfTheFileComeFirstThenThoseOfTheCommandLineInOrder) {
 }
 
 TEST(BadYaml, NothingOfAValueOnTheCommandLineIsTakenForAComment) {
-    for (char const* const value : {"steps=4 # x", "steps= # 4", "steps=4\n5"})
+    for (char const* const value : {"steps=4 # x", "steps= # 4", "steps=#4", "steps=4\n5", "steps=[4]\t# x",
+                                    "mode=\"fast\" # x", "mode='it''s' # x"})
         EXPECT_THAT(refusal("steps: 4\n", {value}), ::testing::HasSubstr("must be in quotes")) << value;
+    for (char const* const value : {"mode=a#b", "mode='x # y'", "mode=|\n x # y", "mode=[x,\n y]"})
+        EXPECT_THAT(refusal("steps: 4\n", {value}), ::testing::Not(::testing::HasSubstr("in quotes"))) << value;
     EXPECT_EQ(refusal("steps: 4\n", {"mode='x # y'"}),
               "command line: 'mode='x # y'': mode: expected one of fast, safe, found the quoted text \"x # y\"");
 }

@@ -179,7 +179,8 @@ class Runner {
         });
     }
 
-    Path lock_of(Run const& run) const { return study_.file(run, ".lock"); }
+    /// A run and its evaluations have one.
+    Path lock_of(Run const& run) const { return study_.file(run.evaluates ? study_.runs[*run.before] : run, ".lock"); }
 
     /// Nothing where another study has started the run, which is then a failure of this one.
     std::unique_ptr<FileLock> locked(size_t i) {
@@ -198,6 +199,12 @@ class Runner {
         Run const& run = study_.runs[i];
         std::unique_ptr<FileLock> lock = locked(i);
         if (!lock) return;
+        if (is_finished(study_, run, files_)) {  // another study was here meanwhile
+            states_[i] = State::finished;
+            ++finished_;
+            files_.remove_all(lock_of(run));
+            return;
+        }
         std::vector<std::string> words{options_.program.string(), run.evaluates ? "eval" : "train",
                                        study_.file(run, ".yaml").string()};
         words.insert(words.end(), run.overrides.begin(), run.overrides.end());

@@ -39,7 +39,7 @@ class Journal {
     void tick(IndexedDatasetWriter& writer, Place const& place) {
         if (std::chrono::steady_clock::now() >= next_) save(writer.save(), place());
     }
-    /// The files have their names: nothing is left to go on with.
+    /// The files are whole, and about to take their names: nothing is left to go on with.
     void finish();
 
   private:

@@ -184,7 +184,7 @@ class Chat:
             wanted, end = rewritten, rewritten[-1] + 1
 
     def show_life(self):
-        """An empty line where a conversation of many answers takes long: its texts up to every answer are rendered."""
+        """An empty line, where a conversation of many answers takes long: each of them takes two renderings."""
         if time.monotonic() - self.shown < SIGN_SECONDS:
             return
         self.shown = time.monotonic()

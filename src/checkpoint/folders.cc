@@ -53,10 +53,10 @@ void discard(FileSystem& files, Path const& root, std::string const& name) {
     files.remove_all(trash);
 }
 
-std::string set_aside(FileSystem& files, Path const& root, std::string const& name) {
+std::string set_aside(FileSystem& files, Path const& root, std::string const& name, char const* suffix) {
     std::vector<std::string> const taken = files.list(root);
-    std::string to = name + kDamagedSuffix;
-    for (int i = 2; std::ranges::count(taken, to) > 0; ++i) to = fmt::format("{}{}.{}", name, kDamagedSuffix, i);
+    std::string to = name + suffix;
+    for (int i = 2; std::ranges::count(taken, to) > 0; ++i) to = fmt::format("{}{}.{}", name, suffix, i);
     files.rename(root / name, root / to);
     files.sync_directory(root);
     return to;

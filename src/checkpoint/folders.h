@@ -16,6 +16,7 @@ namespace perigee {
 inline constexpr char kTemporarySuffix[] = ".tmp";
 inline constexpr char kReplacedSuffix[] = ".old";
 inline constexpr char kDamagedSuffix[] = ".damaged";
+inline constexpr char kRolledBackSuffix[] = ".rolled_back";
 
 std::string step_name(int64_t step);
 
@@ -31,9 +32,11 @@ std::vector<StepFolder> step_folders(FileSystem& files, Path const& root, std::s
 void make_durable_folder(FileSystem& files, Path const& path);
 /// Removes a folder of `root` in a way that never leaves half of it under its name.
 void discard(FileSystem& files, Path const& root, std::string const& name);
-/// Renames something in `root` to NAME.damaged, or NAME.damaged.2 and so on where that is taken; returns the new name.
-std::string set_aside(FileSystem& files, Path const& root, std::string const& name);
-/// Whatever was set aside in `root`.
+/// Renames `name` in `root` to the same with `suffix`, and .2 and so on after it if that name exists; returns the new
+/// name.
+std::string set_aside(FileSystem& files, Path const& root, std::string const& name,
+                      char const* suffix = kDamagedSuffix);
+/// What was set aside in `root` as damaged.
 std::vector<std::string> set_aside_before(FileSystem& files, Path const& root);
 /// Removes what crashes left in `root`, or gives a folder its name back. What cannot be removed is warned about.
 void clean_up(FileSystem& files, Path const& root);

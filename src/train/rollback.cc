@@ -8,23 +8,6 @@
 
 namespace perigee {
 
-namespace {
-
-constexpr char kRolledBackSuffix[] = ".rolled_back";
-
-/// Renames a checkpoint of `root` to NAME.rolled_back, or NAME.rolled_back.2 and so on where that is taken.
-void leave_behind(FileSystem& files, Path const& root, std::string const& name) {
-    std::vector<std::string> const taken = files.list(root);
-    std::string to = name + kRolledBackSuffix;
-    for (int i = 2; std::ranges::count(taken, to) > 0; ++i) to = fmt::format("{}{}.{}", name, kRolledBackSuffix, i);
-    files.rename(root / name, root / to);
-    files.sync_directory(root);
-    log::info("checkpoint {} belongs to steps that were rolled back; it was renamed to {} and may be deleted", name,
-              to);
-}
-
-}  // namespace
-
 bool Trainer::accept(StepReport const& r) {
     if (r.judged.new_spike) keep_checkpoint_before(r.step);
     if (r.judged.verdict == Verdict::stop)
@@ -80,8 +63,12 @@ void Trainer::roll_back(StepReport const& r) {
     HostComm& world = mesh_.world();
     agree(world, [&] {
         if (!folder_) return;
-        for (StepFolder const& f : step_folders(session_.files(), root))
-            if (f.step > good) leave_behind(session_.files(), root, f.name);
+        for (StepFolder const& f : step_folders(session_.files(), root)) {
+            if (f.step <= good) continue;
+            std::string const now = set_aside(session_.files(), root, f.name, kRolledBackSuffix);
+            log::info("checkpoint {} belongs to steps that were rolled back: it is now {} and may be deleted", f.name,
+                      now);
+        }
     });
     auto found = find_latest(session_.files(), world, root, Damaged::set_aside, state_.run_id);
     std::string const& named = options_.checkpoint.resume;

@@ -89,7 +89,7 @@ printf '{"step":1,"loss":1e308}\n{"step":2,"loss":-1e308}\n' >"$work/huge/metric
 check "values too large to draw" \
     fails_with 3 "no value of 'loss' can be drawn: expected one between -1e\+200 and 1e\+200, found none in 2 lines" "$work/huge"
 echo '{"step":3,"loss":2.5}' >>"$work/huge/metrics.jsonl"
-check "are left out beside others" draw "$work/huge"
+check "values too large to draw are skipped if there are others" draw "$work/huge"
 check "an output that cannot be written" \
     fails_with 3 "cannot create .*no/such.svg" "$work/falling" --output "$work/no/such.svg"
 

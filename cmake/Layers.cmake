@@ -44,7 +44,7 @@ target_link_libraries(perigee_base PUBLIC fmt::fmt)
 perigee_layer(device LAYERS base LIBRARIES ${CMAKE_DL_LIBS} EXCLUDE ${other_backend})
 if(PERIGEE_CUDA)
     target_link_libraries(perigee_device PUBLIC CUDA::cudart)
-    set(cuda_libraries CUDA::cublasLt $<TARGET_NAME_IF_EXISTS:cudnn>)
+    set(cuda_libraries ${CMAKE_DL_LIBS} $<TARGET_NAME_IF_EXISTS:cudnn>)  # cuBLASLt: src/ops/cuda/cublas_lt.h
 endif()
 perigee_layer(tensor LAYERS base device)
 perigee_layer(io LAYERS base device tensor LIBRARIES hdf5::hdf5 OpenSSL::Crypto ZLIB::ZLIB nlohmann_json::nlohmann_json)

@@ -61,7 +61,7 @@ foreach(folder IN LISTS test_folders)
         file(GLOB cuda_sources CONFIGURE_DEPENDS tests/${folder}/*.cu)
         list(APPEND sources ${cuda_sources})
     else()  # of what this build does not have
-        list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_|tests/ops/gpu_(dense_attention|gemv)_|gpu_(overlap|parts)_test")
+        list(FILTER sources EXCLUDE REGEX "tests/kernels/gpu_|tests/ops/(gpu_(dense_attention|gemv)|cublas_lt)_|gpu_(overlap|parts)_test")
     endif()
     if(sources)
         add_executable(${folder}_tests ${sources})

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/checks.h"
+#include "ops/cuda/cublas_lt.h"
 #include "ops/gpu_kernels.h"
 
 namespace perigee {
@@ -15,17 +16,18 @@ constexpr size_t kWorkspace = size_t{32} << 20;
 constexpr int kCandidates = 16;
 
 void check_blas(cublasStatus_t code, char const* call) {
-    if (code != CUBLAS_STATUS_SUCCESS) fail(Category::internal, "{} failed: {}", call, cublasLtGetStatusName(code));
+    if (code != CUBLAS_STATUS_SUCCESS)
+        fail(Category::internal, "{} failed: {}", call, CublasLt::get().status_name(code));
 }
 
 /// A row-major matrix [rows, columns] is column-major [columns, rows].
 struct Layout {
     Layout(cudaDataType_t type, int64_t rows, int64_t columns) {
-        check_blas(cublasLtMatrixLayoutCreate(&handle, type, static_cast<uint64_t>(columns),
-                                              static_cast<uint64_t>(rows), columns),
+        check_blas(CublasLt::get().layout_create(&handle, type, static_cast<uint64_t>(columns),
+                                                 static_cast<uint64_t>(rows), columns),
                    "cublasLtMatrixLayoutCreate");
     }
-    ~Layout() { cublasLtMatrixLayoutDestroy(handle); }
+    ~Layout() { CublasLt::get().layout_destroy(handle); }
     Layout(Layout const&) = delete;
     Layout& operator=(Layout const&) = delete;
     cublasLtMatrixLayout_t handle = nullptr;
@@ -60,12 +62,12 @@ class Timer {
 
 template <class T>
 void set(cublasLtMatmulDesc_t handle, cublasLtMatmulDescAttributes_t what, T const& value) {
-    check_blas(cublasLtMatmulDescSetAttribute(handle, what, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
+    check_blas(CublasLt::get().product_set(handle, what, &value, sizeof value), "cublasLtMatmulDescSetAttribute");
 }
 
 cublasLtMatmulDesc_t describe(bool transpose_a, bool transpose_b) {
     cublasLtMatmulDesc_t handle = nullptr;
-    check_blas(cublasLtMatmulDescCreate(&handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+    check_blas(CublasLt::get().product_create(&handle, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
     set(handle, CUBLASLT_MATMUL_DESC_TRANSA, transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(handle, CUBLASLT_MATMUL_DESC_TRANSB, transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
     return handle;
@@ -87,7 +89,7 @@ struct Blas::Plan {
                                                      : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
         set(product, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F);
     }
-    ~Plan() { cublasLtMatmulDescDestroy(product); }
+    ~Plan() { CublasLt::get().product_destroy(product); }
     Plan(Plan const&) = delete;
     Plan& operator=(Plan const&) = delete;
 
@@ -107,12 +109,12 @@ struct Blas::Plan {
 };
 
 Blas::Blas(CudaDevice& device, bool tune) : device_(device), tune_(tune), workspace_(device, kWorkspace) {
-    check_blas(cublasLtCreate(&handle_), "cublasLtCreate");
+    check_blas(CublasLt::get().create(&handle_), "cublasLtCreate");
 }
 
 Blas::~Blas() {
     plans_.clear();
-    cublasLtDestroy(handle_);
+    CublasLt::get().destroy(handle_);
 }
 
 Blas::Plan& Blas::plan(Key const& key, Memory const& memory) {
@@ -121,19 +123,19 @@ Blas::Plan& Blas::plan(Key const& key, Memory const& memory) {
     auto made = std::make_unique<Plan>(key);
     made->scale_by(memory);
     cublasLtMatmulPreference_t preference = nullptr;
-    check_blas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
-    check_blas(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
-                                                    sizeof kWorkspace),
+    check_blas(CublasLt::get().preference_create(&preference), "cublasLtMatmulPreferenceCreate");
+    check_blas(CublasLt::get().preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
+                                              sizeof kWorkspace),
                "cublasLtMatmulPreferenceSetAttribute");
     // Training repeats the same round numbers of tokens, decoding the same few; others are not worth a trial.
     bool const repeats = key.m % 128 == 0 || key.m <= 64;
     bool const tune = tune_ && repeats && key.n % 128 == 0 && key.k % 128 == 0;
     std::array<cublasLtMatmulHeuristicResult_t, kCandidates> candidates{};
     int found = 0;
-    cublasStatus_t const code = cublasLtMatmulAlgoGetHeuristic(
+    cublasStatus_t const code = CublasLt::get().get_heuristic(
         handle_, made->product, made->first.handle, made->second.handle, made->result.handle, made->result.handle,
         preference, tune ? kCandidates : 1, candidates.data(), &found);
-    cublasLtMatmulPreferenceDestroy(preference);
+    CublasLt::get().preference_destroy(preference);
     if (found == 0 && made->quantised)
         if (auto const kernels = gpu_kernels(device_); kernels && kernels->capability != 90)
             fail(
@@ -144,7 +146,7 @@ Blas::Plan& Blas::plan(Key const& key, Memory const& memory) {
     if (code != CUBLAS_STATUS_SUCCESS || found == 0)
         fail(Category::internal, "cuBLASLt has no algorithm for a {}product [{}, {}] = [{}, {}] [{}, {}]: {}",
              made->quantised ? "quantised " : "", key.m, key.n, key.m, key.k, key.k, key.n,
-             cublasLtGetStatusName(code));
+             CublasLt::get().status_name(code));
     made->algorithm = candidates[0].algo;
     if (found > 1) choose_by_trial(*made, std::span(candidates).first(static_cast<size_t>(found)), key, memory);
     plan = std::move(made);
@@ -178,9 +180,9 @@ cublasStatus_t Blas::run(Plan& p, cublasLtMatmulAlgo_t const& algorithm, bool ac
     float const one = 1, beta = accumulate ? 1 : 0;
     p.scale_by(memory);
     void* const c = memory.c.data;
-    return cublasLtMatmul(handle_, p.product, &one, memory.b, p.first.handle, memory.a, p.second.handle, &beta, c,
-                          p.result.handle, c, p.result.handle, &algorithm, workspace_.data(), kWorkspace,
-                          device_.stream());
+    return CublasLt::get().matmul(handle_, p.product, &one, memory.b, p.first.handle, memory.a, p.second.handle, &beta,
+                                  c, p.result.handle, c, p.result.handle, &algorithm, workspace_.data(), kWorkspace,
+                                  device_.stream());
 }
 
 void Blas::multiply(Key const& key, Memory const& memory) {

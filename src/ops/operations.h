@@ -404,8 +404,6 @@ using Operation =
                  SquaredNorm, HashBits, WeightedSum, AdamW>;
 
 /// "matmul"
-inline char const* name_of(Operation const& operation) {
-    return std::visit([](auto const& args) { return args.kName; }, operation);
-}
+char const* name_of(Operation const& operation);
 
 }  // namespace perigee

@@ -40,52 +40,52 @@ class Ops {
     virtual int64_t routing_size(Shape const& q_THK, Shape const& k_TGK, std::span<int32_t const> cu_seqlens,
                                  BlockBudget const& budget) const = 0;
 
-    void upload(TensorView to, void const* from) { run(Upload{to, from}); }
-    void download(void* to, ConstView from) { run(Download{to, from}); }
-    void copy(TensorView to, ConstView from) { run(Copy{to, from}); }
-    void copy_rows(CopyRows const& args) { run(args); }
-    void fill_zero(TensorView x) { run(FillZero{x}); }
-    void fill_normal(FillNormal const& args) { run(args); }
-    void round_stochastically(StochasticRounding const& args) { run(args); }
+    void upload(TensorView to, void const* from);
+    void download(void* to, ConstView from);
+    void copy(TensorView to, ConstView from);
+    void copy_rows(CopyRows const& args);
+    void fill_zero(TensorView x);
+    void fill_normal(FillNormal const& args);
+    void round_stochastically(StochasticRounding const& args);
 
-    void matmul(MatMul const& args) { run(args); }
-    void quantize(Quantize const& args) { run(args); }
-    void matmul8(QuantMatMul const& args) { run(args); }
-    void add(TensorView accumulated, ConstView x) { run(Add{accumulated, x}); }
-    void scale(TensorView x, double factor) { run(Scale{x, factor}); }
-    void dropout(Dropout const& args) { run(args); }
+    void matmul(MatMul const& args);
+    void quantize(Quantize const& args);
+    void matmul8(QuantMatMul const& args);
+    void add(TensorView accumulated, ConstView x);
+    void scale(TensorView x, double factor);
+    void dropout(Dropout const& args);
 
-    void embedding_forward(EmbeddingForward const& args) { run(args); }
-    void embedding_backward(EmbeddingBackward const& args) { run(args); }
-    void rmsnorm_forward(RmsNormForward const& args) { run(args); }
-    void rmsnorm_backward(RmsNormBackward const& args) { run(args); }
-    void rope_table(RopeTable const& args) { run(args); }
-    void qkv_forward(QkvForward const& args) { run(args); }
-    void qkv_backward(QkvBackward const& args) { run(args); }
-    void key_conv_forward(KeyConvForward const& args) { run(args); }
-    void key_conv_backward(KeyConvBackward const& args) { run(args); }
-    void select_blocks(SelectBlocks const& args) { run(args); }
-    void attention_forward(AttentionForward const& args) { run(args); }
-    void attention_backward(AttentionBackward const& args) { run(args); }
-    void normed_product(NormedProduct const& args) { run(args); }
-    void decode_qkv(DecodeQkv const& args) { run(args); }
-    void kv_append(KvAppend const& args) { run(args); }
-    void pool_blocks(PoolBlocks const& args) { run(args); }
-    void decode_select(DecodeSelect const& args) { run(args); }
-    void decode_attend(DecodeAttend const& args) { run(args); }
-    void decode_sparse(DecodeSparse const& args) { run(args); }
-    void sample_tokens(SampleTokens const& args) { run(args); }
-    void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F) { run(SwigluForward{y_TF, gate_up_T2F}); }
-    void swiglu_backward(SwigluBackward const& args) { run(args); }
+    void embedding_forward(EmbeddingForward const& args);
+    void embedding_backward(EmbeddingBackward const& args);
+    void rmsnorm_forward(RmsNormForward const& args);
+    void rmsnorm_backward(RmsNormBackward const& args);
+    void rope_table(RopeTable const& args);
+    void qkv_forward(QkvForward const& args);
+    void qkv_backward(QkvBackward const& args);
+    void key_conv_forward(KeyConvForward const& args);
+    void key_conv_backward(KeyConvBackward const& args);
+    void select_blocks(SelectBlocks const& args);
+    void attention_forward(AttentionForward const& args);
+    void attention_backward(AttentionBackward const& args);
+    void normed_product(NormedProduct const& args);
+    void decode_qkv(DecodeQkv const& args);
+    void kv_append(KvAppend const& args);
+    void pool_blocks(PoolBlocks const& args);
+    void decode_select(DecodeSelect const& args);
+    void decode_attend(DecodeAttend const& args);
+    void decode_sparse(DecodeSparse const& args);
+    void sample_tokens(SampleTokens const& args);
+    void swiglu_forward(TensorView y_TF, ConstView gate_up_T2F);
+    void swiglu_backward(SwigluBackward const& args);
 
-    void softmax_stats(SoftmaxStats const& args) { run(args); }
-    void softmax_rescale(SoftmaxRescale const& args) { run(args); }
-    void cross_entropy(CrossEntropy const& args) { run(args); }
+    void softmax_stats(SoftmaxStats const& args);
+    void softmax_rescale(SoftmaxRescale const& args);
+    void cross_entropy(CrossEntropy const& args);
 
-    void squared_norm(TensorView sum_accumulated, ConstView x) { run(SquaredNorm{sum_accumulated, x}); }
-    void hash_bits(TensorView hash_accumulated, ConstView x) { run(HashBits{hash_accumulated, x}); }
-    void weighted_sum(WeightedSum const& args) { run(args); }
-    void adamw(AdamW const& args) { run(args); }
+    void squared_norm(TensorView sum_accumulated, ConstView x);
+    void hash_bits(TensorView hash_accumulated, ConstView x);
+    void weighted_sum(WeightedSum const& args);
+    void adamw(AdamW const& args);
 };
 
 /// fp32 on the CPU: what `device: cpu` runs. `threads` 0 means every core this process may use.

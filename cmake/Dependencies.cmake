@@ -79,6 +79,8 @@ endif()
 # Checked indices of the standard library, but for the layers whose loops are the program's speed.
 add_library(perigee_checked INTERFACE)
 target_compile_definitions(perigee_checked INTERFACE $<$<COMPILE_LANGUAGE:CXX>:_GLIBCXX_ASSERTIONS>)
+option(PERIGEE_RACECHECK "CUDA kernels that compute-sanitizer's racecheck can follow, a little slower" OFF)
+target_compile_definitions(perigee_flags INTERFACE $<$<BOOL:${PERIGEE_RACECHECK}>:PERIGEE_RACECHECK>)
 if(PERIGEE_NATIVE)
     target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
 endif()

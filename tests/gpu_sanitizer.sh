@@ -2,7 +2,9 @@
 # The kernels' tests on a GPU under compute-sanitizer: memcheck (accesses and leaks of the device), synccheck (barriers)
 # and racecheck (shared memory). Minutes; ends with 1 where it finds something or a test fails. synccheck and racecheck
 # look at our kernels only, not at cuDNN's. racecheck leaves out large shapes, which take it longer than all others, and
-# the steps of a rank whose lanes are delayed: its kernels have tests of their own.
+# the steps of a rank whose lanes are delayed: its kernels have tests of their own. racecheck follows dense
+# attention only in a build with -DPERIGEE_RACECHECK=ON, and leaves it out of others. What one thread block does to
+# another of its cluster it does not look at.
 #   tests/gpu_sanitizer.sh [BUILD] [FILTER]      'GpuFlat*:GpuLanes*': casts, lanes, units and buckets alone
 #   tests/gpu_sanitizer.sh --ranks [BUILD]       two ranks that share the GPU, under memcheck: collectives, then training
 set -euo pipefail
@@ -53,13 +55,15 @@ fi
 large='*AtLength*:*LargeBlocks*:*ManyTilesPerMultiprocessor*:*RandomChoices*:*RepeatsBitwise*'
 # They look at time and memory, which the sanitizer takes, or run for long with the kernels of others.
 unfit='GpuOverlap*:GpuSteadyState*:GpuGraphs*:GpuPartsOfPasses*'
+dense=
+grep -q '^PERIGEE_RACECHECK:BOOL=ON' "$build/CMakeCache.txt" || dense=:*GpuDenseKernels*:GpuAttention.Full*
 found=0
 ran=0
 for tool in memcheck synccheck racecheck; do
     options=()
     tests=$filter
     [ "$tool" = memcheck ] || options=(--kernel-name-exclude kernel_substring=cudnn)
-    [ "$tool" != racecheck ] || tests=$filter-$large:GpuLanes*
+    [ "$tool" != racecheck ] || tests=$filter-$large:GpuLanes*$dense
     for program in kernels_tests ops_tests train_tests; do
         [ "$program" != train_tests ] || tests=$tests$([[ $tests == *-* ]] && echo : || echo -)$unfit
         # A program that runs no kernel is an error to the sanitizer.

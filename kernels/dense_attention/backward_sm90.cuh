@@ -9,7 +9,7 @@
 namespace perigee::dense {
 
 using namespace kernels;
-using hopper::Barrier, hopper::RingPosition;
+using hopper::Barrier, hopper::kArrivalsPerWarp, hopper::RingPosition;
 
 inline constexpr int kConsumers = 256;  ///< threads that hold dk and dv: two warpgroups of 64 keys each
 inline constexpr int kProducers = 128;

@@ -19,7 +19,7 @@ struct BackwardShared {
     Barrier keys_here;  ///< k, v of a KV tile that its document ends in: from TMA to clear_ends()
     Barrier dq_full, dq_free;
     Barrier rows_full[T::kStages], rows_free[T::kStages];
-    Barrier rows_here[T::kStages];  ///< the same for q, do and row stats
+    Barrier rows_here[T::kStages];  ///< the same for q and do
 };
 
 template <int D>
@@ -28,13 +28,14 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
     shared.item_known.init(1);
     shared.keys_full.init(1);
     shared.keys_here.init(1);
-    shared.keys_free.init(kConsumers / 32 + 3);  // the consumers' warps and three producers
-    shared.dq_full.init(kConsumers / 32);
+    shared.keys_free.init((kConsumers / 32 + 2) * kArrivalsPerWarp +
+                          1);  // consumers, two producer warps, the TMA thread
+    shared.dq_full.init(kConsumers / 32 * kArrivalsPerWarp);
     shared.dq_free.init(1);
     for (int i = 0; i < BackwardTiling<D>::kStages; ++i) {
         shared.rows_full[i].init(1);
         shared.rows_here[i].init(1);
-        shared.rows_free[i].init(kConsumers / 32);
+        shared.rows_free[i].init(kConsumers / 32 * kArrivalsPerWarp);
     }
     hopper::publish_barriers();
 }
@@ -92,15 +93,21 @@ struct Step<true> {
 };
 
 /// Rows of q and do from `token` on, of query head `head` of all; stats of row tile `tile`, counted over all heads of
-/// the pass, 32 bits of it where it is kept over a loop. `full`: the barrier that learns of them.
+/// the pass, 32 bits of it where it is kept over a loop. `partial`: some of the rows lie past the document's end, so
+/// clear_ends() gets q and do first. Consumers always wait for the stats themselves.
 template <int D>
-__device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, Barrier& full,
+__device__ __forceinline__ void copy_rows(BackwardArgs const& a, BackwardShared<D>& shared, int stage, bool partial,
                                           int32_t head, auto tile, int32_t token) {
     using T = BackwardTiling<D>;
-    full.arrive_and_expect(2 * hopper::tile_bytes<T::kRows, D>() + T::kStatsBytes);
-    hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, full, head, token);
+    constexpr uint32_t kBytes = 2 * hopper::tile_bytes<T::kRows, D>();
+    Barrier& full = shared.rows_full[stage];
+    Barrier& here = partial ? shared.rows_here[stage] : full;
+    // Announced before clear_ends() can arrive at `full`: otherwise the phase could complete without the stats.
+    if (partial) full.expect(T::kStatsBytes);
+    here.arrive_and_expect(partial ? kBytes : kBytes + T::kStatsBytes);
+    hopper::copy_tile<T::kRows, D, 1>(shared.q[stage], a.q_map, here, head, token);
     hopper::copy_bytes(shared.stats[stage], a.stats + int64_t{tile} * (2 * T::kRows), T::kStatsBytes, full);
-    hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, full, head, token);
+    hopper::copy_tile<T::kRows, D, 1>(shared.d_o[stage], a.do_map, here, head, token);
 }
 template <int D, bool kOrdered, bool kWindowed>
 __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
@@ -117,9 +124,8 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
             int32_t const token = item.begin + (tiles.first + step.tile) * T::kRows;
             bool const ends = tiles.whole && step.tile == tiles.count - 1;  // the document does, in this row tile
             shared.rows_free[stage].wait(at.free_parity());
-            bool const part = ends && (item.document_end - item.begin) % T::kRows != 0;
-            copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
-                      token);
+            bool const partial = ends && (item.document_end - item.begin) % T::kRows != 0;
+            copy_rows(a, shared, stage, partial, head_of_all, tile, token);
         }
     } else {
         for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
@@ -130,10 +136,9 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
             for (int32_t i = 0; i < tiles.count; ++i, at.advance()) {
                 int const stage = at.stage;
                 shared.rows_free[stage].wait(at.free_parity());
-                bool const part =
+                bool const partial =
                     tiles.whole && i == tiles.count - 1 && (item.document_end - item.begin) % T::kRows != 0;
-                copy_rows(a, shared, stage, part ? shared.rows_here[stage] : shared.rows_full[stage], head_of_all, tile,
-                          token);
+                copy_rows(a, shared, stage, partial, head_of_all, tile, token);
                 token += T::kRows;
                 ++tile;
             }
@@ -277,7 +282,7 @@ __device__ void add_query_gradients(BackwardArgs const& a, BackwardShared<D>& sh
         shared.item_known.wait(n & 1);
         Tile const item = shared.item;
         __syncwarp();
-        if (talks) shared.keys_free.arrive();
+        if (talks || kArrivalsPerWarp > 1) shared.keys_free.arrive();
         if (item.head < 0) break;
         if (!talks) continue;
         if constexpr (kOrdered)
@@ -323,7 +328,7 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
             if (arrives) shared.rows_full[stage].arrive();
         }
         if (kOrdered) first += static_cast<uint32_t>(a.group * tiles.count);
-        if (arrives) shared.keys_free.arrive();
+        if (arrives || kArrivalsPerWarp > 1) shared.keys_free.arrive();
     }
 }
 

@@ -1,5 +1,7 @@
 // The dense forward: persistent thread blocks of one producer warpgroup (TMA) and two or three consumer warpgroups of
-// 64 query rows each. README.md has a picture.
+// 64 query rows each. README.md has a picture. Where a key/value head has an even number of query heads, two thread
+// blocks with a query head each make a cluster, and one of them loads each tile of keys or values for both (TMA
+// multicast).
 #include "kernels/common/built_for.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/dense_attention/forward_sm90_consumer.cuh"
@@ -13,8 +15,12 @@ __global__ void __launch_bounds__(T::kThreads, 1) forward_kernel(__grid_constant
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     auto& shared = hopper::dynamic_tiles<ForwardShared<T>>();
     if (threadIdx.x == 0) init_barriers(shared);
+    if constexpr (T::kCluster > 1) hopper::cluster_begin();
     start_early();
-    __syncthreads();
+    if constexpr (T::kCluster > 1)
+        hopper::cluster_begun();
+    else
+        __syncthreads();
     int const warpgroup = hopper::uniform(static_cast<int>(threadIdx.x / 128));
     if (warpgroup == 0) {
         hopper::give_registers_up<T::kProducerRegisters>();
@@ -27,6 +33,7 @@ __global__ void __launch_bounds__(T::kThreads, 1) forward_kernel(__grid_constant
         hopper::take_registers<T::kConsumerRegisters>();
         Consumer<T>(args, shared, warpgroup - 1).run();
     }
+    if constexpr (T::kCluster > 1) hopper::cluster_end();
 #endif
 }
 
@@ -41,14 +48,15 @@ bool has_dense_attention(int64_t head_dim) {
 
 void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse) {
     using namespace dense;
-    with_tiling(p.shape, [&]<int D, bool kWindowed>() {
-        using T = ForwardTiling<D, kWindowed>;
+    auto const group = static_cast<int32_t>(p.shape.group());
+    auto const forward = [&]<int D, bool kWindowed, int kCluster>() {
+        using T = ForwardTiling<D, kWindowed, kCluster>;
         static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
         auto const keys = [&](bf16 const* x) {
             return hopper::rows_map(x, p.shape.tokens, p.shape.kv_heads, D, T::kKeys);
         };
-        auto const group = static_cast<int32_t>(p.shape.heads / p.shape.kv_heads);
-        Tiling const tiling{T::kRows, static_cast<int32_t>(p.shape.heads), group, 4 * D};
+        auto const heads = static_cast<int32_t>(p.shape.heads);
+        Tiling const tiling{T::kRows, heads / kCluster, group / kCluster, 4 * D};
         ForwardArgs const args{schedule_tiles(p, p.scratch, tiling),
                                hopper::rows_map(p.q, p.queries, p.shape.heads, D, T::kRows),
                                keys(p.k),
@@ -57,12 +65,19 @@ void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse
                                lse,
                                static_cast<float>(p.scale),
                                static_cast<int32_t>(p.query_begin),
+                               heads,
                                group,
                                window_of(p.shape)};
-        int64_t const tiles = (p.queries / T::kRows + p.shape.documents) * p.shape.heads;
-        kernels::launch({"dense_attention_forward", std::min(kernels::multiprocessors(), tiles), 1, T::kThreads,
-                         sizeof(ForwardShared<T>), p.stream, 1, true},
+        int64_t const items = (p.queries / T::kRows + p.shape.documents) * tiling.heads;
+        int64_t const clusters = std::min(std::max<int64_t>(kernels::multiprocessors() / kCluster, 1), items);
+        kernels::launch({"dense_attention_forward", clusters * kCluster, 1, T::kThreads, sizeof(ForwardShared<T>),
+                         p.stream, 1, true, kCluster},
                         forward_kernel<T>, args);
+    };
+    with_tiling(p.shape, [&]<int D, bool kWindowed>() {
+        if constexpr (!kWindowed)
+            if (group % 2 == 0) return forward.template operator()<D, false, 2>();
+        forward.template operator()<D, kWindowed, 1>();
     });
 }
 

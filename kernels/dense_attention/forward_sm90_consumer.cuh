@@ -33,7 +33,12 @@ class Consumer {
 
   public:
     __device__ Consumer(ForwardArgs const& args, ForwardShared<T>& shared, int warpgroup)
-        : a_(args), shared_(shared), warpgroup_(warpgroup), scale_log2_(args.scale * kLog2e) {}
+        : a_(args), shared_(shared), warpgroup_(warpgroup), scale_log2_(args.scale * kLog2e) {
+        if constexpr (T::kCluster > 1) {
+            k_free_ = hopper::uniform(hopper::cluster_address(shared_address(shared.k_free), T::kKeysRank));
+            v_free_ = hopper::uniform(hopper::cluster_address(shared_address(shared.v_free), T::kValuesRank));
+        }
+    }
 
     __device__ void run() {
         Cursor<T> now = next_tile({}), done{};
@@ -96,7 +101,7 @@ class Consumer {
         int32_t const first = warpgroup_ * kConsumerRows;
         int32_t const rows = min(tile.end - tile.row - first, kConsumerRows);
         int32_t const sees = rows > 0 ? (tile.row + first + rows + kKeys - 1) / kKeys : tile.key_tiles;
-        return {tile.at + first * a_.schedule.heads,
+        return {tile.at + first * a_.heads,
                 tile.row + first,
                 rows,
                 sees,
@@ -108,9 +113,9 @@ class Consumer {
     __device__ Keys pass(Keys at, int32_t count) {
         for (; count > 0; --count, at.advance()) {
             shared_.k_full[at.stage].wait(at.parity());
-            release(shared_.k_free[at.stage]);
+            release_keys(at);
             shared_.v_full[at.stage].wait(at.parity());
-            release(shared_.v_free[at.stage]);
+            release_values(at);
         }
         return at;
     }
@@ -118,8 +123,20 @@ class Consumer {
     /// This warp no longer reads what `barrier` guards.
     __device__ void release(Barrier& barrier) const {
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier.arrive();
+        if (kArrivalsPerWarp > 1 || threadIdx.x % 32 == 0) barrier.arrive();
     }
+    /// The same for a ring's barriers in the thread block that loads its tiles, at cluster address `remote`.
+    __device__ void release(Barrier (&ring)[T::kKeyStages], uint32_t remote, Keys at) const {
+        if constexpr (T::kCluster > 1) {
+            __syncwarp();
+            if (kArrivalsPerWarp > 1 || threadIdx.x % 32 == 0)
+                hopper::arrive_at(remote + static_cast<uint32_t>(at.stage * sizeof(Barrier)));
+        } else {
+            release(ring[at.stage]);
+        }
+    }
+    __device__ void release_keys(Keys at) { release(shared_.k_free, k_free_, at); }
+    __device__ void release_values(Keys at) { release(shared_.v_free, v_free_, at); }
     __device__ void release_rows() {
         release(shared_.q_free[rows_.stage]);
         rows_.advance();
@@ -140,7 +157,7 @@ class Consumer {
     }
     __device__ void finish_scores(float (&s)[kKeys / 2], Cursor<T> const& at) {
         hopper::pin(s);
-        release(shared_.k_free[at.keys.stage]);
+        release_keys(at.keys);
         if (at.last()) release_rows();
         int32_t const key = at.key_tile * kKeys;
         if (T::kWindowed && key <= at.row + kConsumerRows - 1 - a_.window) {
@@ -159,7 +176,7 @@ class Consumer {
     }
     __device__ void finish_outputs(float (&o)[D / 2], Cursor<T> const& at) {
         hopper::pin(o);
-        release(shared_.v_free[at.keys.stage]);
+        release_values(at.keys);
     }
 
     /// While the next scores are made: what was summed up is written where it is a query tile's last, else rescaled.
@@ -176,7 +193,7 @@ class Consumer {
         for (int half = 0; half < 2; ++half) {
             float const sum = quad_sum(softmax.sum[half]);
             bool const there = first + 8 * half < tile.rows;
-            int64_t const at = tile.at + int64_t{first + 8 * half} * a_.schedule.heads;
+            int64_t const at = tile.at + int64_t{first + 8 * half} * a_.heads;
             hopper::write_row<D>(a_.o + at * D, o, half, inverse_of_sum(sum), there);
             if (there && threadIdx.x % 4 == 0)
                 a_.lse[at] = (softmax.top[half] * scale_log2_ + log2_approx(sum)) * (1 / kLog2e);
@@ -188,6 +205,7 @@ class Consumer {
     int warpgroup_;
     float scale_log2_;
     RingPosition<T::kRowStages> rows_ = {};
+    uint32_t k_free_ = 0, v_free_ = 0;  ///< cluster addresses of the rings' barriers, where their tiles are loaded
 };
 
 }  // namespace perigee::dense

@@ -3,18 +3,21 @@
 
 #include "kernels/dense_attention/stages.h"
 #include "kernels/hopper/bulk_copy.cuh"
+#include "kernels/hopper/cluster.cuh"
 
 namespace perigee::dense {
 
-using hopper::Barrier, hopper::RingPosition;
+using hopper::Barrier, hopper::kArrivalsPerWarp, hopper::RingPosition;
 
 inline constexpr int kConsumerRows = 64;  ///< of a query tile, which a warpgroup works on
 
-template <int kHeadDim, bool kWindow>
+template <int kHeadDim, bool kWindow, int kClusterBlocks>
 struct ForwardTiling {
     static constexpr int D = kHeadDim;
     static constexpr bool kWindowed = kWindow;
-    static constexpr int kWarpgroups = D == 64 ? 3 : 2;  ///< of consumers
+    static constexpr int kCluster = kClusterBlocks;  ///< 1 or 2 thread blocks, a query head each, share keys and values
+    static constexpr uint32_t kKeysRank = 0, kValuesRank = kCluster - 1;  ///< which block of the cluster loads them
+    static constexpr int kWarpgroups = D == 64 ? 3 : 2;                   ///< of consumers
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
     static constexpr int kRows = kWarpgroups * kConsumerRows;
     static constexpr int kKeys = 128;
@@ -24,12 +27,13 @@ struct ForwardTiling {
 };
 
 struct ForwardArgs {
-    Schedule schedule;
+    Schedule schedule;  ///< its heads are pairs where kCluster is 2
     CUtensorMap q_map, k_map, v_map;
     bf16* o;
     float* lse;
     float scale;
-    int32_t query_begin, group;
+    int32_t query_begin;
+    int32_t heads, group;
     int32_t window;
 };
 
@@ -51,21 +55,24 @@ struct ForwardShared {
     Barrier k_full[T::kKeyStages], k_free[T::kKeyStages];
     Barrier v_full[T::kKeyStages], v_free[T::kKeyStages];
     Barrier v_here[T::kKeyStages];  ///< of values that end with their document, before consumers may see them
+    hopper::Mailbox items;          ///< tile numbers, from a cluster's block 0 to block 1
 };
 
 template <class T>
 __device__ void init_barriers(ForwardShared<T>& shared) {
     for (int i = 0; i < T::kRowStages; ++i) {
         shared.q_full[i].init(1);
-        shared.q_free[i].init(T::kWarpgroups * 4 + 1);  // the consumers' warps and the clearing one
+        shared.q_free[i].init((T::kWarpgroups * 4 + 1) *
+                              kArrivalsPerWarp);  // the consumers' warps and the clearing one
     }
     for (int i = 0; i < T::kKeyStages; ++i) {
         shared.k_full[i].init(1);
         shared.v_full[i].init(1);
         shared.v_here[i].init(1);
-        shared.k_free[i].init(T::kWarpgroups * 4);
-        shared.v_free[i].init(T::kWarpgroups * 4);
+        shared.k_free[i].init(T::kCluster * T::kWarpgroups * 4 * kArrivalsPerWarp);
+        shared.v_free[i].init(T::kCluster * T::kWarpgroups * 4 * kArrivalsPerWarp);
     }
+    if constexpr (T::kCluster > 1) shared.items.init();
     hopper::publish_barriers();
 }
 
@@ -83,42 +90,64 @@ __device__ __forceinline__ int32_t first_key_tile(ForwardArgs const& args, int32
 }
 
 /// One warp; one of its lanes starts the TMA copies. It looks for the next tile while keys are being loaded.
+///
+/// In a cluster, both thread blocks walk the same tiles, each with its own head. One loads keys for both, the other
+/// values, when the consumers of both have released the stage. The block that does not load a tile announces its bytes
+/// to its own barrier as soon as the stage's previous tile is there. The bytes may land earlier: the barrier's phase
+/// still waits for this arrival.
 template <class T>
 __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
     TileWalker<T::kRows, true> walk(args.schedule);
     RingPosition<T::kRowStages> rows;
     RingPosition<T::kKeyStages> at;
+    RingPosition<1> mail;
     bool const talks = threadIdx.x % 32 == 0;
-    for (Tile tile = walk.next(), next; tile.head >= 0; tile = next, rows.advance()) {
+    uint32_t const rank = T::kCluster > 1 ? hopper::cluster_rank() : 0;
+    auto const next_tile = [&] {
+        if constexpr (T::kCluster == 1) {
+            return walk.next();
+        } else {
+            int32_t item = 0;
+            if (talks && rank == 0) shared.items.send(item = walk.take(), mail);
+            if (talks && rank == 1) item = shared.items.receive(mail);
+            return walk.find(item);
+        }
+    };
+    for (Tile tile = next_tile(), next; tile.head >= 0; tile = next, rows.advance()) {
+        int32_t const head = tile.head * T::kCluster + static_cast<int32_t>(rank);
         int32_t const key_tiles = (tile.end + T::kKeys - 1) / T::kKeys, keys = tile.document_end - tile.begin;
         int32_t const first = first_key_tile<T>(args, tile.row);
         if (talks) {
             int32_t const query = tile.begin + tile.row - args.query_begin;
             Barrier& full = shared.q_full[rows.stage];
             shared.q_free[rows.stage].wait(rows.free_parity());
-            shared.tiles[rows.stage] = {query * args.schedule.heads + tile.head, tile.row, tile.end, key_tiles, keys};
+            shared.tiles[rows.stage] = {query * args.heads + head, tile.row, tile.end, key_tiles, keys};
             full.arrive_and_expect(hopper::tile_bytes<T::kRows, T::D>());
-            hopper::copy_tile<T::kRows, T::D, 1>(shared.q[rows.stage], args.q_map, full, tile.head, query,
+            hopper::copy_tile<T::kRows, T::D, 1>(shared.q[rows.stage], args.q_map, full, head, query,
                                                  hopper::Keep::evict_first);
         }
-        int32_t const head = tile.head / args.group;
+        int32_t const kv_head = head / args.group;
         bool const ends = ends_inside<T>(key_tiles, keys);
 #pragma unroll 1
         for (int32_t i = first; i < key_tiles; ++i, at.advance()) {
             if (talks) {
                 int32_t const key = tile.begin + i * T::kKeys;
-                auto const bring = [&](unsigned char* to, CUtensorMap const& map, Barrier& full) {
-                    full.arrive_and_expect(hopper::tile_bytes<T::kKeys, T::D>());
-                    hopper::copy_tile<T::kKeys, T::D, 1>(to, map, full, head, key);
+                // Bytes are counted at `landed`: at `full`, or at v_here, after which the clearing warp completes
+                // `full`.
+                auto const bring = [&](uint32_t loader, unsigned char* to, CUtensorMap const& map, Barrier& free,
+                                       Barrier& full, Barrier& landed) {
+                    bool const loads = T::kCluster == 1 || rank == loader;
+                    (loads ? free : full).wait(at.free_parity());
+                    landed.arrive_and_expect(hopper::tile_bytes<T::kKeys, T::D>());
+                    if (loads) hopper::copy_tile<T::kKeys, T::D, 1, T::kCluster>(to, map, landed, kv_head, key);
                 };
-                shared.k_free[at.stage].wait(at.free_parity());
-                bring(shared.k[at.stage], args.k_map, shared.k_full[at.stage]);
-                shared.v_free[at.stage].wait(at.free_parity());
-                bring(shared.v[at.stage], args.v_map,
-                      ends && i == key_tiles - 1 ? shared.v_here[at.stage] : shared.v_full[at.stage]);
+                Barrier &k_full = shared.k_full[at.stage], &v_full = shared.v_full[at.stage];
+                bring(T::kKeysRank, shared.k[at.stage], args.k_map, shared.k_free[at.stage], k_full, k_full);
+                bring(T::kValuesRank, shared.v[at.stage], args.v_map, shared.v_free[at.stage], v_full,
+                      ends && i == key_tiles - 1 ? shared.v_here[at.stage] : v_full);
             }
             __syncwarp();
-            if (i == max(key_tiles - 2, first)) next = walk.next();
+            if (i == max(key_tiles - 2, first)) next = next_tile();
         }
     }
     if (talks) {
@@ -138,7 +167,7 @@ __device__ void clear_values(ForwardArgs const& args, ForwardShared<T>& shared) 
         int32_t const key_tiles = shared.tiles[rows.stage].key_tiles, keys = shared.tiles[rows.stage].keys;
         uint32_t const count = static_cast<uint32_t>(key_tiles - first_key_tile<T>(args, shared.tiles[rows.stage].row));
         __syncwarp();
-        if (threadIdx.x % 32 == 0) shared.q_free[rows.stage].arrive();
+        if (kArrivalsPerWarp > 1 || threadIdx.x % 32 == 0) shared.q_free[rows.stage].arrive();
         if (key_tiles == 0) return;
         uint32_t const stage = (first + count - 1) % T::kKeyStages;
         first += count;

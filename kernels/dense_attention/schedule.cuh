@@ -14,7 +14,7 @@ struct Tile {
     int32_t index = 0;  ///< among all tiles of a head
 };
 
-/// Every lane of a warp walks. One walker per thread block.
+/// Every lane of a warp walks. One walker per thread block; those of a cluster find the same tiles.
 template <int kRows, bool kLateFirst>
 class TileWalker {
   public:
@@ -22,7 +22,13 @@ class TileWalker {
 
     __device__ Tile next() {
         int32_t item = 0;
-        if (threadIdx.x % 32 == 0) item = atomicAdd(s_.counter, 1);
+        if (threadIdx.x % 32 == 0) item = take();
+        return find(item);
+    }
+    /// One lane: claims a tile by its number.
+    __device__ int32_t take() { return atomicAdd(s_.counter, 1); }
+    /// The tile whose number lane 0 has. Called with growing numbers.
+    __device__ Tile find(int32_t item) {
         item = __shfl_sync(kernels::kAllLanes, item, 0);
         if (item >= s_.first_tile[s_.count] * s_.heads) return {};
         seek(item);

@@ -1,6 +1,6 @@
 // The order of a pack's tiles: query tiles of the forward, KV tiles of the backward. Longest documents first; of a
 // document, as many heads at a time as the L2 cache has room for; of those, the tiles with the most work first. Thread
-// blocks take tiles one by one from a counter, so the last ones are short.
+// blocks, or clusters of them, take tiles one by one from a counter, so the last ones are short.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct Schedule {
     int32_t* first_tile;  ///< [documents + 1]: tiles of one head before each document's
     Document* documents;  ///< longest first
     int32_t count;        ///< of documents
-    int32_t heads;
+    int32_t heads;        ///< query, key/value, or pairs of query heads: what has tiles of its own
 };
 
 /// Where they lie in memory.

@@ -11,6 +11,14 @@ namespace perigee::hopper {
 
 using kernels::shared_address;
 
+/// What a barrier counts when a warp arrives as one. compute-sanitizer's racecheck does not see that a lane's arrival
+/// comes after what the other lanes did, so in a build for it (PERIGEE_RACECHECK) every lane arrives.
+#ifdef PERIGEE_RACECHECK
+inline constexpr uint32_t kArrivalsPerWarp = 32;
+#else
+inline constexpr uint32_t kArrivalsPerWarp = 1;
+#endif
+
 /// Completes a phase when `arrivals` arrivals have come and all bytes that were announced have landed. Waiting is for
 /// the parity of a phase: 0 for the first, then 1, 0, ...
 class alignas(8) Barrier {
@@ -22,18 +30,26 @@ class alignas(8) Barrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
     }
-    /// One arrival of the warp: all its lanes call, and their earlier accesses come before. The lane is elected: to
-    /// read its number takes hundreds of cycles where memory instructions queue.
+    /// A warp's arrival, which counts as kArrivalsPerWarp: all its lanes call, and their earlier accesses come before.
+    /// The lane is elected: to read its number takes hundreds of cycles where memory instructions queue.
     __device__ void arrive_as_one() {
         __syncwarp();
-        asm volatile(
-            "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
-                shared_address(this))
-            : "memory");
+        if constexpr (kArrivalsPerWarp > 1)
+            arrive();
+        else
+            asm volatile(
+                "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                    shared_address(this))
+                : "memory");
     }
     /// One arrival that announces `bytes` of bulk copies.
     __device__ void arrive_and_expect(uint32_t bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+                     : "memory");
+    }
+    /// Announces `bytes` of bulk copies to a phase that still waits for an arrival.
+    __device__ void expect(uint32_t bytes) {
+        asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
                      : "memory");
     }
     /// One arrival of this thread as soon as all cp.async copies it has started so far are there. Counted in

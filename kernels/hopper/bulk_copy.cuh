@@ -29,6 +29,19 @@ __device__ __forceinline__ void copy_box(void* to, CUtensorMap const& map, Barri
         : "memory");
 }
 
+/// The same box for all kCluster thread blocks of the cluster, each at the same place of its shared memory and with its
+/// own barrier.
+template <int kCluster>
+__device__ __forceinline__ void multicast_box(void* to, CUtensorMap const& map, Barrier& barrier, int32_t column,
+                                              int32_t head, int32_t row, Keep keep) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6, %7;" ::"r"(shared_address(to)),
+        "l"(reinterpret_cast<uint64_t>(&map)), "r"(shared_address(&barrier)), "r"(column), "r"(head), "r"(row),
+        "h"(uint16_t{(1 << kCluster) - 1}), "l"(static_cast<uint64_t>(keep))
+        : "memory");
+}
+
 /// Bytes as they lie in memory; both ends and their number are multiples of 16.
 __device__ __forceinline__ void copy_bytes(void* to, void const* from, uint32_t bytes, Barrier& barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -56,13 +69,19 @@ __device__ __forceinline__ void add_wait_read() { asm volatile("cp.async.bulk.wa
 __device__ __forceinline__ void add_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 /// The rows [row, row + kRows) of a head as a tile [kRows, kColumns]. The barrier expects
-/// tile_bytes<kRows, kColumns>(). kUnroll 1 takes the fewest registers.
-template <int kRows, int kColumns, int kUnroll = kPanels<kColumns>>
+/// tile_bytes<kRows, kColumns>(). kUnroll 1 takes the fewest registers. kCluster: thread blocks of the
+/// cluster, which all get the tile.
+template <int kRows, int kColumns, int kUnroll = kPanels<kColumns>, int kCluster = 1>
 __device__ __forceinline__ void copy_tile(unsigned char* to, CUtensorMap const& map, Barrier& barrier, int32_t head,
                                           int32_t row, Keep keep = Keep::normal) {
 #pragma unroll kUnroll
-    for (int panel = 0; panel < kPanels<kColumns>; ++panel)
-        copy_box(to + panel * panel_bytes<kRows>(), map, barrier, panel * kPanelColumns, head, row, keep);
+    for (int panel = 0; panel < kPanels<kColumns>; ++panel) {
+        unsigned char* const at = to + panel * panel_bytes<kRows>();
+        if constexpr (kCluster > 1)
+            multicast_box<kCluster>(at, map, barrier, panel * kPanelColumns, head, row, keep);
+        else
+            copy_box(at, map, barrier, panel * kPanelColumns, head, row, keep);
+    }
 }
 
 }  // namespace perigee::hopper

@@ -197,6 +197,15 @@ std::vector<int32_t> every_length(int32_t longest) {
     return borders;
 }
 
+/// `copies` of each head's row, one after the other.
+std::vector<double> for_each_head(std::vector<double> const& rows, int64_t copies, int64_t dim) {
+    std::vector<double> result;
+    result.reserve(rows.size() * static_cast<size_t>(copies));
+    for (auto row = rows.begin(); row != rows.end(); row += dim)
+        for (int64_t i = 0; i < copies; ++i) result.insert(result.end(), row, row + dim);
+    return result;
+}
+
 TEST_P(GpuDenseKernels, DocumentsOfEveryLength) {
     for (int64_t const dim : {64, 96, 128})
         expect_right({.cu_seqlens = every_length(200), .heads = 2, .kv_heads = 1, .head_dim = dim}, GetParam());
@@ -210,9 +219,24 @@ TEST_P(GpuDenseKernels, LongAndEmptyDocuments) {
 }
 
 TEST_P(GpuDenseKernels, AnyGroupSize) {
-    for (auto const& [H, G] : {std::pair{1, 1}, {4, 4}, {3, 1}, {7, 1}, {8, 2}, {16, 1}})
+    for (auto const& [H, G] : {std::pair{1, 1}, {4, 4}, {3, 1}, {7, 1}, {6, 1}, {8, 2}, {16, 1}})
         for (int64_t const dim : {64, 96, 128})
             expect_right({.cu_seqlens = {0, 100, 333}, .heads = H, .kv_heads = G, .head_dim = dim}, GetParam());
+}
+
+/// Heads of an even group come in pairs that share keys and values; with keys and values of its own each comes alone.
+TEST_P(GpuDenseKernels, PairsOfHeadsGiveTheBitsOfHeadsAlone) {
+    if (!is_forward()) GTEST_SKIP() << "of the forward only";
+    std::vector<int32_t> borders = every_length(130);
+    for (int32_t const length : {1500, 2700}) borders.push_back(borders.back() + length);
+    for (int64_t const dim : {64, 96, 128})
+        for (auto const& [H, G] : {std::pair{8, 2}, {6, 1}}) {
+            auto const pairs = make_problem({.cu_seqlens = borders, .heads = H, .kv_heads = G, .head_dim = dim});
+            auto alone = pairs;
+            alone.kv_heads = H;
+            alone.k = for_each_head(pairs.k, H / G, dim), alone.v = for_each_head(pairs.v, H / G, dim);
+            EXPECT_EQ(Problem(pairs).forward(), Problem(alone).forward()) << H << "/" << G << " heads of " << dim;
+        }
 }
 
 TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
@@ -380,6 +404,20 @@ TEST_P(GpuDenseKernels, AWindowEndsWhatQueriesSee) {
     for (int64_t const dim : {64, 96, 128})
         for (int64_t const window : {1, 2, 63, 64, 65, 127, 128, 129, 200, 256, 700, 5000}) {
             auto const p = make_problem({.cu_seqlens = {0, 1, 130, 130, 700, 1300}, .head_dim = dim});
+            auto const reference = windowed_reference(p, window);
+            std::string const what = fmt::format("head size {}, window {}", dim, window);
+            if (is_forward())
+                expect_right(Problem(p, window).forward(), reference, what);
+            else
+                expect_right(Problem(p, window).backward(reference, is_deterministic()), reference, what);
+        }
+}
+
+/// More heads in a group than row tiles in shared memory: which of these the document ends in differs by head.
+TEST_P(GpuDenseKernels, AWindowOfALargeGroup) {
+    for (int64_t const dim : {64, 96, 128})
+        for (int64_t const window : {65, 200, 700}) {
+            auto const p = make_problem({.cu_seqlens = {0, 1, 130, 700}, .heads = 7, .kv_heads = 1, .head_dim = dim});
             auto const reference = windowed_reference(p, window);
             std::string const what = fmt::format("head size {}, window {}", dim, window);
             if (is_forward())

@@ -52,7 +52,7 @@ void describe(Schema& schema, OptimizerOptions& options) {
              "updated; the same bits, 8 bytes a parameter less on the GPU and as many to copy each way in a step")
         .choice("moments", options.moments, {{"fp32", MomentPrecision::fp32}, {"bf16", MomentPrecision::bf16}},
                 "type of the stored moments; bf16 uses stochastic rounding, so that small updates count on average, "
-                "and saves 4 bytes per parameter");
+                "and saves 4 bytes per parameter; may change where a run resumes");
 }
 
 AdamWOptimizer::Packed::Packed(Ops& ops, int64_t elements)

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/log.h"
 #include "checkpoint/manifest.h"
 #include "hf/schema_json.h"
+#include "train/session.h"
+#include "train/snapshot.h"
 
 namespace perigee {
 
@@ -116,6 +119,28 @@ std::string data_changes(std::map<std::string, std::string> const& before,
     return lines;
 }
 
+/// How the tensors of a checkpoint fit the parameters that a run trains.
+struct Fit {
+    std::string misfit;                 ///< the first that is missing or has another shape; empty: all fit
+    std::vector<std::string> left_out;  ///< weights that this model does not have
+};
+Fit fit(Checkpoint const& then, RunOptions const& now) {
+    Fit found;
+    std::set<std::string> wanted;
+    for (ParamSpec const& spec : split(params_of(now)).trained) {
+        wanted.insert(spec.name);
+        auto const stored = then.tensors().find(spec.name);
+        if (!found.misfit.empty() || (stored != then.tensors().end() && stored->second == spec.shape)) continue;
+        found.misfit = stored == then.tensors().end() ? fmt::format("it has no `{}`", spec.name)
+                                                      : fmt::format("`{}` is {} there and {} here", spec.name,
+                                                                    stored->second.str(), spec.shape.str());
+    }
+    for (auto const& [name, shape] : then.tensors())
+        if (!name.starts_with(kFirstMoment) && !name.starts_with(kSecondMoment) && !wanted.contains(name))
+            found.left_out.push_back(name);
+    return found;
+}
+
 }  // namespace
 
 std::string options_text(RunOptions const& options) { return json_of(options).dump(); }
@@ -180,12 +205,22 @@ std::vector<std::string> compare(Checkpoint const& then, RunOptions const& now,
                         "are the same cannot be checked",
                         then.folder().string())};
     auto const model = model_changes(*before, now);
-    if (!model.empty() && !now.checkpoint.allow_model_change)
+    Fit const tensors = model.empty() ? Fit{} : fit(then, now);
+    if (!model.empty() && (!now.checkpoint.allow_model_change || !tensors.misfit.empty()))
         fail(Category::config,
              "{} is of another model; these keys differ, the checkpoint's value first:\n{}\nGive them the checkpoint's "
-             "values, or train the other model from these weights with checkpoint.allow_model_change=true",
-             then.folder().string(), to_string(model));
+             "values{}",
+             then.folder().string(), to_string(model),
+             tensors.misfit.empty()
+                 ? ", or train the other model from these weights with checkpoint.allow_model_change=true"
+                 : fmt::format(". The other model cannot have these weights: {}", tensors.misfit));
     std::vector<std::string> sentences;
+    if (!tensors.left_out.empty())
+        sentences.push_back(
+            fmt::format("this model has no place for {} of the checkpoint's {} weight tensors, `{}` the "
+                        "first: they are left out",
+                        tensors.left_out.size(), tensors.left_out.size() + split(params_of(now)).trained.size(),
+                        tensors.left_out.front()));
     auto const different = changes(*before, now);
     std::string const options = different.empty() ? "" : fmt::format("\n{}", to_string(different));
     if (std::string const both = options + data_changes(then.state().data, data); !both.empty())

@@ -211,11 +211,22 @@ void Session::check_base(Checkpoint const& checkpoint) const {
     auto const found = info.find(RunState::kBase);
     std::string const then = found == info.end() ? "" : found->second;
     if (then == base_) return;
-    auto const named = [](std::string const& base) { return base.empty() ? std::string("no frozen weights") : base; };
+    std::string const folder = checkpoint.folder().string();
+    if (then.empty())
+        fail(Category::config,
+             "{} was trained with no weights frozen, and train.freeze or lora.rank freezes some here. A run keeps what "
+             "it "
+             "trains: begin another one with model.init_from={} and another output_dir",
+             folder, folder);
+    if (base_.empty())
+        fail(Category::config,
+             "{} was trained beside frozen weights, and nothing is frozen here. Give train.freeze and lora.rank the "
+             "checkpoint's values",
+             folder);
     fail(Category::checkpoint,
          "{} was trained beside other frozen weights: {} there, {} in this run, from {}. Name the model it began with "
          "in model.init_from",
-         checkpoint.folder().string(), named(then), named(base_),
+         folder, then, base_,
          options_.model.init_from.empty() ? fmt::format("seed {}", options_.seed) : options_.model.init_from);
 }
 
@@ -264,7 +275,10 @@ RunState Session::load_weights(std::optional<Checkpoint> const& found) {
 }
 
 void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const {
-    if (ops().device().is_host()) return checkpoint.read(parts);
+    auto const as_stored = [&](StoredTensor const& part) {
+        return checkpoint.dtype(part.name).value_or(part.values.dtype) == part.values.dtype;
+    };
+    if (ops().device().is_host() && std::ranges::all_of(parts, as_stored)) return checkpoint.read(parts);
     constexpr int64_t kStagedBytes = int64_t{1} << 30;
     for (size_t begin = 0; begin < parts.size();) {
         // Whole files are opened anew for every batch of tensors, so batches are large.
@@ -284,13 +298,16 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
         checkpoint.read(staged);
         for (size_t i = begin; i < end; ++i) {
             TensorView const from = staged[i - begin].values;
-            if (from.dtype == DType::f32)
+            if (from.dtype == DType::f32) {
                 upload(ops(), parts[i].values, from.as<float>());
-            else if (parts[i].values.dtype == from.dtype)
+            } else if (parts[i].values.dtype == from.dtype) {
                 ops().upload(parts[i].values, from.data);
-            else
-                fail(Category::checkpoint, "{}: `{}` is in bf16, and in fp32 here: see optimizer.moments",
-                     checkpoint.folder().string(), parts[i].name);
+            } else {
+                std::vector<float> wide(static_cast<size_t>(from.size()));
+                std::ranges::transform(std::span(from.as<bf16>(), wide.size()), wide.begin(),
+                                       [](bf16 x) { return to_float(x); });
+                upload(ops(), parts[i].values, wide.data());
+            }
         }
         begin = end;
     }

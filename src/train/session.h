@@ -96,7 +96,7 @@ class Session {
     /// Throws Category::checkpoint if the checkpoint was trained with other frozen weights.
     void check_base(Checkpoint const& checkpoint) const;
 
-    /// Fills `parts`, which lie on the device, from a checkpoint, rounding where they are narrower than what it stores.
+    /// Fills `parts`, which lie on the device, from a checkpoint: rounded or widened where it stores another type.
     void read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const;
     /// Fills parts of a layout's weights, which lie on the device, from the folder in `model.init_from`
     /// (`lora.init_from` for adapters). A rank reads only the bytes of its parts. Collective: all ranks succeed or

@@ -106,7 +106,7 @@ TEST_F(Described, ResumingAnotherModelIsRefusedWithEveryKeyUnlessAllowed) {
         std::string const name = key.substr(0, key.find('='));
         RunOptions const changed = options({key, "train.steps=3"});
         EXPECT_THAT(train(changed), AllOf(HasSubstr("config error: "), HasSubstr("another model"), HasSubstr(name),
-                                          HasSubstr("allow_model_change")));
+                                          AnyOf(HasSubstr("allow_model_change"), HasSubstr("cannot have these"))));
     }
     std::string const both = train(options({"model.rope_theta=500000", "attention.top_k=1"}));
     EXPECT_THAT(both,
@@ -114,6 +114,24 @@ TEST_F(Described, ResumingAnotherModelIsRefusedWithEveryKeyUnlessAllowed) {
     EXPECT_THAT(both, Not(HasSubstr("hidden_size")));
     EXPECT_THAT(train(options({"model.rope_theta=500000", "train.steps=3", "checkpoint.allow_model_change=true"})),
                 AllOf(HasSubstr("model.rope_theta: 10000.0 -> 500000.0"), HasSubstr("finished at step 3")));
+}
+
+TEST_F(Described, AModelThatTheTensorsDoNotFitIsRefusedEvenWhereAnotherIsAllowed) {
+    train(options());
+    std::string const allow = "checkpoint.allow_model_change=true";
+    for (auto const& [key, why] : {std::pair{"model.hidden_size=64", "`model.embed_tokens.weight` is ["},
+                                   {"model.num_hidden_layers=3", "it has no `model.layers.2.input_layernorm.weight`"},
+                                   {"attention.key_conv=3", "it has no `model.layers.0.self_attn.k_conv"}})
+        for (std::vector<std::string> const& also : {std::vector<std::string>{}, {allow}}) {
+            std::vector<std::string> overrides = {key, "train.steps=3"};
+            overrides.insert(overrides.end(), also.begin(), also.end());
+            EXPECT_THAT(train(options(overrides)),
+                        AllOf(HasSubstr("config error: "), HasSubstr("cannot have these weights: "), HasSubstr(why)));
+        }
+    EXPECT_THAT(train(options({"model.num_hidden_layers=1", "train.steps=3", allow})),
+                AllOf(HasSubstr("this model has no place for 9 of the checkpoint's "),
+                      HasSubstr("`model.layers.1.input_layernorm.weight` the first: they are left out"),
+                      HasSubstr("finished at step 3")));
 }
 
 TEST_F(Described, AnotherWayToWriteTheSameModelIsNone) {

@@ -134,6 +134,20 @@ TEST(PrecisionOfTraining, OfMomentsInBf16ResumesBitForBit) {
     expect_to_resume(narrow, 1, 2, {"parallel.shard=weights"});
 }
 
+TEST(PrecisionOfTraining, OfMomentsMayChangeWhereARunResumes) {
+    for (auto const& [then, now] : {std::pair{"fp32", "bf16"}, {"bf16", "fp32"}}) {
+        auto const with = [](std::string const& moments) {
+            return std::vector<std::string>{"precision.linear=bf16", "optimizer.moments=" + moments};
+        };
+        testing::MemoryFileSystem files;
+        std::vector<double> const whole = train(with(then), 1, files, 2);
+        std::vector<double> const rest = train(with(now), 1, files);
+        ASSERT_EQ(rest.size(), 4u);
+        EXPECT_EQ(rest[0], whole[4]) << "the same weights";
+        for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(rest[i], whole[4 + i], 2e-2 * whole[4 + i]);
+    }
+}
+
 TEST(PrecisionOfTraining, OfMomentsInBf16DoesNotDependOnTheLayout) {
     testing::MemoryFileSystem files, other, wide;
     std::vector<double> const one = train({"precision.linear=bf16", "optimizer.moments=bf16"}, 1, files);

@@ -15,6 +15,7 @@
 #include "base/held_signals.h"
 #include "base/log.h"
 #include "base/printable.h"
+#include "base/standard_files.h"
 #include "base/stop_request.h"
 #include "comm/launch.h"
 #include "comm/launcher.h"
@@ -90,6 +91,8 @@ Trained load_trained(Job const& job) {
     if (found) follow(options, *found, {job.command.config, job.command.overrides}, world.rank() == 0);
     // Each rank reads and writes at its own pace here, so each has all of the weights.
     options.parallel.shard = ShardStage::none;
+    // Nothing is trained, so any number of ranks will do for the batch of a step.
+    options.train.global_batch_size = options.train.micro_batch_size * world.size();
     return {std::move(found), resolved(job, options, world.size())};
 }
 
@@ -102,6 +105,7 @@ int complete(Job const& job) {
 }
 
 int run_train(RunOptions const& as_configured, Job const& job) {
+    outlive_readers();  // of the log: a run goes on without them
     HostComm& world = job.launch.world();
     int const local_ranks = job.launch.local_size();
     RunOptions const options =

@@ -122,7 +122,6 @@ void print_precision(RunOptions const& options, MeshShape const& mesh) {
         layers += in_fp8_layers(precision, layer, model.num_hidden_layers);
     fmt::print("#\n# products of the blocks in training, {} of {} layers in FP8\n", layers, model.num_hidden_layers);
     fmt::print("#   {:<10} {:>24} {:>9} {:>9} {:>9}\n", "", "tokens x out x in", "forward", "dgrad", "wgrad");
-    double fp8 = 0, all = 3.0 * static_cast<double>(tokens * model.vocab_size / mesh.tp * model.hidden_size);
     for (auto const& [name, shape] : block_linears(model, tokens, chunk, mesh.tp)) {
         auto const [t, o, i] = shape;
         bool const quantised = takes_fp8(precision, shape);
@@ -130,11 +129,9 @@ void print_precision(RunOptions const& options, MeshShape const& mesh) {
         auto const in = [plain](bool yes) { return yes ? "fp8" : plain; };
         fmt::print("#   {:<10} {:>24} {:>9} {:>9} {:>9}\n", name, fmt::format("{} x {} x {}", t, o, i), in(quantised),
                    in(quantised), in(wgrad));
-        double const product = static_cast<double>(tokens * o) * static_cast<double>(i);
-        fp8 += static_cast<double>(layers) * product * (2 * quantised + wgrad);
-        all += static_cast<double>(model.num_hidden_layers) * product * 3;
     }
-    fmt::print("#   {:.1f}% of the FLOPs of all products, the classifier's included, in FP8\n", 100 * fp8 / all);
+    fmt::print("#   {:.1f}% of the FLOPs of all products, the classifier's included, in FP8\n",
+               100 * fp8_share(precision, model, tokens, chunk, mesh.tp));
 }
 
 /// What MoBA attends, from the first step that is under it.

@@ -1,9 +1,11 @@
 #include "app/app.h"
 #include "app/commit.h"
+#include "base/standard_files.h"
 #include "base/stop_request.h"
 
 int main(int argc, char** argv) {
     perigee::catch_stop_signals();  // first: nothing before this line can be stopped in order
+    perigee::open_standard_files();
     auto files = perigee::make_file_system();
-    return perigee::run_app(argc, argv, *files, PERIGEE_COMMIT);
+    return perigee::code_with_output_written(perigee::run_app(argc, argv, *files, PERIGEE_COMMIT));
 }

@@ -66,7 +66,7 @@ struct Field {
     /// checkpoint is compared by, and what eval and generate take from it, follows from this alone.
     bool defines_model = false;
     /// Another name of a key: read, and never written.
-    bool alias = false;
+    bool alias = false;  ///< another name of the field before it
     /// Of an integer: the word that stands for a value outside the range; empty: none.
     std::string word = {};
     int64_t word_value = 0;

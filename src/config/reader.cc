@@ -45,22 +45,23 @@ class Reader {
 
     /// A mapping over the fields of a schema; `path` is empty at the top.
     void read_section(Schema const& schema, std::string const& path, YamlNode const& node) {
-        std::unordered_map<std::string_view, int> first_lines;
+        std::unordered_map<Field const*, YamlNode const*> first_keys;
         for (auto const& [key, value] : node.entries) {
             if (findings_.full()) return;
             if (key->kind != YamlNode::Kind::scalar) {
                 findings_.add(key->place, fmt::format("a key must be a name, found {}", found(*key)));
                 continue;
             }
-            auto const [first, is_new] = first_lines.emplace(key->text, key->place.line);
-            if (Field const* field = find(schema, key->text); !field) {
+            Field const* const field = find(schema, key->text);
+            if (!field) {
                 unknown_key(schema, path, *key);
-            } else if (!is_new) {
-                findings_.add(key->place, fmt::format("duplicate key {}{}, first given on line {}", shown(key->text),
-                                                      in_section(path), first->second));
-            } else {
-                read_field(*field, joined(path, key->text), *value);
+                continue;
             }
+            auto const [first, is_new] = first_keys.emplace(named_by(schema, field), &*key);
+            if (is_new)
+                read_field(*field, joined(path, key->text), *value);
+            else
+                refuse_again(path, *key, *first->second);
         }
     }
 
@@ -88,6 +89,17 @@ class Reader {
     }
 
   private:
+    /// The field that an alias is another name of, or the field itself.
+    static Field const* named_by(Schema const& schema, Field const* field) {
+        while (field->alias && field != schema.fields().data()) --field;
+        return field;
+    }
+    void refuse_again(std::string const& path, YamlNode const& key, YamlNode const& first) {
+        std::string const also = key.text == first.text ? "" : fmt::format(" as {}", shown(first.text));
+        findings_.add(key.place, fmt::format("duplicate key {}{}, first given{} on line {}", shown(key.text),
+                                             in_section(path), also, first.place.line));
+    }
+
     static std::string in_section(std::string const& path) { return path.empty() ? "" : " in " + path; }
 
     void unknown_key(Schema const& schema, std::string const& path, YamlNode const& key) {

@@ -65,6 +65,22 @@ std::vector<NamedLinear> block_linears(ModelOptions const& model, int64_t tokens
             {"down", {mlp_tokens, hidden, intermediate}}};
 }
 
+double fp8_share(PrecisionOptions const& options, ModelOptions const& model, int64_t tokens, int64_t mlp_tokens,
+                 int64_t tp) {
+    int64_t const layers = model.num_hidden_layers;
+    double quantised_layers = 0;
+    for (int64_t layer = 0; layer < layers; ++layer) quantised_layers += in_fp8_layers(options, layer, layers);
+    double fp8 = 0, all = 3.0 * static_cast<double>(tokens * model.vocab_size / tp * model.hidden_size);
+    for (NamedLinear const& linear : block_linears(model, tokens, mlp_tokens, tp)) {
+        auto const [t, o, i] = linear.shape;
+        double const product = static_cast<double>(t * o) * static_cast<double>(i);
+        int const gradients = options.wgrad == GradientPrecision::fp8 ? 2 : 1;
+        if (takes_fp8(options, linear.shape)) fp8 += quantised_layers * product * (1 + gradients);
+        all += static_cast<double>(layers) * product * 3;
+    }
+    return fp8 / all;
+}
+
 char const* to_string(Operand operand) {
     switch (operand) {
         case Operand::input:

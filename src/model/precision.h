@@ -52,6 +52,10 @@ struct NamedLinear {
 };
 inline constexpr int64_t kBlockLinears = 4;
 std::vector<NamedLinear> block_linears(ModelOptions const& model, int64_t tokens, int64_t mlp_tokens, int64_t tp);
+/// FP8's share of the FLOPs of all products of a training step, the classifier's included, 0 to 1. Arguments as of
+/// block_linears().
+double fp8_share(PrecisionOptions const& options, ModelOptions const& model, int64_t tokens, int64_t mlp_tokens,
+                 int64_t tp);
 
 /// What a layer's products are made of, of which a report has numbers. The gradient of SwiGLU's input is not among
 /// them where SwiGLU's backward quantises it (docs/fp8.md).

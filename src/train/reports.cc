@@ -26,6 +26,14 @@ void Trainer::record(Launched const& launched) {
                                      devices));
 }
 
+void Trainer::say_precision() const {
+    if (options_.precision.linear == LinearPrecision::bf16) return;
+    int64_t const tokens = options_.train.micro_batch_size * options_.data.sequence_length / mesh_.shape().cp;
+    int64_t const chunk = options_.train.mlp_chunk == 0 ? tokens : std::min(options_.train.mlp_chunk, tokens);
+    log::info("FP8 takes {:.1f}% of the FLOPs of all products; `perigee check` names them",
+              100 * fp8_share(options_.precision, options_.model, tokens, chunk, mesh_.shape().tp));
+}
+
 void Trainer::say_attention() const {
     AttentionOptions const& attention = options_.attention;
     auto const step = next_moba_step(attention, state_.step);

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/stop_request.h"
+#include "checkpoint/agree.h"
 #include "checkpoint/folders.h"
 #include "data/chat_record.h"
 #include "data/fingerprint.h"
@@ -77,6 +78,7 @@ void Trainer::start() {
     std::string const of_them = trained == all ? "" : fmt::format(", {} of them trained", format_count(trained));
     log::info("{} parameters{}, {}; {}", format_count(all), of_them, layout_text(mesh_, session_.ops()),
               train_data_->summary());
+    say_precision();
     state_.seed = static_cast<uint64_t>(options_.seed);
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
     state_.options = options_text(options_);
@@ -87,7 +89,7 @@ void Trainer::start() {
     HostComm& world = mesh_.world();
     std::string const run_id = world.broadcast_text(folder_ ? folder_->run_id() : "", 0);
     auto const found =
-        find_checkpoint(options_.checkpoint, options_.output_dir, world, session_.files(), Damaged::set_aside, run_id);
+        find_checkpoint(where_to_begin(), options_.output_dir, world, session_.files(), Damaged::set_aside, run_id);
     session_.load_frozen();
     if (!session_.base().empty()) state_.info[RunState::kBase] = session_.base();
     if (found) {
@@ -116,14 +118,39 @@ void Trainer::note_chat_template() {
     if (record) state_.info[RunState::kChatTemplate] = record->text;
 }
 
+CheckpointOptions Trainer::where_to_begin() {
+    CheckpointOptions where = options_.checkpoint;
+    Path const root = checkpoint_root(options_.output_dir), named(where.resume);
+    if (where.resume == "auto" || where.resume == "best" || where.resume == "never" ||
+        named.lexically_normal().parent_path() == root.lexically_normal())
+        return where;
+    auto const began_there = [&](StepFolder const& step) {
+        try {
+            auto const then = options_in(session_.files(), root / step.name);
+            return then && then->checkpoint.resume == where.resume;
+        } catch (Error const&) {  // damaged: another one may say it
+            return false;
+        }
+    };
+    bool goes_on = false;
+    agree(mesh_.world(), [&] {
+        if (mesh_.world().rank() == 0) goes_on = std::ranges::any_of(step_folders(session_.files(), root), began_there);
+    });
+    if (mesh_.world().sum(int64_t{goes_on}) == 0) return where;
+    log::info("this run began from {} and goes on from its own checkpoints", where.resume);
+    where.resume = "auto";
+    return where;
+}
+
 void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
     RunState const& then = found.state();
     auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
     if (!steps.empty() && steps.front().step > then.step)
-        fail(Category::config,
-             "checkpoint.resume goes back to step {}, but {} holds {}, which a later `resume: auto` would prefer: "
-             "choose another output_dir, or remove the later checkpoints",
-             then.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
+        fail(
+            Category::config,
+            "checkpoint.resume goes back to step {}, but {} holds {}, which a later `resume: auto` would prefer: go on "
+            "from that one with checkpoint.resume=auto, choose another output_dir, or remove the later checkpoints",
+            then.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
     session_.check_base(found);
     for (std::string const& sentence : compare(found, options_, state_.data))
         if (folder_) log::warn("{}", sentence);

@@ -58,6 +58,9 @@ class Trainer {
     void resume(Checkpoint const& found, std::string const& run_id);
     void note_chat_template();
     void take_run_id(Checkpoint const& found, std::string const& run_id);
+    /// As checkpoint.resume says; but a run that began from the folder named there goes on from its own checkpoints, so
+    /// that the same command starts it again. Collective.
+    CheckpointOptions where_to_begin();
     bool told_to_stop();
     bool may_begin();
     /// The newest checkpoint whose weights a step before `step` has found good, else the oldest one; 0 where there is
@@ -77,6 +80,7 @@ class Trainer {
     void report(StepReport const& report);
     /// A row of the log, where one is due: its rates are means since the last one.
     void log_step(StepReport const& report, double seconds_left);
+    void say_precision() const;  ///< which share of the products' FLOPs is in FP8
     /// Says which share of the causal keys MoBA attends, now or from a later step on, by the first micro-batch.
     void say_attention() const;
     bool evaluation_due() const;  ///< of the state after the last step

@@ -103,6 +103,13 @@ TEST(RunOptionsYaml, NamesTheLikelyKey) {
     EXPECT_THAT(refusal("train: {batch_size: 0}\n"), HasSubstr("known are steps, epochs, global_batch_size"));
 }
 
+TEST(RunOptionsYaml, TakeAnOptionByOneOfItsNames) {
+    EXPECT_THAT(refusal("parallel:\n  shard: weights\n  zero: false\n"),
+                HasSubstr("f.yaml:3:3: duplicate key \"zero\" in parallel, first given as \"shard\" on line 2"));
+    EXPECT_THAT(refusal("parallel: {zero: true, shard: none}\n"), HasSubstr("first given as \"zero\" on line 1"));
+    EXPECT_EQ(with("parallel: {zero: true}\n").parallel.shard, ShardStage::optimizer);
+}
+
 TEST(RunOptionsYaml, OfAMissingFileNamesIt) {
     try {
         load_config("/nowhere/at_all.yaml", {});

@@ -134,6 +134,18 @@ TEST_F(Described, AModelThatTheTensorsDoNotFitIsRefusedEvenWhereAnotherIsAllowed
                       HasSubstr("finished at step 3")));
 }
 
+TEST_F(Described, ARunThatBeganFromAFolderGoesOnByTheSameCommand) {
+    train(options({}, "first"));
+    std::string const from = "checkpoint.resume=" + (checkpoint_root(folder_.path() / "first") / step_name(2)).string();
+    EXPECT_THAT(train(options({from, "train.steps=3"}, "second")), HasSubstr("resumed at step 2 from"));
+    EXPECT_THAT(train(options({from, "train.steps=4"}, "second")),
+                AllOf(HasSubstr("goes on from its own checkpoints"), HasSubstr("resumed at step 3 from")));
+    std::string const back =
+        "checkpoint.resume=" + (checkpoint_root(folder_.path() / "second") / step_name(3)).string();
+    EXPECT_THAT(train(options({back, "train.steps=5"}, "second")),
+                AllOf(HasSubstr("goes back to step 3"), HasSubstr("go on from that one with checkpoint.resume=auto")));
+}
+
 TEST_F(Described, AnotherWayToWriteTheSameModelIsNone) {
     train(options());
     EXPECT_THAT(train(options({"model.head_dim=8"})), AllOf(Not(HasSubstr("differ")), HasSubstr("resumed at step 2")));

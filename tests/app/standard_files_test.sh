@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Standard input, output and error that are closed, full, or read no more: no log in data files, no success without the
+# result, no run that ends with its reader. Any number of ranks evaluates.
+set -euo pipefail
+source "$PERIGEE_SOURCE/tests/support/mpi.sh"
+source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+perigee="$PERIGEE_BIN/perigee"
+short=("$scratch/run.yaml" train.steps=3 checkpoint.every=3 schedule.warmup_steps=1)
+
+"$perigee" train "${short[@]}" output_dir="$scratch/closed" 0<&- 1>&- 2>&- || complain "closed: exit $?"
+python3 - "$scratch/closed" <<'PY' || complain "closed: the log is in metrics.jsonl"
+import json, sys
+steps = [json.loads(line) for line in open(sys.argv[1] + "/metrics.jsonl")]
+assert sum("loss" in step for step in steps) == 3, steps
+assert "saved step 3" in open(sys.argv[1] + "/log.txt").read()
+PY
+"$perigee" checkpoint verify "$scratch/closed/checkpoints/step_00000003" >/dev/null || complain "closed: the checkpoint"
+
+for command in "eval ${short[*]} output_dir=$scratch/closed eval.samples=2" \
+    "checkpoint inspect $scratch/closed/checkpoints/step_00000003" "check ${short[*]}"; do
+    code=0
+    # shellcheck disable=SC2086  # a command and its arguments
+    "$perigee" $command >/dev/full 2>"$scratch/log" || code=$?
+    [ "$code" = 3 ] || complain "full: exit $code of ${command%% *}"
+    grep -q "standard output has not taken the result: " "$scratch/log" || complain "full: not said by ${command%% *}"
+done
+
+"$perigee" train "${short[@]}" train.steps=30 checkpoint.every=30 output_dir="$scratch/pipe" 2>&1 >/dev/null | head -n 1 >/dev/null
+[ "${PIPESTATUS[0]}" = 0 ] || complain "no reader: exit ${PIPESTATUS[0]}"
+[ -d "$scratch/pipe/checkpoints/step_00000030" ] || complain "no reader: the run has not ended"
+
+ranks 3 "$perigee" eval "${short[@]}" output_dir="$scratch/closed" eval.samples=5 || complain "three ranks evaluate"
+grep -q '"eval_loss"' "$scratch/printed" || complain "three ranks: no loss"
+verdict

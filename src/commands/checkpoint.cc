@@ -1,10 +1,13 @@
-// Looks into checkpoints and Hugging Face folders: `perigee checkpoint inspect FOLDER`, `verify FOLDER`, `diff A B`.
+// Looks into runs, checkpoints and Hugging Face folders: `perigee checkpoint inspect FOLDER`, `verify FOLDER`,
+// `diff A B`.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
+#include "base/bf16.h"
 #include "base/printable.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "commands/command.h"
 #include "hf/config.h"
@@ -18,10 +21,26 @@ namespace {
 
 constexpr int64_t kChunkElements = int64_t{1} << 24;
 
-/// The folder itself, or the newest checkpoint of a run.
+enum class FolderKind { run, checkpoint, hugging_face };
+
+/// Throws Category::config where it is none of them.
+FolderKind kind_of(FileSystem& files, Path const& folder) {
+    auto const has = [&](char const* name) { return files.exists(folder / name); };
+    if (has(kManifestName) || has("rank_0000.h5")) return FolderKind::checkpoint;  // one may have lost its manifest
+    if (has("run.json") || files.exists(checkpoint_root(folder))) return FolderKind::run;
+    if (has(kConfigName) || has(kWeightsName) || has(kIndexName)) return FolderKind::hugging_face;
+    std::string hint;
+    if (!files.exists(folder))
+        hint = ": it does not exist";
+    else if (files.is_directory(folder) && !step_folders(files, folder).empty())
+        hint = ": name the run that it belongs to, or one of the checkpoints in it";
+    fail(Category::config, "{} is neither a run, a checkpoint nor a Hugging Face folder{}", folder.string(), hint);
+}
+
+/// The folder itself, or the newest whole checkpoint of a run.
 Path resolve(FileSystem& files, Path const& folder) {
-    if (files.exists(folder / kManifestName) || !files.exists(checkpoint_root(folder.string()))) return folder;
-    auto const found = find_latest(files, *make_single_host_comm(), checkpoint_root(folder.string()));
+    if (kind_of(files, folder) != FolderKind::run) return folder;
+    auto const found = find_latest(files, *make_single_host_comm(), checkpoint_root(folder));
     if (!found) fail(Category::checkpoint, "there is no checkpoint in {}", folder.string());
     return found->folder();
 }
@@ -35,7 +54,7 @@ Manifest read_manifest(FileSystem& files, Path const& folder) {
 class Tensors {
   public:
     Tensors(FileSystem& files, Path const& folder) {
-        if (files.exists(folder / kManifestName)) {
+        if (kind_of(files, folder) == FolderKind::checkpoint) {
             manifest_ = read_manifest(files, folder);
             checkpoint_ = Checkpoint::open(files, folder);
             shapes_ = checkpoint_->tensors();
@@ -60,8 +79,11 @@ class Tensors {
                 return read_as<float>(values, from_checkpoint);
             case DType::f64:
                 return read_as<double>(values, from_checkpoint);
+            case DType::bf16:
+                return read_as<bf16>(values, from_checkpoint);
             default:
-                fail(Category::checkpoint, "tensor `{}` is {}; f32 and f64 can be compared", name, to_string(type));
+                fail(Category::checkpoint, "tensor `{}` is {}; f32, f64 and bf16 can be compared", name,
+                     to_string(type));
         }
     }
 
@@ -70,7 +92,12 @@ class Tensors {
     static void read_as(std::span<double> values, Read&& read) {
         std::vector<Real> raw(values.size());
         read(raw);
-        std::ranges::copy(raw, values.begin());
+        std::ranges::transform(raw, values.begin(), [](Real x) -> double {
+            if constexpr (std::is_same_v<Real, bf16>)
+                return to_float(x);
+            else
+                return x;
+        });
     }
 
     Manifest manifest_;
@@ -173,19 +200,72 @@ void inspect_hugging_face(FileSystem& files, Path const& folder) {
                     config.attention ? "; with MoBA's settings" : "");
 }
 
+void print_whole(Checkpoint const& checkpoint) {
+    print_printable("{}: every file is what the manifest says; {} tensors, each stored once\n",
+                    checkpoint.folder().string(), checkpoint.tensors().size());
+}
+
+/// Every checkpoint of a run, newest first. Throws Category::checkpoint where one is not whole, or none is there.
+void verify_run(FileSystem& files, Path const& run) {
+    Path const root = checkpoint_root(run);
+    std::vector<StepFolder> folders;
+    std::vector<std::string> aside;
+    if (files.exists(root)) {
+        folders = step_folders(files, root);
+        auto const replaced = step_folders(files, root, kReplacedSuffix);
+        folders.insert(folders.end(), replaced.begin(), replaced.end());
+        std::ranges::stable_sort(folders, std::greater{}, &StepFolder::step);
+        aside = set_aside_before(files, root);
+    }
+    size_t seen = 0, bad = 0;
+    auto const alone = make_single_host_comm();
+    for (StepFolder const& folder : folders) {
+        Path const path = root / folder.name;
+        try {
+            print_whole(Checkpoint::open(files, *alone, path, {.step = folder.step, .run_id = {}}));
+        } catch (Error const& e) {
+            if (!files.exists(path)) continue;  // a run that goes on has removed it meanwhile
+            bool const damaged = dynamic_cast<DamagedError const*>(&e) != nullptr;
+            print_printable("{}: {}: {}\n", path.string(), damaged ? "damaged" : "cannot be verified", e.what());
+            ++bad;
+        }
+        ++seen;
+    }
+    for (std::string const& name : aside) print_printable("{}: set aside as damaged\n", (root / name).string());
+    if (seen == 0) fail(Category::checkpoint, "there is no checkpoint in {}", run.string());
+    if (bad > 0)
+        fail(Category::checkpoint, "not every checkpoint in {} is whole: {} of {} are", root.string(), seen - bad,
+             seen);
+}
+
+void verify(FileSystem& files, Path const& folder) {
+    switch (kind_of(files, folder)) {
+        case FolderKind::run:
+            return verify_run(files, folder);
+        case FolderKind::checkpoint:
+            return print_whole(Checkpoint::open(files, folder));
+        case FolderKind::hugging_face:
+            fail(Category::config,
+                 "{} is a Hugging Face folder: it has no hashes to verify. `perigee checkpoint inspect` checks its "
+                 "tensors' names and shapes",
+                 folder.string());
+    }
+}
+
+void inspect(FileSystem& files, Path const& named) {
+    Path const folder = resolve(files, named);
+    if (kind_of(files, folder) == FolderKind::checkpoint)
+        inspect_checkpoint(files, folder);
+    else
+        inspect_hugging_face(files, folder);
+}
+
 int run(std::string const& command, std::vector<Path> const& folders, FileSystem& files) {
     if (command == "diff") return diff(files, folders[0], folders[1]);
-    Path const folder = resolve(files, folders[0]);
-    bool const is_checkpoint = files.exists(folder / kManifestName);
-    if (command == "verify" && is_checkpoint) {
-        Checkpoint const checkpoint = Checkpoint::open(files, folder);
-        print_printable("{}: every file is what the manifest says; {} tensors, each stored once\n", folder.string(),
-                        checkpoint.tensors().size());
-    } else if (is_checkpoint) {
-        inspect_checkpoint(files, folder);
-    } else {
-        inspect_hugging_face(files, folder);
-    }
+    if (command == "verify")
+        verify(files, folders[0]);
+    else
+        inspect(files, folders[0]);
     return 0;
 }
 
@@ -207,7 +287,7 @@ Action declare_checkpoint(CLI::App& app) {
         sub->callback([typed, name] { typed->command = name; });
     };
     add("inspect", "List tensors, shapes, layout and hashes; reads no values", 1);
-    add("verify", "Check every file of a checkpoint against its hash", 1);
+    add("verify", "Check every file of a checkpoint, or of all checkpoints of a run, against its hash", 1);
     add("diff", "Difference per tensor: largest, relative, cosine; exit code 1 if there is any", 2);
     return [typed](FileSystem& files) { return run(typed->command, typed->folders, files); };
 }

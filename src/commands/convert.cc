@@ -40,7 +40,7 @@ void declare(CLI::App& app, ConvertOptions& options) {
                  "add adapters to the weights of their model; without it, write a folder in PEFT's format");
     app.add_option("--base", options.base,
                    "folder of the model that the run started from, for adapters and frozen weights; default: "
-                   "model.init_from of the run");
+                   "model.init_from of the run, or where that is empty, the random weights of its seed");
     app.add_option("--companions", options.companions, "folder with tokenizer files for the export");
 }
 
@@ -121,10 +121,12 @@ void convert(ConvertOptions const& options, FileSystem& files) {
     bool const is_hugging_face =
         !files.exists(options.source / kManifestName) && files.exists(options.source / kConfigName);
     std::string made = is_hugging_face ? "a checkpoint" : "a Hugging Face folder";
+    Path from = options.source;
     if (is_hugging_face) {
         import_checkpoint(files, options.source, options.output, show_progress(bar));
     } else {
         Checkpoint const checkpoint = open_source(files, options.source);
+        from = checkpoint.folder();  // of a run, the newest that is whole
         ExportOptions to = describe_checkpoint(files, options, checkpoint);
         if (auto const type = element_type(options.type)) to.type = *type;
         if (!options.companions.empty()) to.companions = options.companions;
@@ -138,7 +140,7 @@ void convert(ConvertOptions const& options, FileSystem& files) {
         if (adapters) made = "adapters in PEFT's format";
     }
     bar.clear();
-    print_printable("{}: {} of {}\n", options.output.string(), made, options.source.string());
+    print_printable("{}: {} of {}\n", options.output.string(), made, from.string());
 }
 
 }  // namespace

@@ -19,10 +19,11 @@ MergedWeights::MergedWeights(FileSystem& files, Checkpoint const& checkpoint, Mo
     bool const whole = std::ranges::all_of(
         base_params(model), [&](ParamSpec const& spec) { return checkpoint.tensors().contains(spec.name); });
     if (whole) return;
-    if (base.empty())
-        fail(Category::config,
-             "{} holds only what was trained: name the folder of the model that it began with by --base",
-             checkpoint.folder().string());
+    if (base.empty()) {
+        host_ = make_host_device();
+        ops_ = make_host_ops(*host_);
+        return;
+    }
     if (files.exists(base / kManifestName)) {
         base_checkpoint_ = std::make_unique<Checkpoint const>(Checkpoint::open(files, base));
         return;
@@ -49,13 +50,24 @@ void MergedWeights::read(std::vector<StoredTensor> const& parts) {
 
 void MergedWeights::read_base(StoredTensor const& part) {
     std::span<float> const values(part.values.as<float>(), static_cast<size_t>(part.values.size()));
-    if (base_checkpoint_)
+    if (ops_)
+        draw(part);
+    else if (base_checkpoint_)
         base_checkpoint_->read({part});
     else
         folder_->read(part.name, part.shard, values);
     std::vector<bf16> rounded(values.size());
     std::ranges::transform(values, rounded.begin(), to_bf16);
     fingerprint_.add(part.name, part.shard.global, 0, rounded);
+}
+
+/// The values with which the run began.
+void MergedWeights::draw(StoredTensor const& part) {
+    auto const specs = base_params(model_);
+    ParamSpec spec = *std::ranges::find(specs, part.name, &ParamSpec::name);
+    spec.unit = 0;
+    ParamLayout const layout({spec}, 1, 0);
+    initialise(*ops_, layout, {{layout.whole(), part.values.reshape({layout.size()})}}, checkpoint_.state().seed);
 }
 
 /// W += scale B A
@@ -76,14 +88,19 @@ void MergedWeights::add_adapter(StoredTensor const& part, std::string const& lay
 }
 
 void MergedWeights::check_base() const {
-    if (!folder_ && !base_checkpoint_) return;
+    if (!folder_ && !base_checkpoint_ && !ops_) return;
     auto const found = checkpoint_.state().info.find(RunState::kBase);
     std::string const then = found == checkpoint_.state().info.end() ? "" : found->second;
     std::string const now = BaseFingerprint::text(fingerprint_.sum());
-    if (then != now)
-        fail(Category::checkpoint,
-             "{} was trained with another model than {}: its weights have the fingerprint {}, not {}",
-             checkpoint_.folder().string(), base_.string(), now, then);
+    if (then == now) return;
+    std::string const folder = checkpoint_.folder().string();
+    if (ops_)
+        fail(Category::config,
+             "{} holds only what was trained, and the other weights are not the random ones of its seed {}, whose "
+             "fingerprint is {}, not {}: name the folder of the model that it began with by --base",
+             folder, checkpoint_.state().seed, now, then.empty() ? "none" : then);
+    fail(Category::checkpoint, "{} was trained with another model than {}: its weights have the fingerprint {}, not {}",
+         folder, base_.string(), now, then);
 }
 
 }  // namespace perigee

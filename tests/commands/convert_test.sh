@@ -28,7 +28,7 @@ YAML
 perigee train run.yaml >log 2>&1 || fail "training: $(cat log)"
 
 perigee convert run hf >out
-[ "$(cat out)" = "hf: a Hugging Face folder of run" ] || fail "convert said: $(cat out)"
+[ "$(cat out)" = "hf: a Hugging Face folder of run/checkpoints/step_00000003" ] || fail "convert said: $(cat out)"
 grep -q '"LlamaForCausalLM"' hf/config.json || fail "architecture: $(cat hf/config.json)"
 grep -q '"kind": "moba"' hf/config.json || fail "the attention of the last step: $(cat hf/config.json)"
 cp -r run/checkpoints/step_00000003 moved

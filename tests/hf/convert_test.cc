@@ -9,7 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/example.h"
+#include "hf/base_fingerprint.h"
 #include "hf/hf_folder.h"
+#include "ops/ops.h"
 #include "support/fault_file_system.h"
 #include "support/temporary_folder.h"
 
@@ -157,6 +159,72 @@ TEST(Convert, adapters_are_merged_into_weights_and_leave_biases_as_they_are) {
         }
     }
     EXPECT_EQ(adapted, 6u);
+}
+
+/// A run from random weights that trained the second half of its tensors: the checkpoint has no others. `info` gets the
+/// fingerprint of the frozen ones.
+struct HalfTrained {
+    static constexpr uint64_t kSeed = 42;
+    std::map<std::string, std::vector<float>> all;
+    Tensors trained;
+    RunState state = example_state(7);
+
+    explicit HalfTrained(ModelOptions const& model) {
+        auto const host = make_host_device();
+        auto const ops = make_host_ops(*host);
+        ParamLayout const layout(llama_params(model), 1, 0);
+        std::vector<float> values = poisoned<float>(layout.size());
+        TensorView const flat(values.data(), {layout.size()});
+        initialise(*ops, layout, {{layout.whole(), flat}}, kSeed);
+        BaseFingerprint frozen;
+        for (ParamLayout::Entry const& entry : layout.entries()) {
+            std::string const& name = entry.spec.name;
+            auto const* const begin = values.data() + entry.offset;
+            std::vector<float> own(begin, begin + entry.local.size());
+            if (&entry - layout.entries().data() < std::ssize(layout.entries()) / 2) {
+                std::vector<bf16> rounded(own.size());
+                std::ranges::transform(own, rounded.begin(), to_bf16);
+                frozen.add(name, entry.spec.shape, 0, rounded);
+            } else {
+                for (float& x : own) x += 1;
+                trained.add(name, DType::f32, entry.spec.shape, 9);
+                std::memcpy(trained.all[name].bytes.data(), own.data(), own.size() * sizeof(float));
+            }
+            all[name] = std::move(own);
+        }
+        state.seed = kSeed;
+        state.info[RunState::kBase] = BaseFingerprint::text(frozen.sum());
+    }
+    Checkpoint saved(FileSystem& files, Path const& root) {
+        auto parts = whole_parts(trained);
+        save_checkpoint(files, *make_single_host_comm(), root, state, views(parts), {});
+        return Checkpoint::open(files, root / "step_00000007");
+    }
+};
+
+TEST(Convert, FrozenWeightsOfARunFromRandomOnesAreDrawnAgainFromItsSeed) {
+    MemoryFileSystem files;
+    ExportOptions options;
+    options.model = parse_hf_config(small_config("qwen2", false), "config").model;
+    HalfTrained run(options.model);
+    ASSERT_LT(run.trained.all.size(), run.all.size());
+    export_folder(files, run.saved(files, "/run"), options, "/out", [](int64_t, int64_t) {});
+    convert_in(files, "/out", "/again");
+    EXPECT_EQ(tensors_of(files, "/again"), run.all);
+}
+
+TEST(Convert, FrozenWeightsThatTheSeedDoesNotGiveAreRefused) {
+    MemoryFileSystem files;
+    ExportOptions options;
+    options.model = parse_hf_config(small_config("llama", false), "config").model;
+    HalfTrained run(options.model);
+    ++run.state.seed;
+    Checkpoint const checkpoint = run.saved(files, "/run");
+    std::string const error =
+        error_of(Category::config, [&] { export_folder(files, checkpoint, options, "/out", [](int64_t, int64_t) {}); });
+    EXPECT_THAT(error, HasSubstr("are not the random ones of its seed 43"));
+    EXPECT_THAT(error, HasSubstr("name the folder of the model that it began with by --base"));
+    EXPECT_FALSE(files.exists("/out") || files.exists("/out.tmp"));
 }
 
 TEST(Convert, files_hold_at_most_the_bytes_asked_for_and_the_index_adds_up) {

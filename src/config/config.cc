@@ -51,6 +51,9 @@ RunOptions defaults_of(Path const& folder) {
     RunOptions options;
     auto const files = make_file_system();
     if (!files->exists(folder)) fail(Category::config, "model.init_from: there is no folder {}", folder.string());
+    if (!says_its_model(*files, folder))
+        fail(Category::config, "model.init_from: {} has neither {} nor a checkpoint's manifest", folder.string(),
+             kConfigName);
     for (char const* tokenizer : {"tokenizer.json", "tokenizer.model"})
         if (files->exists(folder / tokenizer)) options.data.tokenizer = folder.string();
     if (!files->exists(folder / kConfigName)) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/manifest.h"
 #include "hf/schema_json.h"
 #include "io/strict_json.h"
 
@@ -321,6 +322,10 @@ HfConfig parse_hf_config(std::string text, std::string const& where) {
     config.text = std::move(text);
     config.attention = parser.attention(config.model);
     return config;
+}
+
+bool says_its_model(FileSystem& files, Path const& folder) {
+    return files.exists(folder / kConfigName) || files.exists(folder / kManifestName);
 }
 
 HfConfig read_hf_config(FileSystem& files, Path const& folder) {

@@ -25,6 +25,9 @@ struct HfConfig {
 HfConfig read_hf_config(FileSystem& files, Path const& folder);
 HfConfig parse_hf_config(std::string text, std::string const& where);
 
+/// Whether a folder of weights has a config.json, or is a checkpoint.
+bool says_its_model(FileSystem& files, Path const& folder);
+
 /// config.json of a model with its weights in `type`; parse_hf_config() gives the same options back. `base`, where not
 /// empty, is the config.json the model came from, whose other fields stay. Category::config for a model that no
 /// architecture of Hugging Face describes.

@@ -93,6 +93,16 @@ class HeaderParser {
     int64_t values_bytes_;
 };
 
+/// Throws where a clone of a repository has left a pointer in the file's place.
+void refuse_pointer(ReadableFile& file, Path const& path) {
+    constexpr std::string_view kPointer = "version https://git-lfs";
+    std::string begin(std::min(kPointer.size(), static_cast<size_t>(file.size())), '\0');
+    file.read_at(0, std::as_writable_bytes(std::span(begin)));
+    if (begin == kPointer)
+        fail(Category::checkpoint, "{} is a pointer of Git LFS, not the weights: `git lfs pull` fetches them",
+             path.string());
+}
+
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(FileSystem& files, Path path) : path_(std::move(path)), file_(files.open(path_)) {
@@ -101,10 +111,12 @@ SafetensorsFile::SafetensorsFile(FileSystem& files, Path path) : path_(std::move
     if (size < kLengthBytes)
         fail(Category::checkpoint, "{} has {} bytes, too few for a safetensors file", path_.string(), size);
     file_->read_at(0, std::as_writable_bytes(std::span(&length, 1)));
-    if (length > static_cast<uint64_t>(std::min(size - kLengthBytes, kMaxHeaderBytes)))
+    if (length > static_cast<uint64_t>(std::min(size - kLengthBytes, kMaxHeaderBytes))) {
+        refuse_pointer(*file_, path_);
         fail(Category::checkpoint,
              "{}: not a safetensors file: a header of {} bytes in a file of {}; at most {} are accepted",
              path_.string(), length, size, kMaxHeaderBytes);
+    }
     std::string header(length, '\0');
     file_->read_at(kLengthBytes, std::as_writable_bytes(std::span(header)));
     int64_t const values_begin = kLengthBytes + static_cast<int64_t>(length);

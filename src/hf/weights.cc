@@ -36,6 +36,10 @@ HfWeights::HfWeights(FileSystem& files, Path const& folder) : folder_(folder) {
     } else if (files.exists(folder / kIndexName)) {
         read_index(files);
     } else {
+        for (char const* const pickled : {"pytorch_model.bin", "pytorch_model.bin.index.json"})
+            if (files.exists(folder / pickled))
+                fail(Category::checkpoint, "{} holds {}, but neither {} nor {}: only safetensors are read",
+                     folder.string(), pickled, kWeightsName, kIndexName);
         fail(Category::checkpoint, "{} holds neither {} nor {}", folder.string(), kWeightsName, kIndexName);
     }
     find_places();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "data/tokenizer/unicode.h"
+
 namespace perigee::serve {
 
 namespace {
@@ -31,7 +33,6 @@ Choice::Choice(ServedRequest const& request, ServedPrompt const& prompt, Tokeniz
       prompt_(prompt),
       tokenizer_(tokenizer),
       shown_(tokenizer),
-      counted_(tokenizer),
       stops_(request.stop),
       ending_(request.end, [this](int32_t id) { release(shown_.push(id)); }),
       text_(request.echo ? prompt.text : "") {
@@ -40,12 +41,27 @@ Choice::Choice(ServedRequest const& request, ServedPrompt const& prompt, Tokeniz
 }
 
 void Choice::report(int32_t id, std::optional<double> logprob, std::vector<TokenLogprob> const& top) {
-    ReportedToken token{.text = tokenizer_.piece(id), .logprob = logprob, .offset = characters_};
+    ReportedToken token{.text = tokenizer_.piece(id), .logprob = logprob, .offset = count(id)};
     auto const wanted = static_cast<size_t>(*request_.logprobs);
     for (size_t i = 0; i < std::min(wanted, top.size()); ++i)
         token.top.emplace_back(tokenizer_.piece(top[i].id), top[i].logprob);
     reported_.push_back(std::move(token));
-    characters_ += characters_of(counted_.push(id));
+}
+
+int64_t Choice::count(int32_t id) {
+    size_t const earlier = begun_.size();
+    int64_t before = characters_;
+    if (!tokenizer_.is_special(id)) begun_ += tokenizer_.piece(id);
+    size_t done = 0;
+    while (done < begun_.size()) {
+        auto const step = utf8::first(std::string_view(begun_).substr(done));
+        if (step.kind == utf8::Step::Kind::unfinished) break;
+        done += step.bytes;
+        ++characters_;
+        if (done <= earlier) ++before;  // the token shows that what was begun is broken
+    }
+    begun_.erase(0, done);
+    return before;
 }
 
 void Choice::release(std::string const& text) {
@@ -55,6 +71,7 @@ void Choice::release(std::string const& text) {
 void Choice::add(PromptScores const& scores) {
     report(prompt_.ids[0], std::nullopt, {});
     for (size_t t = 1; t < prompt_.ids.size(); ++t) report(prompt_.ids[t], scores.logprobs[t - 1], scores.top[t - 1]);
+    if (!std::exchange(begun_, {}).empty()) ++characters_;  // no answer completes a character of the prompt
     if (request_.max_tokens == 0) end(Finish::length);
 }
 

@@ -61,17 +61,20 @@ class Choice {
 
   private:
     void report(int32_t id, std::optional<double> logprob, std::vector<TokenLogprob> const& top);
+    /// Counts the characters of a token; returns how many come before it.
+    int64_t count(int32_t id);
     void release(std::string const& text);
 
     ServedRequest const& request_;
     ServedPrompt const& prompt_;
     Tokenizer const& tokenizer_;
-    StreamDecoder shown_, counted_;  ///< text without what ends it, and all of it
+    StreamDecoder shown_;  ///< text without what ends it
     StopTexts stops_;
     Ending ending_;
     std::string text_;
     std::vector<ReportedToken> reported_;
-    int64_t characters_ = 0;
+    int64_t characters_ = 0;  ///< of the reported tokens, whole ones
+    std::string begun_;       ///< bytes after them: the start of a character
     int64_t tokens_ = 0;
     std::optional<Finish> finish_;
 };

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/held_signals.h"
+#include "io/strict_json.h"
 #include "serve/answer.h"
 
 namespace perigee::serve {
@@ -77,6 +78,10 @@ void answer_error(httplib::Response& response, Refusal const& refusal) {
     response.status = refusal.status;
     response.set_content(error_json(refusal), kJson);
     if (refusal.status == 503) response.set_header("Retry-After", "1");
+}
+
+void answer_json(httplib::Response& response, Json const& json) {
+    response.set_content(json.dump(-1, ' ', false, Json::error_handler_t::replace), kJson);
 }
 
 /// The host that a Host header names, without its port.
@@ -167,13 +172,15 @@ struct HttpServer::Impl {
             response.set_content(state.dump(), kJson);
         });
         server.Get("/v1/models", [this](httplib::Request const&, httplib::Response& response) {
-            Json const model = {{"id", served.name},
-                                {"object", "model"},
-                                {"created", started},
-                                {"owned_by", "perigee"},
-                                {"max_model_len", served.loop.most_tokens()}};
-            Json const list = {{"object", "list"}, {"data", Json::array({model})}};
-            response.set_content(list.dump(-1, ' ', false, Json::error_handler_t::replace), kJson);
+            answer_json(response, {{"object", "list"}, {"data", Json::array({model()})}});
+        });
+        server.Get("/v1/models/([^/]{1,255})", [this](httplib::Request const& request, httplib::Response& response) {
+            std::string const asked = request.matches[1];
+            if (asked == served.name) return answer_json(response, model());
+            answer_error(response, {.status = 404,
+                                    .message = fmt::format("there is no model {}; this server has {}",
+                                                           json_excerpt(asked), json_excerpt(served.name)),
+                                    .code = "model_not_found"});
         });
         for (auto const& [path, endpoint] :
              {std::pair{"/v1/completions", Endpoint::completions}, {"/v1/chat/completions", Endpoint::chat}})
@@ -185,6 +192,14 @@ struct HttpServer::Impl {
                     answer_error(response, refusal);
                 }
             });
+    }
+
+    Json model() const {
+        return {{"id", served.name},
+                {"object", "model"},
+                {"created", started},
+                {"owned_by", "perigee"},
+                {"max_model_len", served.loop.most_tokens()}};
     }
 
     /// A page of the web must not reach a server on the loopback by a name that it made to point there.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -64,17 +65,34 @@ std::vector<std::string> stops_of(Json const& value) {
     return stops;
 }
 
-/// Keys that other servers know and that change nothing here, with the only value they may have; null: any.
-Json const& without_effect() {
-    static Json const keys = {{"user", nullptr},
-                              {"suffix", ""},
-                              {"best_of", 1},
-                              {"presence_penalty", 0},
-                              {"frequency_penalty", 0},
-                              {"logit_bias", Json::object()},
-                              {"skip_special_tokens", true},
-                              {"metadata", nullptr},
-                              {"store", false}};
+/// Keys that other servers know and that change nothing here, with the values that they may have; none: any.
+std::map<std::string, std::vector<Json>> const& without_effect() {
+    static std::map<std::string, std::vector<Json>> const keys = {{"best_of", {1}},
+                                                                  {"echo", {false}},
+                                                                  {"frequency_penalty", {0}},
+                                                                  {"function_call", {"none", "auto"}},
+                                                                  {"functions", {Json::array()}},
+                                                                  {"ignore_eos", {false}},
+                                                                  {"include_stop_str_in_output", {false}},
+                                                                  {"length_penalty", {1}},
+                                                                  {"logit_bias", {Json::object()}},
+                                                                  {"metadata", {}},
+                                                                  {"min_tokens", {0}},
+                                                                  {"modalities", {Json::array({"text"})}},
+                                                                  {"parallel_tool_calls", {}},
+                                                                  {"presence_penalty", {0}},
+                                                                  {"prompt_cache_key", {}},
+                                                                  {"response_format", {Json{{"type", "text"}}}},
+                                                                  {"safety_identifier", {}},
+                                                                  {"service_tier", {}},
+                                                                  {"skip_special_tokens", {true}},
+                                                                  {"stop_token_ids", {Json::array()}},
+                                                                  {"store", {false}},
+                                                                  {"suffix", {""}},
+                                                                  {"tool_choice", {"none", "auto"}},
+                                                                  {"tools", {Json::array()}},
+                                                                  {"use_beam_search", {false}},
+                                                                  {"user", {}}};
     return keys;
 }
 
@@ -114,7 +132,7 @@ bool read_common(std::string const& key, Json const& value, ServedRequest& reque
 
 bool is_harmless(std::string const& key, Json const& value) {
     auto const found = without_effect().find(key);
-    return found != without_effect().end() && (found->is_null() || value == *found);
+    return found != without_effect().end() && (found->second.empty() || std::ranges::count(found->second, value) > 0);
 }
 
 void read_key(std::string const& key, Json const& value, ServedRequest& request) {
@@ -157,6 +175,27 @@ std::vector<ServedPrompt> prompts_of(Json const& prompt, PromptEncoder const& en
     return prompts;
 }
 
+/// Rules between the keys of a chat.
+void check_chat(Json const& object) {
+    auto const given = [&](char const* key) { return object.contains(key) ? object[key] : Json(nullptr); };
+    bool const logprobs = given("logprobs") == true;
+    if (Json const top = given("top_logprobs"); !logprobs && !top.is_null() && top != 0)
+        refuse("top_logprobs is {}, but logprobs is not true", json_excerpt(top));
+    if (given("tool_choice") == "none" && !given("tools").empty())
+        refuse("tool_choice is \"none\", but there are tools: the model reads them, so leave them out");
+}
+
+/// Whether a number of the text is too large.
+bool overflows(std::string_view text) {
+    try {
+        [[maybe_unused]] Json const read = Json::parse(text);
+    } catch (Json::out_of_range const&) {
+        return true;
+    } catch (Json::exception const&) {
+    }
+    return false;
+}
+
 Json parsed(std::string_view body) {
     try {
         check_json(body, "the body", Category::data, kMaxJsonDepth);
@@ -164,6 +203,7 @@ Json parsed(std::string_view body) {
         if (!object.is_object()) refuse("the body is no JSON object");
         return object;
     } catch (Error const& error) {
+        if (overflows(body)) refuse("the body has a number that is out of range, beyond 1.8e308");
         refuse("{}", error.what());
     } catch (Json::exception const& error) {
         refuse("the body is no JSON: {}", error.what());
@@ -205,6 +245,7 @@ ServedRequest RequestReader::read(Endpoint endpoint, std::string_view body) {
     Json const object = parsed(body);
     ServedRequest request{.endpoint = endpoint, .sampling = defaults_, .max_tokens = defaults_.max_tokens};
     for (auto const& [key, value] : object.items()) read_key(key, value, request);
+    if (endpoint == Endpoint::chat) check_chat(object);
     if (endpoint == Endpoint::chat && object.value("logprobs", Json(false)) != true) request.logprobs = {};
     char const* const key = endpoint == Endpoint::chat ? "messages" : "prompt";
     if (!object.contains(key)) refuse("{} is missing", key);

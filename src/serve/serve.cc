@@ -20,6 +20,11 @@ int64_t cache_bytes(Session const& session, int ranks) {
     return device.is_host() ? host_memory(ranks).bytes / 4 : (device.total_bytes() - device.used_bytes()) / 2;
 }
 
+/// The last part of a folder's path, with a slash at its end or without one.
+std::string name_of(Path const& folder) {
+    return (folder.has_filename() ? folder : folder.parent_path()).filename().string();
+}
+
 }  // namespace
 
 void serve_model(Session& session, RunState const& state, ServeHooks const& hooks) {
@@ -41,7 +46,7 @@ void serve_model(Session& session, RunState const& state, ServeHooks const& hook
                               .queue = queue,
                               .loop = loop,
                               .tokenizer = encoder.tokenizer(),
-                              .name = Path(options.output_dir).filename().string(),
+                              .name = name_of(options.output_dir),
                               .options = options.serve,
                               .texts = options.generate.batch});
     if (hooks.listens) hooks.listens(server.address());

@@ -1,5 +1,6 @@
 #include "train/generate.h"
 
+#include "base/log.h"
 #include "data/jinja_template.h"
 #include "eval/sampling.h"
 #include "train/ending.h"
@@ -13,15 +14,18 @@ bool has_chat_template(Session& session) {
     return resolved(session.files(), options.data.tokenizer, options.chat).format != ChatFormat::none;
 }
 
-void generate(Session& session, RunState const& state, std::function<void(std::string const&)> const& sink) {
-    generate(session, state, session.options().generate.prompt, sink);
+std::string room_problem(int64_t tokens, int64_t most) {
+    if (tokens < most) return {};
+    return fmt::format("has {} tokens; with one of the answer, model.max_position_embeddings ({}) allows {}", tokens,
+                       most, most - 1);
 }
 
-void generate(Session& session, RunState const& state, std::string const& prompt,
-              std::function<void(std::string const&)> const& sink) {
+namespace {
+
+/// `ids`: of a prompt that leaves room.
+void go_on_from(std::vector<int32_t> ids, PromptEncoder const& encoder, Session& session, RunState const& state,
+                std::function<void(std::string const&)> const& sink) {
     RunOptions const& options = session.options();
-    PromptEncoder const encoder(session, state);
-    std::vector<int32_t> ids = encoder.encode(options.generate.system, prompt);
     StreamDecoder stream(encoder.tokenizer());
     Ending ending(encoder.stop(), [&](int32_t id) { sink(stream.push(id)); });
     int64_t const most = options.model.max_position_embeddings;
@@ -37,6 +41,27 @@ void generate(Session& session, RunState const& state, std::string const& prompt
     }
     ending.release_all();
     sink(stream.finish());
+}
+
+}  // namespace
+
+void generate(Session& session, RunState const& state, std::function<void(std::string const&)> const& sink) {
+    RunOptions const& options = session.options();
+    PromptEncoder const encoder(session, state);
+    auto ids = encoder.encode(options.generate.system, options.generate.prompt);
+    std::string const problem = room_problem(std::ssize(ids), options.model.max_position_embeddings);
+    if (!problem.empty()) fail(Category::data, "generate.prompt {}", problem);
+    go_on_from(std::move(ids), encoder, session, state, sink);
+}
+
+void generate(Session& session, RunState const& state, std::string const& prompt,
+              std::function<void(std::string const&)> const& sink) {
+    RunOptions const& options = session.options();
+    PromptEncoder const encoder(session, state);
+    auto ids = encoder.encode(options.generate.system, prompt);
+    std::string const problem = room_problem(std::ssize(ids), options.model.max_position_embeddings);
+    if (problem.empty()) return go_on_from(std::move(ids), encoder, session, state, sink);
+    if (session.mesh().world().rank() == 0) log::warn("no text is generated: the prompt {}", problem);
 }
 
 }  // namespace perigee

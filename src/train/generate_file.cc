@@ -80,7 +80,7 @@ Prompt parse_line(std::string const& line, std::string const& where, RunOptions 
             sampling.repetition_penalty = number(value, 1e-6, 1e6, where, "repetition_penalty");
         else
             fail(Category::data,
-                 "{}: unknown key \"{}\"; known are prompt, system, id, max_tokens, seed, temperature, top_k, top_p, "
+                 "{}: unknown key {}; known are prompt, system, id, max_tokens, seed, temperature, top_k, top_p, "
                  "min_p, repetition_penalty",
                  where, json_excerpt(key));
     }
@@ -100,14 +100,20 @@ std::vector<Prompt> read_prompts(Session& session) {
     return prompts;
 }
 
-/// Finds out before the answers are computed whether they can be written: as FileSystem::replace_text() will.
-void check_output(FileSystem& files, Path const& output) {
+/// Finds out before the answers are computed whether they can be written: as FileSystem::replace_text() will. Neither
+/// may do away with the prompts.
+void check_output(FileSystem& files, Path const& input, Path const& output) {
     auto const refuse_output = [&](Category category, std::string const& why) {
         fail(category, "generate.output ({}) must be a file that can be written: {}", output.string(), why);
     };
     if (files.is_directory(output)) refuse_output(Category::data, "it is a folder");
     Path temporary = output;
     temporary += ".tmp";
+    std::error_code missing;  // no file is the same as one that is not there
+    for (Path const& written : {output, temporary})
+        if (std::filesystem::equivalent(input, written, missing))
+            fail(Category::config, "generate.output ({}): writing it would replace generate.input ({})",
+                 output.string(), input.string());
     try {
         files.create(temporary);
         files.remove_all(temporary);
@@ -122,10 +128,8 @@ std::vector<int32_t> encoded(Prompt const& prompt, PromptEncoder const& encoder,
         encoder.chats() ? encoder.encode(prompt.system, prompt.text) : encoder.encode(prompt.text);
     if (ids.empty())
         fail(Category::data, "{}: prompt is empty: at least one token is needed to go on from", prompt.where);
-    if (std::ssize(ids) >= most)
-        fail(Category::data,
-             "{}: prompt has {} tokens; with one of the answer, model.max_position_embeddings ({}) allows {}",
-             prompt.where, ids.size(), most, most - 1);
+    std::string const problem = room_problem(std::ssize(ids), most);
+    if (!problem.empty()) fail(Category::data, "{}: prompt {}", prompt.where, problem);
     return ids;
 }
 
@@ -146,7 +150,7 @@ Json answer_line(Prompt const& prompt, GenerationAnswer const& answer, Tokenizer
 void generate_file(Session& session, RunState const& state, std::function<void()> const& before_pass) {
     RunOptions const& options = session.options();
     bool const writes = session.mesh().world().rank() == 0;
-    if (writes) check_output(session.files(), options.generate.output);
+    if (writes) check_output(session.files(), options.generate.input, options.generate.output);
     PromptEncoder const encoder(session, state);
     std::vector<Prompt> prompts = read_prompts(session);
     std::vector<GenerationRequest> requests;

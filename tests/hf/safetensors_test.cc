@@ -107,6 +107,8 @@ std::vector<Bad> bad_files() {
         {"huge_header", huge + "{}",
          ": not a safetensors file: a header of 9223372036854775807 bytes in a file of 10; at most 16777216 are "
          "accepted"},
+        {"git_lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n",
+         " is a pointer of Git LFS, not the weights: `git lfs pull` fetches them"},
         {"header_beyond_the_end", raw_safetensors("{}", "").substr(0, 9),
          ": not a safetensors file: a header of 2 bytes in a file of 9; at most 16777216 are accepted"},
         {"not_json", raw_safetensors("{\"w\":", ""), ": header: not JSON at byte 6"},

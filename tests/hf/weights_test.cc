@@ -72,6 +72,12 @@ TEST_F(HfWeightsTest, missing_foreign_and_misshapen_tensors_are_named) {
     EXPECT_EQ(error(), "nothing was thrown");
     files_.remove_all("/model/model.safetensors");
     EXPECT_EQ(error(), "/model holds neither model.safetensors nor model.safetensors.index.json");
+    for (std::string const name : {"pytorch_model.bin.index.json", "pytorch_model.bin"}) {
+        write_text(files_, "/model/" + name, "PK");
+        EXPECT_EQ(error(), "/model holds " + name +
+                               ", but neither model.safetensors nor model.safetensors.index.json: only safetensors "
+                               "are read");
+    }
 
     auto tensors_of = [&](auto&& change) {
         std::vector<SafetensorsWriter::Tensor> tensors;

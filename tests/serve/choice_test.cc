@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/philox.h"
+#include "data/tokenizer/unicode.h"
 
 namespace perigee::serve {
 
@@ -102,6 +103,48 @@ TEST_F(Choices, OffsetsCountCharacters) {
     std::vector<int64_t> offsets;
     for (ReportedToken const& token : choice.take_tokens()) offsets.push_back(token.offset);
     EXPECT_EQ(offsets, (std::vector<int64_t>{0, 0, 1, 2, 2, 3}));
+}
+
+std::vector<int64_t> offsets_of(Choice& choice) {
+    std::vector<int64_t> offsets;
+    for (ReportedToken const& token : choice.take_tokens()) offsets.push_back(token.offset);
+    return offsets;
+}
+
+TEST_F(Choices, OffsetsCountTheReplacementOfBrokenBytes) {
+    Choice broken(request, request.prompts[0], *tokenizer);
+    write(broken, "a\xE2\x82z\xF0\x9F\xC3\xA9y");
+    EXPECT_EQ(offsets_of(broken), (std::vector<int64_t>{0, 1, 1, 2, 3, 3, 4, 4, 5}));
+    EXPECT_EQ(broken.take_text(), "a\xEF\xBF\xBDz\xEF\xBF\xBD\xC3\xA9y");
+}
+
+TEST_F(Choices, OffsetsAreThoseOfTheTextWhateverItsBytes) {
+    Philox const random(32, Purpose::mock_data);
+    constexpr std::string_view kBytes = "az\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\xFF";
+    uint64_t next = 0;
+    for (int i = 0; i < 300; ++i) {
+        std::string text;
+        for (int n = 0; n < 12; ++n) text += kBytes[random.below(next++, kBytes.size())];
+        Choice choice(request, request.prompts[0], *tokenizer);
+        write(choice, text);
+        // The character that a byte is part of: as many begin in all bytes up to it, less one.
+        std::vector<int64_t> expected;
+        for (size_t at = 0, begun = 0; at < text.size();
+             begun += utf8::first(std::string_view(text).substr(begun)).bytes)
+            for (size_t const end = begun + utf8::first(std::string_view(text).substr(begun)).bytes; at < end; ++at)
+                expected.push_back(expected.empty() ? 0 : expected.back() + (at == begun ? 1 : 0));
+        ASSERT_EQ(offsets_of(choice), expected) << ::testing::PrintToString(text);
+    }
+}
+
+TEST_F(Choices, NoAnswerCompletesACharacterOfTheirPrompt) {
+    request.echo = true;
+    request.prompts[0] = {{0xE2, 0x82}, "\xEF\xBF\xBD"};
+    Choice choice(request, request.prompts[0], *tokenizer);
+    choice.add(PromptScores{.logprobs = {-2}, .top = {{{1, -1}}, {{2, -1}}}});
+    write(choice, "\xACz");
+    EXPECT_EQ(choice.take_text(), "\xEF\xBF\xBD\xEF\xBF\xBDz");
+    EXPECT_EQ(offsets_of(choice), (std::vector<int64_t>{0, 0, 1, 2}));
 }
 
 }  // namespace

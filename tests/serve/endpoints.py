@@ -16,6 +16,11 @@ asked, want, want_chat = lines("in.jsonl"), lines("out.jsonl"), lines("chat.json
 assert server.get("/health")["status"] == "ok"
 model = server.get("/v1/models")["data"][0]
 assert model["id"] == "run" and model["max_model_len"] > 100
+assert server.get("/v1/models/run") == model and server.get("/v1/models/%72un") == model
+for path in ("/v1/models/other", "/v1/models/run%0A", "/v1/models/%FF", "/v1/models/run/more", "/v1/models/" + "x" * 5000):
+    status, text = server.request("GET", path)
+    assert status == 404 and json.loads(text)["error"]["message"], (status, text)
+assert json.loads(server.request("GET", "/v1/models/other")[1])["error"]["code"] == "model_not_found"
 
 # Greedy answers: text, list of texts, tokens, lists of tokens.
 for line, answer in zip(asked, want):
@@ -132,6 +137,13 @@ assert "temprature" in server.refused("/v1/completions", 400, prompt="a", tempra
 too_long = server.refused("/v1/completions", 400, prompt="a" * (model["max_model_len"] + 1))
 assert str(model["max_model_len"]) in too_long
 server.complete("a", presence_penalty=0, user="me", logit_bias=None, max_tokens=2)
+hello = [{"role": "user", "content": "hello"}]
+server.post("/v1/chat/completions", messages=hello, max_tokens=2, tools=[], tool_choice="none", parallel_tool_calls=True,
+            response_format={"type": "text"}, service_tier="auto", ignore_eos=False, store=False, metadata=None)
+server.refused("/v1/chat/completions", 400, messages=hello, max_tokens=2, response_format={"type": "json_object"})
+assert "logprobs is not true" in server.refused("/v1/chat/completions", 400, messages=hello, top_logprobs=2)
+status, text = server.request("POST", "/v1/completions", '{"prompt": "a", "temperature": 1e400}', raw=True)
+assert status == 400 and b"out of range" in text, (status, text)
 for messages in (None, [], "hello", [{"role": "user"}], [{"role": "nobody", "content": "x"}]):
     server.refused("/v1/chat/completions", 400, messages=messages)
 for body, want_status in ((b"{", 400), (b"[1]", 400), (b'{"prompt": "a", "prompt": "b"}', 400),

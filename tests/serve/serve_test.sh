@@ -30,7 +30,7 @@ command=eval run 1 "$folder" perigee data.mock_data=false data.train.0.path="$sc
 grep -ao '{.*"eval_loss".*}' "$scratch/log" >"$scratch/eval.json" || complain "eval prints no loss"
 for ranks in 1 2; do
     scratch=$scratch PYTHONPATH=$PERIGEE_SOURCE/tests/serve timeout 300 python3 \
-        "$PERIGEE_SOURCE/tests/serve/endpoints.py" "$folder" "$ranks" || complain "endpoints, on $ranks ranks"
+        "$PERIGEE_SOURCE/tests/serve/endpoints.py" "$folder$([ "$ranks" = 1 ] || echo /)" "$ranks" || complain "endpoints, on $ranks ranks"
 done
 code=0
 "$PERIGEE_BIN/perigee" serve "$scratch/run.yaml" output_dir="$folder" serve.host=256.1.1.1 >"$scratch/printed" 2>"$scratch/log" || code=$?

@@ -45,7 +45,7 @@ done
 echo '{"prompt": "x", "temprature": 1}' >>"$scratch/in.jsonl"
 rm "$scratch/out.jsonl"
 answer 1 "$scratch/out.jsonl"
-[ "$code" = 3 ] && grep -qF 'in.jsonl:5: unknown key' "$scratch/log" || complain "an unknown key: exit $code"
+[ "$code" = 3 ] && grep -qF 'in.jsonl:5: unknown key "temprature"; known are' "$scratch/log" || complain "an unknown key: exit $code"
 [ ! -e "$scratch/out.jsonl" ] || complain "answers to a file that was refused"
 
 # refused LINE MESSAGE: a file whose second line is LINE is refused with MESSAGE before anything is written
@@ -70,5 +70,33 @@ for output in "$scratch/missing/out.jsonl" "$scratch/folder"; do
         complain "output $output: exit $code"
 done
 
+# Answers never replace their prompts, whatever the file is called; nor does the file that they are written to first.
+printf '{"prompt": "abc"}\n' >"$scratch/in.jsonl"
+cp "$scratch/in.jsonl" "$scratch/kept.jsonl"
+ln -s in.jsonl "$scratch/link.jsonl"
+ln "$scratch/in.jsonl" "$scratch/hard.jsonl"
+ln -s . "$scratch/here"
+ln -s ../in.jsonl "$scratch/folder/out.jsonl.tmp"
+for output in "$scratch/in.jsonl" "$scratch/link.jsonl" "$scratch/hard.jsonl" "$scratch/here/../${scratch##*/}/in.jsonl" \
+    "$scratch/folder/out.jsonl"; do
+    answer 1 "$output"
+    [ "$code" = 2 ] && grep -qF 'would replace generate.input' "$scratch/log" || complain "prompts as output: exit $code"
+    cmp -s "$scratch/in.jsonl" "$scratch/kept.jsonl" || complain "$output: the prompts are gone"
+done
+[ -L "$scratch/link.jsonl" ] && [ -L "$scratch/folder/out.jsonl.tmp" ] || complain "a link is gone"
+ln -s missing.jsonl "$scratch/dangling.jsonl"
+for output in "$scratch/dangling.jsonl" "$scratch/kept.jsonl"; do
+    answer 1 "$output"
+    [ "$code" = 0 ] && grep -q '"text"' "$output" || complain "output $output: exit $code"
+done
+
+# A single prompt needs room as well.
+code=0
+"$PERIGEE_BIN/perigee" generate "$scratch/run.yaml" output_dir="$folder" --prompt "$(printf 'a%.0s' {1..8192})" \
+    >"$scratch/printed" 2>"$scratch/log" || code=$?
+[ "$code" = 3 ] && grep -qF 'generate.prompt has 8192 tokens; with one of the answer' "$scratch/log" ||
+    complain "a prompt without room: exit $code"
+
 command=generate run 1 "$folder" perigee generate.input=x
 [ "$code" = 2 ] && grep -qF 'must be given together' "$scratch/log" || complain "input without output: exit $code"
+verdict

@@ -171,6 +171,11 @@ TEST_F(InitFromTest, what_does_not_fit_is_named) {
                   ": tensor `model.layers.0.mlp.gate_proj.weight` is [20, 12]; the model's options make it [24, 12]");
     EXPECT_EQ(error_of(Category::config, [&] { options("run", {"model.init_from=/nowhere/at/all"}); }),
               "model.init_from: there is no folder /nowhere/at/all");
+    Path const silent = folder_.path() / "silent";
+    files_->make_directories(silent);
+    write_text(*files_, silent / "tokenizer.json", "{}");
+    EXPECT_EQ(error_of(Category::config, [&] { options("run", {"model.init_from=" + silent.string()}); }),
+              "model.init_from: " + silent.string() + " has neither config.json nor a checkpoint's manifest");
     files_->remove_all(hf_ / "part-1.safetensors");
     EXPECT_THAT(error(options("run")), HasSubstr("part-1.safetensors: No such file or directory"));
     // One rank's trouble is everybody's, and nobody hangs.

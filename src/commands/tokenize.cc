@@ -17,6 +17,7 @@ struct TokenizeOptions {
     std::vector<Path> inputs;
     std::vector<std::string> mix, suffixes;
     TextInputs text;
+    CLI::Option const* tokenizer = nullptr;
     std::string chat;
     std::vector<std::string> overrides;
 };
@@ -37,9 +38,10 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     app.add_option("-o,--output", options.text.output, "prefix of the files to write")->required();
     app.add_option("--format", options.text.text.format, "auto: by name, .jsonl and .ndjson are JSONL; text; jsonl")
         ->transform(CLI::CheckedTransformer(formats).description("(auto, text, jsonl)"));
-    app.add_option("--tokenizer", options.text.tokenizer,
-                   "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder with one")
-        ->capture_default_str();
+    options.tokenizer = app.add_option("--tokenizer", options.text.tokenizer,
+                                       "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder "
+                                       "with one; with --chat, instead of the configuration's data.tokenizer")
+                            ->capture_default_str();
     app.add_option("--key", options.text.text.key, "JSONL: the field that holds the text; Parquet: the column")
         ->capture_default_str();
     app.add_option("--split-on-blank-lines", options.text.text.blank_lines,
@@ -66,6 +68,9 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     auto* const chat = app.add_option("--chat", options.chat,
                                       "the inputs are conversations, tokenized as the chat and data.tokenizer keys of "
                                       "this run's configuration say");
+    for (char const* const name :
+         {"--key", "--format", "--append-eod", "--prepend-bos", "--special", "--split-on-blank-lines"})
+        chat->excludes(name);
     app.add_option("--set", options.overrides, "with --chat: key=value over the configuration; may be repeated")
         ->needs(chat)
         ->allow_extra_args(false);
@@ -82,14 +87,23 @@ void tokenize_set(TokenizeOptions options, std::vector<Path> const& inputs, Path
             fmt::print(stderr, "  {}: {}\n", printable_name(path.string()), printable_name(reason));
     }
     if (options.text.files.empty()) fail(Category::data, "no files to read");
-    if (options.chat.empty()) return tokenize_text(options.text, files);
-    tokenize_chats({options.chat, options.overrides, options.text.files, output, options.text.seconds}, files);
+    if (options.chat.empty()) {
+        for (Path const& path : options.text.files) refuse_unclear_json(path, options.text.text);
+        return tokenize_text(options.text, files);
+    }
+    std::optional<std::string> tokenizer;
+    if (options.tokenizer->count() > 0) tokenizer = options.text.tokenizer;
+    tokenize_chats({options.chat, tokenizer, options.overrides, options.text.files, output, options.text.seconds},
+                   files);
 }
 
 void tokenize(TokenizeOptions const& options, FileSystem& files) {
     if (options.inputs.empty() == options.mix.empty())
         fail(Category::config, "give inputs, or --mix NAME=WEIGHT:INPUT for several data sets, and not both");
     Path const& output = options.text.output;
+    if (Path const name = output.filename(); name.empty() || name == "." || name == "..")
+        fail(Category::config, "--output {}: a folder, where the prefix of the files is expected, such as {}",
+             output.string(), (output / "data").string());
     if (options.mix.empty()) return tokenize_set(options, options.inputs, output, files);
     auto const parts = parse_mix(options.mix);
     for (MixPart const& part : parts) tokenize_set(options, part.inputs, mix_output(output, part), files);

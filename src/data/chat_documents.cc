@@ -11,7 +11,7 @@ namespace perigee {
 namespace {
 
 constexpr std::string_view kBlanks = " \t\r\n\f\v";
-constexpr size_t kBatchBytes = size_t{1} << 20, kBatchLines = 256;
+constexpr size_t kBatchBytes = size_t{1} << 20, kBatchLines = 256, kMostRoles = 8;
 
 /// Lines of JSONL or rows of Parquet.
 class Records {
@@ -23,6 +23,7 @@ class Records {
         }
         lines_ = std::make_unique<TextReader>(files, path);
         refuse_binary(*lines_);
+        refuse_array(*lines_);
         std::string line;
         while (lines_->line_number() < skip && lines_->read_line(line, kMaxJsonLineBytes)) {
         }
@@ -73,7 +74,8 @@ class ChatBatch {
                 continue;
             }
             ++counts.formats.at(static_cast<size_t>(lines_[next].format));
-            hand_out(i, encoded[next++]);
+            hand_out(i, lines_[next], encoded[next]);
+            ++next;
         }
         lines_.clear();
         problems_.clear();
@@ -87,7 +89,14 @@ class ChatBatch {
         if (options_.malformed == Malformed::stop) fail(Category::data, "{}: {}", where, problem);
         if (counts.malformed++ == 0) counts.first_malformed = fmt::format("{}: {}", where, problem);
     }
-    void hand_out(size_t i, EncodedConversation const& encoded) {
+    void note_roles(ConversationLine const& line) {
+        if (options_.loss == ChatLoss::all) return;
+        if (std::ranges::any_of(line.messages, [](Message const& message) { return message.role == kAnswers; })) return;
+        for (Message const& message : line.messages)
+            if (counts.unanswered_roles.size() < kMostRoles)
+                counts.unanswered_roles.insert(fmt::format("{:.40}", message.role));
+    }
+    void hand_out(size_t i, ConversationLine const& line, EncodedConversation const& encoded) {
         using Fate = EncodedChat::Fate;
         if (!encoded.problem.empty()) return skip(i, encoded.problem);
         ++counts.conversations;
@@ -100,6 +109,7 @@ class ChatBatch {
             counts.shortened += chat.fate == Fate::shortened;
             counts.too_long += chat.fate == Fate::too_long;
             counts.without_loss += chat.fate == Fate::without_loss;
+            if (chat.fate == Fate::without_loss) note_roles(line);
             places_[i].is_end = &chat == &encoded.documents.back();
             if (!chat.tokens.empty()) use_(chat, places_[i]);
         }
@@ -126,6 +136,7 @@ ChatCounts& ChatCounts::operator+=(ChatCounts const& other) {
     rewritten += other.rewritten;
     conversations += other.conversations;
     for (size_t i = 0; i < formats.size(); ++i) formats[i] += other.formats[i];
+    unanswered_roles.insert(other.unanswered_roles.begin(), other.unanswered_roles.end());
     if (first_malformed.empty()) first_malformed = other.first_malformed;
     return *this;
 }

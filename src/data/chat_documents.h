@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "data/chat_encoder.h"
@@ -22,6 +23,8 @@ struct ChatCounts {
     int64_t conversations = 0;         ///< lines that were read
     std::array<int64_t, 5> formats{};  ///< of these, by RecordFormat
     std::string first_malformed;       ///< file:line: reason
+    /// Some of the roles of conversations that were dropped without loss and have no message of the model's role.
+    std::set<std::string> unanswered_roles = {};
 
     ChatCounts& operator+=(ChatCounts const& other);
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -69,6 +70,17 @@ void describe(Schema& schema, JinjaOptions& options) {
 }
 
 namespace {
+
+bool is_day(std::string const& text) {
+    std::tm day{};
+    char const* const end = ::strptime(text.c_str(), "%Y-%m-%d", &day);
+    if (text.size() != 10 || end == nullptr || *end != '\0') return false;
+    // strptime takes any day up to 31 for any month.
+    return std::chrono::year_month_day(std::chrono::year(day.tm_year + 1900),
+                                       std::chrono::month(static_cast<unsigned>(day.tm_mon + 1)),
+                                       std::chrono::day(static_cast<unsigned>(day.tm_mday)))
+        .ok();
+}
 
 std::vector<ChatRole> chatml_roles() {
     std::vector<ChatRole> roles;
@@ -142,9 +154,7 @@ std::vector<std::string> problems(JinjaOptions const& options) {
     std::vector<std::string> found;
     auto const arguments = nlohmann::json::parse(options.arguments, nullptr, /*allow_exceptions=*/false);
     if (!arguments.is_object()) found.push_back("chat.jinja.arguments: must be a JSON object, such as {\"x\": true}");
-    std::tm day{};
-    char const* const end = options.date.empty() ? "" : ::strptime(options.date.c_str(), "%Y-%m-%d", &day);
-    if (end == nullptr || *end != '\0' || (!options.date.empty() && options.date.size() != 10))
+    if (!options.date.empty() && !is_day(options.date))
         found.push_back(fmt::format("chat.jinja.date: \"{}\" is no day written as YYYY-MM-DD", options.date));
     return found;
 }

@@ -15,7 +15,8 @@ static_assert(std::endian::native == std::endian::little, "the files are little 
 inline constexpr std::string_view kIndexMagic{"MMIDIDX\0\0", 9};
 inline constexpr std::string_view kMaskMagic{"PGEMASK\0", 8};
 inline constexpr std::string_view kWeightsMagic{"PGEWGHT\0", 8};
-inline constexpr char kChatRecordExtension[] = ".chat.json";  ///< see data/chat_record.h
+inline constexpr char kChatRecordExtension[] = ".chat.json";            ///< see data/chat_record.h
+inline constexpr char kTokenizerRecordExtension[] = ".tokenizer.json";  ///< see data/tokenizer_record.h
 inline constexpr uint64_t kIndexVersion = 1;
 inline constexpr uint64_t kSidecarVersion = 1;
 inline constexpr int64_t kIndexHeaderBytes = 34;

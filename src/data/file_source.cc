@@ -7,6 +7,7 @@
 #include "base/philox.h"
 #include "data/packing.h"
 #include "data/permutation.h"
+#include "data/tokenizer_record.h"
 
 namespace perigee {
 
@@ -53,8 +54,10 @@ std::vector<float> weights_of(IndexedDataset const& data, int64_t position, size
 FileSource::FileSource(DataOptions const& options, Split split, uint64_t seed, int64_t vocab_size, FileSystem& files)
     : options_(options), split_(split), seed_(seed), vocab_size_(vocab_size), blend_(weights_of(options.train)) {
     bool const own_list = split == Split::validation && !options.validation.empty();
+    TokenizerCheck tokenizer(files, options.tokenizer);
     for (auto const& dataset : own_list ? options.validation : options.train) {
         parts_.push_back(open_part(dataset.path, files));
+        tokenizer.check(*parts_.back().data);
         samples_ += parts_.back().samples;
     }
 }

@@ -211,6 +211,7 @@ void IndexedDatasetWriter::finish(std::function<void()> const& all_written) {
     files_.remove_all(path(".mask"));
     files_.remove_all(path(".weights"));
     files_.remove_all(path(kChatRecordExtension));
+    files_.remove_all(path(kTokenizerRecordExtension));
     bin_->rename();
     if (mask_) mask_->rename();
     if (weights_) weights_->rename();

@@ -72,9 +72,13 @@ class TextFinder : public nlohmann::json_sax<json> {
     int depth_ = 0;
 };
 
-bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n\f\v") == line.npos; }
+constexpr std::string_view kBlanks = " \t\r\n\f\v";
+constexpr char kFromArray[] = "a JSON array is converted by: jq -c '.[]' FILE > FILE.jsonl";
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(kBlanks) == line.npos; }
 
 void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument const& use, int64_t skip) {
+    refuse_array(reader);
     std::string line;
     while (reader.read_line(line, kMaxJsonLineBytes)) {
         if (is_blank(line) || skip-- > 0) continue;
@@ -134,6 +138,23 @@ void refuse_binary(TextReader& reader) {
     if (auto const kind = binary_kind(reader))
         fail(Category::data, "{}: expected UTF-8 text or JSONL, plain, gzip or zstd; this is {}",
              reader.path().string(), *kind);
+}
+
+void refuse_array(TextReader& reader) {
+    std::string_view ahead = reader.ahead();
+    if (constexpr std::string_view kMark = "\xEF\xBB\xBF"; ahead.starts_with(kMark)) ahead.remove_prefix(kMark.size());
+    size_t const first = ahead.find_first_not_of(kBlanks);
+    if (first != ahead.npos && ahead[first] == '[')
+        fail(Category::data, "{}: begins with \"[\", where one JSON object per line is read; {}",
+             reader.path().string(), kFromArray);
+}
+
+void refuse_unclear_json(Path const& path, TextOptions const& options) {
+    if (options.format != TextOptions::Format::automatic || !plain_name(path).ends_with(".json")) return;
+    fail(Category::data,
+         "{}: a .json file is not taken for text unless --format text says so. One object per line is read with "
+         "--format jsonl; {}",
+         path.string(), kFromArray);
 }
 
 void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use,

@@ -39,6 +39,14 @@ std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& in
 /// Throws Category::data, naming the file, where `reader` is at the beginning of one that holds no text.
 void refuse_binary(TextReader& reader);
 
+/// Throws Category::data, naming the file and how to convert it, where `reader` is at the beginning of a JSON array:
+/// one object is read per line.
+void refuse_array(TextReader& reader);
+
+/// Throws Category::data where the name ends in .json and the format is told by the name: it could be one object per
+/// line, an array, or meant as text.
+void refuse_unclear_json(Path const& path, TextOptions const& options);
+
 /// A document and the bytes of the file read so far.
 using UseDocument = std::function<void(std::string_view text, int64_t bytes_read)>;
 

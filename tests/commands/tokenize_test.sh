@@ -28,7 +28,7 @@ expected+='1 empty documents skipped; '
 [[ $summary == "$expected"*' M tokens/s on '*' threads' ]] || fail "summary: $summary"
 [ "$(bytes made/set.bin)" = " 97 0 98 0 0 1 99 0 10 0 0 1 " ] || fail "tokens: $(bytes made/set.bin)"
 [ "$(head -c 7 made/set.idx)" = MMIDIDX ] || fail "no index"
-[ "$(ls made | tr '\n' ' ')" = "set.bin set.idx " ] || fail "left over: $(ls made)"
+[ "$(ls made | tr '\n' ' ')" = "set.bin set.idx set.tokenizer.json " ] || fail "left over: $(ls made)"
 
 # Files that hold no text are refused by name; those of folders are skipped, listed and counted.
 mkdir strange
@@ -110,8 +110,10 @@ cat >chat.jsonl <<'EOF'
 {"messages": [{"role": "user", "content": "nobody answers"}]}
 EOF
 tokenize chat.jsonl --chat chat.yaml -o chat >said
-printf '%s\n' 'chat.bin, .idx: 2 conversations, 22 tokens (u16), of which 18.18% carry loss' \
-    '  1 longer than chat.max_tokens, dropped' '  1 without a token that carries loss, dropped' | diff - said ||
+printf '%s\n' 'chat.bin, .idx: 2 conversations, 22 tokens (u16, bytes tokenizer, template custom), of which 18.18% carry loss' \
+    '  1 longer than chat.max_tokens, dropped' \
+    '  1 without a token that carries loss, dropped (some have no answer; roles: user; answers are those of role assistant)' |
+    diff - said ||
     fail "chat summary"
 [ "$(tr -d '\0' <chat.bin | tr '\n' ' ')" = "Q one A 1! Q two A 2! " ] || fail "chat: $(tr -d '\0' <chat.bin)"
 [ "$(tail -c 3 chat.mask | od -An -v -tu1 | tr -s ' ')" = " 0 3 24" ] || fail "mask: $(od -An -v -tu1 chat.mask)"
@@ -127,6 +129,74 @@ echo '{"prompt": "four"}' >bad.jsonl
 expect_failure 3 'none: no conversation is left to write: 1 malformed, skipped; the first malformed one is bad.jsonl:1: "prompt"' \
     tokenize bad.jsonl --chat chat.yaml --set chat.malformed=skip -o none
 expect_failure 2 'chat.roles: none is "assistant"' tokenize chat.jsonl --chat chat.yaml --set 'chat.roles=[]' -o x
+
+sed -n 4p chat.jsonl >silent.jsonl
+expect_failure 3 'to write: 1 without .*dropped (some have no answer; roles: user; answers are those of role assistant)' \
+    tokenize silent.jsonl --chat chat.yaml -o none
+expect_failure 2 'chat.jinja.date: "2026-02-30" is no day' tokenize chat.jsonl --chat chat.yaml --set chat.jinja.date=2026-02-30 -o x
+
+# With --chat, --tokenizer is that of the data, and options of text mode are refused.
+head -n 1 chat.jsonl >one.jsonl
+echo 'data: {tokenizer: bytes, sequence_length: 23}' >auto.yaml
+tokenize one.jsonl --chat auto.yaml -o plain >said 2>err
+grep -q '(u16, bytes tokenizer, template none)' said && [ ! -e plain.chat.json ] || fail "no template: $(cat said)"
+grep -q 'warning: chat.template: auto is none here.*bytes.*Set chat.template to chatml' err || fail "no warning: $(cat err)"
+for template in none chatml; do
+    tokenize one.jsonl --chat auto.yaml --set chat.template=$template --set chat.max_tokens=99 -o plain >said 2>err
+    grep -q "template $template)" said && ! grep -q warning err || fail "a template that was asked for: $(cat said err)"
+done
+echo '{"prompt": "7", "completion": "77"}' >seven.jsonl
+tokenize seven.jsonl --chat chat.yaml --tokenizer slow -o other >said
+grep -q '(u16, slow/tokenizer.json tokenizer, template custom)' said || fail "--tokenizer with --chat: $(cat said)"
+tokenize seven.jsonl --chat chat.yaml --set data.tokenizer=slow -o by_key >/dev/null
+cmp other.bin by_key.bin && cmp other.tokenizer.json by_key.tokenizer.json || fail "--tokenizer is not data.tokenizer"
+if python3 -c 'import jinja2' 2>/dev/null; then
+    cp -r slow talks
+    echo "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %}<e>{% endif %}{% endfor %}" >talks/chat_template.jinja
+    tokenize seven.jsonl --chat auto.yaml --tokenizer talks -o talk >said 2>err
+    grep -q 'talks/tokenizer.json tokenizer, template talks/chat_template.jinja)' said && [ ! -s err ] || fail "Jinja: $(cat said err)"
+fi
+for option in '--key text' '--format jsonl' --append-eod --no-append-eod --prepend-bos --special '--split-on-blank-lines 1'; do
+    name=${option% *} name=${name#--}
+    # shellcheck disable=SC2086  # an option and its value
+    expect_failure 2 "${name#no-} excludes --chat" tokenize one.jsonl --chat chat.yaml $option -o x
+done
+
+# Data of one tokenizer are refused under another: by what it is, not by where it lies.
+cp -r slow moved
+cat >run.yaml <<'EOF'
+model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 1, vocab_size: 320}
+data: {train: [{path: two}], sequence_length: 4}
+train: {steps: 1, global_batch_size: 1}
+log: {progress: false}
+threads: 1
+output_dir: run
+EOF
+for _ in 1 2 3; do echo '{"text": "7777777777777777"}'; done >sevens.jsonl
+tokenize sevens.jsonl --tokenizer slow -o sevens >/dev/null
+"$PERIGEE_BIN/perigee" train run.yaml data.tokenizer=moved data.train.0.path=sevens >out 2>err || fail "moved: $(cat err)"
+for command in train eval 'view --weights none'; do
+    # shellcheck disable=SC2086  # a command and its options
+    expect_failure 2 'sevens: tokenized with slow (2 tokens), but data.tokenizer is bytes (257 tokens)' \
+        "$PERIGEE_BIN/perigee" $command run.yaml data.tokenizer=bytes data.train.0.path=sevens data.validation_fraction=0.3
+done
+expect_failure 2 'sevens: tokenized with slow' "$PERIGEE_BIN/perigee" train run.yaml data.train.0.path=sevens output_dir=unset
+expect_failure 2 'two: tokenized with bytes (257 tokens), but data.tokenizer is moved (2 tokens)' \
+    "$PERIGEE_BIN/perigee" train run.yaml data.tokenizer=moved 'data.train=[{path: sevens}, {path: two}]'
+rm two.tokenizer.json
+"$PERIGEE_BIN/perigee" view run.yaml --weights none data.tokenizer=moved >out 2>err || fail "data from elsewhere: $(cat err)"
+tokenize two.jsonl -o two >/dev/null
+
+# Arrays of JSON are told from lines of it, and a folder from a prefix.
+printf '[\n{"prompt": "a", "completion": "b", "text": "c"}\n]\n' >array.json
+cp array.json array.jsonl
+expect_failure 3 "array.jsonl: begins with .*jq -c '.\[\]' FILE > FILE.jsonl" tokenize array.jsonl -o x
+expect_failure 3 "array.json: begins with .*jq -c" tokenize array.json --chat chat.yaml --set chat.malformed=skip -o x
+expect_failure 3 "array.json: a .json file is not taken for text unless --format text" tokenize array.json -o x
+tokenize array.json --format text -o as_text | grep -q ': 1 documents' || fail "--format text"
+for folder in docs/ . docs/..; do
+    expect_failure 2 'a folder, where the prefix of the files is expected, such as .*data' tokenize two.jsonl -o "$folder"
+done
 
 # A failure keeps the old files and leaves no others.
 printf '{"text": "x"}\n{"text": 5}\n' >bad.jsonl

@@ -51,6 +51,33 @@ TEST(ChatDocuments, FilesAreReadLineByLineUnderTheirPolicies) {
     EXPECT_THAT(error_of(Category::data, read), HasSubstr("talk.jsonl:3: \"prompt\" without"));
 }
 
+TEST(ChatDocuments, AJsonArrayStopsAlsoWhereMalformedLinesAreSkipped) {
+    testing::TemporaryFolder folder;
+    auto const files = make_file_system();
+    testing::write_bytes(folder / "a.json", "\n[\n{\"prompt\": \"a\", \"completion\": \"b\"}\n]\n");
+    testing::MarkedTokenizer const tokenizer;
+    ChatOptions const options{.format = ChatFormat::none, .malformed = Malformed::skip};
+    ChatEncoder encoder(options, 100, tokenizer);
+    EXPECT_THAT(error_of(Category::data,
+                         [&] { for_each_chat(*files, folder / "a.json", options, encoder, [](auto&, auto&) {}); }),
+                AllOf(HasSubstr("a.json: begins with \"[\""), HasSubstr("jq -c '.[]' FILE > FILE.jsonl")));
+}
+
+TEST(ChatDocuments, RolesOfConversationsWithoutAnAnswerAreKept) {
+    testing::TemporaryFolder folder;
+    auto const files = make_file_system();
+    testing::write_bytes(folder / "a.jsonl", R"({"messages": [{"role": "user", "content": "a"}]}
+{"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "a"}]}
+{"messages": [{"role": "tool", "content": "a"}, {"role": "assistant", "content": "a", "weight": 0}]})");
+    testing::MarkedTokenizer const tokenizer;
+    ChatOptions const options{.format = ChatFormat::chatml};
+    ChatEncoder encoder(options, 100, tokenizer);
+    ChatCounts counts;
+    counts += for_each_chat(*files, folder / "a.jsonl", options, encoder, [](auto&, auto&) {});
+    EXPECT_EQ(counts.without_loss, 3);
+    EXPECT_THAT(counts.unanswered_roles, ElementsAre("system", "user"));
+}
+
 TEST(ChatDocuments, GoOnAfterTheRecordsReadBeforeAsIfReadAtOnce) {
     testing::TemporaryFolder folder;
     auto const files = make_file_system();

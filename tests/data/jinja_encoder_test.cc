@@ -524,9 +524,10 @@ TEST_F(JinjaEncoderTest, TemplatesOfRolesAreTheSameAsJinja) {
 TEST(JinjaOptions, ContradictionsAreTold) {
     EXPECT_THAT(problems(JinjaOptions{}), IsEmpty());
     EXPECT_THAT(problems(JinjaOptions{.arguments = "[]"}), ElementsAre(HasSubstr("must be a JSON object")));
-    for (char const* const date : {"today", "2024-13-01", "24-07-26", "2024-07-26x"})
+    for (char const* const date : {"today", "2024-13-01", "24-07-26", "2024-07-26x", "2026-02-30", "2023-02-29"})
         EXPECT_THAT(problems(JinjaOptions{.date = date}), ElementsAre(HasSubstr("no day written as YYYY-MM-DD")))
             << date;
+    EXPECT_THAT(problems(JinjaOptions{.date = "2024-02-29"}), IsEmpty());
 }
 
 }  // namespace

@@ -157,6 +157,25 @@ TEST_F(TextTest, JsonLinesGiveTheirText) {
     EXPECT_THAT(documents(text_file("b.jsonl", "{}"), options), ElementsAre("{}"));
 }
 
+TEST_F(TextTest, JsonArraysAreRefusedWithTheWayToConvertThem) {
+    for (char const* const array : {"[{\"text\": \"a\"}]", " \n\n [\n{\"text\": \"a\"}]", "\xEF\xBB\xBF[]"})
+        EXPECT_THAT(documents_error(text_file("a.jsonl", array)),
+                    AllOf(HasSubstr("a.jsonl: begins with \"[\""), HasSubstr("jq -c '.[]' FILE > FILE.jsonl")));
+    EXPECT_THAT(documents(text_file("b.jsonl", "\n{\"text\": \"[\"}")), ElementsAre("["));
+    EXPECT_THAT(documents(text_file("c.txt", "[text]")), ElementsAre("[text]"));
+}
+
+TEST_F(TextTest, JsonIsTextOnlyWhereTheFormatSaysSo) {
+    TextOptions options;
+    for (char const* const name : {"a.json", "a.json.gz", "a.json.zst"})
+        EXPECT_THAT(
+            testing::error_of(Category::data, [&] { refuse_unclear_json(name, options); }),
+            AllOf(HasSubstr(name), HasSubstr("--format text"), HasSubstr("--format jsonl"), HasSubstr("jq -c")));
+    for (char const* const name : {"a.jsonl", "a.txt", "json"}) refuse_unclear_json(name, options);
+    options.format = TextOptions::Format::text;
+    refuse_unclear_json("a.json", options);
+}
+
 TEST_F(TextTest, BadJsonLinesAreLocated) {
     auto const error_of_line = [&](std::string const& line) {
         return documents_error(text_file("a.jsonl", "{\"text\": \"good\"}\n" + line + "\n"));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "base/printable.h"
 #include "commands/tokenize/journal.h"
 #include "commands/tokenize/meter.h"
@@ -13,18 +14,19 @@
 #include "data/chat_record.h"
 #include "data/indexed_dataset.h"
 #include "data/jinja_template.h"
+#include "data/tokenizer_record.h"
 #include "train/described.h"
 
 namespace perigee {
 
 namespace {
 
-RunOptions load(ChatInputs const& inputs, FileSystem& files) {
+RunOptions load(ChatInputs const& inputs) {
     RunOptions options = load_config(inputs.config, inputs.overrides);
+    if (inputs.tokenizer) options.data.tokenizer = *inputs.tokenizer;
     if (auto const found = problems(options.chat); !found.empty())
         fail(Category::config, "{}: {}", inputs.config, fmt::join(found, "\n"));
     if (options.chat.max_tokens == 0) options.chat.max_tokens = options.data.sequence_length + 1;
-    options.chat = resolved(files, options.data.tokenizer, options.chat);
     options.chat.jinja.date = day_of(options.chat.jinja);  // the same for all, also for a run that goes on tomorrow
     return options;
 }
@@ -34,6 +36,39 @@ std::string describe_inputs(ChatInputs const& inputs, RunOptions options, std::s
     if (chat_template.find("strftime_now") == std::string::npos) options.chat.jinja.date = "";
     return fmt::format("chat {} {} {} {}", options_text(options), chat_template,
                        tokenizer_fingerprint(files, options.data.tokenizer), fingerprint_of(files, inputs.files));
+}
+
+std::string template_name(RunOptions const& options, FileSystem& files) {
+    JinjaOptions const& jinja = options.chat.jinja;
+    switch (options.chat.format) {
+        case ChatFormat::automatic: {
+            auto const found = find_jinja_template(files, options.data.tokenizer, jinja);
+            PERIGEE_CHECK(found, "a template that is gone");
+            return found->source + (jinja.name.empty() || !jinja.file.empty() ? "" : " (" + jinja.name + ")");
+        }
+        case ChatFormat::none:
+            return "none";
+        case ChatFormat::chatml:
+            return "chatml";
+        case ChatFormat::llama3:
+            return "llama3";
+        case ChatFormat::custom:
+            return "custom";
+    }
+    return "";
+}
+
+/// Decides `automatic`.
+RunOptions decided(RunOptions options, Tokenizer const& tokenizer, FileSystem& files) {
+    ChatFormat const wanted = options.chat.format;
+    options.chat = resolved(files, options.data.tokenizer, options.chat);
+    if (options.chat.format != wanted)
+        log::warn(
+            "chat.template: auto is none here, as the tokenizer {} comes without a chat template: messages follow one "
+            "another, and nothing says which role they have. Set chat.template to chatml, llama3 or custom, or "
+            "chat.jinja.file to a template",
+            tokenizer.name());
+    return options;
 }
 
 /// The numbers of `counts`, to write down and to read again.
@@ -49,12 +84,13 @@ class ChatRun {
   public:
     ChatRun(ChatInputs const& inputs, RunOptions const& options, FileSystem& files)
         : inputs_(inputs),
-          options_(options),
           files_(files),
           tokenizer_(make_tokenizer(files, options.data.tokenizer)),
-          encoder_(make_conversation_encoder(files, options.chat, options.data.tokenizer, options.chat.max_tokens,
+          options_(decided(options, *tokenizer_, files)),
+          template_name_(template_name(options_, files)),
+          encoder_(make_conversation_encoder(files, options_.chat, options_.data.tokenizer, options_.chat.max_tokens,
                                              *tokenizer_)),
-          journal_(files, inputs.output, describe_inputs(inputs, options, encoder_->template_text(), files),
+          journal_(files, inputs.output, describe_inputs(inputs, options_, encoder_->template_text(), files),
                    inputs.seconds),
           writer_(files, inputs.output, tokenizer_->vocab_size(), /*with_weights=*/true, journal_.writer()),
           meter_(files, inputs.files, inputs.seconds),
@@ -77,15 +113,17 @@ class ChatRun {
                  why.empty() ? "" : ": ", why);
         }
         writer_.finish([this] { journal_.finish(); });
+        write_tokenizer_record(files_, inputs_.output, *tokenizer_, options_.data.tokenizer, writer_.tokens());
         if (std::string const text = encoder_->template_text(); !text.empty())
             write_chat_record(files_, inputs_.output, {text, options_.data.tokenizer});
     }
 
     void print_summary() {
         double const share = 100 * static_cast<double>(loss_tokens_) / static_cast<double>(writer_.tokens());
-        print_printable("{}.bin, .idx: {} conversations, {} tokens ({}), of which {:.2f}% carry loss\n",
-                        inputs_.output.string(), fmt::group_digits(writer_.documents()),
-                        fmt::group_digits(writer_.tokens()), to_string(writer_.token_type()), share);
+        print_printable(
+            "{}.bin, .idx: {} conversations, {} tokens ({}, {} tokenizer, template {}), of which {:.2f}% carry loss\n",
+            inputs_.output.string(), fmt::group_digits(writer_.documents()), fmt::group_digits(writer_.tokens()),
+            to_string(writer_.token_type()), tokenizer_->name(), template_name_, share);
         for (std::string const& told : told_of_counts()) print_printable("  {}\n", told);
         print_formats();
     }
@@ -99,9 +137,13 @@ class ChatRun {
     /// What became of conversations that are not written as they are.
     std::vector<std::string> told_of_counts() const {
         std::vector<std::string> told;
+        std::string without_loss = "without a token that carries loss, dropped";
+        if (!counts_.unanswered_roles.empty())
+            without_loss += fmt::format(" (some have no answer; roles: {}; answers are those of role {})",
+                                        fmt::join(counts_.unanswered_roles, ", "), kAnswers);
         for (auto const& [count, what] : {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
                                           {counts_.too_long, "longer than chat.max_tokens, dropped"},
-                                          {counts_.without_loss, "without a token that carries loss, dropped"},
+                                          {counts_.without_loss, without_loss.c_str()},
                                           {counts_.rewritten, rewritten_what()},
                                           {counts_.malformed, "malformed, skipped"}})
             if (count > 0) told.push_back(fmt::format("{} {}", fmt::group_digits(count), what));
@@ -136,6 +178,7 @@ class ChatRun {
                               {"records", place.records},
                               {"loss_tokens", loss_tokens_},
                               {"counts", numbers},
+                              {"unanswered_roles", counts.unanswered_roles},
                               {"first_malformed", counts.first_malformed}}
             .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     }
@@ -144,14 +187,16 @@ class ChatRun {
         records_ = place.at("records");
         loss_tokens_ = place.at("loss_tokens");
         counts_.first_malformed = place.at("first_malformed");
+        counts_.unanswered_roles = place.value("unanswered_roles", std::set<std::string>{});
         size_t i = 0;
         for (int64_t* const number : numbers_of(counts_)) *number = place.at("counts").at(i++);
     }
 
     ChatInputs const& inputs_;
-    RunOptions const& options_;
     FileSystem& files_;
     std::unique_ptr<Tokenizer> tokenizer_;
+    RunOptions options_;
+    std::string template_name_;
     std::unique_ptr<ConversationEncoder> encoder_;
     Journal journal_;
     IndexedDatasetWriter writer_;
@@ -166,7 +211,7 @@ class ChatRun {
 }  // namespace
 
 void tokenize_chats(ChatInputs const& inputs, FileSystem& files) {
-    RunOptions const options = load(inputs, files);
+    RunOptions const options = load(inputs);
     if (inputs.output.has_parent_path()) files.make_directories(inputs.output.parent_path());
     ChatRun run(inputs, options, files);
     run.read_all();

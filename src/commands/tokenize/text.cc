@@ -11,6 +11,7 @@
 #include "commands/tokenize/meter.h"
 #include "data/indexed_dataset.h"
 #include "data/tokenizer.h"
+#include "data/tokenizer_record.h"
 
 namespace perigee {
 
@@ -131,6 +132,7 @@ class TextRun {
   public:
     TextRun(TextInputs const& inputs, Tokenizer const& tokenizer, FileSystem& files)
         : inputs_(inputs),
+          tokenizer_(tokenizer),
           files_(files),
           journal_(files, inputs.output, describe_inputs(inputs, files), inputs.seconds),
           writer_(files, inputs.output, tokenizer.vocab_size(), /*with_weights=*/false, journal_.writer()),
@@ -153,14 +155,15 @@ class TextRun {
         pipeline_.finish();
         meter_.clear();
         writer_.finish([this] { journal_.finish(); });
+        write_tokenizer_record(files_, inputs_.output, tokenizer_, inputs_.tokenizer, writer_.tokens());
     }
 
-    void print_summary(Tokenizer const& tokenizer) const {
+    void print_summary() const {
         print_printable(
             "{}.bin, .idx: {} documents, {} tokens ({}, {} tokenizer) from {} files, {:.2f} MB of text; {} empty "
             "documents skipped; {:.2f} M tokens/s on {} threads\n",
             inputs_.output.string(), fmt::group_digits(writer_.documents()), fmt::group_digits(writer_.tokens()),
-            to_string(writer_.token_type()), tokenizer.name(), inputs_.files.size(),
+            to_string(writer_.token_type()), tokenizer_.name(), inputs_.files.size(),
             static_cast<double>(place_.text_bytes) / 1e6, place_.empty,
             static_cast<double>(writer_.tokens() - earlier_) / 1e6 / meter_.seconds(), pipeline_.threads());
     }
@@ -180,6 +183,7 @@ class TextRun {
     }
 
     TextInputs const& inputs_;
+    Tokenizer const& tokenizer_;
     FileSystem& files_;
     Journal journal_;
     IndexedDatasetWriter writer_;
@@ -198,7 +202,7 @@ void tokenize_text(TextInputs const& inputs, FileSystem& files) {
     if (inputs.output.has_parent_path()) files.make_directories(inputs.output.parent_path());
     TextRun run(inputs, *tokenizer, files);
     run.read_all();
-    run.print_summary(*tokenizer);
+    run.print_summary();
 }
 
 }  // namespace perigee

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <thread>
+#include <utility>
 #include <variant>
 
 #include "app/chat.h"
@@ -186,12 +187,17 @@ int run_generate(Trained const& trained, Job const& job) {
         run_chat(session, state, [&] { job.watchdog.enter(Section::eval, step); });
         return complete(job);
     }
-    if (speaks && !has_chat_template(session)) print_generated(options.generate.prompt);
+    bool repeats = speaks && !has_chat_template(session);  // the prompt, once it is known to leave room
+    auto const say_prompt = [&] {
+        if (std::exchange(repeats, false)) print_generated(options.generate.prompt);
+    };
     job.watchdog.enter(Section::first_step, step);
     generate(session, state, [&](std::string const& text) {
         job.watchdog.enter(Section::step, step);  // each token has the limit of a step
+        say_prompt();
         if (speaks) print_generated(text);
     });
+    say_prompt();
     if (speaks) fmt::print("\n");
     return complete(job);
 }

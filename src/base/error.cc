@@ -41,7 +41,8 @@ Error as_error(std::exception const& exception) {
     bool const starved = dynamic_cast<std::bad_alloc const*>(&exception) != nullptr ||
                          dynamic_cast<std::length_error const*>(&exception) != nullptr ||
                          (system != nullptr && (system->code().value() == ENOMEM || system->code().value() == EAGAIN));
-    if (system != nullptr && std::ferror(stdout) != 0)  // what fmt::print throws
+    bool const printing = system != nullptr && std::ferror(stdout) != 0;  // what fmt::print throws
+    if (printing && !starved)
         return Error(Category::data, fmt::format("standard output has not taken the result: {}", exception.what()));
     if (!starved) return Error(Category::internal, exception.what());
     return OutOfMemory(fmt::format(

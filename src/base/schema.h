@@ -66,7 +66,7 @@ struct Field {
     /// checkpoint is compared by, and what eval and generate take from it, follows from this alone.
     bool defines_model = false;
     /// Another name of a key: read, and never written.
-    bool alias = false;  ///< another name of the field before it
+    bool alias = false;
     /// Of an integer: the word that stands for a value outside the range; empty: none.
     std::string word = {};
     int64_t word_value = 0;
@@ -89,7 +89,7 @@ class Schema {
         return push(key, help, {}, &value);
     }
 
-    /// Another name for the key of `value`, the one added last, with names of its own for some of its choices.
+    /// Another name for the key of `value`, the one added last before it and its other aliases, with names of its own for some of its choices.
     template <class Enum>
     Schema& alias(std::string key, Enum& value, std::vector<std::pair<std::string, Enum>> names) {
         choice(std::move(key), value, std::move(names), "another name of `" + fields_.back().key + "`");

@@ -13,8 +13,10 @@
 namespace perigee {
 
 void open_standard_files() {
+    // A new file takes the lowest free number. What is written to a closed standard output fails, as it should.
     for (int const file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-        if (::fcntl(file, F_GETFD) < 0) static_cast<void>(::open("/dev/null", O_RDWR));  // takes the lowest free number
+        if (::fcntl(file, F_GETFD) < 0)
+            static_cast<void>(::open("/dev/null", file == STDERR_FILENO ? O_WRONLY : O_RDONLY));
 }
 
 int code_with_output_written(int code) {

@@ -75,6 +75,8 @@ struct RunState {
     static constexpr char kChatTemplate[] = "chat_template";
     /// In `info`: fingerprint of the frozen weights that the tensors were trained with.
     static constexpr char kBase[] = "base";
+    /// The checkpoint that checkpoint.resume named when the run began.
+    static constexpr char kBeganFrom[] = "began_from";
     bool operator==(RunState const&) const = default;
 };
 

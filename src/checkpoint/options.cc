@@ -20,7 +20,9 @@ void describe(Schema& schema, CheckpointOptions& options) {
              "renamed "
              "to step_....damaged, and where none is whole the run stops; never; best: "
              "the one of the run's folder with the lowest validation loss, for eval and generate; or a checkpoint's "
-             "folder, from which a run begins: started again, it goes on from its own newest one")
+             "folder to begin from; once the run has checkpoints of its own, the same command trains on from the "
+             "newest of "
+             "those, while eval, generate and serve take the folder")
         .add("allow_model_change", options.allow_model_change,
              "resume though keys that define the model differ from the checkpoint's: the weights go on as another "
              "model");

@@ -287,7 +287,7 @@ Action declare_checkpoint(CLI::App& app) {
         sub->callback([typed, name] { typed->command = name; });
     };
     add("inspect", "List tensors, shapes, layout and hashes; reads no values", 1);
-    add("verify", "Check every file of a checkpoint, or of all checkpoints of a run, against its hash", 1);
+    add("verify", "Check the files of a checkpoint, or of a run's checkpoints, by their hashes", 1);
     add("diff", "Difference per tensor: largest, relative, cosine; exit code 1 if there is any", 2);
     return [typed](FileSystem& files) { return run(typed->command, typed->folders, files); };
 }

@@ -72,8 +72,8 @@ double fp8_share(PrecisionOptions const& options, ModelOptions const& model, int
     for (int64_t layer = 0; layer < layers; ++layer) quantised_layers += in_fp8_layers(options, layer, layers);
     double fp8 = 0, all = 3.0 * static_cast<double>(tokens * model.vocab_size / tp * model.hidden_size);
     for (NamedLinear const& linear : block_linears(model, tokens, mlp_tokens, tp)) {
-        auto const [t, o, i] = linear.shape;
-        double const product = static_cast<double>(t * o) * static_cast<double>(i);
+        auto const [of_a_chunk, outputs, inputs] = linear.shape;  // all chunks together have all tokens
+        double const product = static_cast<double>(tokens * outputs) * static_cast<double>(inputs);
         int const gradients = options.wgrad == GradientPrecision::fp8 ? 2 : 1;
         if (takes_fp8(options, linear.shape)) fp8 += quantised_layers * product * (1 + gradients);
         all += static_cast<double>(layers) * product * 3;

@@ -141,6 +141,18 @@ Fit fit(Checkpoint const& then, RunOptions const& now) {
     return found;
 }
 
+/// What else may be done than to give the checkpoint's values.
+std::string advice(Checkpoint const& then, Fit const& tensors, bool others_trained) {
+    bool const whole = !then.state().info.contains(RunState::kBase);
+    if (others_trained)
+        return fmt::format(". Which weights are trained cannot change within a run{}",
+                           whole ? fmt::format(": start a new one with model.init_from={} and another output_dir",
+                                               then.folder().string())
+                                 : "");
+    if (!tensors.misfit.empty()) return fmt::format(". These weights do not fit the other model: {}", tensors.misfit);
+    return ", or train the other model from these weights with checkpoint.allow_model_change=true";
+}
+
 }  // namespace
 
 std::string options_text(RunOptions const& options) { return json_of(options).dump(); }
@@ -206,21 +218,21 @@ std::vector<std::string> compare(Checkpoint const& then, RunOptions const& now,
                         then.folder().string())};
     auto const model = model_changes(*before, now);
     Fit const tensors = model.empty() ? Fit{} : fit(then, now);
-    if (!model.empty() && (!now.checkpoint.allow_model_change || !tensors.misfit.empty()))
+    bool const others_trained = std::ranges::any_of(model, [](OptionChange const& change) {
+        return change.key == "train.freeze" || change.key.starts_with("lora.");
+    });
+    if (!model.empty() && (!now.checkpoint.allow_model_change || !tensors.misfit.empty() || others_trained))
         fail(Category::config,
              "{} is of another model; these keys differ, the checkpoint's value first:\n{}\nGive them the checkpoint's "
              "values{}",
-             then.folder().string(), to_string(model),
-             tensors.misfit.empty()
-                 ? ", or train the other model from these weights with checkpoint.allow_model_change=true"
-                 : fmt::format(". The other model cannot have these weights: {}", tensors.misfit));
+             then.folder().string(), to_string(model), advice(then, tensors, others_trained));
     std::vector<std::string> sentences;
     if (!tensors.left_out.empty())
-        sentences.push_back(
-            fmt::format("this model has no place for {} of the checkpoint's {} weight tensors, `{}` the "
-                        "first: they are left out",
-                        tensors.left_out.size(), tensors.left_out.size() + split(params_of(now)).trained.size(),
-                        tensors.left_out.front()));
+        sentences.push_back(fmt::format(
+            "{} of the checkpoint's {} weight tensors do not exist in this model and are ignored, the first is "
+            "`{}`",
+            tensors.left_out.size(), tensors.left_out.size() + split(params_of(now)).trained.size(),
+            tensors.left_out.front()));
     auto const different = changes(*before, now);
     std::string const options = different.empty() ? "" : fmt::format("\n{}", to_string(different));
     if (std::string const both = options + data_changes(then.state().data, data); !both.empty())

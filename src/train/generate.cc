@@ -16,7 +16,7 @@ bool has_chat_template(Session& session) {
 
 std::string room_problem(int64_t tokens, int64_t most) {
     if (tokens < most) return {};
-    return fmt::format("has {} tokens; with one of the answer, model.max_position_embeddings ({}) allows {}", tokens,
+    return fmt::format("has {} tokens; model.max_position_embeddings is {}, so a prompt may have at most {}", tokens,
                        most, most - 1);
 }
 

@@ -212,22 +212,21 @@ void Session::check_base(Checkpoint const& checkpoint) const {
     std::string const then = found == info.end() ? "" : found->second;
     if (then == base_) return;
     std::string const folder = checkpoint.folder().string();
-    if (then.empty())
+    if (then.empty() || base_.empty())
         fail(Category::config,
-             "{} was trained with no weights frozen, and train.freeze or lora.rank freezes some here. A run keeps what "
-             "it "
-             "trains: begin another one with model.init_from={} and another output_dir",
-             folder, folder);
-    if (base_.empty())
-        fail(Category::config,
-             "{} was trained beside frozen weights, and nothing is frozen here. Give train.freeze and lora.rank the "
-             "checkpoint's values",
-             folder);
+             "{} was trained with {} weights frozen, and here {} frozen: give train.freeze and lora.rank "
+             "the checkpoint's values",
+             folder, then.empty() ? "no" : "some", base_.empty() ? "none is" : "some are");
+    if (options_.model.init_from.empty())
+        fail(Category::checkpoint,
+             "{} was trained beside other frozen weights: {} there, {} in this run, whose seed ({}) draws them. Give "
+             "`seed`, train.freeze and the model's keys the checkpoint's values, or name the model it began with in "
+             "model.init_from",
+             folder, then, base_, options_.seed);
     fail(Category::checkpoint,
          "{} was trained beside other frozen weights: {} there, {} in this run, from {}. Name the model it began with "
          "in model.init_from",
-         folder, then, base_,
-         options_.model.init_from.empty() ? fmt::format("seed {}", options_.seed) : options_.model.init_from);
+         folder, then, base_, options_.model.init_from);
 }
 
 std::unique_ptr<DataSource> Session::open(Split split) const {

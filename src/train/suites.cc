@@ -297,12 +297,35 @@ SuiteFiles::SuiteFiles(FileSystem& files, Path output_dir) : files_(&files), fol
     }
 }
 
+namespace {
+
+/// Where the last whole line of a file ends.
+int64_t end_of_lines(FileSystem& files, Path const& path) {
+    constexpr int64_t kAtOnce = 1 << 16;
+    auto const file = files.open(path);
+    for (int64_t end = file->size(); end > 0;) {
+        int64_t const begin = std::max<int64_t>(0, end - kAtOnce);
+        std::string text(static_cast<size_t>(end - begin), '\0');
+        file->read_at(begin, std::as_writable_bytes(std::span(text)));
+        size_t const newline = text.rfind('\n');
+        if (newline != std::string::npos) return begin + static_cast<int64_t>(newline) + 1;
+        end = begin;
+    }
+    return 0;
+}
+
+}  // namespace
+
 void SuiteFiles::write(SuiteResults const& results) {
     std::string lines;
     for (Measurement const& measurement : results.measurements) lines += to_json(measurement) + "\n";
     Path const path = folder_ / "suites.jsonl";
     auto const file = files_->append(path);
-    int64_t const end = files_->file_size(path);
+    int64_t const end = end_of_lines(*files_, path);
+    if (end < files_->file_size(path)) {
+        log::info("{} ended in half a line, which is cut off", path.string());
+        file->truncate(end);
+    }
     try {
         file->write_at(end, std::as_bytes(std::span(lines)));
         file->sync();

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "base/log.h"
 #include "base/stop_request.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
 #include "data/chat_record.h"
 #include "data/fingerprint.h"
 #include "device/peak_flops.h"
@@ -26,6 +28,16 @@ constexpr int64_t kFailedSavesInARow = 3;
 std::unique_ptr<RunFolder> open_folder(RunOptions const& options, HostComm& world, FileSystem& files) {
     if (world.rank() != 0) return nullptr;
     return std::make_unique<RunFolder>(files, options.output_dir);
+}
+
+/// Whether checkpoint.resume is a checkpoint's folder.
+bool names_folder(CheckpointOptions const& o) {
+    return o.resume != "auto" && o.resume != "best" && o.resume != "never";
+}
+/// However the path is written.
+std::string whole_path(Path const& path) {
+    Path const found = std::filesystem::absolute(path).lexically_normal();
+    return (found.has_filename() ? found : found.parent_path()).string();
 }
 
 bool wants_validation(RunOptions const& options) { return options.eval.every > 0; }
@@ -120,14 +132,15 @@ void Trainer::note_chat_template() {
 
 CheckpointOptions Trainer::where_to_begin() {
     CheckpointOptions where = options_.checkpoint;
-    Path const root = checkpoint_root(options_.output_dir), named(where.resume);
-    if (where.resume == "auto" || where.resume == "best" || where.resume == "never" ||
-        named.lexically_normal().parent_path() == root.lexically_normal())
-        return where;
+    if (!names_folder(where)) return where;
+    Path const root = checkpoint_root(options_.output_dir);
     auto const began_there = [&](StepFolder const& step) {
         try {
-            auto const then = options_in(session_.files(), root / step.name);
-            return then && then->checkpoint.resume == where.resume;
+            Path const manifest = root / step.name / kManifestName;
+            RunState const state =
+                Manifest::parse(session_.files().read_text(manifest, kMaxManifestBytes), manifest.string()).state;
+            auto const from = state.info.find(RunState::kBeganFrom);
+            return from != state.info.end() && from->second == whole_path(where.resume);
         } catch (Error const&) {  // damaged: another one may say it
             return false;
         }
@@ -142,6 +155,13 @@ CheckpointOptions Trainer::where_to_begin() {
     return where;
 }
 
+std::string Trainer::origin(Checkpoint const& found) const {
+    if (names_folder(options_.checkpoint) && whole_path(options_.checkpoint.resume) == whole_path(found.folder()))
+        return whole_path(found.folder());
+    auto const from = found.state().info.find(RunState::kBeganFrom);
+    return from == found.state().info.end() ? "" : from->second;
+}
+
 void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
     RunState const& then = found.state();
     auto const steps = step_folders(session_.files(), checkpoint_root(options_.output_dir));
@@ -151,9 +171,9 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
             "checkpoint.resume goes back to step {}, but {} holds {}, which a later `resume: auto` would prefer: go on "
             "from that one with checkpoint.resume=auto, choose another output_dir, or remove the later checkpoints",
             then.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
-    session_.check_base(found);
     for (std::string const& sentence : compare(found, options_, state_.data))
         if (folder_) log::warn("{}", sentence);
+    session_.check_base(found);
     for (auto const& [key, now] : state_.info) {
         auto const before = then.info.find(key);
         if (key == RunState::kChatTemplate) {
@@ -171,6 +191,7 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
     learner_.read(found);
     RunState mine = std::exchange(state_, then);
     state_.info = std::move(mine.info);
+    if (std::string const from = origin(found); !from.empty()) state_.info[RunState::kBeganFrom] = from;
     state_.seed = mine.seed;
     state_.options = std::move(mine.options);
     state_.data = std::move(mine.data);

@@ -61,6 +61,8 @@ class Trainer {
     /// As checkpoint.resume says; but a run that began from the folder named there goes on from its own checkpoints, so
     /// that the same command starts it again. Collective.
     CheckpointOptions where_to_begin();
+    /// The checkpoint that checkpoint.resume names, now or when the run began; empty if none.
+    std::string origin(Checkpoint const& found) const;
     bool told_to_stop();
     bool may_begin();
     /// The newest checkpoint whose weights a step before `step` has found good, else the oldest one; 0 where there is

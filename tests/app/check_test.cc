@@ -153,6 +153,12 @@ TEST(Check, PrintsInWhatProductsRun) {
     EXPECT_THAT(text, HasSubstr(line("down", "128 x 256 x 320", "fp32", "fp32", "fp32")));
     double const fp8 = 2 * (512 + 256 + 640) * 256, all = 3 * (512 + 256 + 640 + 320) * 256 + 320 * 256;
     EXPECT_THAT(text, HasSubstr(fmt::format("{:.1f}% of the FLOPs of all products", 100 * fp8 / all)));
+    RunOptions chunks = options;
+    chunks.train.mlp_chunk = 128;
+    chunks.train.micro_batch_size *= 2, chunks.train.global_batch_size *= 2;
+    std::string const chunked = report(chunks, 2);
+    EXPECT_THAT(chunked, HasSubstr(line("gate_up", "128 x 640 x 256", "fp8", "fp8", "fp8")));
+    EXPECT_THAT(chunked, HasSubstr(fmt::format("{:.1f}% of the FLOPs of all products", 100 * fp8 / all)));
     options.precision.wgrad = GradientPrecision::bf16;
     EXPECT_THAT(report(options, 2), HasSubstr(line("o", "128 x 256 x 256", "fp8", "fp8", "fp32")));
     options.precision.linear = LinearPrecision::automatic;

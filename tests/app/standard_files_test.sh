@@ -16,6 +16,10 @@ assert "saved step 3" in open(sys.argv[1] + "/log.txt").read()
 PY
 "$perigee" checkpoint verify "$scratch/closed/checkpoints/step_00000003" >/dev/null || complain "closed: the checkpoint"
 
+code=0
+"$perigee" eval "${short[@]}" output_dir="$scratch/closed" eval.samples=2 >&- 2>"$scratch/log" || code=$?
+[ "$code" = 3 ] || complain "closed standard output: exit $code of eval"
+
 for command in "eval ${short[*]} output_dir=$scratch/closed eval.samples=2" \
     "checkpoint inspect $scratch/closed/checkpoints/step_00000003" "check ${short[*]}"; do
     code=0
@@ -25,8 +29,10 @@ for command in "eval ${short[*]} output_dir=$scratch/closed eval.samples=2" \
     grep -q "standard output has not taken the result: " "$scratch/log" || complain "full: not said by ${command%% *}"
 done
 
-"$perigee" train "${short[@]}" train.steps=30 checkpoint.every=30 output_dir="$scratch/pipe" 2>&1 >/dev/null | head -n 1 >/dev/null
-[ "${PIPESTATUS[0]}" = 0 ] || complain "no reader: exit ${PIPESTATUS[0]}"
+code=0
+{ "$perigee" train "${short[@]}" train.steps=30 checkpoint.every=30 output_dir="$scratch/pipe" 2>&1 >/dev/null ||
+    echo $? >"$scratch/code"; } | head -n 1 >/dev/null
+[ ! -e "$scratch/code" ] || complain "no reader: exit $(cat "$scratch/code")"
 [ -d "$scratch/pipe/checkpoints/step_00000030" ] || complain "no reader: the run has not ended"
 
 ranks 3 "$perigee" eval "${short[@]}" output_dir="$scratch/closed" eval.samples=5 || complain "three ranks evaluate"

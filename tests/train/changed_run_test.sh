@@ -24,7 +24,7 @@ run 2 "$folder" perigee "${options[@]}" train.steps=6 model.rope_theta=500000 mo
 [ "$code" = 2 ] || complain "another model: exit $code"
 [ "$(grep -c '^perigee: ' "$scratch/log")" = 1 ] || complain "another model: not one message"
 says '  model.rope_theta: 10000.0 -> 500000.0' '  model.rms_norm_eps: 1e-05 -> 1e-06' \
-    '  model.num_attention_heads: 2 -> 4' '  attention.kind: "moba" -> "full"' 'cannot have these weights: '
+    '  model.num_attention_heads: 2 -> 4' '  attention.kind: "moba" -> "full"' 'do not fit the other model: '
 run 2 "$folder" perigee "${options[@]}" train.steps=6 attention.block_size=32
 [ "$code" = 2 ] || complain "another block size: exit $code"
 says '  attention.block_size: 16 -> 32' checkpoint.allow_model_change=true

@@ -106,7 +106,7 @@ TEST_F(Described, ResumingAnotherModelIsRefusedWithEveryKeyUnlessAllowed) {
         std::string const name = key.substr(0, key.find('='));
         RunOptions const changed = options({key, "train.steps=3"});
         EXPECT_THAT(train(changed), AllOf(HasSubstr("config error: "), HasSubstr("another model"), HasSubstr(name),
-                                          AnyOf(HasSubstr("allow_model_change"), HasSubstr("cannot have these"))));
+                                          AnyOf(HasSubstr("allow_model_change"), HasSubstr("do not fit the other"))));
     }
     std::string const both = train(options({"model.rope_theta=500000", "attention.top_k=1"}));
     EXPECT_THAT(both,
@@ -126,23 +126,32 @@ TEST_F(Described, AModelThatTheTensorsDoNotFitIsRefusedEvenWhereAnotherIsAllowed
             std::vector<std::string> overrides = {key, "train.steps=3"};
             overrides.insert(overrides.end(), also.begin(), also.end());
             EXPECT_THAT(train(options(overrides)),
-                        AllOf(HasSubstr("config error: "), HasSubstr("cannot have these weights: "), HasSubstr(why)));
+                        AllOf(HasSubstr("config error: "), HasSubstr("do not fit the other model: "), HasSubstr(why)));
         }
     EXPECT_THAT(train(options({"model.num_hidden_layers=1", "train.steps=3", allow})),
-                AllOf(HasSubstr("this model has no place for 9 of the checkpoint's "),
-                      HasSubstr("`model.layers.1.input_layernorm.weight` the first: they are left out"),
+                AllOf(HasSubstr("9 of the checkpoint's "),
+                      HasSubstr("do not exist in this model and are ignored, the first is `model.layers.1.input_"),
                       HasSubstr("finished at step 3")));
 }
 
 TEST_F(Described, ARunThatBeganFromAFolderGoesOnByTheSameCommand) {
     train(options({}, "first"));
-    std::string const from = "checkpoint.resume=" + (checkpoint_root(folder_.path() / "first") / step_name(2)).string();
+    auto const resume = [&](char const* run, int64_t step) {
+        return "checkpoint.resume=" + (checkpoint_root(folder_.path() / run) / step_name(step)).string();
+    };
+    std::string const from = resume("first", 2), goes_on = "goes on from its own checkpoints";
     EXPECT_THAT(train(options({from, "train.steps=3"}, "second")), HasSubstr("resumed at step 2 from"));
     EXPECT_THAT(train(options({from, "train.steps=4"}, "second")),
-                AllOf(HasSubstr("goes on from its own checkpoints"), HasSubstr("resumed at step 3 from")));
-    std::string const back =
-        "checkpoint.resume=" + (checkpoint_root(folder_.path() / "second") / step_name(3)).string();
-    EXPECT_THAT(train(options({back, "train.steps=5"}, "second")),
+                AllOf(HasSubstr(goes_on), HasSubstr("resumed at step 3 from")));
+    train(options({"train.steps=5", "checkpoint.keep_last=1"}, "second"));  // auto
+    EXPECT_THAT(train(options({from + "/", "train.steps=6"}, "second")),
+                AllOf(HasSubstr(goes_on), HasSubstr("resumed at step 5 from")));
+    EXPECT_THAT(train(options({resume("first", 1), "train.steps=7"}, "second")), HasSubstr("checkpoint error: "));
+    // A run's own checkpoint, too.
+    std::string const own = resume("first", 2);
+    EXPECT_THAT(train(options({own, "train.steps=3"}, "first")), HasSubstr("resumed at step 2 from"));
+    EXPECT_THAT(train(options({own, "train.steps=4"}, "first")), HasSubstr("resumed at step 3 from"));
+    EXPECT_THAT(train(options({resume("first", 3), "train.steps=5"}, "first")),
                 AllOf(HasSubstr("goes back to step 3"), HasSubstr("go on from that one with checkpoint.resume=auto")));
 }
 

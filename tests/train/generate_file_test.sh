@@ -60,7 +60,7 @@ refused '{"prompt": "x", "max_tokens": 1073741825}' \
 refused '{"prompt": "x", "max_tokens": 9223372036854775807}' 'max_tokens is 9223372036854775807, not a whole number'
 refused '{"prompt": ""}' 'prompt is empty: at least one token is needed'
 refused "{\"prompt\": \"$(printf 'a%.0s' {1..8192})\"}" \
-    'prompt has 8192 tokens; with one of the answer, model.max_position_embeddings (8192) allows'
+    'prompt has 8192 tokens; model.max_position_embeddings is 8192, so a prompt may have at most'
 
 # An output that cannot be written is known before the prompts are read.
 mkdir "$scratch/folder"
@@ -94,7 +94,7 @@ done
 code=0
 "$PERIGEE_BIN/perigee" generate "$scratch/run.yaml" output_dir="$folder" --prompt "$(printf 'a%.0s' {1..8192})" \
     >"$scratch/printed" 2>"$scratch/log" || code=$?
-[ "$code" = 3 ] && grep -qF 'generate.prompt has 8192 tokens; with one of the answer' "$scratch/log" ||
+[ "$code" = 3 ] && grep -qF 'generate.prompt has 8192 tokens; model.max_position_embeddings is 8192' "$scratch/log" ||
     complain "a prompt without room: exit $code"
 
 command=generate run 1 "$folder" perigee generate.input=x

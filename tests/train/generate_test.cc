@@ -53,7 +53,7 @@ log: {progress: false}
 };
 
 TEST_F(GenerateTest, a_prompt_that_leaves_no_room_is_refused) {
-    std::string const said = " tokens; with one of the answer, model.max_position_embeddings (64) allows 63";
+    std::string const said = " tokens; model.max_position_embeddings is 64, so a prompt may have at most 63";
     EXPECT_EQ(answer(std::string(kMostTokens, 'a')), "(data) generate.prompt has 64" + said);
     EXPECT_EQ(answer(std::string(1000, 'a')), "(data) generate.prompt has 1000" + said);
     EXPECT_EQ(answer(std::string(kMostTokens - 1, 'a')), "a text");

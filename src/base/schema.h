@@ -89,7 +89,8 @@ class Schema {
         return push(key, help, {}, &value);
     }
 
-    /// Another name for the key of `value`, the one added last before it and its other aliases, with names of its own for some of its choices.
+    /// Another name for the key of `value`, the one added last before it and its other aliases, with names of its own
+    /// for some of its choices.
     template <class Enum>
     Schema& alias(std::string key, Enum& value, std::vector<std::pair<std::string, Enum>> names) {
         choice(std::move(key), value, std::move(names), "another name of `" + fields_.back().key + "`");

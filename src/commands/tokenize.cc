@@ -17,7 +17,8 @@ struct TokenizeOptions {
     std::vector<Path> inputs;
     std::vector<std::string> mix, suffixes;
     TextInputs text;
-    CLI::Option const* tokenizer = nullptr;
+    bool names_tokenizer = false;
+    std::vector<std::string> of_text;  ///< options given that conversations do not take
     std::string chat;
     std::vector<std::string> overrides;
 };
@@ -38,10 +39,11 @@ void declare(CLI::App& app, TokenizeOptions& options) {
     app.add_option("-o,--output", options.text.output, "prefix of the files to write")->required();
     app.add_option("--format", options.text.text.format, "auto: by name, .jsonl and .ndjson are JSONL; text; jsonl")
         ->transform(CLI::CheckedTransformer(formats).description("(auto, text, jsonl)"));
-    options.tokenizer = app.add_option("--tokenizer", options.text.tokenizer,
-                                       "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder "
-                                       "with one; with --chat, instead of the configuration's data.tokenizer")
-                            ->capture_default_str();
+    app.add_option("--tokenizer", options.text.tokenizer,
+                   "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder with one; with --chat, "
+                   "instead of the configuration's data.tokenizer")
+        ->capture_default_str()
+        ->each([&options](std::string const&) { options.names_tokenizer = true; });
     app.add_option("--key", options.text.text.key, "JSONL: the field that holds the text; Parquet: the column")
         ->capture_default_str();
     app.add_option("--split-on-blank-lines", options.text.text.blank_lines,
@@ -70,43 +72,52 @@ void declare(CLI::App& app, TokenizeOptions& options) {
                                       "this run's configuration say");
     for (char const* const name :
          {"--key", "--format", "--append-eod", "--prepend-bos", "--special", "--split-on-blank-lines"})
-        chat->excludes(name);
+        app.get_option(name)->each([&options, name](std::string const&) { options.of_text.emplace_back(name); });
     app.add_option("--set", options.overrides, "with --chat: key=value over the configuration; may be repeated")
         ->needs(chat)
         ->allow_extra_args(false);
 }
 
-/// One data set of `inputs`.
-void tokenize_set(TokenizeOptions options, std::vector<Path> const& inputs, Path const& output, FileSystem& files) {
+/// The files that `inputs` mean; says what is skipped.
+std::vector<Path> files_of(TokenizeOptions const& options, std::vector<Path> const& inputs, FileSystem& files) {
+    auto const format = options.chat.empty() ? options.text.text.format : TextOptions::Format::jsonl;
     std::vector<SkippedFile> skipped;
-    options.text.files = list_text_files(files, inputs, options.suffixes, skipped);
-    options.text.output = output;
+    std::vector<Path> found = list_text_files(files, inputs, options.suffixes, skipped, format);
     if (!skipped.empty()) {
-        fmt::print(stderr, "perigee: {} files hold no text and are skipped:\n", skipped.size());
+        fmt::print(stderr, "perigee: {} files are skipped:\n", skipped.size());
         for (auto const& [path, reason] : skipped)
             fmt::print(stderr, "  {}: {}\n", printable_name(path.string()), printable_name(reason));
     }
-    if (options.text.files.empty()) fail(Category::data, "no files to read");
-    if (options.chat.empty()) {
-        for (Path const& path : options.text.files) refuse_unclear_json(path, options.text.text);
-        return tokenize_text(options.text, files);
-    }
+    if (found.empty()) fail(Category::data, "no files to read");
+    return found;
+}
+
+/// One data set.
+void tokenize_set(TokenizeOptions options, std::vector<Path> found, Path const& output, FileSystem& files) {
+    options.text.files = std::move(found);
+    options.text.output = output;
+    if (options.chat.empty()) return tokenize_text(options.text, files);
     std::optional<std::string> tokenizer;
-    if (options.tokenizer->count() > 0) tokenizer = options.text.tokenizer;
+    if (options.names_tokenizer) tokenizer = options.text.tokenizer;
     tokenize_chats({options.chat, tokenizer, options.overrides, options.text.files, output, options.text.seconds},
                    files);
 }
 
 void tokenize(TokenizeOptions const& options, FileSystem& files) {
+    if (!options.chat.empty() && !options.of_text.empty())
+        fail(Category::config, "{} excludes --chat", options.of_text.front());
     if (options.inputs.empty() == options.mix.empty())
         fail(Category::config, "give inputs, or --mix NAME=WEIGHT:INPUT for several data sets, and not both");
     Path const& output = options.text.output;
     if (Path const name = output.filename(); name.empty() || name == "." || name == "..")
         fail(Category::config, "--output {}: a folder, where the prefix of the files is expected, such as {}",
              output.string(), (output / "data").string());
-    if (options.mix.empty()) return tokenize_set(options, options.inputs, output, files);
+    if (options.mix.empty()) return tokenize_set(options, files_of(options, options.inputs, files), output, files);
     auto const parts = parse_mix(options.mix);
-    for (MixPart const& part : parts) tokenize_set(options, part.inputs, mix_output(output, part), files);
+    std::vector<std::vector<Path>> found;  // of all parts before the first is tokenized, so that problems come first
+    for (MixPart const& part : parts) found.push_back(files_of(options, part.inputs, files));
+    for (size_t i = 0; i < parts.size(); ++i)
+        tokenize_set(options, std::move(found[i]), mix_output(output, parts[i]), files);
     print_printable("train on them with\n  '{}'\n", mix_override(parts, output));
 }
 

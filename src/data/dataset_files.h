@@ -17,6 +17,9 @@ inline constexpr std::string_view kMaskMagic{"PGEMASK\0", 8};
 inline constexpr std::string_view kWeightsMagic{"PGEWGHT\0", 8};
 inline constexpr char kChatRecordExtension[] = ".chat.json";            ///< see data/chat_record.h
 inline constexpr char kTokenizerRecordExtension[] = ".tokenizer.json";  ///< see data/tokenizer_record.h
+inline constexpr char kResumeExtension[] = ".resume.json";              ///< where a killed tokenize goes on
+inline constexpr char kLockExtension[] = ".lock";
+inline constexpr char kLockHolder[] = "another tokenize";  ///< all that the lock's file says
 inline constexpr uint64_t kIndexVersion = 1;
 inline constexpr uint64_t kSidecarVersion = 1;
 inline constexpr int64_t kIndexHeaderBytes = 34;

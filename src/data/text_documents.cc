@@ -149,12 +149,10 @@ void refuse_array(TextReader& reader) {
              reader.path().string(), kFromArray);
 }
 
-void refuse_unclear_json(Path const& path, TextOptions const& options) {
-    if (options.format != TextOptions::Format::automatic || !plain_name(path).ends_with(".json")) return;
-    fail(Category::data,
-         "{}: a .json file is not taken for text unless --format text says so. One object per line is read with "
-         "--format jsonl; {}",
-         path.string(), kFromArray);
+std::optional<std::string> unclear_json(Path const& path, TextOptions::Format format) {
+    if (format != TextOptions::Format::automatic || !plain_name(path).ends_with(".json")) return std::nullopt;
+    return fmt::format(
+        "a .json file: give --format text to read it as text, --format jsonl for one object per line; {}", kFromArray);
 }
 
 void for_each_document(FileSystem& files, Path const& path, TextOptions const& options, UseDocument const& use,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,10 +32,12 @@ struct SkippedFile {
 
 /// Files; of folders, all files below; and what patterns match (*, ?, [...], and ** for any folders), folders included.
 /// In the order given, folders and matches sorted by name. Of folders and matches only names that end in one of
-/// `suffixes` (all if none given; .gz and .zst do not count); files without text and links to nothing go to `skipped`.
-/// Throws Category::data for what does not exist and patterns that match nothing.
+/// `suffixes` (all if none given; .gz and .zst do not count). Of these, files without text, links to nothing, what
+/// `perigee tokenize` writes and what unclear_json() is about go to `skipped`. Throws Category::data for what does not
+/// exist, patterns that match nothing, and a file in `inputs` that unclear_json() is about.
 std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
-                                  std::vector<std::string> const& suffixes, std::vector<SkippedFile>& skipped);
+                                  std::vector<std::string> const& suffixes, std::vector<SkippedFile>& skipped,
+                                  TextOptions::Format format = TextOptions::Format::automatic);
 
 /// Throws Category::data, naming the file, where `reader` is at the beginning of one that holds no text.
 void refuse_binary(TextReader& reader);
@@ -43,9 +46,9 @@ void refuse_binary(TextReader& reader);
 /// one object is read per line.
 void refuse_array(TextReader& reader);
 
-/// Throws Category::data where the name ends in .json and the format is told by the name: it could be one object per
-/// line, an array, or meant as text.
-void refuse_unclear_json(Path const& path, TextOptions const& options);
+/// What to do about a file whose name ends in .json, where the format is told by the name: it could be one object per
+/// line, an array, or meant as text. Nothing for other files.
+std::optional<std::string> unclear_json(Path const& path, TextOptions::Format format);
 
 /// A document and the bytes of the file read so far.
 using UseDocument = std::function<void(std::string_view text, int64_t bytes_read)>;

@@ -2,8 +2,10 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <array>
 
 #include "data/binary_file.h"
+#include "data/dataset_files.h"
 #include "data/parquet.h"
 #include "data/text_documents.h"
 
@@ -19,18 +21,45 @@ std::string without_compression(std::string name) {
     return name;
 }
 
+/// Told by the name; of a complete .bin, .mask or .weights by the index beside it too. A complete index is told by its
+/// first bytes.
+bool belongs_to_data_set(FileSystem& files, Path const& path) {
+    constexpr std::string_view kTemporary = ".tmp", kIndex = ".idx";
+    constexpr std::array<std::string_view, 3> kRecords = {kTokenizerRecordExtension, kChatRecordExtension,
+                                                          kResumeExtension};
+    constexpr std::array<std::string_view, 4> kOthers = {".bin", kIndex, ".mask", ".weights"};
+    std::string name = path.filename().string();
+    auto const ends = [&](std::string_view ending) { return name.ends_with(ending); };
+    bool const temporary = ends(kTemporary);
+    if (temporary) name.resize(name.size() - kTemporary.size());
+    if (std::ranges::any_of(kRecords, ends)) return true;
+    if (std::ranges::none_of(kOthers, ends)) return false;
+    if (temporary) return true;
+    Path const index = Path(path).replace_extension(kIndex);
+    return path != index && (files.exists(index) || files.exists(index.string() + std::string(kTemporary)));
+}
+
+/// The lock that a killed tokenize left.
+bool is_lock(FileSystem& files, Path const& path) {
+    constexpr std::string_view kSays = kLockHolder;
+    return path.extension() == kLockExtension && files.file_size(path) == static_cast<int64_t>(kSays.size()) &&
+           files.read_text(path, static_cast<int64_t>(kSays.size())) == kSays;
+}
+
 bool is_pattern(std::string const& name) { return name.find_first_of("*?[") != name.npos; }
 
 class Lister {
   public:
-    Lister(FileSystem& files, std::vector<std::string> const& suffixes, std::vector<SkippedFile>& skipped)
-        : files_(files), suffixes_(suffixes), skipped_(skipped) {}
+    Lister(FileSystem& files, std::vector<std::string> const& suffixes, std::vector<SkippedFile>& skipped,
+           TextOptions::Format format)
+        : files_(files), suffixes_(suffixes), skipped_(skipped), format_(format) {}
 
     std::vector<Path> found;
 
     void add(Path const& input) {
         if (files_.exists(input)) {
             if (files_.is_directory(input)) return below(input, 0);
+            if (auto const why = unclear_json(input, format_)) fail(Category::data, "{}: {}", input.string(), *why);
             return found.push_back(input);
         }
         if (!is_pattern(input.string())) fail(Category::data, "{}: no such file or folder", input.string());
@@ -49,6 +78,10 @@ class Lister {
             std::ranges::none_of(suffixes_, [&](auto const& suffix) { return name.ends_with(suffix); }))
             return;
         if (!files_.exists(path)) return skipped_.push_back({path, "a link to nothing"});
+        if (is_lock(files_, path)) return skipped_.push_back({path, "the lock of another tokenize"});
+        if (belongs_to_data_set(files_, path))
+            return skipped_.push_back({path, "by its name, of a tokenized data set"});
+        if (auto const why = unclear_json(path, format_)) return skipped_.push_back({path, *why});
         if (is_parquet(path)) return found.push_back(path);
         TextReader reader(files_, path);
         if (auto const kind = binary_kind(reader))
@@ -103,13 +136,15 @@ class Lister {
     FileSystem& files_;
     std::vector<std::string> const& suffixes_;
     std::vector<SkippedFile>& skipped_;
+    TextOptions::Format format_;
 };
 
 }  // namespace
 
 std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
-                                  std::vector<std::string> const& suffixes, std::vector<SkippedFile>& skipped) {
-    Lister lister(files, suffixes, skipped);
+                                  std::vector<std::string> const& suffixes, std::vector<SkippedFile>& skipped,
+                                  TextOptions::Format format) {
+    Lister lister(files, suffixes, skipped, format);
     for (Path const& input : inputs) lister.add(input);
     return std::move(lister.found);
 }

@@ -2,7 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "data/dataset_files.h"
+#include "data/options.h"
 #include "io/sha256.h"
 
 namespace perigee {
@@ -63,6 +65,14 @@ void TokenizerCheck::check(IndexedDataset const& data) {
     if (!tokenizer_) tokenizer_ = make_tokenizer(files_, name_);
     int64_t const size = tokenizer_->vocab_size();
     if (record->vocab_size <= size && hash_of_pieces(*tokenizer_, record->vocab_size) == record->pieces) return;
+    if (name_ == DataOptions{}.tokenizer) {
+        if (!std::exchange(told_, true))
+            log::info(
+                "data.tokenizer is not set, so {}; {} was tokenized with {}: set data.tokenizer={} to read and write "
+                "its text",
+                name_, data.prefix().string(), record->name, record->name);
+        return;
+    }
     fail(Category::config,
          "{}: tokenized with {} ({} tokens), but data.tokenizer is {} ({} tokens), in which the ids stand for other "
          "text. Set data.tokenizer to the tokenizer of the data, or tokenize them anew. ({} says so; without this file "

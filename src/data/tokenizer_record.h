@@ -1,5 +1,5 @@
-// PREFIX.tokenizer.json beside a data set that `perigee tokenize` wrote: whose tokens these are. A run with another
-// tokenizer would read other text in them, and nothing else would tell.
+// PREFIX.tokenizer.json beside a data set that `perigee tokenize` wrote: which tokenizer made it. A run with
+// another tokenizer would read other text in it, and nothing else would tell.
 #pragma once
 
 #include <memory>
@@ -22,14 +22,16 @@ class TokenizerCheck {
     TokenizerCheck(FileSystem& files, std::string name) : files_(files), name_(std::move(name)) {}
 
     /// Throws Category::config where an id of the data set's tokenizer stands for other bytes, or for nothing, in that
-    /// of the run; Category::data where the record is damaged. Paths do not matter, nor do tokens that the run's
-    /// tokenizer has in addition. No record, or one of another number of tokens, says nothing.
+    /// of the run. The default tokenizer is no choice: there one line of the log says so instead. Throws Category::data
+    /// where the record is damaged. Paths do not matter, nor do tokens that the run's tokenizer has in addition. No
+    /// record, or one of another number of tokens, says nothing.
     void check(IndexedDataset const& data);
 
   private:
     FileSystem& files_;
     std::string name_;
     std::unique_ptr<Tokenizer> tokenizer_;
+    bool told_ = false;
 };
 
 }  // namespace perigee

@@ -45,7 +45,7 @@ killed_three_times() {  # prefix, arguments...
         [ $kill = 1 ] || grep -q 'going on after [0-9]* documents' err || fail "run $kill of $prefix began anew: $(cat err)"
     done
     echo half >"$prefix.resume.json.tmp"  # as of a kill in the middle of a save
-    tokenize "$@" -o "$prefix" 2>err >"$prefix.said"
+    tokenize "$@" -o "$prefix" 2>err >"${prefix##*/}.said"
     grep -q 'going on after [0-9]* documents' err || fail "the last run of $prefix began anew: $(cat err)"
 }
 
@@ -60,6 +60,12 @@ killed_three_times again chats.jsonl --chat chat.yaml
 cmp chat.bin again.bin && cmp chat.idx again.idx && cmp chat.weights again.weights || fail "chats: another result after three kills"
 diff <(sed 's/^chat\.//' chat.said) <(sed 's/^again\.//' again.said) || fail "chats: another summary"
 [ -z "$(ls -- *.tmp *.resume.json *.lock 2>/dev/null)" ] || fail "left over: $(ls)"
+
+# The same where the output lies in the folder that is read.
+mkdir inside && cp ?.jsonl inside
+tokenize inside -o whole_inside >/dev/null
+killed_three_times inside/set inside
+cmp whole_inside.bin inside/set.bin && cmp whole_inside.idx inside/set.idx || fail "inside its input: another result after three kills"
 
 # Killed when one of its files has its name already: nothing is left to go on with, so it begins anew.
 cp 1.jsonl late.jsonl

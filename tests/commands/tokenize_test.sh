@@ -45,7 +45,7 @@ for name in set.jsonl.xz:xz table.data:Parquet image.png:PNG random.bin:'no UTF-
 done
 ln -s nowhere strange/link.txt
 tokenize strange -o mixed >out 2>err || fail "a folder with binary files: $(cat err)"
-grep -q ': 2 documents' out && grep -q '6 files hold no text and are skipped' err &&
+grep -q ': 2 documents' out && grep -q '6 files are skipped' err &&
     grep -q '^  strange/random.gz: no UTF-8 text' err && grep -q '^  strange/link.txt: a link to nothing$' err ||
     fail "skipped files: $(cat out err)"
 
@@ -112,7 +112,7 @@ EOF
 tokenize chat.jsonl --chat chat.yaml -o chat >said
 printf '%s\n' 'chat.bin, .idx: 2 conversations, 22 tokens (u16, bytes tokenizer, template custom), of which 18.18% carry loss' \
     '  1 longer than chat.max_tokens, dropped' \
-    '  1 without a token that carries loss, dropped (some have no answer; roles: user; answers are those of role assistant)' |
+    '  1 without a token that carries loss, dropped (some have no message of role assistant; roles found: user)' |
     diff - said ||
     fail "chat summary"
 [ "$(tr -d '\0' <chat.bin | tr '\n' ' ')" = "Q one A 1! Q two A 2! " ] || fail "chat: $(tr -d '\0' <chat.bin)"
@@ -131,7 +131,7 @@ expect_failure 3 'none: no conversation is left to write: 1 malformed, skipped; 
 expect_failure 2 'chat.roles: none is "assistant"' tokenize chat.jsonl --chat chat.yaml --set 'chat.roles=[]' -o x
 
 sed -n 4p chat.jsonl >silent.jsonl
-expect_failure 3 'to write: 1 without .*dropped (some have no answer; roles: user; answers are those of role assistant)' \
+expect_failure 3 'to write: 1 without .*dropped (some have no message of role assistant; roles found: user)' \
     tokenize silent.jsonl --chat chat.yaml -o none
 expect_failure 2 'chat.jinja.date: "2026-02-30" is no day' tokenize chat.jsonl --chat chat.yaml --set chat.jinja.date=2026-02-30 -o x
 
@@ -140,7 +140,7 @@ head -n 1 chat.jsonl >one.jsonl
 echo 'data: {tokenizer: bytes, sequence_length: 23}' >auto.yaml
 tokenize one.jsonl --chat auto.yaml -o plain >said 2>err
 grep -q '(u16, bytes tokenizer, template none)' said && [ ! -e plain.chat.json ] || fail "no template: $(cat said)"
-grep -q 'warning: chat.template: auto is none here.*bytes.*Set chat.template to chatml' err || fail "no warning: $(cat err)"
+grep -q 'warning: chat.template: auto found no chat template beside the tokenizer bytes, so none is used: .*Set chat.template to chatml' err || fail "no warning: $(cat err)"
 for template in none chatml; do
     tokenize one.jsonl --chat auto.yaml --set chat.template=$template --set chat.max_tokens=99 -o plain >said 2>err
     grep -q "template $template)" said && ! grep -q warning err || fail "a template that was asked for: $(cat said err)"
@@ -174,13 +174,17 @@ output_dir: run
 EOF
 for _ in 1 2 3; do echo '{"text": "7777777777777777"}'; done >sevens.jsonl
 tokenize sevens.jsonl --tokenizer slow -o sevens >/dev/null
+tokenize sevens.jsonl -o as_bytes >/dev/null
 "$PERIGEE_BIN/perigee" train run.yaml data.tokenizer=moved data.train.0.path=sevens >out 2>err || fail "moved: $(cat err)"
 for command in train eval 'view --weights none'; do
     # shellcheck disable=SC2086  # a command and its options
-    expect_failure 2 'sevens: tokenized with slow (2 tokens), but data.tokenizer is bytes (257 tokens)' \
-        "$PERIGEE_BIN/perigee" $command run.yaml data.tokenizer=bytes data.train.0.path=sevens data.validation_fraction=0.3
+    expect_failure 2 'as_bytes: tokenized with bytes (257 tokens), but data.tokenizer is moved (2 tokens)' \
+        "$PERIGEE_BIN/perigee" $command run.yaml data.tokenizer=moved data.train.0.path=as_bytes data.validation_fraction=0.3
 done
-expect_failure 2 'sevens: tokenized with slow' "$PERIGEE_BIN/perigee" train run.yaml data.train.0.path=sevens output_dir=unset
+"$PERIGEE_BIN/perigee" train run.yaml data.train.0.path=sevens data.validation_fraction=0.3 train.epochs=1 \
+    output_dir=unset >out 2>err || fail "no tokenizer chosen: $(cat err)"
+[ "$(grep -c 'data.tokenizer is not set, so bytes; sevens was tokenized with slow: set data.tokenizer=slow to' err)" = 1 ] ||
+    fail "the default is not said once: $(cat err)"
 expect_failure 2 'two: tokenized with bytes (257 tokens), but data.tokenizer is moved (2 tokens)' \
     "$PERIGEE_BIN/perigee" train run.yaml data.tokenizer=moved 'data.train=[{path: sevens}, {path: two}]'
 rm two.tokenizer.json
@@ -192,8 +196,32 @@ printf '[\n{"prompt": "a", "completion": "b", "text": "c"}\n]\n' >array.json
 cp array.json array.jsonl
 expect_failure 3 "array.jsonl: begins with .*jq -c '.\[\]' FILE > FILE.jsonl" tokenize array.jsonl -o x
 expect_failure 3 "array.json: begins with .*jq -c" tokenize array.json --chat chat.yaml --set chat.malformed=skip -o x
-expect_failure 3 "array.json: a .json file is not taken for text unless --format text" tokenize array.json -o x
+expect_failure 3 "array.json: a .json file: give --format text to read it as text" tokenize array.json -o x
 tokenize array.json --format text -o as_text | grep -q ': 1 documents' || fail "--format text"
+mkdir some && cp array.json docs/a.txt some
+for input in some 'some/*'; do
+    tokenize "$input" -o some_set >out 2>err || fail "a .json file in $input: $(cat err)"
+    grep -q ': 1 documents' out && grep -q '^perigee: 1 files are skipped:$' err &&
+        grep -q '^  some/array.json: a .json file: give --format text .*, --format jsonl' err || fail "a .json file: $(cat out err)"
+done
+expect_failure 3 "array.json: a .json file" tokenize --mix a=1:docs/a.txt --mix b=1:some/array.json -o parts
+[ -z "$(ls | grep parts)" ] || fail "a mix with a part that is refused wrote $(ls | grep parts)"
+
+# The output may lie in a folder that is read: what tokenize wrote there is skipped.
+mkdir own && cp docs/a.txt one.jsonl own
+for format in auto text; do
+    for run in first second; do tokenize own -o own/set --format $format --key prompt >"$run" 2>err || fail "$run run: $(cat err)"; done
+    cmp <(sed 's/; [0-9.]* M tokens.*//' first) <(sed 's/; [0-9.]* M tokens.*//' second) || fail "its own output: $(cat second)"
+    grep -q '3 files are skipped' err && grep -q '  own/set.tokenizer.json: by its name, of a tokenized' err || fail "own: $(cat err)"
+done
+tokenize own/one.jsonl --chat chat.yaml -o own/set >/dev/null
+tokenize 'own/*' -o own/set --format text 2>err | cmp -n 60 - second || fail "after --chat: $(cat err)"
+grep -q '  own/set.chat.json: by its name' err || fail "the record of chats: $(cat err)"
+rm own/set.*
+for run in first second; do
+    tokenize --mix a=0.5:own/a.txt --mix b=0.5:own -o own/m >"$run" 2>err --key prompt || fail "a mix in its input: $(cat err)"
+    grep -q 'own/m_b.bin, .idx: 2 documents' "$run" || fail "a mix in its input: $(cat "$run")"
+done
 for folder in docs/ . docs/..; do
     expect_failure 2 'a folder, where the prefix of the files is expected, such as .*data' tokenize two.jsonl -o "$folder"
 done

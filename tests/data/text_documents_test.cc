@@ -47,6 +47,11 @@ class TextTest : public ::testing::Test {
     std::string documents_error(Path const& path, TextOptions const& options = {}) {
         return error_of(Category::data, [&] { documents(path, options); });
     }
+    /// What is skipped goes to skipped_.
+    std::vector<Path> list(std::vector<Path> const& inputs, TextOptions::Format format = {}) {
+        skipped_.clear();
+        return list_text_files(*files_, inputs, {}, skipped_, format);
+    }
     /// Text that does not compress to nothing, with lines of many lengths.
     static std::string long_text(uint64_t seed, size_t bytes) {
         Philox const random(seed, Purpose::mock_data);
@@ -58,6 +63,7 @@ class TextTest : public ::testing::Test {
     }
 
     testing::TemporaryFolder folder_;
+    std::vector<SkippedFile> skipped_;
     std::unique_ptr<FileSystem> files_ = make_file_system();
 };
 
@@ -166,14 +172,47 @@ TEST_F(TextTest, JsonArraysAreRefusedWithTheWayToConvertThem) {
 }
 
 TEST_F(TextTest, JsonIsTextOnlyWhereTheFormatSaysSo) {
-    TextOptions options;
+    using Format = TextOptions::Format;
     for (char const* const name : {"a.json", "a.json.gz", "a.json.zst"})
-        EXPECT_THAT(
-            testing::error_of(Category::data, [&] { refuse_unclear_json(name, options); }),
-            AllOf(HasSubstr(name), HasSubstr("--format text"), HasSubstr("--format jsonl"), HasSubstr("jq -c")));
-    for (char const* const name : {"a.jsonl", "a.txt", "json"}) refuse_unclear_json(name, options);
-    options.format = TextOptions::Format::text;
-    refuse_unclear_json("a.json", options);
+        EXPECT_THAT(unclear_json(name, Format::automatic).value_or(""),
+                    AllOf(HasSubstr("--format text"), HasSubstr("--format jsonl"), HasSubstr("jq -c")));
+    for (char const* const name : {"a.jsonl", "a.txt", "json"}) EXPECT_FALSE(unclear_json(name, Format::automatic));
+    for (Format const format : {Format::text, Format::jsonl}) EXPECT_FALSE(unclear_json("a.json", format));
+}
+
+TEST_F(TextTest, UnclearJsonIsRefusedByNameAndSkippedInFoldersAndPatterns) {
+    std::filesystem::create_directory(folder_ / "d");
+    text_file("d/a.json", "{\"text\": \"a\"}");
+    text_file("d/b.txt", "text");
+    EXPECT_THAT(error_of(Category::data, [&] { list({folder_ / "d/a.json"}); }),
+                HasSubstr("d/a.json: a .json file: give --format text"));
+    for (char const* const input : {"d", "d/*"}) {
+        EXPECT_THAT(list({folder_ / input}), ElementsAre(folder_ / "d/b.txt"));
+        ASSERT_EQ(skipped_.size(), 1u);
+        EXPECT_EQ(skipped_[0].path, folder_ / "d/a.json");
+        EXPECT_THAT(skipped_[0].reason, HasSubstr("--format jsonl for one object per line"));
+    }
+    for (char const* const input : {"d", "d/*", "d/?.json"})
+        EXPECT_THAT(list({folder_ / input}, TextOptions::Format::text), ::testing::Contains(folder_ / "d/a.json"));
+}
+
+TEST_F(TextTest, WhatTokenizeWritesIsSkippedInFoldersAndPatterns) {
+    std::filesystem::create_directory(folder_ / "d");
+    std::vector<Path> own, texts;
+    for (char const* const name : {"w.bin", "w.idx", "w.mask", "w.weights", "x.bin", "x.bin.tmp", "x.chat.json",
+                                   "x.chat.json.tmp", "x.idx.tmp", "x.lock", "x.mask.tmp", "x.resume.json",
+                                   "x.resume.json.tmp", "x.tokenizer.json", "x.tokenizer.json.tmp", "x.weights.tmp"})
+        own.push_back(text_file(std::string("d/") + name, "another tokenize"));
+    text_file("d/w.idx", std::string("MMIDIDX\0\0", 9));
+    for (char const* const name :
+         {"chat.json", "v.idx", "x.json", "x.lock.txt", "x.txt.tmp", "y.bin", "y.tmp", "yarn.lock"})
+        texts.push_back(text_file(std::string("d/") + name, "another text"));
+    for (char const* const input : {"d", "d/*"}) {
+        EXPECT_EQ(list({folder_ / input}, TextOptions::Format::text), texts);
+        ASSERT_EQ(skipped_.size(), own.size());
+        for (size_t i = 0; i < own.size(); ++i) EXPECT_EQ(skipped_[i].path, own[i]);
+    }
+    EXPECT_THAT(list({own[0]}), ElementsAre(own[0]));
 }
 
 TEST_F(TextTest, BadJsonLinesAreLocated) {

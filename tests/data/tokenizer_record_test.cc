@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/log.h"
 #include "data/data_source.h"
 #include "megatron_files.h"
 #include "support/tiny_tokenizer.h"
@@ -56,9 +57,24 @@ TEST_F(TokenizerRecordTest, DataOfAnotherTokenizerAreRefusedByName) {
     open({bytes}, "bytes");
     open({other}, tiny);
     for (Split const split : {Split::train, Split::validation})
-        EXPECT_THAT(error({bytes, other}, "bytes", split), AllOf(HasSubstr(other.string() + ": tokenized with " + tiny),
-                                                                 HasSubstr("data.tokenizer is bytes (257 tokens)")));
-    EXPECT_THAT(error({bytes}, tiny), HasSubstr(bytes.string() + ": tokenized with bytes"));
+        EXPECT_THAT(error({other, bytes}, tiny, split),
+                    AllOf(HasSubstr(bytes.string() + ": tokenized with bytes (257 tokens)"),
+                          HasSubstr("data.tokenizer is " + tiny)));
+}
+
+TEST_F(TokenizerRecordTest, TheDefaultIsNoChoiceAndSaidOnceForEachOpening) {
+    std::string const tiny = tokenizer("tiny");
+    Path const bytes = data_of("bytes_data", "bytes"), other = data_of("tiny_data", tiny);
+    std::vector<std::string> lines;
+    log::mirror([&](std::string const& line) { lines.push_back(line); });
+    std::string const unset = DataOptions{}.tokenizer;
+    open({bytes}, unset);
+    for (Split const split : {Split::train, Split::validation}) open({bytes, other, other}, unset, split);
+    log::mirror({});
+    std::erase_if(lines, [](std::string const& line) { return line.find("data.tokenizer") == line.npos; });
+    ASSERT_EQ(lines.size(), 2u);
+    EXPECT_THAT(lines[1], HasSubstr("data.tokenizer is not set, so bytes; " + other.string() + " was tokenized with " +
+                                    tiny + ": set data.tokenizer=" + tiny + " to read and write its text"));
 }
 
 TEST_F(TokenizerRecordTest, PathsAndFurtherTokensDoNotMatter) {
@@ -74,9 +90,11 @@ TEST_F(TokenizerRecordTest, PathsAndFurtherTokensDoNotMatter) {
 }
 
 TEST_F(TokenizerRecordTest, DataWithoutARecordOfTheirOwnAreTaken) {
-    Path const data = data_of("data", tokenizer("tiny"));
+    Path const data = data_of("data", "bytes");
+    std::string const tiny = tokenizer("tiny");
+    EXPECT_THAT(error({data}, tiny), HasSubstr("tokenized with bytes"));
     write_data(data, {1, 2, 3, 4, 5, 6, 7});
-    open({data}, "bytes");
+    open({data}, tiny);
     std::filesystem::remove(data.string() + ".tokenizer.json");
     open({data}, "/nowhere");
 }

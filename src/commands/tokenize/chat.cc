@@ -64,7 +64,7 @@ RunOptions decided(RunOptions options, Tokenizer const& tokenizer, FileSystem& f
     options.chat = resolved(files, options.data.tokenizer, options.chat);
     if (options.chat.format != wanted)
         log::warn(
-            "chat.template: auto is none here, as the tokenizer {} comes without a chat template: messages follow one "
+            "chat.template: auto found no chat template beside the tokenizer {}, so none is used: messages follow one "
             "another, and nothing says which role they have. Set chat.template to chatml, llama3 or custom, or "
             "chat.jinja.file to a template",
             tokenizer.name());
@@ -139,8 +139,8 @@ class ChatRun {
         std::vector<std::string> told;
         std::string without_loss = "without a token that carries loss, dropped";
         if (!counts_.unanswered_roles.empty())
-            without_loss += fmt::format(" (some have no answer; roles: {}; answers are those of role {})",
-                                        fmt::join(counts_.unanswered_roles, ", "), kAnswers);
+            without_loss += fmt::format(" (some have no message of role {}; roles found: {})", kAnswers,
+                                        fmt::join(counts_.unanswered_roles, ", "));
         for (auto const& [count, what] : {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
                                           {counts_.too_long, "longer than chat.max_tokens, dropped"},
                                           {counts_.without_loss, without_loss.c_str()},

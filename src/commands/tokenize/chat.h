@@ -18,8 +18,8 @@ struct ChatInputs {
     double seconds = 10;                   ///< between lines of progress, and between states to go on from
 };
 
-/// Writes the tokens of all conversations and, beside them, their loss weights, the template and whose tokens they are;
-/// prints what became of them. A run that was killed is gone on with.
+/// Writes the tokens of all conversations and, beside them, their loss weights, the template and which tokenizer made
+/// them; prints what became of them. A run that was killed is gone on with.
 void tokenize_chats(ChatInputs const& inputs, FileSystem& files);
 
 }  // namespace perigee

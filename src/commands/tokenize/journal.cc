@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "data/dataset_files.h"
 #include "data/tokenizer.h"
 #include "io/sha256.h"
 
@@ -44,11 +45,14 @@ std::string tokenizer_fingerprint(FileSystem& files, std::string const& tokenize
 }
 
 Journal::Journal(FileSystem& files, Path const& prefix, std::string const& inputs, double seconds)
-    : files_(files), path_(prefix.string() + ".resume.json"), lock_path_(prefix.string() + ".lock"), seconds_(seconds) {
+    : files_(files),
+      path_(prefix.string() + kResumeExtension),
+      lock_path_(prefix.string() + kLockExtension),
+      seconds_(seconds) {
     Sha256 hash;
     add(hash, inputs);
     inputs_ = hash.finish();
-    lock_ = files_.lock(lock_path_, "another tokenize");
+    lock_ = files_.lock(lock_path_, kLockHolder);
     next_ = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(seconds_);
     if (!files_.exists(path_)) return;
     auto const json = nlohmann::json::parse(files_.read_text(path_, kMaxBytes), nullptr, /*allow_exceptions=*/false);

@@ -147,6 +147,24 @@ check "evaluations leave records" [ "$(grep -o '"attention":"[a-z]*"' "$(run nam
 lines=$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")
 check "again" study named
 check "and are not repeated" [ "$lines" = "$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")" ]
+cp "$scratch/named.yaml" "$scratch/kept.yaml"
+sed -i '/^  own:/s/distance: 16/distance: 24/' "$scratch/named.yaml"
+check "a changed evaluation" exits 2 study named
+check "is refused" says 'arm=gate,seed=3,eval=own.overrides is of a run with other options'
+sed -i '/^  own:/s/eval.suites.far.*24/attention.kind: full/' "$scratch/named.yaml"
+check "one with other keys" exits 2 study named
+check "is refused too" says 'remove what belongs to arm=gate,seed=3,eval=own'
+cp "$scratch/kept.yaml" "$scratch/named.yaml"
+sed -i -E '/^  own:/s/(eval.suites.run: position), (.*)\}/\2, \1}/' "$scratch/named.yaml"
+rm "$(run named arm=switched,seed=3,eval=own.overrides)"  # as before there was such a file
+check "another order, and no record of the options, are no change" study named
+check "no line was added" [ "$lines" = "$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")" ]
+rm "$(run named arm=gate,seed=3,eval=own.finished)"
+printf '{"suite":"posi' >>"$(run named arm=gate,seed=3)/suites.jsonl"
+check "after an evaluation that was killed within a line" study named
+check "its half line is cut off" [ -z "$(grep -v '^{.*}$' "$(run named arm=gate,seed=3)/suites.jsonl")" ]
+check "and no other" [ "$(head -n "$lines" "$(run named arm=gate,seed=3)/suites.jsonl" | sort -u)" = \
+    "$(sort -u "$(run named arm=gate,seed=3)/suites.jsonl")" ]
 arms order
 "$PERIGEE_BIN/perigee" study "$scratch/order.yaml" --jobs 1 >"$scratch/printed" 2>"$scratch/log" || complain "one at a time"
 check "a run's evaluations come before the next run" [ "$(sed -n 's/,seed=3\(.*\) started$/\1/p' "$scratch/printed" | paste -sd' ')" = \
@@ -197,6 +215,16 @@ for place in '12:.*output_dir in before' '[0-9]+:.*output_dir in evaluations'; d
     check "is refused: $place" says "own.yaml:$place: output_dir belongs to the study"
 done
 check "nothing was started with it" [ ! -e "$scratch/own" ]
+arms alike
+printf "  'a b': {}\n  a_b: {}\n" >>"$scratch/alike.yaml"
+check "evaluations of one name" exits 2 study alike
+check "are refused" says 'two runs would be called arm=gate,seed=3,eval=a_b'
+arms twice
+sed -i 's/^  switched:.*/&\n  gate: {}/; s/^  nearest:.*/&\n  own: {}/; s/^arms:/grid: {train.steps: [12], train.steps: [13]}\narms:/' "$scratch/twice.yaml"
+check "keys that stand there twice" exits 2 study twice
+for key in gate own train.steps; do
+    check "are refused: $key" says "twice.yaml:[0-9]+:.*duplicate key \"$key\""
+done
 grid absent 's/mock_data: true.*answers\}/train: [{path: absent}], validation: [{path: gone}], tokenizer: nowhere/; /^before/d; s/, reach: true//; s/^metrics.*/metrics: [loss]/'
 echo 'evaluations: {own: {data.tokenizer: elsewhere}}' >>"$scratch/absent.yaml"
 check "files that are not there" exits 2 study absent

@@ -17,19 +17,19 @@ for arm, loss in losses.items():
         (root / f"arm={arm},seed={seed}.finished").touch()
         own = {"full": "full", "gate": "moba", "nearest": "nearest"}[arm]
         with open(folder / "suites.jsonl", "w") as file:
-            for repeated in range(2):  # of an evaluation that was given twice the last counts
+            for repeated in range(2):  # of an evaluation that was given twice the last counts; it rounds otherwise
                 for attention in dict.fromkeys((own, "full")):
                     for sample in range(40):
                         hard = random.Random(sample).gauss(0, 0.3) + 0.001 * seed  # alike in all arms
                         for end, task, weight in ((512, "fresh", 90), (512, "far", 10), (1024, "near", 60)):
                             far = task == "far"
-                            mine = 2.0 + hard + (loss - 2.0) * (5 if far else 0.6) * (attention == own) + (1 - repeated)
-                            file.write(json.dumps({"suite": "position", "attention": attention, "number": sample, "end": end,
-                                                   "task": task, "weight": weight, "nll": mine * weight}) + "\n")
+                            mine = 2.0 + hard + (loss - 2.0) * (5 if far else 0.6) * (attention == own) + 1e-4 * (1 - repeated)
+                            file.write(json.dumps({"suite": "position", "attention": attention, "number": sample,
+                                                   "begin": end // 1024 * 512, "end": end, "length": 1024, "task": task, "weight": weight, "nll": mine * weight}) + "\n")
                         for layer in (0, 1):
                             for task, mass in (("gate", 30 + layer), ("best", 36)):
                                 file.write(json.dumps({"suite": "mass", "task": task, "attention": attention, "number": sample,
-                                                       "layer": layer, "mass": mass * (1 + repeated), "weight": 80}) + "\n")
+                                                       "layer": layer, "mass": 2 * mass + 0.01 * (1 - repeated), "weight": 80}) + "\n")
                         for depth in (0.0, 0.5):  # item 39 of arm gate fails at one depth
                             file.write(json.dumps({"suite": "needle", "task": "uuid", "attention": attention, "length": 512,
                                                    "depth": depth, "number": sample,
@@ -104,23 +104,27 @@ mkdir -p "$scratch/staged"
 cat >"$scratch/staged/curves.csv" <<'CSV'
 arm,seed,step,tokens,eval_loss,finished
 before,1,1,150000000,3.0,1
+full,1,1,150000000,2.9,1
 full,1,2,160000000,2.5,1
 full,1,3,170000000,2.4,1
 full,1,4,180000000,2.2,1
 gate,1,2,160000000,2.6,1
 gate,1,3,170000000,2.45,1
 gate,1,4,180000000,2.3,1
+brief,1,2,160000000,2.7,1
 CSV
 cat >"$scratch/staged/runs.csv" <<'CSV'
 arm,seed,step,tokens_so_far,loss,eval_loss,eval_accuracy,seconds,tokens_per_s,tflops,parameters,program,hardware,attended_share,finished
 before,1,1,150000000,3.0,3.0,,100,1500000,10,1,p,h,,1
 full,1,4,180000000,2.2,2.2,,20,1500000,10,1,p,h,,1
 gate,1,4,180000000,2.3,2.3,,10,3000000,10,1,p,h,,1
+brief,1,2,160000000,2.7,2.7,,5,2000000,10,1,p,h,,1
 CSV
 python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$scratch/staged" -o "$scratch/staged" >"$scratch/printed" || complain "page.py of staged runs"
-check "tokens since the arms parted" grep -q "^| arm | 10.0 | 20.0 | 30.0 |" "$scratch/staged/table.md"
+check "tokens since the arms parted" grep -q "^| arm | 0.0 | 10.0 | 20.0 | 30.0 |" "$scratch/staged/table.md"
 check "the stage is no arm" [ -z "$(grep "^| before" "$scratch/staged/table.md")" ]
 check "speed of the arm's own tokens" grep -q "^| gate | 3,000,000 | 3.3M | +0.1000 | -0.1415 | -0.1415 |" "$scratch/staged/table.md"
+check "before the base's first tokens its loss is not known" grep -q "^| brief | 2,000,000 | 5.0M | +0.2000 |  |  |$" "$scratch/staged/table.md"
 
 # --- A grid: full last layers gain 0.1 nat with loss on all tokens and 0.4 where few carry it.
 python3 - "$scratch/grid" <<'PY'
@@ -138,12 +142,12 @@ for arm, gain in gains.items():
                 for sample in range(30):
                     loss = 3 + random.Random(sample).gauss(0, 1) + gain * (2 - last) / 2 + 0.01 * seed
                     for attention in dict.fromkeys((own, "full")):
-                        file.write(json.dumps({"suite": "position", "attention": attention, "number": sample, "end": 512, "task":
-                                               "fresh", "weight": 7, "nll": 7 * (loss if attention == own else 2)}) + "\n")
+                        file.write(json.dumps({"suite": "position", "attention": attention, "number": sample, "begin": 0,
+                                               "end": 512, "length": 512, "task": "fresh", "weight": 7, "nll": 7 * (loss if attention == own else 2)}) + "\n")
                 for task, mass in (("gate", 6), ("best", 9)):
                     file.write(json.dumps({"suite": "mass", "task": task, "attention": own, "number": 0, "layer": 0,
                                            "mass": mass, "weight": 10}) + "\n")
-            steps = [{"step": 5, "eval_loss": 2 - gain * last}, {"step": 9, "loss": 1 - last / 8, "eval_loss": 3,
+            steps = [{"step": 5, "tokens_so_far": 50, "eval_loss": 2 - gain * last}, {"step": 9, "loss": 1 - last / 8, "eval_loss": 3,
                      "eval_accuracy": 0.5 + 0.1 * seed, "eval_reach_0": 1, "eval_reach_1": 0.25 * (last + 1)}]
             (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
 PY
@@ -158,7 +162,7 @@ check "a picture: four lines and twelve dots in each of two panels" test "$(grep
 
 check "a run that is missing" grep -q "each number of each arm" <(grep -v "few last=1," "$scratch/gridrows/samples.csv" >"$scratch/cut.csv"; mv "$scratch/cut.csv" "$scratch/gridrows/samples.csv"; python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all all 2>&1)
 cat >"$scratch/parts.py" <<'PY'
-import pathlib, sys
+import json, pathlib, sys
 sys.path.insert(0, sys.argv[1])
 import page, rows
 assert page.of_seeds([1.0]) == "" and page.of_seeds([1.0, 2.0]) == "; seeds +1.0000 to +2.0000"
@@ -176,10 +180,33 @@ page.OWN["full_90_gate_10"] = "moba"
 assert page.own_attention(table, "full_90_gate_10") == "moba"
 folder = pathlib.Path(sys.argv[2])
 folder.mkdir()
-(folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 2, "loss": 3}\n{"step": 1, "eval_loss": 5}\n'
-                                      '{"step": 1, "seconds": 2.5, "loss": 3}\n{"step": 1, "eval_loss": 4}\n')
+(folder / "metrics.jsonl").write_text('{"step": 0, "eval_loss": 6}\n{"step": 1, "tokens_so_far": 9, "seconds": 2, "loss": 3}\n'
+                                      '{"step": 1, "eval_loss": 5}\n{"step": 1, "tokens_so_far": 9, "seconds": 2.5, "loss": 3}\n'
+                                      '{"step": 1, "eval_loss": 4}\n{"step": 2, "eval')
 last, curve, losses = rows.training(folder)
-assert last["seconds"] == 2.5 and curve == [(1, 0, 4)] and losses == [(1, 3)]  # a repeated step counts once
+# A repeated step counts once, a loss before the first step not at all.
+assert last["seconds"] == 2.5 and curve == [(1, 9, 4)] and losses == [(1, 3)]
+
+path = folder / "suites.jsonl"
+def record(**changes):
+    usual = {"suite": "position", "step": 5, "attention": "moba", "task": "far", "length": 64, "number": 0, "begin": 0, "end": 32}
+    return json.dumps(usual | {"weight": 10, "nll": 30.0} | changes) + "\n"
+def read(*lines):
+    path.write_text("".join(lines))
+    try:
+        return rows.records(path)[0]
+    except SystemExit as stopped:
+        return str(stopped.code)
+full = record(attention="full", begin=0, end=64)  # other attention does not mix
+assert len(read(record(), record(begin=32, end=64), record(nll=30.001), full)) == 3
+assert read(record(), record(), '{"suite": "posi').keys() == {("moba", 0, 32, "far")}
+for said, second in (("edges, 0 to 32 and 16 to 64", record(begin=16, end=64)), ("edges, 0 to 16 and 0 to 32", record(end=16)),
+                     ("steps 5, 7", record(step=7, attention="full")), ("of [64, 128] tokens", record(begin=64, end=96, length=128)),
+                     ("results 0.1000 apart", record(nll=31.0)), ("weight 10 and 11 of sample 0", record(weight=11)),
+                     ("begin 0 and 16 of sample 0", record(begin=16)), (f"{path}:2: not a JSON object with suite", '{"step": 5}\n'),
+                     (f"{path}:2: not JSON", "{\n"), (f"{path}:2: not a JSON object", "7\n")):
+    found = read(record(), second, record(number=1))
+    assert isinstance(found, str) and said in found and str(path) in found, (said, found)
 PY
 check "their parts" python3 "$scratch/parts.py" "$PERIGEE_SOURCE/tools/studies" "$scratch/repeated"
 

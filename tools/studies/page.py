@@ -306,7 +306,7 @@ def speeds(rows, found, stopped, base, switched=()):
                 curve[row["seed"]].append((int(row["tokens"]) - start[row["seed"]], float(row["eval_loss"])))
 
     def base_loss(seed, reached):
-        points = sorted(curve[seed])
+        points = sorted(point for point in curve[seed] if point[0] > 0)
         for (a, high), (b, low) in zip(points, points[1:]):
             if a <= reached <= b:
                 return high + (low - high) * math.log(reached / a) / math.log(b / a)
@@ -370,7 +370,7 @@ def laws(found, stopped, base):
     """Fits of finished arms with enough points and gaps above zero."""
     text = ""
     for arm in sorted(found.keys() - stopped - {base}):
-        points = apart([(tokens, gap) for tokens, gap in found[arm].items() if tokens])
+        points = apart([(tokens, gap) for tokens, gap in found[arm].items() if tokens > 0])
         if len(points) < 6 or min(gap for _, gap in points) <= 0:
             continue
         f = Fits(*zip(*points))
@@ -535,7 +535,7 @@ def matrix_svg(table):
 
 def gap_svg(found, stopped, base):
     """The gaps of courses() over tokens, these on a logarithmic axis. Stopped arms are dashed, names go by the last gap."""
-    found = {arm: {tokens: gap for tokens, gap in found[arm].items() if tokens} for arm in found if arm != base}
+    found = {arm: {tokens: gap for tokens, gap in found[arm].items() if tokens > 0} for arm in found if arm != base}
     arms = [arm for arm in found if len(found[arm]) > 1]
     if not arms:
         return ""

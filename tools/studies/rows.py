@@ -21,27 +21,99 @@ import argparse
 import collections
 import csv
 import json
+import math
 import pathlib
+import sys
 
 RUN_KEYS = ("step", "tokens_so_far", "loss", "eval_loss", "eval_accuracy", "seconds", "tokens_per_s", "tflops",
             "parameters", "program", "hardware", "attended_share")
 
 
+def lines(path, needed=()):
+    """The objects of a file with one a line, or none if it is not there. A last line that is not whole is left out. Ends the
+    program at another that is no object with the keys that are needed."""
+    text = path.read_text() if path.exists() else ""
+    for i, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            if i > text.count("\n"):
+                return
+            sys.exit(f"{path}:{i}: not JSON: {error}")
+        if not isinstance(record, dict) or any(key not in record for key in needed):
+            sys.exit(f"{path}:{i}: not a JSON object{' with ' if needed else ''}{', '.join(needed)}")
+        yield record
+
+
+def refuse_mixed(path, found):
+    """Ends the program where the records of the position suite are of lengths or bins that cannot be added up."""
+    bins = collections.defaultdict(set)
+    for record in found:
+        bins[record["attention"]].add((record["begin"], record["end"], record["length"]))
+    for attention, parts in bins.items():
+        if len(lengths := {length for *_, length in parts}) > 1:
+            sys.exit(f"{path}: position, {attention}: evaluations with samples of {sorted(lengths)} tokens; keep those of one")
+        for (begin, end, _), (next_begin, next_end, _) in zip(sorted(parts), sorted(parts)[1:]):
+            if next_begin < end:
+                sys.exit(f"{path}: position, {attention}: evaluations with bins of other edges, {begin} to {end} and "
+                         f"{next_begin} to {next_end}; keep one of them")
+
+
+class Repeats:
+    """How far records that a later one replaces are from it. A repeated evaluation gives the same, but for rounding."""
+
+    MOST = 0.0005  # nats per token, or share of the softmax per query
+
+    def __init__(self, path):
+        self.path, self.sums = path, collections.defaultdict(lambda: [0.0, 0.0])
+
+    def keep(self, to, key, record, value):
+        before = to.get(key)
+        if before:
+            kind = f"{record['suite']}, {record['attention']}"
+            for field in ("length", "begin", "weight"):
+                old, new = before.get(field, 0), record.get(field, 0)
+                if not math.isclose(old, new, rel_tol=1e-6):
+                    self.refuse(kind, f"{field} {old} and {new} of sample {record['number']}")
+            sums = self.sums[kind]
+            sums[0] += abs(before[value] - record[value])
+            sums[1] += record["weight"]
+        to[key] = record
+
+    def check(self):
+        for kind, (apart, weight) in self.sums.items():
+            if apart > self.MOST * weight:
+                self.refuse(kind, f"results {apart / weight:.4f} apart")
+
+    def refuse(self, kind, why):
+        sys.exit(f"{self.path}: {kind}: two evaluations of the same samples differ in more than the kind of attention: "
+                 f"{why}; keep the records of one")
+
+
 def records(path):
     """Records of the position suite by (attention, sample, bin, task), of the mass suite by (attention, sample, layer,
-    task), of the others by (attention, suite and task, length, depth, number): of a repeated evaluation the last."""
-    found, masses, items = {}, {}, {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        record = json.loads(line)
+    task), of the others by (attention, suite and task, length, depth, number): of a repeated evaluation the last. Ends the
+    program where there are evaluations that differ in anything else, as their records cannot be told apart."""
+    found, masses, items, steps = {}, {}, {}, set()
+    repeats = Repeats(path)
+    for record in lines(path, ("suite", "attention", "number")):
+        steps.add(record.get("step"))
         if record["suite"] == "mass":
             if record["mass"] is None:
                 continue
-            masses[record["attention"], record["number"], record["layer"], record["task"]] = record
+            key = record["attention"], record["number"], record["layer"], record["task"]
+            repeats.keep(masses, key, record, "mass")
         elif record["suite"] != "position":
             task = f"{record['suite']} {record.get('task', '')}"
             items[record["attention"], task, record.get("length", 0), record.get("depth", ""), record["number"]] = record
         elif record.get("nll") is not None:
-            found[record["attention"], record["number"], record["end"], record["task"]] = record
+            repeats.keep(found, (record["attention"], record["number"], record["end"], record["task"]), record, "nll")
+    if len(steps) > 1:
+        sys.exit(f"{path}: evaluations of steps {', '.join(map(str, sorted(steps, key=str)))}; keep the records of one step")
+    refuse_mixed(path, found.values())
+    repeats.check()
     return found, masses, items
 
 
@@ -78,10 +150,9 @@ def name_of(folder):
 def training(folder):
     """What the run logged last, the sum of its seconds, its mean speed and share of attended keys over all steps, its
     held-out losses as (step, tokens, loss), and its training losses as (step, loss). Of a step that a resumed run repeated,
-    the last record counts."""
+    the last record counts. A held-out loss before the run's first step belongs to the stage before."""
     last, curve, losses, shares, seconds, tokens, work = {}, {}, {}, {}, {}, {}, {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    for record in lines(folder / "metrics.jsonl"):
         last.update(record)
         step = record.get("step")
         for key, of_step in (("seconds", seconds), ("attended_share", shares), ("loss", losses)):
@@ -89,8 +160,8 @@ def training(folder):
                 of_step[step] = record[key]
         if record.get("seconds") is not None:
             tokens[step], work[step] = record.get("tokens", 0), record["seconds"] * record.get("tflops", 0)
-        if record.get("eval_loss") is not None:
-            curve[step] = (step, last.get("tokens_so_far", 0), record["eval_loss"])
+        if record.get("eval_loss") is not None and "tokens_so_far" in last:
+            curve[step] = (step, last["tokens_so_far"], record["eval_loss"])
     said = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     said = {key: said.get(key, "") for key in ("program", "hardware", "parameters")}
     said["hardware"] = said["hardware"].split(";")[0]  # not the names of hosts

@@ -60,6 +60,31 @@ std::string cell(std::vector<Row> const& rows, size_t metric) {
     return fmt::format("{} ({:.3f} to {:.3f})", mean, low, high);
 }
 
+/// One of CSV, as RFC 4180 quotes it.
+std::string quoted(std::string const& field) {
+    if (field.find_first_of(",\"\r\n") == std::string::npos) return field;
+    std::string text = "\"";
+    for (char const c : field) text += c == '"' ? std::string("\"\"") : std::string(1, c);
+    return text + "\"";
+}
+
+std::string csv_line(std::vector<std::string> const& fields) {
+    std::vector<std::string> all;
+    for (std::string const& field : fields) all.push_back(quoted(field));
+    return fmt::format("{}\n", fmt::join(all, ","));
+}
+
+/// A `|` within a field would end it.
+std::string markdown_line(std::vector<std::string> const& fields) {
+    std::string line = "|";
+    for (std::string const& field : fields) {
+        line += ' ';
+        for (char const c : field) line += c == '|' ? std::string("\\|") : std::string(1, c);
+        line += " |";
+    }
+    return line + "\n";
+}
+
 }  // namespace
 
 std::vector<Row> collect(Study const& study, FileSystem& files) {
@@ -78,15 +103,15 @@ std::vector<Row> collect(Study const& study, FileSystem& files) {
 }
 
 std::string to_csv(Study const& study, std::vector<Row> const& rows) {
-    std::string text = fmt::format("{},seed,{}\n", fmt::join(study.keys, ","), fmt::join(study.metrics, ","));
+    std::vector<std::string> head = study.keys;
+    head.emplace_back("seed");
+    head.insert(head.end(), study.metrics.begin(), study.metrics.end());
+    std::string text = csv_line(head);
     for (Row const& row : rows) {
-        std::vector<std::string> fields;
-        for (std::string const& setting : row.run->settings)
-            fields.push_back(setting.find_first_of(",\"") == std::string::npos ? setting
-                                                                               : fmt::format("'{}'", setting));
+        std::vector<std::string> fields = row.run->settings;
         fields.push_back(fmt::format("{}", row.run->seed));
         for (auto const& value : row.values) fields.push_back(value ? fmt::format("{:.17g}", *value) : "");
-        text += fmt::format("{}\n", fmt::join(fields, ","));
+        text += csv_line(fields);
     }
     return text;
 }
@@ -96,13 +121,13 @@ std::string to_markdown(Study const& study, std::vector<Row> const& rows) {
     for (std::string const& key : study.keys) head.push_back(last_part(key));
     head.emplace_back("seeds");
     head.insert(head.end(), study.metrics.begin(), study.metrics.end());
-    std::string text = fmt::format("| {} |\n|{}\n", fmt::join(head, " | "),
-                                   fmt::join(std::vector<std::string>(head.size(), "---|"), ""));
+    std::string text = markdown_line(head);
+    text += fmt::format("|{}\n", fmt::join(std::vector<std::string>(head.size(), "---|"), ""));
     for (auto const& same : by_case(study, rows)) {
         std::vector<std::string> fields = same.front().run->settings;
         fields.push_back(fmt::format("{}", same.size()));
         for (size_t i = 0; i < study.metrics.size(); ++i) fields.push_back(cell(same, i));
-        text += fmt::format("| {} |\n", fmt::join(fields, " | "));
+        text += markdown_line(fields);
     }
     return text;
 }

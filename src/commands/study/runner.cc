@@ -14,6 +14,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/held_signals.h"
@@ -42,6 +43,21 @@ std::string last_words(FileSystem& files, Path const& path) {
 /// As this version of the program writes these options, so that keys it did not know then have their defaults.
 std::string in_todays_words(std::string const& yaml, std::string const& name) {
     return to_yaml(parse_config(yaml, name, {}));
+}
+
+/// What an evaluation is: the options it ends up with, and which of them it sets itself.
+std::pair<std::string, std::set<std::string>> evaluation_of(Run const& run, std::vector<std::string> const& overrides,
+                                                            std::string const& name) {
+    std::set<std::string> keys;
+    for (std::string const& text : overrides) keys.insert(text.substr(0, text.find('=')));
+    return {to_yaml(parse_config(run.config, name, overrides)), keys};
+}
+
+std::vector<std::string> lines_of(std::string const& text) {
+    std::vector<std::string> lines;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    return lines;
 }
 
 /// Files that a run reads besides those that other runs write.
@@ -102,15 +118,33 @@ class Runner {
         Run const& run = study_.runs[i];
         Path const config = study_.file(run, ".yaml");
         if (files_.exists(config) && in_todays_words(files_.read_text(config, 1 << 20), config.string()) != run.config)
-            fail(Category::config,
-                 "{} is of a run with other options than the study has now: choose another output_dir, or remove what "
-                 "belongs to {}",
-                 config.string(), run.name);
+            refuse_changed(config, run);
         files_.replace_text(config, run.config);
+        if (run.evaluates) prepare_overrides(run);
         if (!is_finished(study_, run, files_)) return;
         states_[i] = State::finished;
         ++finished_;
         fmt::print("{} has finished before\n", run.name);
+    }
+
+    /// An evaluation without a file of them is taken as it is.
+    void prepare_overrides(Run const& run) {
+        Path const path = study_.file(run, ".overrides");
+        if (files_.exists(path)) {
+            auto const before = lines_of(files_.read_text(path, 1 << 20));
+            if (evaluation_of(run, before, path.string()) != evaluation_of(run, run.overrides, run.name))
+                refuse_changed(path, run);
+        }
+        std::string text;
+        for (std::string const& line : run.overrides) text += line + "\n";
+        files_.replace_text(path, text);
+    }
+
+    [[noreturn]] static void refuse_changed(Path const& file, Run const& run) {
+        fail(Category::config,
+             "{} is of a run with other options than the study has now: choose another output_dir, or remove what "
+             "belongs to {}",
+             file.string(), run.name);
     }
 
     void leave_others() {

@@ -55,10 +55,10 @@ class Reader {
 
     void read(YamlNode const& root) {
         if (root.kind != Kind::map) return findings_.add(root.place, "expected sections: run, grid, seeds, ...");
+        refuse_duplicates(root);
         std::set<std::string> seen;
         for (auto const& [key, value] : root.entries) {
-            if (!seen.insert(key->text).second)
-                findings_.add(key->place, fmt::format("duplicate key \"{}\"", key->text));
+            seen.insert(key->text);
             section(*key, *value);
         }
         for (char const* const needed : {"output_dir", "run", "seeds", "metrics", "figure"})
@@ -102,9 +102,15 @@ class Reader {
 
     std::vector<std::pair<std::shared_ptr<YamlNode const>, std::shared_ptr<YamlNode const>>> entries(
         YamlNode const& node) {
-        if (node.kind == Kind::map) return node.entries;
-        findings_.add(node.place, "expected lines of `option: value`");
-        return {};
+        if (node.kind != Kind::map) findings_.add(node.place, "expected lines of `option: value`");
+        refuse_duplicates(node);
+        return node.entries;
+    }
+    void refuse_duplicates(YamlNode const& map) {
+        std::set<std::string> seen;
+        for (auto const& [key, value] : map.entries)
+            if (!seen.insert(key->text).second)
+                findings_.add(key->place, fmt::format("duplicate key \"{}\"", key->text));
     }
     /// What the study itself sets in every run would be overwritten.
     void refuse_own(std::string const& section, YamlNode const& node) {
@@ -242,6 +248,7 @@ class Builder {
     void evaluate(size_t run, std::string const& evaluation, Overrides const& overrides) {
         Run const& trained = study_.runs[run];
         std::string const name = trained.name + "," + setting_name("eval", evaluation);
+        refuse_taken(name);
         try {
             (void)parse_config(trained.config, name, overrides);
         } catch (Error const& error) {
@@ -257,13 +264,17 @@ class Builder {
                                .evaluates = true});
     }
 
+    void refuse_taken(std::string const& name) {
+        if (std::ranges::find(study_.runs, name, &Run::name) != study_.runs.end())
+            problems_.push_back(fmt::format("{}: two runs would be called {}", source_, name));
+    }
+
     /// Adds a run that goes on from run `before`, if there is one; returns its place.
     size_t add(std::string const& case_name, std::vector<std::string> settings, std::string const& seed,
                Overrides overrides, std::optional<size_t> before) {
         std::string const name = fmt::format("{},seed={}", case_name, seed);
         Run run{.name = name, .settings = std::move(settings), .seed = 0, .config = {}, .before = before};
-        if (std::ranges::find(study_.runs, name, &Run::name) != study_.runs.end())
-            problems_.push_back(fmt::format("{}: two runs would be called {}", source_, name));
+        refuse_taken(name);
         if (before) {
             Run const& from = study_.runs[*before];
             Path const checkpoint = study_.folder(from) / "checkpoints" / step_name(from.steps);

@@ -27,11 +27,15 @@ if [ -n "$hostfile" ] && { ! [ -f "$hostfile" ] || ! [ -r "$hostfile" ]; }; then
     echo "perigee: no hostfile $hostfile can be read" >&2
     exit 2
 fi
-if [ $# -lt 2 ] || [[ $1 == -* ]] || [[ $restarts == *[!0-9]* ]] || [[ -n $restarts && ${3:-} != train ]]; then
+if [ $# -lt 2 ] || [[ $1 == -* ]] || [[ ! $restarts =~ ^[0-9]{0,9}$ ]] || [[ -n $restarts && ${3:-} != train ]]; then
     echo "usage: $0 [--hostfile FILE] [--restarts N] RANKS PROGRAM [ARGUMENT...]; --restarts is for PROGRAM train" >&2
     exit 2
 fi
 ranks=$1
+if ! [[ $ranks =~ ^[1-9][0-9]*$ ]]; then
+    echo "perigee: RANKS must be a whole number from 1 on, not '$ranks'" >&2
+    exit 2
+fi
 shift
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 

@@ -14,6 +14,10 @@ fi
 code=$1 most=$2 config=$3
 shift 3
 say() { echo "perigee: $*" >&2; }
+if ! [[ $code =~ ^[0-9]{1,9}$ && $most =~ ^[0-9]{1,9}$ ]]; then
+    say "CODE and MOST must be whole numbers, not '$code' and '$most'"
+    exit 2
+fi
 
 folder=$(sed -nE 's/^output_dir:[[:space:]]*//p' "$config" 2>/dev/null | sed -E "s/[[:space:]]+#.*//; s/^[\"']//; s/[\"'][[:space:]]*$//" | tail -n 1)
 folder=${folder:-runs/default}

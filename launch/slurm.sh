@@ -22,6 +22,10 @@ if [ $# -lt 1 ]; then
     echo "usage: sbatch $0 CONFIG [key=value...]" >&2
     exit 2
 fi
+if ! [[ ${PERIGEE_RESTARTS:-0} =~ ^[0-9]{1,9}$ ]]; then
+    echo "perigee: PERIGEE_RESTARTS must be a whole number, not '$PERIGEE_RESTARTS'" >&2
+    exit 2
+fi
 # sbatch runs a copy of this file, so paths start where the job was submitted.
 cd "${SLURM_SUBMIT_DIR:-.}"
 program=build/cpu/bin/perigee

@@ -23,6 +23,8 @@ namespace perigee {
 
 namespace {
 
+constexpr int64_t kMostTimed = 1'000'000;
+
 struct BenchOptions {
     std::string config;
     std::vector<std::string> overrides;
@@ -249,8 +251,8 @@ Action declare_bench(CLI::App& app) {
     auto const options = std::make_shared<BenchOptions>();
     app.add_option("CONFIG", options->config, "YAML file; docs/config.md lists its keys")->required();
     app.add_option("overrides", options->overrides, "as for perigee train")->type_name("key=value");
-    app.add_option("--steps", options->steps, "timed steps")->check(CLI::PositiveNumber);
-    app.add_option("--warmup", options->warmup, "steps before")->check(CLI::PositiveNumber);
+    app.add_option("--steps", options->steps, "timed steps")->check(CLI::Range(int64_t{1}, kMostTimed));
+    app.add_option("--warmup", options->warmup, "steps before")->check(CLI::Range(int64_t{1}, kMostTimed));
     app.add_flag("--profile", options->profile, "also print where a step's time goes");
     app.add_flag("--brief", options->brief, "only the step: no speed of light, nothing of the host");
     app.add_flag("--json", options->json, "end with one JSON object");

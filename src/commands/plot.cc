@@ -10,6 +10,7 @@
 
 #include "base/printable.h"
 #include "commands/command.h"
+#include "commands/output.h"
 #include "curves/chart.h"
 
 namespace perigee {
@@ -33,6 +34,9 @@ struct PlotOptions {
 
 void draw(PlotOptions const& options, FileSystem& files) {
     std::vector<plot::RunLog> runs;
+    if (!options.output.empty())
+        for (Path const run : options.folders)
+            refuse_replacing({files.is_directory(run) ? run / "metrics.jsonl" : run}, options.output, "--output");
     for (std::string const& folder : options.folders) {
         runs.push_back(plot::read_run(files, folder, options.key));
         if (int64_t const lines = runs.back().unreadable_lines; lines > 0)
@@ -40,7 +44,7 @@ void draw(PlotOptions const& options, FileSystem& files) {
     }
     plot::Chart const chart = plot::make_chart(options.key, runs);
     std::string const picture = options.output.empty() ? "" : plot::draw_svg(chart);
-    if (!picture.empty()) files.create(options.output)->write_at(0, std::as_bytes(std::span(picture)));
+    if (!picture.empty()) write_output(files, options.output, picture);
     if (options.terminal || options.output.empty())
         fmt::print("{}", plot::draw_terminal(chart, options.columns, options.rows, isatty(STDOUT_FILENO)));
 }

@@ -4,6 +4,8 @@
 //     perigee quickstart
 //     perigee quickstart --ranks 2 train.steps=100
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -50,6 +52,38 @@ Program find_program(FileSystem const& files) {
     fail(Category::config, "neither {} nor a folder above {} has {}", installed.string(), program.string(), kConfig);
 }
 
+/// What the layers attend after training.
+std::string attention_name(RunOptions const& options) {
+    auto const layers =
+        layer_selections(options.attention, options.model.num_hidden_layers, options.train.steps, options.seed);
+    auto const is_full = [](Selection const& layer) { return std::holds_alternative<FullAttention>(layer); };
+    int64_t const count = std::ranges::count_if(layers, is_full);
+    if (count == std::ssize(layers)) return "full attention";
+    std::string const name =
+        options.attention.selection == MobaOptions::kName ? "MoBA" : "blocks: " + options.attention.selection;
+    if (count == 0) return name;
+    if (std::all_of(layers.end() - count, layers.end(), is_full))
+        return count == 1 ? name + ", last layer full" : fmt::format("{}, last {} layers full", name, count);
+    return fmt::format("{}, {} of {} layers full", name, count, layers.size());
+}
+
+/// As typed in a shell.
+std::string typed_word(std::string const& word) {
+    bool const is_plain = !word.empty() && std::ranges::all_of(word, [](unsigned char letter) {
+        return std::isalnum(letter) != 0 || std::string_view("_-+=./,:%@").find(letter) != std::string_view::npos;
+    });
+    if (is_plain) return word;
+    std::string quoted = "'";
+    for (char const letter : word) quoted += letter == '\'' ? "'\\''" : std::string(1, letter);
+    return quoted + "'";
+}
+
+std::string typed_words(Words const& words) {
+    std::string line;
+    for (std::string const& word : words) line += " " + typed_word(word);
+    return line;
+}
+
 class Quickstart {
   public:
     Quickstart(QuickstartRequest const& request, FileSystem& files)
@@ -86,21 +120,33 @@ class Quickstart {
 
     bool compare() {
         title("Held-out loss of the same weights");
-        double losses[2] = {};
-        for (int full = 0; full < 2; ++full) {
-            Words const kind = full != 0 ? Words{"attention.kind=full"} : Words{};
-            ChildResult const result = run_child(launched(job("eval", kind), ranks_), /*keep_output=*/true);
+        std::string const full = "full attention", own = attention_name(options_);
+        std::vector<std::pair<std::string, Words>> kinds = {{own, {}}};
+        if (own != full) kinds.push_back({full, {"attention.kind=full", "attention.schedule=[]"}});
+        size_t const width = std::max(own.size(), full.size()) + 2;
+        std::string lines;
+        for (auto const& [name, overrides] : kinds) {
+            ChildResult const result = run_child(launched(job("eval", overrides), ranks_), /*keep_output=*/true);
             code_ = result.exit_code;
             if (code_ != 0) return false;
-            losses[full] = nlohmann::json::parse(result.output).at("eval_loss").get<double>();
+            double const loss = nlohmann::json::parse(result.output).at("eval_loss").get<double>();
+            lines += fmt::format("{:{}} {:.4f} nats per {}\n", name, width, loss, unit());
         }
-        fmt::print("MoBA, last layer full   {:.4f} nats per byte\nfull attention          {:.4f} nats per byte\n",
-                   losses[0], losses[1]);
+        print_printable("{}", lines);
         return true;
+    }
+
+    char const* unit() const {
+        return options_.data.mock_data || options_.data.tokenizer != "bytes" ? "token" : "byte";
     }
 
     void tell_what_is_next() const {
         title("Where everything is");
+        constexpr int64_t kLonger = 600;
+        TrainOptions const& train = options_.train;
+        std::string const longer =
+            train.epochs > 0 ? fmt::format("train.epochs={}", 2 * train.epochs)
+                             : fmt::format("train.steps={}", train.steps < kLonger ? kLonger : 2 * train.steps);
         print_printable(
             "{0}/config.yaml     the resolved configuration\n"
             "{0}/metrics.jsonl   every step\n"
@@ -109,13 +155,14 @@ class Quickstart {
             "{0}/checkpoints/    the latest checkpoints; the same command resumes from them\n"
             "\n"
             "Three things to try next:\n"
-            "  {2} generate {1} --prompt \"To undo a commit, \"\n"
-            "  {2} train {1} train.steps=600\n"
-            "  {2} check {1} model.hidden_size=1024 data.sequence_length=8192 --world-size 2\n"
+            "  {1}{2} --prompt \"To undo a commit, \"\n"
+            "  {1}{3}\n"
+            "  {1}{4} --world-size 2\n"
             "\n"
             "All curves, where time and memory go, samples, which blocks heads choose:\n"
             "{0}/report.html\n",
-            options_.output_dir, config_, program_.typed);
+            options_.output_dir, program_.typed, typed_words(job("generate")), typed_words(job("train", {longer})),
+            typed_words(job("check", {"model.hidden_size=1024", "data.sequence_length=8192"})));
     }
 
     std::string share(char const* name) const { return (program_.share / name).lexically_normal().string(); }
@@ -146,7 +193,7 @@ class Quickstart {
 
     bool stage(std::string const& name, Words const& arguments, int ranks = 1) {
         title(name);
-        print_printable("$ {} {}\n", program_.typed, fmt::join(arguments, " "));
+        print_printable("$ {}{}\n", program_.typed, typed_words(arguments));
         std::fflush(stdout);
         code_ = run_child(launched(arguments, ranks)).exit_code;
         return code_ == 0;

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "commands/command.h"
+#include "commands/output.h"
 #include "commands/report/run_json.h"
 
 namespace perigee {
@@ -54,14 +55,14 @@ void serve(ReportOptions const& options, FileSystem& files) {
 }
 
 void write(ReportOptions const& options, FileSystem& files) {
-    report::Runs const runs = report::read_runs(files, options.folders, /*live=*/false);
-    for (std::string const& warning : runs.warnings) fmt::print(stderr, "perigee: {}\n", warning);
     std::string const output = !options.output.empty() ? options.output
                                : files.is_directory(options.folders.front())
                                    ? (Path(options.folders.front()) / "report.html").string()
                                    : "report.html";
-    std::string const text = report::page(runs.json);
-    files.create(output)->write_at(0, std::as_bytes(std::span(text)));
+    for (std::string const& run : options.folders) refuse_replacing(run_files(files, run), output, "--output");
+    report::Runs const runs = report::read_runs(files, options.folders, /*live=*/false);
+    for (std::string const& warning : runs.warnings) fmt::print(stderr, "perigee: {}\n", warning);
+    write_output(files, output, report::page(runs.json));
     fmt::print("{}\n", output);
 }
 

@@ -8,13 +8,19 @@
 #include <cstdio>
 #include <memory>
 
+#include "base/error.h"
 #include "commands/command.h"
+#include "commands/output.h"
 #include "commands/view/view.h"
 #include "config/config.h"
 #include "config/follow.h"
 
 namespace perigee {
 namespace {
+
+constexpr auto kLastStep = static_cast<int64_t>(kMostSteps);
+constexpr int64_t kMostShown = 1'000'000;
+constexpr int64_t kMostSamples = int64_t{1} << 60;  // numbers of samples stay far from the end of int64_t
 
 struct ViewRequest {
     std::string config, html, weights = "auto";
@@ -23,8 +29,16 @@ struct ViewRequest {
     int64_t samples = 2;
 };
 
+std::vector<Path> inputs(ViewRequest const& request, RunOptions const& options) {
+    std::vector<Path> found = {request.config, options.data.tokenizer};
+    for (auto const& source : options.data.train)
+        for (char const* suffix : {".idx", ".bin"}) found.emplace_back(source.path + suffix);
+    return found;
+}
+
 void show(ViewRequest const& request, FileSystem& files) {
     RunOptions options = load_config(request.config, request.overrides);
+    if (!request.html.empty()) refuse_replacing(inputs(request, options), request.html, "--html");
     auto const world = make_single_host_comm();
     std::optional<Checkpoint> trained;
     if (request.weights == "auto") trained = find_checkpoint(options.checkpoint, options.output_dir, *world, files);
@@ -43,12 +57,15 @@ void show(ViewRequest const& request, FileSystem& files) {
         session.load_weights(std::nullopt);
     }
     int64_t const step = request.step > 0 ? request.step : done + 1;
+    if (step > kMostSamples / options.train.global_batch_size)
+        fail(Category::config, "--step {} times train.global_batch_size ({}) must be at most {} samples", step,
+             options.train.global_batch_size, kMostSamples);
     view::View view = view::make_view(session, step, request.samples, request.weights != "none");
     view.weights = weights;
     if (request.html.empty())
         fmt::print("{}", view::draw_terminal(view, ::isatty(STDOUT_FILENO) == 1));
     else
-        files.replace_text(request.html, view::draw_html(view));
+        write_output(files, request.html, view::draw_html(view));
 }
 
 }  // namespace
@@ -61,8 +78,8 @@ Action declare_view(CLI::App& app) {
     app.add_option("CONFIG", request->config, "YAML file of the run")->required();
     app.add_option("overrides", request->overrides, "as for perigee train")->type_name("key=value");
     app.add_option("--step", request->step, "which step, from 1; without it the one after the checkpoint, or the first")
-        ->check(CLI::PositiveNumber);
-    app.add_option("--samples", request->samples, "samples to show in full")->check(CLI::NonNegativeNumber);
+        ->check(CLI::Range(int64_t{1}, kLastStep));
+    app.add_option("--samples", request->samples, "samples to show in full")->check(CLI::Range(int64_t{0}, kMostShown));
     app.add_option("--html", request->html, "write a page here instead of showing it on the terminal");
     app.add_option("--weights", request->weights,
                    "auto: of the newest checkpoint of the run, else fresh; init: fresh; none: leave reach out")

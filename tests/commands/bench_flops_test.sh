@@ -20,4 +20,11 @@ YAML
         exit !(b > 1e-7 && b / t < 1.0001 && t / b < 1.0001) }' || complain "$attention: bench counts $(per_token "$scratch/printed"), train $(per_token "$scratch/run/metrics.jsonl")"
     rm -r "$scratch/run"
 done
+for option in --steps --warmup; do
+    for number in 0 1000001 99999999999999999999; do
+        code=0
+        "$PERIGEE_BIN/perigee" bench "$scratch/run.yaml" "$option" "$number" >"$scratch/printed" 2>"$scratch/log" || code=$?
+        [ "$code" = 2 ] && grep -qE -- "^perigee: $option: .*1 (to|-) 1000000" "$scratch/log" || complain "$option $number: exit code $code"
+    done
+done
 verdict

@@ -93,6 +93,29 @@ check "values too large to draw are skipped if there are others" draw "$work/hug
 check "an output that cannot be written" \
     fails_with 3 "cannot create .*no/such.svg" "$work/falling" --output "$work/no/such.svg"
 
+# What is read is not written over, by whatever name; another file is replaced whole, and a device stays one.
+cp "$work/single/metrics.jsonl" "$work/kept"
+ln -s "$work/single/metrics.jsonl" "$work/link"
+ln "$work/single/metrics.jsonl" "$work/name"
+for output in "$work/single/metrics.jsonl" "$work/single/../single/metrics.jsonl" "$work/link" "$work/name"; do
+    check "an output that is the input, $output" \
+        fails_with 2 "config error: --output .*: writing it would replace .*metrics.jsonl" "$work/single" --output "$output"
+    check "keeps the input" cmp "$work/single/metrics.jsonl" "$work/kept"
+done
+mv "$work/single/metrics.jsonl" "$work/a.svg.tmp"
+check "an output whose temporary file is the input" fails_with 2 "would replace" "$work/a.svg.tmp" --output "$work/a.svg"
+check "keeps that as well" cmp "$work/a.svg.tmp" "$work/kept"
+echo old >"$work/old.svg"
+ln -s old.svg "$work/old_link.svg"
+ln "$work/old.svg" "$work/old_name.svg"
+check "an output that is there" draw "$work/falling" --output "$work/old_link.svg"
+check "is replaced where the link leads" grep -q '<svg' "$work/old.svg"
+check "and the link stays" [ -L "$work/old_link.svg" ]
+check "not written into" [ "$(cat "$work/old_name.svg")" = old ]
+check "nothing temporary is left" [ ! -e "$work/old.svg.tmp" ]
+check "a device" draw "$work/falling" --output /dev/null
+check "stays a device" [ -c /dev/null ]
+
 # Numbers that no loss should be: every drawing ends at once, on the terminal and as SVG.
 quickly() { timeout 5 "${plot[@]}" "$@" --terminal --output "$work/odd.svg" >"$work/out" 2>"$work/err"; }
 mkdir "$work/odd"

@@ -20,6 +20,15 @@ code=0
 "$perigee" report "$work/none" 2>"$work/log" || code=$?
 [ "$code" = 3 ] && grep -q 'none: no such file' "$work/log" || fail "a missing run: exit $code"
 
+echo 'seed: 1' >"$work/run/config.yaml"
+cp -r "$work/run" "$work/kept"
+for name in metrics.jsonl config.yaml; do
+    code=0
+    "$perigee" report "$work/run" -o "$work/run/./$name" >"$work/log" 2>&1 || code=$?
+    [ "$code" = 2 ] && grep -q "would replace .*$name" "$work/log" || fail "over $name: exit $code: $(cat "$work/log")"
+    cmp "$work/run/$name" "$work/kept/$name" || fail "$name is not kept"
+done
+
 "$perigee" report "$work/run" --serve --port 0 >"$work/address" 2>"$work/log" &
 server=$!
 for _ in $(seq 200); do grep -q '/   ' "$work/address" && break; sleep 0.05; done

@@ -67,6 +67,23 @@ check "with markup as text" grep -qF '>&lt;</span>' "$scratch/page.html"
 check "loss marked" grep -qE '<span class="l"[^>]*title="id [0-9]+, loss weight 1, gradient in the lowest [12] of 2' \
     "$scratch/page.html"
 
+says() { grep -qE -- "$1" "$scratch/log"; }
+cp "$scratch/text.yaml" "$scratch/kept.yaml"
+ln -s text.yaml "$scratch/link.html"
+for page in text.yaml link.html; do
+    check "a page over the config" exits 2 show "$scratch/text.yaml" --html "$scratch/$page"
+    check "says so" says 'config error: --html .*: writing it would replace .*text.yaml'
+    check "keeps the config" cmp "$scratch/text.yaml" "$scratch/kept.yaml"
+done
+check "a page over the data" exits 2 show "$scratch/text.yaml" --html "$scratch/text.bin"
+for number in 0 -1 1000000000001 99999999999999999999; do
+    check "step $number" exits 2 show "$scratch/text.yaml" --step "$number"
+    check "says its range" says '^perigee: --step: .*1 (to|-) 1000000000000'
+    check "samples" exits 2 show "$scratch/text.yaml" --samples "-1$number"
+done
+check "the last step" show "$scratch/text.yaml" --step 1000000000000
+check "beyond the last sample" exits 2 show "$scratch/text.yaml" --step 1000000000000 train.global_batch_size=1073741824
+check "says the most" says 'must be at most 1152921504606846976 samples'
 check "a wrong key" exits 2 show "$scratch/text.yaml" modell.x=1
 check "a missing file" exits 3 show "$scratch/text.yaml" data.train.0.path="$scratch/nowhere"
 verdict

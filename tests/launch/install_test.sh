@@ -24,10 +24,18 @@ grep -qF "$ perigee train $scratch/usr/share/perigee/configs/quickstart.yaml" "$
 grep -q 'dp 2 cp 1 tp 1' "$scratch/log" || complain "two ranks"
 grep -q '^runs/quickstart/loss.svg ' "$scratch/log" && [ -s runs/quickstart/loss.svg ] || complain "the curve"
 [ "$(tail -n 1 "$scratch/log")" = runs/quickstart/report.html ] && [ -s runs/quickstart/report.html ] || complain "the report"
+grep -qF "  perigee train $scratch/usr/share/perigee/configs/quickstart.yaml ${small[*]} train.steps=600" "$scratch/log" ||
+    complain "the longer training it suggests"
 next=$(sed -n 's/^  //p' "$scratch/log" | grep ' check ')
 says 0 '^# layout' "the check it suggests" env PATH="$scratch/usr/bin:$PATH" bash -c "$next"
 says 0 'Where everything is' "quickstart again" "$scratch/usr/bin/perigee" quickstart "${small[@]}"
 grep -q '^== Text' "$scratch/log" && complain "tokens are made again"
 [ "$(grep -c '"loss"' runs/quickstart/metrics.jsonl)" = 3 ] || complain "trains again"
+full=("${small[@]}" attention.kind=full output_dir="$scratch/full run" train.steps=600)
+says 0 '^full attention   [0-9.]+ nats' "quickstart with full attention" "$scratch/usr/bin/perigee" quickstart "${full[@]}" train.steps=2
+grep -q '^MoBA' "$scratch/log" && complain "full attention is called MoBA"
+grep -qF " 'output_dir=$scratch/full run' train.steps=600 train.steps=2 --prompt" "$scratch/log" || complain "overrides in quotes"
+says 0 '^MoBA, 1 of 2 layers full   [0-9.]+ nats' "quickstart with its first layer full" "$scratch/usr/bin/perigee" quickstart \
+    "${small[@]}" attention.full_layers.last=0 'attention.full_layers.layers=[0]' output_dir=runs/first
 says 2 'schedule.warmup_steps .30. must be at most' "a stage that fails" "$scratch/usr/bin/perigee" quickstart "${small[@]}" schedule.warmup_steps=30
 verdict

@@ -57,6 +57,24 @@ supervised 3 2 "$folder" train.global_batch_size=3
 expect_code "a config that cannot run" 2
 grep -q 'starts again' "$scratch/log" && complain "a config that cannot run is started again"
 
+# --- Numbers that are none.
+refuses() {  # PATTERN COMMAND...
+    code=0
+    timeout -k 5 60 "${@:2}" >"$scratch/log" 2>&1 || code=$?
+    expect_code "${*:2}" 2
+    said "$1"
+}
+for number in 0 -1 2x 1.5 01 ''; do
+    refuses "^(perigee: RANKS must be a whole number from 1 on, not '$number'|usage: .* RANKS )" "$script" "$number" true
+done
+for number in '' x -1 1.5 99999999999999999999; do
+    refuses "CODE and MOST must be whole numbers, not '$number' and '3'" "$PERIGEE_SOURCE/launch/restarts.sh" "$number" 3 "$scratch/run.yaml"
+    refuses "CODE and MOST must be whole numbers, not '7' and '$number'" "$PERIGEE_SOURCE/launch/restarts.sh" 7 "$number" "$scratch/run.yaml"
+    [ -z "$number" ] || PERIGEE_RESTARTS=$number refuses "PERIGEE_RESTARTS must be a whole number, not '$number'" \
+        "$PERIGEE_SOURCE/launch/slurm.sh" "$scratch/run.yaml"
+done
+refuses '^usage: ' "$script" --restarts 3x 2 "$perigee" train "$scratch/run.yaml"
+
 # --- Told to stop: it saves and leaves.
 rm -rf "$folder"
 "$script" --restarts 3 2 "$perigee" train "$scratch/run.yaml" output_dir="$folder" train.steps=10000000 checkpoint.every=0 \

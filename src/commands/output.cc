@@ -1,0 +1,52 @@
+#include "commands/output.h"
+
+#include <span>
+
+#include "base/error.h"
+
+namespace perigee {
+namespace {
+
+/// Without links, as far as it is there.
+Path target(Path const& path) {
+    std::error_code unknown;
+    Path const found = std::filesystem::weakly_canonical(path, unknown);
+    return unknown ? path : found;
+}
+
+}  // namespace
+
+void refuse_replacing(std::vector<Path> const& inputs, Path const& output, std::string const& option) {
+    Path const written = target(output);
+    Path temporary = written;
+    temporary += ".tmp";
+    std::error_code missing;  // no file is the same as one that is not there
+    for (Path const& input : inputs) {
+        if (!std::filesystem::is_regular_file(input, missing)) continue;
+        for (Path const& file : {written, temporary})
+            if (std::filesystem::equivalent(input, file, missing))
+                fail(Category::config, "{} ({}): writing it would replace {}, which this command reads", option,
+                     output.string(), input.string());
+    }
+}
+
+void write_output(FileSystem& files, Path const& output, std::string const& text) {
+    Path const written = target(output);
+    std::error_code missing;
+    auto const type = std::filesystem::status(written, missing).type();
+    if (type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular)
+        files.replace_text(written, text);
+    else
+        files.create(written)->write_at(0, std::as_bytes(std::span(text)));
+}
+
+std::vector<Path> run_files(FileSystem const& files, Path const& run) {
+    bool const is_folder = files.is_directory(run);
+    Path const folder = is_folder ? run : run.parent_path();
+    std::vector<Path> found = {is_folder ? run / "metrics.jsonl" : run};
+    for (char const* name : {"config.yaml", "run.json", "suites.jsonl", "blocks.jsonl", "samples.jsonl", "log.txt"})
+        found.push_back(folder / name);
+    return found;
+}
+
+}  // namespace perigee

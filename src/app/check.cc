@@ -115,8 +115,7 @@ void print_precision(RunOptions const& options, MeshShape const& mesh) {
     if (precision.linear == LinearPrecision::bf16) return;
     ModelOptions const& model = options.model;
     char const* const plain = takes_gpu(options.device) ? "bf16" : "fp32";
-    int64_t const tokens = options.train.micro_batch_size * options.data.sequence_length / mesh.cp;
-    int64_t const chunk = options.train.mlp_chunk == 0 ? tokens : std::min(options.train.mlp_chunk, tokens);
+    auto const [tokens, chunk] = tokens_of_rank(options, mesh);
     int64_t layers = 0;
     for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer)
         layers += in_fp8_layers(precision, layer, model.num_hidden_layers);

@@ -40,7 +40,7 @@ void declare(CLI::App& app, ConvertOptions& options) {
                  "add adapters to the weights of their model; without it, write a folder in PEFT's format");
     app.add_option("--base", options.base,
                    "folder of the model that the run started from, for adapters and frozen weights; default: "
-                   "model.init_from of the run, or where that is empty, the random weights of its seed");
+                   "model.init_from of the run; without one, its initial random weights, drawn again from its seed");
     app.add_option("--companions", options.companions, "folder with tokenizer files for the export");
 }
 

@@ -10,8 +10,8 @@
 
 #include "base/printable.h"
 #include "commands/command.h"
-#include "commands/output.h"
 #include "curves/chart.h"
+#include "io/output.h"
 
 namespace perigee {
 namespace {

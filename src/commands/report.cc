@@ -10,11 +10,21 @@
 
 #include "base/error.h"
 #include "commands/command.h"
-#include "commands/output.h"
 #include "commands/report/run_json.h"
+#include "io/output.h"
 
 namespace perigee {
 namespace {
+
+/// The files that a report reads of a run: of a folder, or a metrics file and those beside it.
+std::vector<Path> run_files(FileSystem const& files, Path const& run) {
+    bool const is_folder = files.is_directory(run);
+    Path const folder = is_folder ? run : run.parent_path();
+    std::vector<Path> found = {is_folder ? run / "metrics.jsonl" : run};
+    for (char const* name : {"config.yaml", "run.json", "suites.jsonl", "blocks.jsonl", "samples.jsonl", "log.txt"})
+        found.push_back(folder / name);
+    return found;
+}
 
 constexpr char kLoopback[] = "127.0.0.1";
 constexpr int kDefaultPort = 8642;

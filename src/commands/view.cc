@@ -10,10 +10,10 @@
 
 #include "base/error.h"
 #include "commands/command.h"
-#include "commands/output.h"
 #include "commands/view/view.h"
 #include "config/config.h"
 #include "config/follow.h"
+#include "io/output.h"
 
 namespace perigee {
 namespace {

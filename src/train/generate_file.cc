@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "io/output.h"
 #include "io/strict_json.h"
 #include "train/batch_generator.h"
 #include "train/generate.h"
@@ -109,11 +110,7 @@ void check_output(FileSystem& files, Path const& input, Path const& output) {
     if (files.is_directory(output)) refuse_output(Category::data, "it is a folder");
     Path temporary = output;
     temporary += ".tmp";
-    std::error_code missing;  // no file is the same as one that is not there
-    for (Path const& written : {output, temporary})
-        if (std::filesystem::equivalent(input, written, missing))
-            fail(Category::config, "generate.output ({}): writing it would replace generate.input ({})",
-                 output.string(), input.string());
+    refuse_replacing({input}, output, "generate.output");
     try {
         files.create(temporary);
         files.remove_all(temporary);

@@ -356,6 +356,11 @@ void check_generate(SamplingOptions const& options, Sentences& out) {
 
 }  // namespace
 
+TokensOfRank tokens_of_rank(RunOptions const& options, MeshShape const& mesh) {
+    int64_t const all = options.train.micro_batch_size * options.data.sequence_length / mesh.cp;
+    return {all, options.train.mlp_chunk == 0 ? all : std::min(options.train.mlp_chunk, all)};
+}
+
 std::vector<std::string> problems(RunOptions const& options, int world_size) {
     Sentences out;
     out.add_all(problems(options.model));

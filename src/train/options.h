@@ -120,6 +120,13 @@ inline constexpr int64_t kOffloadAuto = -1;
 /// How the model saves memory; what is still to be decided is left out.
 MemoryPolicy memory_policy(RunOptions const& options);
 
+/// Of a rank's micro-batch.
+struct TokensOfRank {
+    int64_t all;
+    int64_t of_mlp_chunk;  ///< all of them without train.mlp_chunk
+};
+TokensOfRank tokens_of_rank(RunOptions const& options, MeshShape const& mesh);
+
 /// Every contradiction between fields, sections and the number of ranks, each as a sentence that names keys and both
 /// numbers; empty when the run can start. Fills nothing in.
 std::vector<std::string> problems(RunOptions const& options, int world_size);

@@ -28,8 +28,7 @@ void Trainer::record(Launched const& launched) {
 
 void Trainer::say_precision() const {
     if (options_.precision.linear == LinearPrecision::bf16) return;
-    int64_t const tokens = options_.train.micro_batch_size * options_.data.sequence_length / mesh_.shape().cp;
-    int64_t const chunk = options_.train.mlp_chunk == 0 ? tokens : std::min(options_.train.mlp_chunk, tokens);
+    auto const [tokens, chunk] = tokens_of_rank(options_, mesh_.shape());
     log::info("{:.1f}% of the FLOPs of matrix products are in FP8; `perigee check` lists which",
               100 * fp8_share(options_.precision, options_.model, tokens, chunk, mesh_.shape().tp));
 }

@@ -80,7 +80,7 @@ ln -s ../in.jsonl "$scratch/folder/out.jsonl.tmp"
 for output in "$scratch/in.jsonl" "$scratch/link.jsonl" "$scratch/hard.jsonl" "$scratch/here/../${scratch##*/}/in.jsonl" \
     "$scratch/folder/out.jsonl"; do
     answer 1 "$output"
-    [ "$code" = 2 ] && grep -qF 'would replace generate.input' "$scratch/log" || complain "prompts as output: exit $code"
+    [ "$code" = 2 ] && grep -q 'generate.output .*: writing it would replace ' "$scratch/log" || complain "prompts as output: exit $code"
     cmp -s "$scratch/in.jsonl" "$scratch/kept.jsonl" || complain "$output: the prompts are gone"
 done
 [ -L "$scratch/link.jsonl" ] && [ -L "$scratch/folder/out.jsonl.tmp" ] || complain "a link is gone"

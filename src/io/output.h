@@ -15,7 +15,4 @@ void refuse_replacing(std::vector<Path> const& inputs, Path const& output, std::
 /// FileSystem::replace_text() on the file that links lead to; a device is written to.
 void write_output(FileSystem& files, Path const& output, std::string const& text);
 
-/// The files that `perigee report` reads of a run: a folder, or a metrics file and those beside it.
-std::vector<Path> run_files(FileSystem const& files, Path const& run);
-
 }  // namespace perigee

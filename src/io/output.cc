@@ -1,4 +1,4 @@
-#include "commands/output.h"
+#include "io/output.h"
 
 #include <span>
 
@@ -7,7 +7,7 @@
 namespace perigee {
 namespace {
 
-/// Without links, as far as it is there.
+/// With symbolic links resolved; what does not exist stays as it is written.
 Path target(Path const& path) {
     std::error_code unknown;
     Path const found = std::filesystem::weakly_canonical(path, unknown);
@@ -38,15 +38,6 @@ void write_output(FileSystem& files, Path const& output, std::string const& text
         files.replace_text(written, text);
     else
         files.create(written)->write_at(0, std::as_bytes(std::span(text)));
-}
-
-std::vector<Path> run_files(FileSystem const& files, Path const& run) {
-    bool const is_folder = files.is_directory(run);
-    Path const folder = is_folder ? run : run.parent_path();
-    std::vector<Path> found = {is_folder ? run / "metrics.jsonl" : run};
-    for (char const* name : {"config.yaml", "run.json", "suites.jsonl", "blocks.jsonl", "samples.jsonl", "log.txt"})
-        found.push_back(folder / name);
-    return found;
 }
 
 }  // namespace perigee

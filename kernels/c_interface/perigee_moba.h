@@ -29,7 +29,7 @@ enum perigee_moba_status {
 
 typedef struct perigee_moba_shape {
     int64_t tokens;     /* T, of all packed documents */
-    int64_t documents;  /* at least as many as cu_seqlens has; empty ones count */
+    int64_t documents;  /* of cu_seqlens, which has one number more; empty ones count */
     int64_t heads;      /* H */
     int64_t kv_heads;   /* G, a divisor of H */
     int64_t head_dim;   /* K: 32, 64, 96 or 128 */

@@ -1,6 +1,7 @@
 #include "device/phase_clock.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <utility>
 
@@ -102,7 +103,12 @@ InPhase::InPhase(Queue& queue, Phase phase, int part)
 }
 
 InPhase::~InPhase() {
-    if (before_ != Phase::none) queue_.device().phases().enter(queue_, before_, part_before_);
+    if (before_ == Phase::none) return;
+    try {
+        queue_.device().phases().enter(queue_, before_, part_before_);
+    } catch (std::exception const&) {
+        // The GPU has failed; whoever waits for it next says so.
+    }
 }
 
 }  // namespace perigee

@@ -1,5 +1,6 @@
 #include "device/trace.h"
 
+#include <exception>
 #include <utility>
 
 #include "device/queue.h"
@@ -38,7 +39,11 @@ InSpan::InSpan(Queue& queue, std::string name) : queue_(queue) {
 }
 
 InSpan::~InSpan() {
-    queue_.device().trace().end(number_, queue_);
+    try {
+        queue_.device().trace().end(number_, queue_);
+    } catch (std::exception const&) {
+        // The GPU has failed; whoever waits for it next says so.
+    }
     queue_.device().end_range();
 }
 

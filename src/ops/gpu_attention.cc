@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "kernels/limits.h"
 
 namespace perigee {
 
@@ -63,6 +65,19 @@ BlockSparseShape attention_shape(auto const& args, KernelArch arch) {
     return checked(as_full_attention(shape, longest));
 }
 
+/// Warns of a plan with so many passes that launches and sums carried between them take long.
+BlockSparsePlan const& with_warning(BlockSparsePlan const& plan, size_t budget) {
+    constexpr int64_t kManyPasses = 32;
+    if (plan.passes() <= kManyPasses) return plan;
+    size_t enough = budget;
+    int64_t passes = plan.passes();
+    for (int doublings = 0; doublings < 5 && passes > kManyPasses; ++doublings)
+        passes = plan_attention(plan.shape, plan.task, enough *= 2).passes();
+    log::warn("MoBA's {} takes {} passes, which is slow; with train.moba_scratch_mib={} it takes {}",
+              plan.task == AttentionTask::forward ? "forward" : "backward", plan.passes(), enough >> 20, passes);
+    return plan;
+}
+
 constexpr size_t kPlans = 64;  // shapes differ in their number of documents
 
 template <class Plan>
@@ -107,7 +122,7 @@ BlockSparsePlan const& AttentionPlans::attention(BlockSparseShape shape, Attenti
     shape.deterministic = deterministic_;
     return known_or_made(
         attention_, [&](BlockSparsePlan const& plan) { return plan.task == task && plan.shape == shape; },
-        [&] { return plan_attention(shape, task, budget_); });
+        [&] { return with_warning(plan_attention(shape, task, budget_), budget_); });
 }
 
 BlockSparsePlan const& AttentionPlans::of(AttentionForward const& args) {
@@ -115,6 +130,11 @@ BlockSparsePlan const& AttentionPlans::of(AttentionForward const& args) {
 }
 
 BlockSparsePlan const& AttentionPlans::of(AttentionBackward const& args) {
+    if (deterministic_ && suits_cudnn(args) && !kernels::attention_takes_head(args.q_THK[2]))
+        fail(Category::config,
+             "heads of {} values: with `deterministic: true` the GPU attends with 32, 64, 96 or 128; without it, cuDNN "
+             "also takes multiples of 8 up to 256",
+             args.q_THK[2]);
     return attention(attention_shape(args, arch_), AttentionTask::backward);
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "device/queue.h"
+#include "device/trace.h"
 
 namespace perigee {
 namespace {
@@ -25,6 +26,7 @@ class PhaseClockTest : public ::testing::Test {
         explicit Stamps(Device& device) : Queue(device, "stamps") {}
         Event record() override { return {}; }
         Event stamp() override {
+            if (failed) throw std::runtime_error("the GPU has failed");
             auto const moment = std::make_shared<Moment>();
             moment->seconds = now;
             moment->reached_ = reaches;
@@ -36,7 +38,7 @@ class PhaseClockTest : public ::testing::Test {
         void call(std::function<void()> const& work) override { work(); }
         void synchronize() override {}
         double now = 0;
-        bool reaches = true;
+        bool reaches = true, failed = false;
         std::vector<std::shared_ptr<Moment>> points;
     };
 
@@ -142,6 +144,19 @@ TEST_F(PhaseClockTest, AScopeCountsWithinAPhaseAlone) {
     PhaseSeconds const seconds = clock.take();
     EXPECT_EQ(of(seconds, Phase::communication), 2);
     EXPECT_EQ(of(seconds, Phase::forward), 2);
+}
+
+TEST_F(PhaseClockTest, ScopesOfAGpuThatFailsPassTheFirstErrorOn) {
+    device_->phases().start();
+    device_->phases().enter(queue_, Phase::forward);
+    device_->trace().start(queue_);
+    auto const gather = [&] {
+        InPhase const sending(queue_, Phase::communication);
+        InSpan const span(queue_, "all_gather");
+        queue_.failed = true;
+        throw std::logic_error("all_gather failed");
+    };
+    EXPECT_THROW(gather(), std::logic_error);
 }
 
 TEST_F(PhaseClockTest, TellsCommunicationByItsParts) {

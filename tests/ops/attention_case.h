@@ -15,6 +15,9 @@ namespace perigee::testing {
 inline constexpr double kTolerance32 = 1e-5;
 inline constexpr double kTolerance64 = 1e-10;
 
+/// Borders of documents shorter and longer than a tile, a block and a range of queries, and of empty ones.
+inline std::vector<int32_t> const kRagged = {0, 1, 1, 34, 66, 195, 195, 640};
+
 struct AttentionCase {
     std::vector<int32_t> cu_seqlens;
     int64_t heads = 4;

@@ -1,10 +1,14 @@
 // Plans of a GPU's attention kernels are made once for a shape and handed to all operations of that shape.
-#include <gtest/gtest.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 
+#include "base/log.h"
 #include "ops/gpu_attention.h"
 
 namespace perigee {
 namespace {
+
+using ::testing::HasSubstr;
 
 constexpr int64_t kPlannedTokens = 4096;
 constexpr MobaOptions kGate = {.block_size = 128, .top_k = 3};
@@ -87,6 +91,41 @@ TEST(AttentionPlans, OfManyShapesTheLatestAreKept) {
 TEST(AttentionPlans, RefuseWhatTheKernelsDoNotTake) {
     AttentionPlans plans(KernelArch::sm90, true, kAttentionScratchBytes);
     EXPECT_THROW(plans.of(Pack(2).select({.block_size = 128, .top_k = 65})), Error);
+}
+
+TEST(AttentionPlans, WarnOfManyPassesAndSayWhichBudgetHelps) {
+    Pack pack(1);
+    pack.borders = {0, 1 << 20};
+    pack.q.shape = {1 << 20, 32, 128};
+    pack.k.shape = {1 << 20, 8, 128};
+    pack.sparse.budget = {.block_size = 512, .top_k = 4};
+    std::vector<std::string> lines;
+    log::mirror([&](std::string const& line) { lines.push_back(line); });
+    size_t const budget = size_t{2} << 30;
+    AttentionPlans plans(KernelArch::sm90, true, budget);
+    int64_t const passes = plans.of(pack.backward()).passes();
+    plans.of(pack.backward());
+    AttentionPlans(KernelArch::sm90, true, 2 * budget).of(pack.backward());
+    log::mirror({});
+    ASSERT_GT(passes, 1000);
+    ASSERT_EQ(lines.size(), 1u) << "once for a shape, and not where the budget suffices";
+    EXPECT_THAT(lines[0], HasSubstr(fmt::format("MoBA's backward takes {} passes", passes)));
+    EXPECT_THAT(lines[0], HasSubstr("train.moba_scratch_mib=4096"));
+}
+
+TEST(AttentionPlans, DeterministicHeadsThatOnlyCudnnTakesAreRefusedByThatName) {
+    if (!build_uses_cudnn()) GTEST_SKIP() << "built without cuDNN";
+    Pack pack(1);
+    pack.q.shape = {kPlannedTokens, 8, 256};
+    pack.k.shape = {kPlannedTokens, 2, 256};
+    pack.sparse.budget = {.block_size = kPlannedTokens, .top_k = 1};
+    AttentionPlans plans(KernelArch::sm90, true, kAttentionScratchBytes);
+    try {
+        plans.of(pack.backward());
+        FAIL() << "accepted";
+    } catch (Error const& error) {
+        EXPECT_THAT(error.what(), HasSubstr("`deterministic: true`"));
+    }
 }
 
 }  // namespace

@@ -12,8 +12,6 @@ namespace {
 
 using namespace testing;
 
-std::vector<int32_t> const kRagged = {0, 1, 1, 34, 66, 195, 195, 640};
-
 /// visit(position in the document, head, slots) for every row of a choice, up to the first that is wrong.
 template <class Visit>
 void each_row(std::vector<int32_t> const& chosen, ReferenceProblem const& p, int64_t slots, Visit visit) {

@@ -13,8 +13,6 @@ namespace {
 using namespace testing;
 using ::testing::TestWithParam;
 
-std::vector<int32_t> const kRagged = {0, 1, 1, 34, 66, 195, 195, 640};
-
 struct MobaCase {
     AttentionCase attention;
     MobaOptions moba;

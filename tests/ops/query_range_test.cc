@@ -13,9 +13,6 @@ namespace {
 using namespace testing;
 using ::testing::TestWithParam;
 
-/// Documents shorter and longer than a tile, a block and a range of queries, and empty ones.
-std::vector<int32_t> const kRagged = {0, 1, 1, 34, 66, 195, 195, 640};
-
 struct RangeCase {
     AttentionCase attention;
     Selection selection;

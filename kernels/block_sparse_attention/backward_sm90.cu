@@ -1,6 +1,6 @@
 // The sm90 backward: all five products of a query tile against a KV tile of 128 keys, by persistent thread blocks that
 // take work items. After FlashAttention-3 (Shah et al., arXiv 2407.08608), with gathered rows. Scores are transposed,
-// so that weights are left factors straight from registers:
+// so that weights are left factors straight from registers.
 #include "kernels/block_sparse_attention/backward_sm90_producer.cuh"
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"

@@ -67,8 +67,11 @@ __global__ void __launch_bounds__(kScanThreads) count_work_items(BackwardArgs co
         f.split_begin + at);
 }
 
-/// Cuts the query rows of the block's first KV tile, so that all KV tiles of a tile group share their rows. Local rows
-/// before the KV tile are left out in multiples of kKvTile: the others keep their row of the tile.
+/// Which query rows an item takes. The rows that see a block are numbered: its routed rows, x.count of them, then its
+/// local rows. Tiles of kKvTile rows are dealt to the splits in order. With 300 routed and 512 local rows that is 7
+/// tiles; of two splits the first takes rows [0, 384), the second [384, 812).
+/// The cuts are those of the block's first KV tile, so that all KV tiles of a tile group share their rows. A later KV
+/// tile leaves out the local rows before it, in multiples of kKvTile: the others keep their place in the query tile.
 __device__ void cut_split(AttentionArgs const& a, BlockWork const& x, int32_t split, WorkItem& item) {
     int32_t const local_first = local_begin(a, x.block.begin), local_all = local_rows(a, x.block);
     int32_t const left_out = min(max(item.key - local_first, 0) / kKvTile * kKvTile * a.group, local_all);

@@ -139,7 +139,8 @@ void lay_out(BlockSparsePlan& plan, size_t room_for_partials, int64_t splits) {
     plan.scratch_bytes = layout.end();
 }
 
-/// The fewest passes that fit; false where the smallest pass does not. Fewer splits, down to kMinSplits, save memory
+/// The fewest passes that fit; false where the smallest pass does not. A smaller pass has fewer partials. Routing, row
+/// statistics and sums carried from pass to pass keep their size. Fewer splits, down to kMinSplits, also save memory,
 /// where a pass has many work items anyway, or is the smallest.
 bool fit(BlockSparsePlan& plan, size_t bytes) {
     int64_t const all = plan.tile_group == 1 ? kSplits : kGroupedSplits;
@@ -154,7 +155,7 @@ bool fit(BlockSparsePlan& plan, size_t bytes) {
             lay_out(plan, room, splits -= 128);
         if (plan.scratch_bytes <= bytes) return true;
         if (smallest) return false;
-        room = partials - 1;  // the next smaller pass; passes are even, so there are few sizes
+        room = partials - 1;  // one byte too few for this pass: the next smaller one; there are few sizes
     }
 }
 

@@ -148,6 +148,7 @@ class RoutedScheduler {
             work_.end = min(indices_end_, work_.begin + kRows);
             return true;
         }
+        // The first call: to this thread block's first tile.
         if (head_ < 0) tile_ += contiguous_ ? -1 : static_cast<int32_t>(blockIdx.x - gridDim.x);
         int width = 1;
         while (tile_ >= end_) {

@@ -90,13 +90,19 @@ constexpr int kTileRows = kFillWarps * kFillSteps * 16;      // that are sorted 
 constexpr int kBlocksPerThread = 4;                          // neighbouring blocks that a thread looks after
 constexpr int kFillRange = kBlocksPerThread * kFillThreads;  // blocks whose counters a thread block holds
 
-/// Shared memory of a fill. A word of a warp and block: entries so far << 16 | which of 16 rows chose the block; then
-/// where the warp's entries begin in the sorted tile.
+// A fill sorts a tile of rows by block, in three phases. What its 32-bit words hold in each:
+//
+//   rank()          of a warp and block   entries so far << 16 | which of the step's 16 rows chose the block
+//                   of a slot             block << 16 | position among the entries of its warp and block
+//   begin_warps()   of a warp and block   position in the sorted tile at which the warp's entries begin
+//   sort_entries()  of the sorted tile    block << 16 | batch of the tile << 6 | slot of the batch
+
+/// Shared memory of a fill.
 template <int kPairs>
 struct FillShared {
     union {
         uint32_t words[kFillWarps][kFillRange];
-        uint32_t sorted[kTileRows * 2 * kPairs];  ///< block << 16 | batch of the tile << 6 | slot of the batch
+        uint32_t sorted[kTileRows * 2 * kPairs];
     };
     int32_t shift[kFillRange];  ///< from an entry's position in the sorted tile to that in `indices`
     int32_t of_warp[kFillWarps];

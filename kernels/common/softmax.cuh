@@ -59,10 +59,10 @@ struct Softmax {
     }
 
   private:
-    /// Whether a maximum has to be looked for. Floats from zero on are in the order of their bits, and the greatest of
-    /// three integers is one instruction, that of three floats two. Scores below zero count as zero, so that a row
-    /// whose maximum is far below it is looked at in vain, with the same result. Rows of NaN are NaN whatever is said
-    /// of them.
+    /// Whether a maximum has to be looked for. It compares bits: floats from zero on have the order of their bits, and
+    /// the greatest of three integers takes one instruction, that of three floats two. Scores below zero count as zero.
+    /// For a row whose maximum is far below zero the answer may be yes without need, with the same result. Rows with
+    /// NaN become NaN with either answer.
     __device__ bool may_have_grown(float const (&s)[kKeys / 2], float scale_log2) const {
         int most[2] = {0, 0};
 #pragma unroll

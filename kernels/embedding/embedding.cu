@@ -46,7 +46,8 @@ struct alignas(16) Entry {
     int32_t row, token;
     int32_t rank, count;  ///< which of the tokens of its row it is, and of how many
 
-    /// Where the row begins, if this entry is at `place`.
+    /// The place of the row's first entry, if this one is at `place`. Counted from a unit's first entry, it is negative
+    /// where the row began in an earlier unit.
     __device__ int begin(int place) const { return place - rank; }
     __device__ bool is_last() const { return rank + 1 == count; }
 };
@@ -240,8 +241,8 @@ __device__ __forceinline__ void add_to(Run<float, N>& sum, Run<T, N> const& x) {
     for (int j = 0; j < N; ++j) sum.values[j] += widen(x.values[j]);
 }
 
-/// Leaves the sum of those tokens of a row that are in this unit, whose last has the entry `e` at `place`. The block
-/// that does so last of all units adds up the sums, in their order, to the table.
+/// For a row whose entries are in several units: stores the sum of those in this unit. Their last is `e`, at `place`.
+/// The block that stores last adds the sums of all units, in their order, to the table.
 template <int N>
 __device__ __forceinline__ void join(EmbeddingBackward const& a, Scratch const& s, Columns<N> const& columns,
                                      int64_t piece, Entry const& e, int place, Run<float, N> const& sum) {

@@ -212,7 +212,7 @@ __device__ __forceinline__ void multiply(float (&sums)[4], Weights<kStages, Rows
 struct Nothing {};
 
 /// `Finish` is the epilogue, with a member `Rows rows`. Its reads are under way long before their use:
-///   of_row(row, there)                           once, before the preceding kernels have ended: of what none writes
+///   of_row(row, there)                           once, while the preceding kernels may run: of what no kernel writes
 ///   prepare(of_row, row, tile, column, there)    while the tile before is computed
 ///   finish(prepared, row, tile, column, value, other)
 /// by whole warps with the sums of a tile, `other` that of column ^ 4. finish() writes only what was `there`.

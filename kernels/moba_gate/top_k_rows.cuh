@@ -17,8 +17,16 @@ namespace perigee::moba_gate {
 
 using kernels::kAllLanes;
 
-/// Scores as whole numbers in the same order, both zeros 0. NaN is not ordered, but for the least of all numbers that
-/// come of scores: kNoScore.
+// Lists hold scores as whole numbers in the same order:
+//
+//   kTaken        INT_MAX       fills slots that a row must not use; no score replaces it
+//   kMostScore    0x7f800000    infinity
+//                 0             both zeros
+//                 -0x7f800000   minus infinity
+//   kEmpty        -INT_MAX      a slot without a block: any score replaces it
+//
+// kNoScore, a NaN, becomes kEmpty. Other NaNs have no place in the order, and never become candidates.
+
 __device__ __forceinline__ int32_t ordered(float score) {
     int32_t const bits = __float_as_int(score), negative = bits >> 31;
     return ((bits & INT_MAX) ^ negative) - negative;
@@ -26,10 +34,10 @@ __device__ __forceinline__ int32_t ordered(float score) {
 __device__ __forceinline__ float score_of(int32_t ordered) {
     return ordered < 0 ? -__int_as_float(-ordered) : __int_as_float(ordered);
 }
-inline constexpr uint32_t kNoScore = UINT32_MAX;   // the bits of a NaN that is less than any score
-inline constexpr int32_t kEmpty = -INT_MAX;        // what becomes of it
-inline constexpr int32_t kMostScore = 0x7f800000;  // infinity
-inline constexpr int32_t kTaken = INT_MAX;         // more than any score: fills slots that a row must not use
+inline constexpr uint32_t kNoScore = UINT32_MAX;  // bits of a float
+inline constexpr int32_t kEmpty = -INT_MAX;
+inline constexpr int32_t kMostScore = 0x7f800000;
+inline constexpr int32_t kTaken = INT_MAX;
 
 /// The worse of two scores; NaN is worse than all others, as it is to fmaxf.
 __device__ __forceinline__ float worse(float a, float b) {
@@ -101,7 +109,7 @@ class TopKRows {
     __device__ __forceinline__ void offer(float const (&s)[32], uint32_t valid, int32_t from) {
         bool all = false;
         if (unfilled()) {
-            must_exceed(score_of(ordered(reached_by_all(s)) - 1));  // NaN of NaN and of minus infinity
+            must_exceed(score_of(ordered(bound_of_kth_best(s)) - 1));  // NaN of NaN and of minus infinity
             all = __any_sync(kAllLanes, below_[0] == -INFINITY || below_[1] == -INFINITY);
         }
         uint32_t const candidates = (all ? exceeding_or_all(s) : exceeding(s)) & valid;
@@ -142,9 +150,10 @@ class TopKRows {
         return &laid_.scores[lane_ / 4 + lane_ / 2 % 2 * 8][lane_ % 2][4];
     }
 
-    /// A score that at least as many of the row's new scores reach as it has slots: of the best of each of 2 kBest
-    /// groups of them, which the row's lanes share, the last that has a slot; NaN where there are fewer.
-    __device__ __forceinline__ float reached_by_all(float const (&s)[32]) const {
+    /// A lower bound of the k-th best of the row's new scores, k being its slots; NaN where it has fewer scores than
+    /// slots. The scores are in 2 kBest groups, kBest for each of the row's two lanes. The bound is the k-th best of
+    /// the groups' best scores: at least k scores reach it.
+    __device__ __forceinline__ float bound_of_kth_best(float const (&s)[32]) const {
         constexpr int kBest = kSlots <= 2 ? 2 : kSlots <= 8 ? 8 : 16, kGroups = kBest / 2;
         bool const second = lane_ / 2 % 2 != 0, even = lane_ % 2 == 0;
         float best[kBest];

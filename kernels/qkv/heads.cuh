@@ -20,12 +20,12 @@ struct Half {
     float values[V][N];
 };
 
-/// Which head and which tokens are this thread's. A block has `heads` heads, of several tokens side by side; threads
-/// that are left over have none.
+/// Which head and which tokens are this thread's. A block has `heads` heads of several tokens at a time; threads that
+/// are left over have none.
 struct Place {
     QkvShape const& shape;
     int lanes, heads;
-    int side, sides;  ///< which of the tokens side by side, and of how many
+    int token_in_block, tokens_per_block;  ///< at a time
     int head, lane;
     bool exists;
 
@@ -33,17 +33,17 @@ struct Place {
         : shape(s),
           lanes(lanes_of_head),
           heads(heads_of_block),
-          side(static_cast<int>(threadIdx.x) / (lanes * heads)),
-          sides(static_cast<int>(blockDim.x) / (lanes * heads)),
+          token_in_block(static_cast<int>(threadIdx.x) / (lanes * heads)),
+          tokens_per_block(static_cast<int>(blockDim.x) / (lanes * heads)),
           head(first_head() + static_cast<int>(threadIdx.x) / lanes % heads),
           lane(static_cast<int>(threadIdx.x) % lanes),
-          exists(side < sides && head < shape.heads + 2 * shape.kv_heads) {}
+          exists(token_in_block < tokens_per_block && head < shape.heads + 2 * shape.kv_heads) {}
 
     /// Of the block.
     __device__ int first_head() const { return static_cast<int>(blockIdx.x) * heads; }
     /// This thread's first token, the way to its next, and how many it has.
-    __device__ int64_t first() const { return int64_t{blockIdx.y} * sides + side; }
-    __device__ int64_t step() const { return int64_t{gridDim.y} * sides; }
+    __device__ int64_t first() const { return int64_t{blockIdx.y} * tokens_per_block + token_in_block; }
+    __device__ int64_t step() const { return int64_t{gridDim.y} * tokens_per_block; }
     __device__ int count() const {
         auto const rest = static_cast<unsigned>(shape.tokens - first()), each = static_cast<unsigned>(step());
         return exists && first() < shape.tokens ? static_cast<int>((rest - 1) / each + 1) : 0;
@@ -208,43 +208,45 @@ __device__ __forceinline__ void* block_memory() {
     return memory;
 }
 
-/// A launch that fills the GPU: `across` blocks hold a row, and each of `groups` of those works on the tokens of its
-/// own.
+/// A launch that fills the GPU: `blocks_per_token` blocks hold all heads of a token, and each of `token_groups` such
+/// sets of blocks has tokens of its own.
 struct Plan {
     int lanes, heads;  ///< of a head; of a block
     unsigned threads;
     size_t shared;
-    int64_t across, groups;
+    int64_t blocks_per_token, token_groups;
 
     /// kernel(args..., lanes, heads)
     template <class Kernel, class... Args>
     void launch(Kernel* kernel, cudaStream_t stream, Args const&... args) const {
-        dim3 const grid(static_cast<unsigned>(across), static_cast<unsigned>(groups));
+        dim3 const grid(static_cast<unsigned>(blocks_per_token), static_cast<unsigned>(token_groups));
         follow(kernel, grid, dim3(threads), shared, stream, args..., lanes, heads);
     }
 };
 
-/// `held`: values of either half that a thread has. A multiprocessor has `blocks` blocks at a time, each of at most
-/// `most_threads` threads: the bytes that these fetch ahead fill memory, and more are slower.
+/// A thread has `values` values of either half of a head. A multiprocessor has `blocks` blocks at a time, each of at
+/// most `most_threads` threads: what these fetch ahead keeps memory busy, and more are slower. A token takes the fewest
+/// blocks in which whole heads fill at least 80% of the threads.
 template <class Ring, class... Args>
-Plan plan(QkvShape const& shape, int held, int most_threads, int blocks, void (*kernel)(Args...)) {
+Plan plan(QkvShape const& shape, int values, int most_threads, int blocks, void (*kernel)(Args...)) {
     int lanes = 1;
-    while (lanes * held < shape.size / 2) lanes *= 2;
+    while (lanes * values < shape.size / 2) lanes *= 2;
     int const all = shape.heads + 2 * shape.kv_heads;
-    auto const heads = [&](int64_t across) { return static_cast<int>(ceil_div(all, across)); };
-    auto const threads = [&](int64_t across) {
-        int const of_token = heads(across) * lanes;
+    auto const heads = [&](int64_t blocks_per_token) { return static_cast<int>(ceil_div(all, blocks_per_token)); };
+    auto const threads = [&](int64_t blocks_per_token) {
+        int const of_token = heads(blocks_per_token) * lanes;
         return most_threads / of_token * of_token;
     };
-    int64_t across = ceil_div(all, most_threads / lanes);
-    while (across < all && 10 * threads(across) < 8 * most_threads) ++across;  // few are left over
-    auto const of_block = static_cast<unsigned>(round_up(threads(across), 32));
+    int64_t blocks_per_token = ceil_div(all, most_threads / lanes);
+    while (blocks_per_token < all && 10 * threads(blocks_per_token) < 8 * most_threads) ++blocks_per_token;
+    auto const of_block = static_cast<unsigned>(round_up(threads(blocks_per_token), 32));
     size_t const share = static_cast<size_t>(shared_of_multiprocessor()) / (blocks + 1);
     size_t const shared = std::max(Ring::bytes(of_block), share);  // more blocks have no room
     int64_t const resident = resident_blocks(kernel, of_block, shared);
-    across = ceil_div(all, heads(across));
-    int64_t const groups = std::clamp<int64_t>(resident / across, 1, std::min<int64_t>(shape.tokens, 65535));
-    return {lanes, heads(across), of_block, shared, across, groups};
+    blocks_per_token = ceil_div(all, heads(blocks_per_token));
+    int64_t const token_groups =
+        std::clamp<int64_t>(resident / blocks_per_token, 1, std::min<int64_t>(shape.tokens, 65535));
+    return {lanes, heads(blocks_per_token), of_block, shared, blocks_per_token, token_groups};
 }
 
 /// Calls `launch.operator()<N, V, kBias, kNorm>()`. `aligned`: all rows begin at multiples of 16 bytes, if heads do.

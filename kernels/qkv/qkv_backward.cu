@@ -5,7 +5,7 @@ namespace perigee::kernels {
 
 namespace {
 
-/// Partial sums: dbias [groups, X]; of each block, dq_norm and dk_norm [blocks, K].
+/// Partial sums: dbias [token groups, X]; of each block, dq_norm and dk_norm [blocks, K].
 struct Partials {
     float *bias, *q_norm, *k_norm;
 };
@@ -24,10 +24,11 @@ template <int N, int V>
 struct Sums {
     Half<N, V> low = {}, high = {};
 
-    /// Leaves those over the tokens side by side in `memory`, [heads, K].
+    /// Stores their sums over the block's tokens in `memory`, [heads, K].
     __device__ void join(Place const& place, float* memory) const {
         int const columns = place.heads * place.shape.size;
-        float* const mine = memory + place.side * columns + place.column() - place.first_head() * place.shape.size;
+        float* const mine =
+            memory + place.token_in_block * columns + place.column() - place.first_head() * place.shape.size;
         __syncthreads();
         place.runs<N, V>([&](int v, int i) {
             store(mine + i, low.values[v]);
@@ -36,7 +37,7 @@ struct Sums {
         __syncthreads();
         for (int i = static_cast<int>(threadIdx.x); i < columns; i += static_cast<int>(blockDim.x)) {
             float sum = 0;
-            for (int side = 0; side < place.sides; ++side) sum += memory[side * columns + i];
+            for (int token = 0; token < place.tokens_per_block; ++token) sum += memory[token * columns + i];
             memory[i] = sum;
         }
         __syncthreads();
@@ -146,11 +147,11 @@ void launch_backward(QkvBackward const& args, cudaStream_t stream) {
     using Ring = typename Fetched<N, V, kBias, kNorm, kNarrow>::Ring;
     Plan const p =
         plan<Ring>(shape, N * V, kThreads<kBias, kNorm, kNarrow>, kBias || kNorm ? 1 : kBlocksWithoutSums, kernel);
-    float* const q_sums = args.scratch + (kBias ? p.groups * width_of(shape) : 0);
-    float* const k_sums = q_sums + p.groups * p.across * shape.size;
+    float* const q_sums = args.scratch + (kBias ? p.token_groups * width_of(shape) : 0);
+    float* const k_sums = q_sums + p.token_groups * p.blocks_per_token * shape.size;
     p.launch(kernel, stream, args, Partials{args.scratch, q_sums, k_sums});
-    int64_t const blocks = p.groups * p.across;
-    add_columns({{args.dbias_accumulated, args.scratch, p.groups, width_of(shape)},
+    int64_t const blocks = p.token_groups * p.blocks_per_token;
+    add_columns({{args.dbias_accumulated, args.scratch, p.token_groups, width_of(shape)},
                  {args.q_norm != nullptr ? args.dq_norm_accumulated : nullptr, q_sums, blocks, shape.size},
                  {args.k_norm != nullptr ? args.dk_norm_accumulated : nullptr, k_sums, blocks, shape.size}},
                 stream);
@@ -159,8 +160,9 @@ void launch_backward(QkvBackward const& args, cudaStream_t stream) {
 }  // namespace
 
 size_t qkv_backward_scratch(QkvShape const& shape, bool bias, bool norms) {
-    int64_t const groups = multiprocessors(), blocks = std::max<int64_t>(groups, shape.heads + 2 * shape.kv_heads);
-    return static_cast<size_t>((bias ? groups * width_of(shape) : 0) + (norms ? 2 * blocks * shape.size : 0)) *
+    int64_t const token_groups = multiprocessors(),
+                  blocks = std::max<int64_t>(token_groups, shape.heads + 2 * shape.kv_heads);
+    return static_cast<size_t>((bias ? token_groups * width_of(shape) : 0) + (norms ? 2 * blocks * shape.size : 0)) *
            sizeof(float);
 }
 

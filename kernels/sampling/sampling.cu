@@ -29,8 +29,8 @@ struct Row {
     Wide weights[kBins];
     unsigned counts[kBins];
     unsigned broken, after_histogram, after_collection, candidates;
-    int last_bin;   ///< last bin that is collected
-    unsigned none;  ///< nothing is drawn: too many candidates
+    int last_bin;       ///< last bin that is collected
+    unsigned too_many;  ///< candidates: nothing is drawn
 };
 static_assert(sizeof(Row) % sizeof(Wide) == 0);
 
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads) histogram_kernel(Args const a) {
     int const last = last_bin(a.s.rules[blockIdx.y], a.s.allowed, sums);
     if (threadIdx.x != 0) return;
     row.last_bin = last;
-    row.none = sums.counts[last] > kMost;
+    row.too_many = sums.counts[last] > kMost;
     row.weights[0] = sums.weights[kBins - 1];  // total
 }
 
@@ -267,7 +267,7 @@ __device__ void finish(Args const& a, int32_t id) {
     Row& row = a.rows[blockIdx.y];
     for (int i = threadIdx.x; i < kBins; i += kThreads) row.weights[i] = 0, row.counts[i] = 0;
     if (threadIdx.x != 0) return;
-    row.best = 0, row.broken = 0, row.candidates = 0, row.last_bin = 0, row.none = 0;
+    row.best = 0, row.broken = 0, row.candidates = 0, row.last_bin = 0, row.too_many = 0;
     a.s.ids[blockIdx.y] = id;
     if (id >= 0 && a.s.seen != nullptr) a.s.seen[blockIdx.y * a.s.words + id / 32] |= 1u << id % 32;
 }
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(Args const a) {
     Best const best(a);
     Wide const likeliest = row.best;
     Wide* const collected = a.collected + int64_t{blockIdx.y} * kMost;
-    bool const draws = best.drawn && row.none == 0;
+    bool const draws = best.drawn && row.too_many == 0;
     if (draws)
         each_logit(a.s, [&](float x, int32_t id) {
             if (best.bin(x) <= row.last_bin)

@@ -59,10 +59,10 @@ Item make_item(Material const& material, Plan plan, Draw& draw) {
     Encoded encoded = encode(material, plan);
     int64_t const filler = plan.item.length - encoded.read;
     if (filler < 0)
-        fail(
-            Category::config,
-            "an item of task {} takes {} tokens without any text around it, but eval.suites.lengths asks for one of {}",
-            plan.item.task, encoded.read, plan.item.length);
+        fail(Category::config,
+             "an item of task {} takes {} tokens without any text around it, but eval.suites.lengths (where it is "
+             "empty, data.sequence_length) asks for one of {}",
+             plan.item.task, encoded.read, plan.item.length);
     auto const available = std::ssize(material.filler);
     PERIGEE_CHECK(available > 0, "no filler");
     int64_t const first = draw.below(available);

@@ -33,7 +33,8 @@ Json completion_logprobs(std::vector<ReportedToken> const& tokens) {
         Json top = token.logprob ? Json::object() : Json(nullptr);
         for (auto const& [text, logprob] : token.top)
             if (!top.contains(named(text))) top[named(text)] = logprob;
-        if (token.logprob && token.top.empty()) top[named(token.text)] = *token.logprob;
+        // The API names the token itself, likely or not.
+        if (token.logprob && !top.contains(named(token.text))) top[named(token.text)] = *token.logprob;
         result["top_logprobs"].push_back(top);
         result["text_offset"].push_back(token.offset);
     }
@@ -72,9 +73,10 @@ std::vector<Task> Answer::tasks(int64_t most_tokens) const {
     std::vector<Task> tasks;
     for (ServedPrompt const& prompt : request_.prompts) {
         for (int64_t i = 0; i < request_.choices; ++i) {
+            auto const offset = static_cast<uint64_t>(request_.seeded ? i : std::ssize(tasks));
             GenerationRequest generation{.ids = prompt.ids,
                                          .sampling = request_.sampling,
-                                         .seed = request_.seed + i,
+                                         .seed = static_cast<int64_t>(static_cast<uint64_t>(request_.seed) + offset),
                                          .stop = request_.end,
                                          .logprobs = request_.logprobs.has_value(),
                                          .top = request_.logprobs.value_or(0)};

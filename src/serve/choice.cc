@@ -40,18 +40,18 @@ Choice::Choice(ServedRequest const& request, ServedPrompt const& prompt, Tokeniz
     if (request.max_tokens == 0 && !request.scores_prompt()) finish_ = Finish::length;
 }
 
-void Choice::report(int32_t id, std::optional<double> logprob, std::vector<TokenLogprob> const& top) {
-    ReportedToken token{.text = tokenizer_.piece(id), .logprob = logprob, .offset = count(id)};
+void Choice::report(int32_t id, bool shown, std::optional<double> logprob, std::vector<TokenLogprob> const& top) {
+    ReportedToken token{.text = tokenizer_.piece(id), .logprob = logprob, .offset = count(id, shown)};
     auto const wanted = static_cast<size_t>(*request_.logprobs);
     for (size_t i = 0; i < std::min(wanted, top.size()); ++i)
         token.top.emplace_back(tokenizer_.piece(top[i].id), top[i].logprob);
     reported_.push_back(std::move(token));
 }
 
-int64_t Choice::count(int32_t id) {
+int64_t Choice::count(int32_t id, bool shown) {
     size_t const earlier = begun_.size();
     int64_t before = characters_;
-    if (!tokenizer_.is_special(id)) begun_ += tokenizer_.piece(id);
+    if (shown) begun_ += tokenizer_.piece(id);
     size_t done = 0;
     while (done < begun_.size()) {
         auto const step = utf8::first(std::string_view(begun_).substr(done));
@@ -69,8 +69,14 @@ void Choice::release(std::string const& text) {
 }
 
 void Choice::add(PromptScores const& scores) {
-    report(prompt_.ids[0], std::nullopt, {});
-    for (size_t t = 1; t < prompt_.ids.size(); ++t) report(prompt_.ids[t], scores.logprobs[t - 1], scores.top[t - 1]);
+    for (size_t t = 0; t < prompt_.ids.size(); ++t) {
+        int32_t const id = prompt_.ids[t];
+        bool const shown = t >= prompt_.names_from || !tokenizer_.is_special(id);
+        if (t == 0)
+            report(id, shown, std::nullopt, {});
+        else
+            report(id, shown, scores.logprobs[t - 1], scores.top[t - 1]);
+    }
     if (!std::exchange(begun_, {}).empty()) ++characters_;  // no answer completes a character of the prompt
     if (request_.max_tokens == 0) end(Finish::length);
 }
@@ -78,7 +84,7 @@ void Choice::add(PromptScores const& scores) {
 void Choice::add(GeneratedToken const& token) {
     if (finish_) return;
     ++tokens_;
-    if (request_.logprobs) report(token.id, token.logprob, token.top);
+    if (request_.logprobs) report(token.id, !tokenizer_.is_special(token.id), token.logprob, token.top);
     bool const ended = ending_.push(token.id);
     if (stops_.found() || ended)
         end(Finish::stop);

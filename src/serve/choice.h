@@ -60,9 +60,9 @@ class Choice {
     std::vector<ReportedToken> take_tokens() { return std::exchange(reported_, {}); }
 
   private:
-    void report(int32_t id, std::optional<double> logprob, std::vector<TokenLogprob> const& top);
-    /// Counts the characters of a token; returns how many come before it.
-    int64_t count(int32_t id);
+    void report(int32_t id, bool shown, std::optional<double> logprob, std::vector<TokenLogprob> const& top);
+    /// Counts the characters of a token that the text shows; returns how many come before it.
+    int64_t count(int32_t id, bool shown);
     void release(std::string const& text);
 
     ServedRequest const& request_;

@@ -143,7 +143,8 @@ struct HttpServer::Impl {
         server.set_payload_max_length(static_cast<size_t>(served.options.body_mib) << 20);
         server.set_read_timeout(kIoSeconds);
         server.set_write_timeout(kIoSeconds);
-        server.set_keep_alive_max_count(1000);
+        // What a refused request leaves unread would be the next request of its connection, past check_host().
+        server.set_keep_alive_max_count(1);
         server.set_tcp_nodelay(true);
         server.set_pre_routing_handler([this](httplib::Request const& request, httplib::Response& response) {
             return check_host(request, response);
@@ -211,16 +212,15 @@ struct HttpServer::Impl {
         return httplib::Server::HandlerResponse::Handled;
     }
 
-    /// Throws Refusal for a body that is too large, too slow, or no JSON.
+    /// Throws Refusal for a body that is too large, too slow, or does not claim to be JSON.
     std::string body_of(httplib::Request const& request, httplib::Response& response,
                         httplib::ContentReader const& reader) const {
-        if (!request.get_header_value("Content-Type").starts_with(kJson))
-            throw Refusal{.status = 415, .message = "Content-Type must be application/json"};
         auto const most = static_cast<size_t>(served.options.body_mib) << 20;
         auto const deadline = Clock::now() + kBodyPatience;
         std::string body;
         bool too_large = false, too_slow = false;
-        bool const whole = reader([&](char const* data, size_t size) {
+        bool const has_body = request.has_header("Content-Length") || request.has_header("Transfer-Encoding");
+        bool const whole = !has_body || reader([&](char const* data, size_t size) {
             too_large = too_large || size > most - body.size();
             too_slow = Clock::now() > deadline;
             if (too_large || too_slow) return false;
@@ -231,6 +231,9 @@ struct HttpServer::Impl {
             throw Refusal{.status = 413, .message = fmt::format("the body has more than {} bytes", most)};
         if (too_slow) throw Refusal{.status = 408, .message = "the body takes too long"};
         if (!whole) throw Refusal{.message = "the body is not whole"};
+        // Bytes that nobody read would make the system reset the connection, and the client miss why.
+        if (!request.get_header_value("Content-Type").starts_with(kJson))
+            throw Refusal{.status = 415, .message = "Content-Type must be application/json"};
         return body;
     }
 
@@ -245,10 +248,14 @@ struct HttpServer::Impl {
             response.set_content(events + opened->answer.finish(), type);
             return;
         }
-        if (!served.queue.submit(opened->exchange))
-            throw Refusal{.status = 503, .message = "too many texts wait; try again"};
-        if (!opened->exchange->wait_for_start(opened->deadline))
-            throw Refusal{.status = 503, .message = "others took all the time that this request has; try again"};
+        auto const refuse_unless = [this](bool begun, char const* why_not) {
+            if (begun) return;
+            std::string const why_closed = served.queue.why_closed();
+            throw Refusal{.status = 503, .message = why_closed.empty() ? why_not : why_closed};
+        };
+        refuse_unless(served.queue.submit(opened->exchange), "too many texts wait; try again");
+        refuse_unless(opened->exchange->wait_for_start(opened->deadline),
+                      "others took all the time that this request has; try again");
         response.set_chunked_content_provider(
             type, [opened](size_t, httplib::DataSink& sink) { return write_some(*opened, sink); },
             [opened](bool) { opened->exchange->abandon(); });

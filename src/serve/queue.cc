@@ -10,14 +10,15 @@ void Exchange::start() {
 
 void Exchange::post(Event event) {
     std::scoped_lock const lock(mutex_);
-    started_ = true;
+    started_ = started_ || !std::holds_alternative<Failed>(event.what);
     events_.push_back(std::move(event));
     changed_.notify_all();
 }
 
 bool Exchange::wait_for_start(std::chrono::steady_clock::time_point deadline) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_until(lock, deadline, [this] { return started_; });
+    changed_.wait_until(lock, deadline, [this] { return started_ || !events_.empty(); });
+    return started_;
 }
 
 std::deque<Event> Exchange::take(std::chrono::milliseconds patience) {
@@ -28,7 +29,7 @@ std::deque<Event> Exchange::take(std::chrono::milliseconds patience) {
 
 bool WaitingTexts::submit(std::shared_ptr<Exchange> const& exchange) {
     std::scoped_lock const lock(mutex_);
-    if (closed_ || std::ssize(entries_) + std::ssize(exchange->tasks()) > most_) return false;
+    if (!why_closed_.empty() || std::ssize(entries_) + std::ssize(exchange->tasks()) > most_) return false;
     for (size_t task = 0; task < exchange->tasks().size(); ++task) entries_.push_back({exchange, task});
     changed_.notify_all();
     return true;
@@ -36,9 +37,14 @@ bool WaitingTexts::submit(std::shared_ptr<Exchange> const& exchange) {
 
 void WaitingTexts::close(std::string const& why) {
     std::scoped_lock const lock(mutex_);
-    closed_ = true;
+    why_closed_ = why;
     for (Entry const& entry : entries_) entry.exchange->post({entry.task, Failed{why}});
     entries_.clear();
+}
+
+std::string WaitingTexts::why_closed() {
+    std::scoped_lock const lock(mutex_);
+    return why_closed_;
 }
 
 int64_t WaitingTexts::size() {
@@ -63,10 +69,10 @@ void WaitingTexts::pop() {
 
 void WaitingTexts::put_back(Entry entry) {
     std::scoped_lock const lock(mutex_);
-    if (closed_)
-        entry.exchange->post({entry.task, Failed{"the server stops"}});
-    else
+    if (why_closed_.empty())
         entries_.push_front(std::move(entry));
+    else
+        entry.exchange->post({entry.task, Failed{why_closed_}});
 }
 
 }  // namespace perigee::serve

@@ -46,7 +46,7 @@ class Exchange {
 
     void start();
     void post(Event event);
-    /// Waits until the model has begun with a task, or something has come; false after the deadline.
+    /// Waits until the model has begun with a task; false after the deadline, or where one has failed before.
     bool wait_for_start(std::chrono::steady_clock::time_point deadline);
     /// What has come; waits for something so long at most.
     std::deque<Event> take(std::chrono::milliseconds patience);
@@ -68,6 +68,8 @@ class WaitingTexts {
 
     /// False where the queue has no room, or is closed.
     bool submit(std::shared_ptr<Exchange> const& exchange);
+    /// Empty while it is open.
+    std::string why_closed();
     /// Takes no more; those that wait fail.
     void close(std::string const& why);
     int64_t size();
@@ -89,7 +91,7 @@ class WaitingTexts {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Entry> entries_;
-    bool closed_ = false;
+    std::string why_closed_;
 };
 
 }  // namespace perigee::serve

@@ -155,10 +155,10 @@ std::vector<ServedPrompt> prompts_of(Json const& prompt, PromptEncoder const& en
     Tokenizer const& tokenizer = encoder.tokenizer();
     auto const of_text = [&](Json const& text) {
         std::string const& read = text.get_ref<std::string const&>();
-        return ServedPrompt{encoder.encode(read), read};
+        return ServedPrompt{encoder.encode(read), read, tokenizer.prefix().size()};
     };
     auto const of_ids = [&](Json const& list) {
-        ServedPrompt read{ids_of(list, tokenizer.vocab_size()), {}};
+        ServedPrompt read{.ids = ids_of(list, tokenizer.vocab_size()), .text = {}};
         StreamDecoder stream(tokenizer);
         for (int32_t const id : read.ids) read.text += stream.push(id);
         read.text += stream.finish();
@@ -223,9 +223,9 @@ RequestReader::RequestReader(PromptEncoder const& encoder, SamplingOptions const
                              Limits const& limits)
     : encoder_(encoder), defaults_(defaults), limits_(limits), seed_(seed) {}
 
-int64_t RequestReader::next_seed() {
+int64_t RequestReader::next_seeds(int64_t count) {
     std::scoped_lock const lock(mutex_);
-    return seed_++;
+    return std::exchange(seed_, seed_ + count);
 }
 
 std::vector<int32_t> RequestReader::encode_chat(std::string const& line) {
@@ -252,15 +252,16 @@ ServedRequest RequestReader::read(Endpoint endpoint, std::string_view body) {
     if (endpoint == Endpoint::chat) {
         Json line = {{"messages", object["messages"]}};
         if (object.contains("tools")) line["tools"] = object["tools"];
-        request.prompts = {{encode_chat(line.dump()), {}}};
+        request.prompts = {{.ids = encode_chat(line.dump()), .text = {}}};
         request.end = encoder_.stop();
     } else {
         request.prompts = prompts_of(object["prompt"], encoder_);
         request.end = {encoder_.tokenizer().end_of_document()};
     }
-    if (!object.contains("seed") || object["seed"].is_null()) request.seed = next_seed();
     if (std::ssize(request.prompts) > limits_.texts / request.choices)
         refuse("{} prompts times {} choices are more than {}", request.prompts.size(), request.choices, limits_.texts);
+    request.seeded = object.contains("seed") && !object["seed"].is_null();
+    if (!request.seeded) request.seed = next_seeds(std::ssize(request.prompts) * request.choices);
     int64_t const room = request.max_tokens > 0 ? limits_.text_tokens - 1 : limits_.text_tokens;
     for (ServedPrompt const& prompt : request.prompts) {
         if (prompt.ids.empty()) refuse("a prompt without tokens");

@@ -28,6 +28,7 @@ enum class Endpoint { completions, chat };
 struct ServedPrompt {
     std::vector<int32_t> ids;
     std::string text;
+    size_t names_from = SIZE_MAX;  ///< place from which on the text has the names of special tokens
 };
 
 struct ServedRequest {
@@ -38,6 +39,7 @@ struct ServedRequest {
     SamplingOptions sampling;
     int64_t max_tokens = 0;              ///< also 0
     int64_t seed = 0;                    ///< of the first choice of a prompt; the others' follow
+    bool seeded = false;                 ///< by the client: equal prompts have equal seeds, else all texts differ
     std::vector<int32_t> end = {};       ///< ids that end an answer
     std::vector<std::string> stop = {};  ///< texts that end an answer and are no part of it
     bool echo = false, stream = false, stream_usage = false;
@@ -61,7 +63,8 @@ class RequestReader {
 
   private:
     std::vector<int32_t> encode_chat(std::string const& line);
-    int64_t next_seed();
+    /// The first of so many that no other request has.
+    int64_t next_seeds(int64_t count);
 
     PromptEncoder const& encoder_;
     SamplingOptions const defaults_;

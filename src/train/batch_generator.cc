@@ -214,6 +214,10 @@ std::vector<GenerationAnswer> generate_batch(Session& session, std::vector<Selec
     std::vector<size_t> request_of(static_cast<size_t>(limits.texts));  // a text
     size_t next = 0;
     auto const has_answer = [&](size_t i) { return std::ssize(requests[i].ids) < limits.text_tokens; };
+    for (size_t i = 0; i < requests.size(); ++i)
+        if (has_answer(i) && generator.longest(requests[i]) > generator.most_tokens())
+            fail(Category::config, "generate.cache_gib: no room for prompt {} of {} tokens and its answer", i + 1,
+                 requests[i].ids.size());
     while (next < requests.size() || !generator.idle()) {
         for (; next < requests.size(); ++next) {
             if (!has_answer(next)) continue;
@@ -221,9 +225,6 @@ std::vector<GenerationAnswer> generate_batch(Session& session, std::vector<Selec
             if (!text) break;
             request_of[static_cast<size_t>(*text)] = next;
         }
-        if (generator.idle() && next < requests.size())
-            fail(Category::config, "generate.cache_gib: no room for prompt {} of {} tokens and its answer", next,
-                 requests[next].ids.size());
         for (GeneratedToken const& token : generator.step(before_pass)) {
             size_t const request = request_of[static_cast<size_t>(token.text)];
             add(token, requests[request], answers[request]);

@@ -102,8 +102,8 @@ class BatchGenerator {
 };
 
 /// Answers in the order of the requests; none to prompts that leave no room for one. `before_pass` is called before
-/// each pass of the model. Throws Category::config for a prompt without room in the cache, and on a mesh or GPU without
-/// one. Collective.
+/// each pass of the model. Throws Category::config, before any pass, for a prompt without room in the cache, and on a
+/// mesh or GPU without one. Collective.
 std::vector<GenerationAnswer> generate_batch(Session& session, std::vector<Selection> const& selections,
                                              BatchLimits const& limits, std::span<GenerationRequest const> requests,
                                              std::function<void()> const& before_pass);

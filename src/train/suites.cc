@@ -99,6 +99,8 @@ void run_position(SuiteRun const& run) {
         measurement.number = static_cast<int64_t>(i / arms.size());
         append_measurements(run, std::move(measurement), sums[i], !unknown);
     }
+    if (run.results.measurements.empty())
+        fail(Category::data, "suite position: no token of the first {} held-out samples carries loss", samples);
 }
 
 /// A rule in every layer.
@@ -171,10 +173,11 @@ void run_mass(SuiteRun const& run) {
         }
     }
     if (run.results.measurements.size() == before)
-        fail(Category::config,
-             "suite mass: no document of the first {} held-out samples has more than {} x {} tokens, so all blocks are "
-             "chosen",
-             samples, budget.top_k, budget.block_size);
+        fail(
+            Category::config,
+            "suite mass: no token with loss in the first {} held-out samples has more than {} x {} tokens before it in "
+            "its document, so all blocks are chosen",
+            samples, budget.top_k, budget.block_size);
 }
 
 /// Held-out text without special tokens, a few times as much as the longest item takes; made-up sentences where there
@@ -225,14 +228,26 @@ class ItemSuites {
             scorer_ = std::make_unique<GreedyDecoding>(std::move(model));
     }
 
+    /// Throws where an item of the suite has no room.
+    void check(Suite suite) const {
+        constexpr int64_t kRoomy = 4096;  // more than any item takes besides filler, even in bytes
+        int64_t const shortest = lengths_of(run_.session.options()).front();
+        for (std::string const& task : tasks_of(suite))
+            if (shortest < kRoomy) items_of(suite, task, shortest);
+    }
+
     void run(Suite suite) const {
-        bool const needle = suite == Suite::needle;
-        for (std::string const& task : needle ? needle_tasks() : ruler_tasks())
-            for (int64_t const length : lengths_of(run_.session.options()))
-                score(suite, (needle ? needle_items : ruler_items)(material_, run_.options(), task, length));
+        for (std::string const& task : tasks_of(suite))
+            for (int64_t const length : lengths_of(run_.session.options())) score(suite, items_of(suite, task, length));
     }
 
   private:
+    static std::vector<std::string> const& tasks_of(Suite suite) {
+        return suite == Suite::needle ? needle_tasks() : ruler_tasks();
+    }
+    std::vector<Item> items_of(Suite suite, std::string const& task, int64_t length) const {
+        return (suite == Suite::needle ? needle_items : ruler_items)(material_, run_.options(), task, length);
+    }
     void score(Suite suite, std::vector<Item> const& items) const {
         auto const scores = scorer_->score(items);
         for (size_t i = 0; i < items.size(); ++i) {
@@ -265,13 +280,17 @@ SuiteResults run_suites(Session& session, int64_t step, std::span<Selection cons
     SuiteRun const run{session, step, selections, before_forward, results};
     std::unique_ptr<ItemSuites> items;
     for (Suite const suite : suites_of(run.options())) {
+        if (suite != Suite::needle && suite != Suite::ruler) continue;
+        if (!items) items = std::make_unique<ItemSuites>(run);
+        items->check(suite);  // what cannot be made is known before anything is computed
+    }
+    for (Suite const suite : suites_of(run.options())) {
         size_t const first = results.measurements.size();
         if (suite == Suite::position) {
             run_position(run);
         } else if (suite == Suite::mass) {
             run_mass(run);
         } else {
-            if (!items) items = std::make_unique<ItemSuites>(run);
             items->run(suite);
         }
         auto const found = std::span<Measurement const>(results.measurements).subspan(first);

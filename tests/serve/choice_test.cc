@@ -105,6 +105,19 @@ TEST_F(Choices, OffsetsCountCharacters) {
     EXPECT_EQ(offsets, (std::vector<int64_t>{0, 0, 1, 2, 2, 3}));
 }
 
+TEST_F(Choices, OffsetsCountTheNamesOfSpecialTokensThatThePromptHas) {
+    constexpr int32_t kEnd = 256;
+    request.echo = true;
+    request.prompts[0] = {
+        .ids = {kEnd, kEnd, 'x'}, .text = "<|endoftext|>x", .names_from = 1};  // the first is a prefix
+    Choice choice(request, request.prompts[0], *tokenizer);
+    choice.add(PromptScores{.logprobs = {-2, -3}, .top = {{{1, -1}}, {{2, -1}}, {{3, -1}}}});
+    EXPECT_EQ(choice.take_text(), "<|endoftext|>x");
+    std::vector<int64_t> offsets;
+    for (ReportedToken const& token : choice.take_tokens()) offsets.push_back(token.offset);
+    EXPECT_EQ(offsets, (std::vector<int64_t>{0, 0, 13}));
+}
+
 std::vector<int64_t> offsets_of(Choice& choice) {
     std::vector<int64_t> offsets;
     for (ReportedToken const& token : choice.take_tokens()) offsets.push_back(token.offset);

@@ -1,5 +1,5 @@
 # Every endpoint of a server, against what `generate --input` wrote.
-import json, math, os, signal, sys
+import json, math, os, signal, socket, sys, time
 from client import Server, near
 
 folder, ranks = sys.argv[1], int(sys.argv[2])
@@ -52,7 +52,13 @@ several = server.post("/v1/completions", prompt=["one", "seeded", "three"], seed
 assert several[1]["text"] == alone
 choices = [c["text"] for c in server.post("/v1/completions", prompt="seeded", seed=6, n=3, **drawn)["choices"]]
 assert choices[1] == alone and len(set(choices)) == 3
-assert server.complete("seeded", **drawn)["text"] != server.complete("seeded", **drawn)["text"]
+twice = [server.post("/v1/completions", prompt=["seeded"] * 2, n=2, **drawn)["choices"] for _ in range(2)]
+fresh = [c["text"] for choices in twice for c in choices]
+assert len(set(fresh)) == 8, fresh
+server.complete("seeded", seed=2**63 - 1, n=2, max_tokens=1)
+hot = server.complete("seeded", seed=7, logprobs=1, max_tokens=20, temperature=2)["logprobs"]
+assert all(top[t] == p for t, p, top in zip(hot["tokens"], hot["token_logprobs"], hot["top_logprobs"]))
+assert max(map(len, hot["top_logprobs"])) == 2
 assert server.complete("seeded", seed=7, max_tokens=20, temperature=1, top_k=1)["text"] == \
     server.complete("seeded", max_tokens=20, temperature=0)["text"]
 
@@ -151,19 +157,47 @@ for body, want_status in ((b"{", 400), (b"[1]", 400), (b'{"prompt": "a", "prompt
     status, text = server.request("POST", "/v1/completions", body, raw=True)
     assert status == want_status and "error" in json.loads(text), (status, text)
 assert server.request("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"}, raw=True)[0] == 415
+begin = time.time()
+connection = socket.create_connection(("127.0.0.1", server.port))
+connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n")  # no length: no body
+assert b" 415 " in connection.recv(100) and time.time() - begin < 5
+
+# The body of a refused request is no next request of its connection.
+hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+for header in ("Host: evil.example", "Host: localhost\r\nContent-Type: text/plain"):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\n{header}\r\nContent-Length: {len(hidden)}\r\n\r\n"
+        connection.sendall(head.encode())
+        time.sleep(0.2)
+        connection.sendall(hidden)
+        text = b""
+        try:
+            while part := connection.recv(4096):
+                text += part
+        except ConnectionResetError:
+            pass
+        assert text.count(b"HTTP/1.1 ") == 1 and b"running" not in text, text
 assert server.request("GET", "/v1/nothing")[0] == 404
 assert "error" in json.loads(server.request("GET", "/v1/nothing")[1])
 assert server.request("GET", "/health", headers={"Host": "evil.example:80"})[0] == 403
 assert server.request("GET", "/health", headers={"Host": "127.evil.example"})[0] == 403
 server.idle()
 
-# A running answer has time to end when the server is told to stop.
+# Running answers have time to end when the server is told to stop; what waits is refused.
 connection = server.connect()
-connection.request("POST", "/v1/completions", json.dumps(dict(prompt=long, max_tokens=60, temperature=0, stream=True)),
-                   {"Content-Type": "application/json"})
+body = json.dumps(dict(prompt="hello", max_tokens=1500, n=4, temperature=0, stream=True))
+connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
 response = connection.getresponse()
 first = response.readline()
+if ranks == 1:  # a launcher's ranks learn of it later, when nothing waits any longer
+    waits = server.connect()
+    waits.request("POST", "/v1/completions", json.dumps(dict(prompt="b")), {"Content-Type": "application/json"})
+    while server.get("/health")["waiting"] == 0:
+        assert server.get("/health")["running"] > 0
 server.process.send_signal(signal.SIGTERM)
+if ranks == 1:
+    refused = waits.getresponse()
+    assert refused.status == 503 and b"the server stops" in refused.read(), refused.status
 rest = response.read()
 assert rest.endswith(b"data: [DONE]\n\n"), rest[-300:]
 assert server.process.wait(60) == 0

@@ -144,7 +144,9 @@ TEST(BatchGenerator, PromptsWaitForPages) {
     limits.cache_bytes = 16 * page;  // 128 tokens for all
     expect_same(job.answers(limits, asked), want);
     limits.cache_bytes = 3 * page;
+    job.passes = 0;
     EXPECT_THROW(job.answers(limits, asked), Error);
+    EXPECT_EQ(job.passes, 0);
 }
 
 TEST(BatchGenerator, EndsWhereTheContextEnds) {

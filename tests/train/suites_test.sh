@@ -100,7 +100,13 @@ refused 2 'suite mass is about held-out data, but there is none' --suite mass ev
 refused 2 'suite mass of eval.suites.run needs parallel.context of 1, not 2' --suite mass parallel.context=2
 refused 2 'eval.suites.lengths (9000) must be at most model.max_position_embeddings (8192)' \
     --suite needle 'eval.suites.lengths=[64, 9000]'
-refused 2 'without any text around it, but eval.suites.lengths asks for one of 64' --suite ruler 'eval.suites.lengths=[64]'
+no_room='without any text around it, but eval.suites.lengths (where it is empty, data.sequence_length) asks for one of'
+refused 2 "$no_room 64" --suite ruler 'eval.suites.lengths=[64]'
+# That is known before the suites before it run, such as one that fails.
+no_loss=(data.mock.task=far_recall data.mock.questions=0 eval.samples=3)
+refused 2 'suite mass: no token with loss in the first 3 held-out samples has more than 2 x 16 tokens' --suite mass "${no_loss[@]}"
+refused 3 'suite position: no token of the first 3 held-out samples carries loss' --suite position "${no_loss[@]}"
+refused 2 "$no_room 128" --suite position,mass,ruler "${no_loss[@]}"
 small=(output_dir="$scratch/small" model.vocab_size=96)
 ranks 1 "$PERIGEE_BIN/perigee" train "${config[@]}" "${small[@]}" train.steps=5 || complain "training on 96 tokens"
 refused 2 'the tokenizer bytes has 257 tokens, more than model.vocab_size, which is 96' --suite needle "${small[@]}"

@@ -24,6 +24,7 @@
 #include "config/follow.h"
 #include "hf/config.h"
 #include "serve/serve.h"
+#include "train/described.h"
 #include "train/evaluate.h"
 #include "train/generate.h"
 #include "train/seat.h"
@@ -71,6 +72,7 @@ RunOptions const& configured(Job const& job) {
 RunOptions resolved(Job const& job, RunOptions options, int world_size) {
     refuse_problems(options, world_size, job.command.config);
     if (job.command.command != Command::check) {
+        check_alike(options, job.launch.world());
         Seat const seat = take_seat(options, job.launch);
         if (options.threads == 0) options.threads = seat.cores;
         options.gpu = std::max(seat.gpu, 0);

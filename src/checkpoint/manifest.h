@@ -14,7 +14,7 @@
 namespace perigee {
 
 inline constexpr char kManifestName[] = "manifest.json";
-inline constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
+inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 struct Manifest {
     struct File {

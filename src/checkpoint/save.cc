@@ -78,6 +78,11 @@ class SaveFolder {
     void commit(Manifest const& manifest) {
         manifest.check_pieces(temporary_.string());
         std::string const text = manifest.to_text();
+        if (std::ssize(text) > kMaxManifestBytes)
+            fail(Category::checkpoint,
+                 "{} of {} would have {} bytes, more than the {} that can be read: fewer ranks or larger buckets "
+                 "(parallel.bucket_mib) make fewer pieces",
+                 kManifestName, name_, text.size(), kMaxManifestBytes);
         {
             auto const file = files_.create(temporary_ / kManifestName);
             file->write_at(0, std::as_bytes(std::span(text)));

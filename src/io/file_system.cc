@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -31,6 +32,8 @@ LockedError::LockedError(Path const& path, std::string const& holder)
     : Error(Category::config, fmt::format("{} is held by {}", path.string(), holder)), holder_(holder) {}
 
 namespace {
+
+Path folder_of(Path const& path) { return path.has_parent_path() ? path.parent_path() : Path("."); }
 
 /// Repeats a system call that a signal interrupted.
 template <class Call>
@@ -276,15 +279,35 @@ std::string FileSystem::read_text(Path const& path, int64_t max_bytes) {
 }
 
 void FileSystem::replace_text(Path const& path, std::string const& text) {
-    Path temporary = path;
-    temporary += ".tmp";
-    {
-        auto const file = create(temporary);
-        file->write_at(0, std::as_bytes(std::span(text)));
-        file->sync();
+    Path const temporary = temporary_of(path);
+    try {
+        {
+            auto const file = create(temporary);
+            file->write_at(0, std::as_bytes(std::span(text)));
+            file->sync();
+        }
+        rename(temporary, path);
+    } catch (...) {
+        try {
+            remove_all(temporary);
+        } catch (Error const&) {  // the first error counts
+        }
+        throw;
     }
-    rename(temporary, path);
-    sync_directory(path.has_parent_path() ? path.parent_path() : Path("."));
+    sync_directory(folder_of(path));
+}
+
+Path FileSystem::temporary_of(Path const& path) {
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    size_t const digits = std::hash<std::string>()(fmt::format("{} {}", host, ::getpid())) & 0xFFFFFFFF;
+    return path.parent_path() / fmt::format("{:08x}.{}.tmp", digits, path.filename().string());
+}
+
+void FileSystem::remove_temporaries(Path const& path) {
+    std::string const end = fmt::format(".{}.tmp", path.filename().string());
+    for (std::string const& name : list(folder_of(path)))
+        if (name.size() == 8 + end.size() && name.ends_with(end)) remove_all(path.parent_path() / name);
 }
 
 std::unique_ptr<FileSystem> make_file_system() { return std::make_unique<PosixFileSystem>(); }

@@ -96,8 +96,13 @@ class FileSystem {
 
     // Over the above.
     std::string read_text(Path const& path, int64_t max_bytes);
-    /// Writes `path`.tmp, syncs it, renames it over `path` and syncs the folder: readers see the old or the new text.
+    /// Writes temporary_of(path), syncs it, renames it over `path` and syncs the folder: readers see the old or the new
+    /// text, whoever else replaces it at the same time.
     void replace_text(Path const& path, std::string const& text);
+    /// DIGITS.NAME.tmp beside `path`, with eight hexadecimal digits that differ between processes and hosts.
+    static Path temporary_of(Path const& path);
+    /// Removes what replace_text() left where its process was killed. Nobody may be replacing `path` meanwhile.
+    void remove_temporaries(Path const& path);
 };
 
 /// The real one.

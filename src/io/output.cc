@@ -14,27 +14,34 @@ Path target(Path const& path) {
     return unknown ? path : found;
 }
 
+/// Whether a new file takes this place; a device stays.
+bool is_replaced(Path const& written) {
+    std::error_code missing;
+    auto const type = std::filesystem::status(written, missing).type();
+    return type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular;
+}
+
 }  // namespace
 
 void refuse_replacing(std::vector<Path> const& inputs, Path const& output, std::string const& option) {
     Path const written = target(output);
-    Path temporary = written;
-    temporary += ".tmp";
     std::error_code missing;  // no file is the same as one that is not there
-    for (Path const& input : inputs) {
-        if (!std::filesystem::is_regular_file(input, missing)) continue;
-        for (Path const& file : {written, temporary})
-            if (std::filesystem::equivalent(input, file, missing))
-                fail(Category::config, "{} ({}): writing it would replace {}, which this command reads", option,
-                     output.string(), input.string());
-    }
+    for (Path const& input : inputs)
+        if (std::filesystem::is_regular_file(input, missing) && std::filesystem::equivalent(input, written, missing))
+            fail(Category::config, "{} ({}): writing it would replace {}, which this command reads", option,
+                 output.string(), input.string());
+}
+
+void check_writable(FileSystem& files, Path const& output) {
+    Path const written = target(output);
+    Path const opened = is_replaced(written) ? FileSystem::temporary_of(written) : written;
+    files.create(opened);
+    if (opened != written) files.remove_all(opened);
 }
 
 void write_output(FileSystem& files, Path const& output, std::string const& text) {
     Path const written = target(output);
-    std::error_code missing;
-    auto const type = std::filesystem::status(written, missing).type();
-    if (type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular)
+    if (is_replaced(written))
         files.replace_text(written, text);
     else
         files.create(written)->write_at(0, std::as_bytes(std::span(text)));

@@ -12,6 +12,9 @@ namespace perigee {
 /// do not count. `option` is what named the output, as in "--output".
 void refuse_replacing(std::vector<Path> const& inputs, Path const& output, std::string const& option);
 
+/// Throws IoError where write_output() could not write to `output`. Leaves a file that is there as it is.
+void check_writable(FileSystem& files, Path const& output);
+
 /// FileSystem::replace_text() on the file that links lead to; a device is written to.
 void write_output(FileSystem& files, Path const& output, std::string const& text);
 

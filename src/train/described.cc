@@ -200,6 +200,19 @@ std::string to_string(std::vector<OptionChange> const& changes) {
     return text;
 }
 
+void check_alike(RunOptions options, HostComm& world) {
+    options.threads = 0;
+    RunState first;
+    first.options = world.broadcast_text(options_text(options), 0);
+    auto const its = stored_options(first);
+    std::string const mine = its ? to_string(changes(*its, options)) : "  (they cannot be read)";
+    auto const all = world.gather_text(mine);
+    for (size_t rank = 0; rank < all.size(); ++rank)
+        if (!all[rank].empty())
+            fail(Category::config, "rank {} has other options than rank 0, whose value comes first:\n{}", rank,
+                 all[rank]);
+}
+
 void take_model(RunOptions& to, RunOptions const& from) {
     Schema const schema = schema_of(to);
     RunOptions filled = from;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "comm/host_comm.h"
 #include "train/options.h"
 
 namespace perigee {
@@ -31,6 +32,10 @@ std::vector<OptionChange> changes(RunOptions const& before, RunOptions const& no
 std::vector<OptionChange> model_changes(RunOptions const& before, RunOptions const& now);
 /// "  key: before -> now", one a line.
 std::string to_string(std::vector<OptionChange> const& changes);
+
+/// Throws Category::config where a rank has other options than rank 0, but for `threads`: hosts may hold other copies
+/// of a file. Collective.
+void check_alike(RunOptions options, HostComm& world);
 
 /// Gives `to` the options that define the model in `from`, and the tokenizer, where `to` has the default one.
 void take_model(RunOptions& to, RunOptions const& from);

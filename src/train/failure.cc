@@ -66,8 +66,11 @@ void write_failure(FileSystem& files, Path const& folder, RankStatus const& stat
 
 void remove_failures(FileSystem& files, Path const& folder) noexcept {
     try {
+        // As FileSystem::temporary_of() has it: of a rank that was killed while it wrote.
+        constexpr size_t kDigits = 8;
+        std::string const temporary = fmt::format(".{}", kPrefix);
         for (std::string const& name : files.list(folder))
-            if (name.starts_with(kPrefix)) files.remove_all(folder / name);
+            if (name.starts_with(kPrefix) || name.find(temporary) == kDigits) files.remove_all(folder / name);
     } catch (std::exception const& e) {
         std::fprintf(stderr, "perigee: warning: an old failure file stays: %s\n", e.what());
     }

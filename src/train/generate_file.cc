@@ -101,21 +101,14 @@ std::vector<Prompt> read_prompts(Session& session) {
     return prompts;
 }
 
-/// Finds out before the answers are computed whether they can be written: as FileSystem::replace_text() will. Neither
-/// may do away with the prompts.
+/// Before the answers are computed.
 void check_output(FileSystem& files, Path const& input, Path const& output) {
-    auto const refuse_output = [&](Category category, std::string const& why) {
-        fail(category, "generate.output ({}) must be a file that can be written: {}", output.string(), why);
-    };
-    if (files.is_directory(output)) refuse_output(Category::data, "it is a folder");
-    Path temporary = output;
-    temporary += ".tmp";
     refuse_replacing({input}, output, "generate.output");
     try {
-        files.create(temporary);
-        files.remove_all(temporary);
+        check_writable(files, output);
     } catch (IoError const& error) {
-        refuse_output(error.category(), error.what());
+        fail(error.category(), "generate.output ({}) must be a file that can be written: {}", output.string(),
+             error.what());
     }
 }
 
@@ -169,7 +162,7 @@ void generate_file(Session& session, RunState const& state, std::function<void()
         text += answer_line(prompts[i], answers[i], encoder.tokenizer(), options.generate.logprobs)
                     .dump(-1, ' ', false, Json::error_handler_t::replace) +
                 "\n";
-    session.files().replace_text(options.generate.output, text);
+    write_output(session.files(), options.generate.output, text);
 }
 
 }  // namespace perigee

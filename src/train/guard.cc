@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/log.h"
 
 namespace perigee {
 
@@ -15,22 +14,22 @@ std::string describe(Spike const& spike) {
 }
 
 /// A step whose gradients are not used; `what` says why.
-Verdict skip(TrainOptions const& train, GuardOptions const& guard, std::string const& what, int64_t& in_a_row) {
-    if (++in_a_row > train.max_skipped_in_a_row) {
-        if (guard.spike == SpikePolicy::rollback) return Verdict::roll_back;
-        fail(Category::numeric, "{}; {} steps in a row were skipped and train.max_skipped_in_a_row is {}", what,
-             in_a_row, train.max_skipped_in_a_row);
-    }
-    log::warn("{}; update skipped ({} in a row)", what, in_a_row);
-    return Verdict::skip;
+Judgement skip(TrainOptions const& train, GuardOptions const& guard, std::string const& what, int64_t& in_a_row) {
+    if (++in_a_row <= train.max_skipped_in_a_row)
+        return {.verdict = Verdict::skip, .warning = fmt::format("{}; update skipped ({} in a row)", what, in_a_row)};
+    if (guard.spike == SpikePolicy::rollback) return {.verdict = Verdict::roll_back, .warning = what};
+    fail(Category::numeric, "{}; {} steps in a row were skipped and train.max_skipped_in_a_row is {}", what, in_a_row,
+         train.max_skipped_in_a_row);
 }
 
-Verdict judge_spike(TrainOptions const& train, GuardOptions const& guard, std::string const& what, int64_t& in_a_row) {
+Judgement judge_spike(TrainOptions const& train, GuardOptions const& guard, std::string const& what,
+                      int64_t& in_a_row) {
     if (guard.spike == SpikePolicy::skip) return skip(train, guard, what, in_a_row);
     in_a_row = 0;
-    if (guard.spike == SpikePolicy::rollback) return Verdict::roll_back;
-    log::warn("{}", what);
-    return guard.spike == SpikePolicy::stop ? Verdict::stop : Verdict::apply;
+    Verdict const verdict = guard.spike == SpikePolicy::rollback ? Verdict::roll_back
+                            : guard.spike == SpikePolicy::stop   ? Verdict::stop
+                                                                 : Verdict::apply;
+    return {.verdict = verdict, .warning = what};
 }
 
 }  // namespace
@@ -49,14 +48,15 @@ Judgement judge_step(TrainOptions const& train, GuardOptions const& guard, doubl
     if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
         if (train.non_finite == NonFinite::stop)
             fail(Category::numeric, "{} are not both finite; stopped before the update (train.non_finite: stop)", what);
-        result.verdict = skip(train, guard, what + " are not both finite", state.skipped_in_a_row);
+        result = skip(train, guard, what + " are not both finite", state.skipped_in_a_row);
     } else {
-        result.spike = take_step(state.spikes, guard.spike_window, guard.spike_sigma, loss, grad_norm);
-        if (!result.spike)
+        auto const spike = take_step(state.spikes, guard.spike_window, guard.spike_sigma, loss, grad_norm);
+        if (!spike)
             state.skipped_in_a_row = 0;
         else
-            result.verdict = judge_spike(train, guard, fmt::format("{} are a spike: {}", what, describe(*result.spike)),
-                                         state.skipped_in_a_row);
+            result = judge_spike(train, guard, fmt::format("{} are a spike: {}", what, describe(*spike)),
+                                 state.skipped_in_a_row);
+        result.spike = spike;
     }
     if (!result.spike && result.verdict != Verdict::roll_back) return result;
     int64_t& last = state.spikes.last;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "train/options.h"
 #include "train/spike.h"
@@ -15,7 +16,8 @@ enum class Verdict { apply, skip, roll_back, stop };
 struct Judgement {
     Verdict verdict = Verdict::apply;
     std::optional<Spike> spike = {};
-    bool new_spike = false;  ///< no other one came within the window of steps before it
+    bool new_spike = false;    ///< no other one came within the window of steps before it
+    std::string warning = {};  ///< of a step that is not finite, or a spike: for one rank to say
 };
 
 /// Whether the step is a spike or not finite. Changes nothing.

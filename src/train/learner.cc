@@ -5,6 +5,7 @@
 #include <iterator>
 #include <numeric>
 
+#include "base/log.h"
 #include "train/guard.h"
 #include "train/memory.h"
 #include "train/snapshot.h"
@@ -56,6 +57,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
 
     Judgement const judged = judge_step(options_.train, options_.guard, r.loss, r.grad_norm, state);
+    if (!judged.warning.empty() && mesh_.world().rank() == 0) log::warn("{}", judged.warning);
     r.judged = judged;
     r.skipped = judged.verdict != Verdict::apply;
     if (judged.verdict == Verdict::apply) {

@@ -49,20 +49,32 @@ Profile::Profile(ProfileOptions const& options, Device& device, FileSystem& file
       path_(folder / fmt::format("trace_rank_{}.json", rank)),
       rank_(rank) {}
 
-void Profile::before_step(int64_t nth, int64_t step) {
-    if (!traces(nth)) return;
-    if (nth == options_.first) device_->trace().start(device_->queue());
+void Profile::before_step(int64_t step) {
+    if (!traces()) return;
+    if (taken_ == options_.first) device_->trace().start(device_->queue());
     span_ = device_->trace().begin(device_->queue(), fmt::format("step {}", step));
 }
 
-void Profile::after_step(int64_t nth) {
-    if (!traces(nth)) return;
-    device_->trace().end(span_, device_->queue());
-    if (traces(nth + 1)) return;
+void Profile::after_step() {
+    bool const traced = traces();
+    if (traced) device_->trace().end(span_, device_->queue());
+    ++taken_;
+    if (traced && !traces()) write();
+}
+
+void Profile::finish() {
+    if (options_.steps == 0 || taken_ >= options_.first + options_.steps) return;
+    if (taken_ > options_.first) return write();
+    if (rank_ == 0)
+        log::warn("no step was traced: this job took {}, and the first traced one follows after {} (train.profile)",
+                  taken_, options_.first);
+}
+
+void Profile::write() {
     auto const spans = device_->trace().stop(device_->queue());
     try {
         files_->replace_text(path_, trace_text(spans, rank_));
-        log::info("{} steps traced: {}", options_.steps, path_.string());
+        log::info("{} steps traced: {}", taken_ - options_.first, path_.string());
     } catch (std::exception const& e) {
         log::warn("no trace: {}", e.what());
     }

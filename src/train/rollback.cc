@@ -44,6 +44,9 @@ void Trainer::keep_checkpoint_before(int64_t step) {
 
 RunState Trainer::state_of(std::optional<Checkpoint> const& found) {
     RunState state = found ? found->state() : RunState{};
+    // Losses of another run or of other data are no measure for these; another run's checkpoints lie elsewhere.
+    if (!state.run_id.empty() && state.run_id != state_.run_id) state.best = {}, state.spikes = {};
+    if (mesh_.world().any(folder_ && state.data != state_.data)) state.spikes.losses = {}, state.spikes.grad_norms = {};
     state.seed = state_.seed;
     state.run_id = state_.run_id;
     state.options = state_.options;
@@ -86,13 +89,13 @@ void Trainer::roll_back(StepReport const& r) {
     state_.spikes.rollbacks = before.rollbacks + 1;
     state_.spikes.rolled_back_to = state_.step;
     state_.spikes.kept = before.kept;
-    saved_step_ = state_.step;
+    saved_step_ = found && !is_own(*found, options_.output_dir) ? -1 : state_.step;
     if (folder_) {
-        folder_->rewind_metrics(state_.step);
+        folder_->rewind_metrics(state_.step, evaluation_due());
         if (options_.log.tensorboard) folder_->write_events(state_.step);
+        log::warn("step {}: rolled back to step {}; goes on after sample {} (rollback {} of {})", r.step, state_.step,
+                  state_.consumed_samples, state_.spikes.rollbacks, options_.guard.max_rollbacks);
     }
-    log::warn("step {}: rolled back to step {}; goes on after sample {} (rollback {} of {})", r.step, state_.step,
-              state_.consumed_samples, state_.spikes.rollbacks, options_.guard.max_rollbacks);
 }
 
 }  // namespace perigee

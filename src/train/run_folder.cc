@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 #include <string_view>
 
@@ -131,13 +132,19 @@ void RunFolder::mirror_log() {
     log::mirror([log = log_.get()](std::string const& text) { log->append(text); });
 }
 
-void RunFolder::rewind_metrics(int64_t step) {
+void RunFolder::rewind_metrics(int64_t step, bool evaluates) {
     metrics_.reset(), samples_.reset(), blocks_.reset();
-    cut(*files_, path_ / kMetrics, [step](Metric const& metric) {
-        return metric.step > step || (metric.step == step && metric.object.contains("eval_loss"));
+    auto const again = [=](Metric const& metric) { return metric.step > step || (evaluates && metric.step == step); };
+    cut(*files_, path_ / kMetrics, [&](Metric const& metric) {
+        return metric.step > step || (again(metric) && metric.object.contains("eval_loss"));
     });
-    for (char const* const of_evaluations : {kSamples, kBlocks})
-        cut(*files_, path_ / of_evaluations, [step](Metric const& metric) { return metric.step >= step; });
+    for (char const* const of_evaluations : {kSamples, kBlocks}) cut(*files_, path_ / of_evaluations, again);
+}
+
+bool is_own(Checkpoint const& found, Path const& output_dir) {
+    std::error_code missing;
+    return std::filesystem::equivalent(found.folder(), checkpoint_root(output_dir) / step_name(found.state().step),
+                                       missing);
 }
 
 std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir) {

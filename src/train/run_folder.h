@@ -32,9 +32,9 @@ class RunFolder {
     void write_record(std::string const& json);
     /// Copies every log line into log.txt from now on.
     void mirror_log();
-    /// Drops what a run resumed at `step` will do again, of metrics, samples and blocks: all later steps, and the
-    /// evaluation of this one.
-    void rewind_metrics(int64_t step);
+    /// Drops what a run resumed at `step` will do again, of metrics, samples and blocks: all later steps and, where it
+    /// `evaluates` first, the evaluation of this one.
+    void rewind_metrics(int64_t step, bool evaluates);
     /// Metrics go to TensorBoard's event files in `tensorboard` as well, from this step on.
     void write_events(int64_t step);
     /// Appends one JSON object as a line. A failing disk does not stop the run: lines wait in memory, as LineFile says.
@@ -65,8 +65,11 @@ std::string new_run_id();
 /// Where a run keeps its checkpoints.
 Path checkpoint_root(Path const& output_dir);
 
+/// Whether the checkpoint is the one of its step in the run's folder, however its path is written.
+bool is_own(Checkpoint const& found, Path const& output_dir);
+
 /// The evaluation with the lowest loss, by the run's metrics, of those whose checkpoint exists; of equal ones the
-/// earliest. For checkpoints of older programs: newer ones record it themselves.
+/// earliest. A checkpoint itself records only what was evaluated before it, and those of older programs nothing.
 std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir);
 /// The best checkpoint there is, by what the newest one records and by the metrics, which also have the evaluations
 /// after it.

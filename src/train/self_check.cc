@@ -45,8 +45,9 @@ Learner::Sums Learner::compute_again(Work const& work, Sums const& first) {
     // Gradients are sums over ranks; the loss is a rank's own.
     auto const names = rank_names(session_);
     std::string const by_loss = those(world, names, other_loss), by_gradient = those(world, names, other);
-    log::warn("step {}: computed again, with another {}: a passing fault; the second result counts", work.step,
-              by_loss.empty() ? "gradient, seen by " + by_gradient : "loss on " + by_loss);
+    if (world.rank() == 0)
+        log::warn("step {}: computed again, with another {}: a passing fault; the second result counts", work.step,
+                  by_loss.empty() ? "gradient, seen by " + by_gradient : "loss on " + by_loss);
     return second;
 }
 
@@ -57,7 +58,8 @@ void Learner::check_replicas(Work const& work) {
     auto const names = rank_names(session_);
     std::string const what = fmt::format("step {}: {}", work.step, to_string(*found, names));
     if (!compare_replicas(session_, tensors)) {
-        log::warn("{}; not so when looked at again: a passing fault, of reading alone", what);
+        if (mesh_.world().rank() == 0)
+            log::warn("{}; not so when looked at again: a passing fault, of reading alone", what);
         return;
     }
     Sums const first = loss_and_gradient(work), second = loss_and_gradient(work);

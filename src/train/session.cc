@@ -248,6 +248,20 @@ std::vector<int32_t> const& Session::token_bytes() {
     return *token_bytes_;
 }
 
+namespace {
+
+/// `train` would go on from those.
+void warn_of_own_checkpoints(RunOptions const& options, Checkpoint const& found, FileSystem& files) {
+    Path const root = checkpoint_root(options.output_dir);
+    if (is_own(found, options.output_dir) || !files.exists(root) || step_folders(files, root).empty()) return;
+    log::warn(
+        "checkpoint.resume names {}, so its weights are taken; the run has checkpoints of its own in {}, which "
+        "checkpoint.resume=auto takes",
+        found.folder().string(), root.string());
+}
+
+}  // namespace
+
 std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& world, FileSystem& files) {
     CheckpointOptions where = options.checkpoint;
     if (where.resume == "never") where.resume = "auto";
@@ -255,6 +269,7 @@ std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& worl
     if (!found && options.model.init_from.empty())
         fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
              checkpoint_root(options.output_dir).string());
+    if (found && world.rank() == 0) warn_of_own_checkpoints(options, *found, files);
     return found;
 }
 

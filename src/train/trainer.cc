@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -114,12 +115,12 @@ void Trainer::start() {
     say_attention();
     if (!folder_) return;
     clean_up(session_.files(), checkpoint_root(options_.output_dir));
-    folder_->rewind_metrics(state_.step);
+    folder_->rewind_metrics(state_.step, evaluation_due());
     if (options_.log.tensorboard) folder_->write_events(state_.step);
     Path const root = checkpoint_root(options_.output_dir);
-    if (state_.best && session_.files().exists(root / step_name(state_.best->step))) return;
+    if (state_.best && !session_.files().exists(root / step_name(state_.best->step))) state_.best.reset();
     auto const best = best_evaluation(session_.files(), options_.output_dir);
-    state_.best = best ? std::optional(RunState::Best{best->step, best->loss}) : std::nullopt;
+    if (best) consider_best({best->step, best->loss});
 }
 
 /// The template that rendered the conversations goes with the weights.
@@ -189,27 +190,43 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
         log::warn("resuming with seed {} a run that began with {}: the order of samples changes", state_.seed,
                   then.seed);
     learner_.read(found);
-    RunState mine = std::exchange(state_, then);
-    state_.info = std::move(mine.info);
-    if (std::string const from = origin(found); !from.empty()) state_.info[RunState::kBeganFrom] = from;
-    state_.seed = mine.seed;
-    state_.options = std::move(mine.options);
-    state_.data = std::move(mine.data);
     take_run_id(found, run_id);
-    saved_step_ = state_.step;
+    state_ = state_of(found);
+    if (std::string const from = origin(found); !from.empty()) state_.info[RunState::kBeganFrom] = from;
+    saved_step_ = is_own(found, options_.output_dir) ? state_.step : -1;
+    say_what_is_left();
     for (int64_t const step : state_.spikes.kept) saver_.keep(step);
     log::info("resumed at step {} from {}", state_.step, found.folder().string());
 }
 
 void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
     // A run that begins in a folder of its own from another one's checkpoint is a new run.
-    Path const root = checkpoint_root(options_.output_dir).lexically_normal();
-    bool const own = found.folder().lexically_normal().parent_path() == root;
     std::string const& then = found.state().run_id;
+    bool const own = is_own(found, options_.output_dir);
     std::string const now = !run_id.empty() ? run_id : own && !then.empty() ? then : new_run_id();
     state_.run_id = mesh_.world().broadcast_text(now, 0);
     if (!then.empty() && then != state_.run_id)
         log::info("the checkpoint is of another run, {}; this one is {}", then, state_.run_id);
+}
+
+void Trainer::say_what_is_left() const {
+    TrainOptions const& train = options_.train;
+    int64_t const left = train.steps - state_.step;
+    if (!folder_) return;
+    if (left < 0 || (left == 0 && saved_step_ < 0))
+        log::warn("no step is left: the checkpoint is of step {}, and train.steps ({}) counts those before it too",
+                  state_.step, train.steps);
+    // Steps before may have taken more or fewer samples than train.epochs counts on.
+    int64_t const samples = state_.consumed_samples + left * train.global_batch_size;
+    if (train.epochs == 0 || left < 0 || samples == train.steps * train.global_batch_size) return;
+    auto const epoch = static_cast<double>(train_data_->samples_per_epoch());
+    double const missing = train.epochs * epoch - static_cast<double>(state_.consumed_samples);
+    double const steps = std::max(0.0, std::ceil(missing / static_cast<double>(train.global_batch_size)));
+    log::warn(
+        "train.epochs ({}) are {} steps of {} samples, but the {} steps before took {}: the run ends after {:.4g} "
+        "epochs. For {}, give train.epochs=0 train.steps={:.0f}",
+        train.epochs, train.steps, train.global_batch_size, state_.step, state_.consumed_samples,
+        static_cast<double>(samples) / epoch, train.epochs, static_cast<double>(state_.step) + steps);
 }
 
 Outcome Trainer::run() {
@@ -237,6 +254,7 @@ Outcome Trainer::run() {
         bool const last = stop || state_.step == options_.train.steps;
         if (last || (options_.checkpoint.every > 0 && state_.step % options_.checkpoint.every == 0)) save(last);
         if (stop && state_.step < options_.train.steps) {
+            profile_.finish();
             log::info("told to stop: saved at step {}", state_.step);
             if (int64_t const missing = folder_ ? folder_->finish_metrics() : 0; missing > 0)
                 log::warn("{} lines of metrics.jsonl could not be written and are lost", missing);
@@ -244,6 +262,7 @@ Outcome Trainer::run() {
         }
     }
     progress_.clear();
+    profile_.finish();
     log::info("finished at step {}", state_.step);
     if (int64_t const missing = mesh_.world().sum(folder_ ? folder_->finish_metrics() : int64_t{0}); missing > 0)
         fail(Category::data,
@@ -293,12 +312,11 @@ std::vector<Batch> Trainer::next_batches() {
 StepReport Trainer::step() {
     auto const start = Clock::now();
     Device& device = session_.ops().device();
-    int64_t const nth = state_.step - first_step_;
-    profile_.before_step(nth, state_.step + 1);
+    profile_.before_step(state_.step + 1);
     device.phases().enter(device.queue(), Phase::data);
     StepReport r = learner_.step(next_batches(), state_);
     device.phases().enter(device.queue(), Phase::none);
-    profile_.after_step(nth);
+    profile_.after_step();
     r.phases = device.phases().take();
     slow_ranks_.take(session_, r.phases);
     r.seconds = seconds_since(start);

@@ -58,6 +58,8 @@ class Trainer {
     void resume(Checkpoint const& found, std::string const& run_id);
     void note_chat_template();
     void take_run_id(Checkpoint const& found, std::string const& run_id);
+    /// Where no step is left after the checkpoint, or other data than train.epochs says.
+    void say_what_is_left() const;
     /// As checkpoint.resume says; but a run that began from the folder named there goes on from its own checkpoints, so
     /// that the same command starts it again. Collective.
     CheckpointOptions where_to_begin();

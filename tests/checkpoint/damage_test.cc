@@ -2,12 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/example.h"
+#include "checkpoint/manifest.h"
 #include "io/sha256.h"
 #include "support/memory_file_system.h"
+#include "support/temporary_folder.h"
 #include "support/thread_comm.h"
 
 namespace perigee {
@@ -177,8 +181,12 @@ TEST_F(ForeignManifest, IsRefusedWithItsFormatOrVersion) {
     std::string const deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
     files_.damage(path, fmt::format("{{\"sha256\":\"{}\",\n\"manifest\":{}}}\n", sha256(deep), deep));
     EXPECT_THAT(error(), HasSubstr("`format` is missing"));
-    files_.damage(path, std::string((size_t{64} << 20) + 1, ' '));
-    EXPECT_THAT(error(), HasSubstr("at most 67108864"));
+    TemporaryFolder const on_disk;
+    Path const sparse = on_disk.path() / kManifestName;
+    std::ofstream(sparse) << ' ';
+    std::filesystem::resize_file(sparse, kMaxManifestBytes + 1);
+    EXPECT_THAT(checkpoint_error([&] { Checkpoint::open(*make_file_system(), on_disk.path()); }),
+                HasSubstr("at most 1073741824"));
 }
 
 TEST_F(ForeignManifest, MayOnlyNamePlainFilesInItsFolder) {
@@ -249,6 +257,15 @@ TEST_F(ForeignManifest, MayNotDisagreeWithItsTensorFiles) {
                 HasSubstr("no tensor `model.norm.weight`"));
     EXPECT_THAT(read_error([](Json& m) { m["tensors"][1]["pieces"][0]["file"] = 0; }),
                 HasSubstr("no tensor `model.q.weight`"));
+}
+
+TEST(Checkpoint, MayHaveAManifestAsLargeAsThatOfThousandsOfRanks) {
+    MemoryFileSystem files;
+    RunState state = example_state(2);
+    state.info["as many bytes as their pieces"] = std::string(size_t{80} << 20, 'x');
+    auto parts = whole_parts(example_tensors(1));
+    save_checkpoint(files, *make_single_host_comm(), "/c", state, views(parts), {});
+    EXPECT_TRUE(Checkpoint::open(files, kFolder).state() == state);
 }
 
 TEST(Checkpoint, IsNotFoundInAnEmptyOrMissingFolder) {

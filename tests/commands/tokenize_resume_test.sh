@@ -44,7 +44,7 @@ killed_three_times() {  # prefix, arguments...
         [ ! -e "$prefix.idx" ] || fail "$prefix.idx is there before the end"
         [ $kill = 1 ] || grep -q 'going on after [0-9]* documents' err || fail "run $kill of $prefix began anew: $(cat err)"
     done
-    echo half >"$prefix.resume.json.tmp"  # as of a kill in the middle of a save
+    echo half >"$(dirname "$prefix")/01234567.${prefix##*/}.resume.json.tmp"  # as of a kill in the middle of a save
     tokenize "$@" -o "$prefix" 2>err >"${prefix##*/}.said"
     grep -q 'going on after [0-9]* documents' err || fail "the last run of $prefix began anew: $(cat err)"
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -124,7 +125,25 @@ TEST_P(FileSystems, ReplaceTextLeavesTheOldTextWhereAnythingFails) {
         faulty.fail_at(std::ssize(faulty.operations()) + i, ENOSPC);
         EXPECT_THROW(faulty.replace_text(root_ / "latest", "new"), IoError);
         EXPECT_EQ(files_->read_text(root_ / "latest", 10), i < 4 ? "old" : "new") << "operation " << i;
+        EXPECT_THAT(files_->list(root_), ElementsAre("latest")) << "operation " << i;
     }
+}
+
+TEST_P(FileSystems, WhatReplaceTextLeavesWhenKilledIsRemovedByName) {
+    for (char const* const name : {"01234567.a.tmp", "89abcdef.a.tmp", "0.a.tmp", "a.tmp", "01234567.b.a.tmp"})
+        put(*files_, root_ / name, "half");
+    files_->remove_temporaries(root_ / "a");
+    EXPECT_THAT(files_->list(root_), ElementsAre("0.a.tmp", "01234567.b.a.tmp", "a.tmp"));
+}
+
+TEST(FileSystem, TemporaryNamesDifferBetweenProcesses) {
+    Path const mine = FileSystem::temporary_of("folder/a");
+    EXPECT_EQ(mine.parent_path(), "folder");
+    pid_t const child = fork();
+    if (child == 0) _exit(FileSystem::temporary_of("folder/a") == mine ? 1 : 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_P(FileSystems, LockIsRefusedInTheHoldersWordsUntilTheHolderHasGone) {

@@ -38,19 +38,21 @@ log: {progress: false}
 
 class BestCheckpointTest : public ::testing::Test {
   protected:
-    void train(int64_t steps, double lr, int ranks = 1) {
-        testing::run_ranks(ranks, [&](HostComm& world) {
-            Trainer(resolve(options_for(output_, steps, lr), 1, *files_), world, *files_, "").run();
-        });
+    void train(RunOptions const& options, int ranks = 1) {
+        testing::run_ranks(ranks,
+                           [&](HostComm& world) { Trainer(resolve(options, 1, *files_), world, *files_, "").run(); });
     }
-    std::vector<int64_t> steps_kept() {
+    void train(int64_t steps, double lr, int ranks = 1) { train(options_for(output_, steps, lr), ranks); }
+    std::vector<int64_t> steps_kept() { return steps_kept(output_); }
+    std::vector<int64_t> steps_kept(Path const& output) {
         std::vector<int64_t> steps;
-        for (auto const& folder : step_folders(*files_, checkpoint_root(output_))) steps.push_back(folder.step);
+        for (auto const& folder : step_folders(*files_, checkpoint_root(output))) steps.push_back(folder.step);
         return steps;
     }
-    std::map<int64_t, double> evaluations() const {
+    std::map<int64_t, double> evaluations() const { return evaluations(output_); }
+    static std::map<int64_t, double> evaluations(Path const& output) {
         std::map<int64_t, double> found;
-        std::ifstream file(output_ / "metrics.jsonl");
+        std::ifstream file(output / "metrics.jsonl");
         for (std::string line; std::getline(file, line);) {
             auto const object = nlohmann::json::parse(line);
             if (object.contains("eval_loss")) found[object["step"]] = object["eval_loss"];
@@ -80,6 +82,29 @@ TEST_F(BestCheckpointTest, outlives_worse_ones_across_resumes) {
     auto const best = find_checkpoint(options.checkpoint, options.output_dir, *alone_, *files_);
     ASSERT_TRUE(best.has_value());
     EXPECT_EQ(best->state().step, 6);
+}
+
+TEST_F(BestCheckpointTest, may_be_that_of_the_last_step_of_a_run_that_is_extended) {
+    train(5, 3e-3);  // evaluates at the end, too
+    train(12, 1.0);
+    auto const losses = evaluations();
+    ASSERT_TRUE(losses.contains(5)) << "nobody evaluates there again";
+    for (int64_t const step : {2, 4, 6, 8, 10, 12}) ASSERT_GT(losses.at(step), losses.at(5)) << step;
+    EXPECT_THAT(steps_kept(), ElementsAre(12, 5));
+}
+
+TEST_F(BestCheckpointTest, is_none_of_the_run_that_another_one_began_from) {
+    train(6, 3e-3);
+    Path const next = folder_.path() / "next";
+    RunOptions options = options_for(next, 12, 1.0);
+    options.checkpoint.resume = (checkpoint_root(output_) / step_name(6)).string();
+    train(options);
+    auto losses = evaluations(next);
+    ASSERT_TRUE(losses.contains(6));
+    losses.erase(6);
+    int64_t const best = std::ranges::min_element(losses, {}, [](auto const& loss) { return loss.second; })->first;
+    ASSERT_LT(best, 12) << "the newest one stays in any case";
+    EXPECT_THAT(steps_kept(next), ElementsAre(12, best));
 }
 
 TEST_F(BestCheckpointTest, is_one_that_exists) {

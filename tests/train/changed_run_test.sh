@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A run that is resumed with another model is refused with every key; other options, data and runs are listed; eval and
-# generate take the model from the checkpoint, and what the command line says of it wins. Real processes.
+# A run that is resumed with another model is refused with every key; other options, data and runs are listed; ranks with
+# other options than rank 0 are refused; eval and generate take the model from the checkpoint, and what the command line
+# says of it wins. Real processes.
 set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
@@ -30,6 +31,10 @@ run 2 "$folder" perigee "${options[@]}" train.steps=6 attention.block_size=32
 says '  attention.block_size: 16 -> 32' checkpoint.allow_model_change=true
 run 2 "$folder" perigee "${options[@]}" train.steps=5 model.rope_theta=500000 checkpoint.allow_model_change=true
 [ "$code" = 0 ] || complain "another model, allowed: exit $code"
+
+train=("$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="$scratch/unlike")
+ranks 1 "${train[@]}" : -n 1 "${train[@]}" optimizer.lr=1 && complain "ranks with other options train"
+says 'rank 1 has other options than rank 0' '  optimizer.lr: 0.0003 -> 1.0'
 
 use b
 run 2 "$folder" perigee "${options[@]}" train.steps=8 model.rope_theta=500000 optimizer.lr=0.001 \

@@ -212,6 +212,52 @@ TEST_F(Described, ALongerRunThatRaisesTheLearningRateSaysBothFigures) {
     EXPECT_THAT(train(options({"train.steps=8", "optimizer.lr=1e-6"})), Not(HasSubstr("rises again")));
 }
 
+TEST_F(Described, EpochsThatOtherBatchesBeforeMadeShorterOrLongerAreTold) {
+    train(options());
+    std::string const epochs = "train.epochs=1.1444091796875e-05";  // 12 of 2^20 samples
+    EXPECT_THAT(train(with_steps_of_epochs(options({epochs, "train.global_batch_size=4"}), *files_)),
+                AllOf(HasSubstr("are 3 steps of 4 samples, but the 2 steps before took 4: the run ends after "
+                                "7.629e-06 epochs. For 1.1444091796875e-05, give train.epochs=0 train.steps=4"),
+                      HasSubstr("finished at step 3")));
+    train(options({}, "same"));
+    EXPECT_THAT(train(with_steps_of_epochs(options({epochs}, "same"), *files_)),
+                AllOf(Not(HasSubstr("train.epochs (")), HasSubstr("finished at step 6")));
+}
+
+TEST_F(Described, ARunWithoutAStepLeftIsTold) {
+    train(options());
+    std::string const none = "no step is left: the checkpoint is of step 2, and train.steps ";
+    EXPECT_THAT(train(options({"train.steps=1"})), HasSubstr(none + "(1) counts those before it too"));
+    std::string const epochs = "train.epochs=1.9073486328125e-06";  // 2 of 2^20 samples: one step
+    EXPECT_THAT(train(with_steps_of_epochs(options({epochs}), *files_)),
+                AllOf(HasSubstr(none + "(1)"), Not(HasSubstr("give train.epochs=0"))));
+    EXPECT_THAT(train(options()), AllOf(Not(HasSubstr("no step is left")), HasSubstr("finished at step 2")));
+    std::string const from = (checkpoint_root(folder_.path() / "run") / step_name(2)).string();
+    EXPECT_THAT(train(options({"checkpoint.resume=" + from}, "next")), HasSubstr(none + "(2)"));
+}
+
+TEST_F(Described, RanksWithOtherOptionsAreRefusedOnEveryRank) {
+    auto const messages = [&](std::vector<std::string> const& of_the_second) {
+        std::vector<std::string> found;
+        for (auto const& error : testing::try_ranks(3, [&](HostComm& world) {
+                 check_alike(options(world.rank() == 1 ? of_the_second : std::vector<std::string>{}), world);
+             })) {
+            try {
+                if (error) std::rethrow_exception(error);
+                found.emplace_back("");
+            } catch (Error const& e) {
+                EXPECT_EQ(e.category(), Category::config);
+                found.emplace_back(e.what());
+            }
+        }
+        return found;
+    };
+    EXPECT_THAT(messages({"threads=3", "model.head_dim=8"}), ElementsAre("", "", "")) << "the same model and run";
+    EXPECT_THAT(messages({"seed=7", "parallel.tensor=2"}),
+                ::testing::Each("rank 1 has other options than rank 0, whose value comes first:\n  seed: 1234 -> 7\n  "
+                                "parallel.tensor: 1 -> 2"));
+}
+
 TEST_F(Described, ACheckpointOfAnotherRunIsSetAsideOrWhereItIsNamedSaid) {
     train(options());
     train(options({"seed=5", "train.steps=3"}, "other"));

@@ -1,13 +1,22 @@
 #!/usr/bin/env bash
 # A disk that fills up under a real run that saves beside training: it goes on, until the third save in a row has failed;
 # one message, exit code 4, and once there is room the next start repeats the unbroken run from the last whole checkpoint.
+# A limit on the size of files fails saves in the same way.
 set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
+
+code=0  # a checkpoint has 470 kB
+(ulimit -f 300 && exec "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="$scratch/limit" train.steps=10 \
+    checkpoint.every=6 checkpoint.async=false) >"$scratch/log" 2>&1 || code=$?
+[ "$code" = 4 ] || complain "limit on file sizes: exit code $code"
+grep -q 'checkpoint at step 6 failed, training goes on: .*File too large' "$scratch/log" || complain "limit: no warning"
+
 mkdir "$scratch/small"
 if ! mount -t tmpfs -o size=16000k tmpfs "$scratch/small" 2>/dev/null; then
     echo "no tmpfs can be mounted here; save_failure_test.cc has failing disks too"
-    exit 77
+    [ "$failures" = 0 ] && exit 77
+    exit 1
 fi
 trap 'umount "$scratch/small"; rm -rf "$scratch"' EXIT
 folder=$scratch/small/run

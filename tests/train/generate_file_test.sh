@@ -70,25 +70,32 @@ for output in "$scratch/missing/out.jsonl" "$scratch/folder"; do
         complain "output $output: exit $code"
 done
 
-# Answers never replace their prompts, whatever the file is called; nor does the file that they are written to first.
+# Answers never replace their prompts, whatever the file is called.
 printf '{"prompt": "abc"}\n' >"$scratch/in.jsonl"
 cp "$scratch/in.jsonl" "$scratch/kept.jsonl"
 ln -s in.jsonl "$scratch/link.jsonl"
 ln "$scratch/in.jsonl" "$scratch/hard.jsonl"
 ln -s . "$scratch/here"
 ln -s ../in.jsonl "$scratch/folder/out.jsonl.tmp"
-for output in "$scratch/in.jsonl" "$scratch/link.jsonl" "$scratch/hard.jsonl" "$scratch/here/../${scratch##*/}/in.jsonl" \
-    "$scratch/folder/out.jsonl"; do
+for output in "$scratch/in.jsonl" "$scratch/link.jsonl" "$scratch/hard.jsonl" "$scratch/here/../${scratch##*/}/in.jsonl"; do
     answer 1 "$output"
     [ "$code" = 2 ] && grep -q 'generate.output .*: writing it would replace ' "$scratch/log" || complain "prompts as output: exit $code"
     cmp -s "$scratch/in.jsonl" "$scratch/kept.jsonl" || complain "$output: the prompts are gone"
 done
-[ -L "$scratch/link.jsonl" ] && [ -L "$scratch/folder/out.jsonl.tmp" ] || complain "a link is gone"
+[ -L "$scratch/link.jsonl" ] || complain "a link is gone"
 ln -s missing.jsonl "$scratch/dangling.jsonl"
-for output in "$scratch/dangling.jsonl" "$scratch/kept.jsonl"; do
+for output in "$scratch/dangling.jsonl" "$scratch/folder/out.jsonl" "$scratch/kept.jsonl"; do
     answer 1 "$output"
     [ "$code" = 0 ] && grep -q '"text"' "$output" || complain "output $output: exit $code"
 done
+# Links are followed, and devices are written to.
+ln -s kept.jsonl "$scratch/to_kept.jsonl"
+ln -s /dev/null "$scratch/to_device"
+for output in "$scratch/to_kept.jsonl" "$scratch/to_device"; do
+    answer 1 "$output"
+    [ "$code" = 0 ] && [ -L "$output" ] || complain "output $output: exit $code"
+done
+[ -c "$scratch/to_device" ] || complain "the device is gone"
 
 # A single prompt needs room as well.
 code=0
@@ -96,6 +103,21 @@ code=0
     >"$scratch/printed" 2>"$scratch/log" || code=$?
 [ "$code" = 3 ] && grep -qF 'generate.prompt has 8192 tokens; model.max_position_embeddings is 8192' "$scratch/log" ||
     complain "a prompt without room: exit $code"
+
+# Which weights are taken where checkpoint.resume names a folder, though the run has checkpoints of its own.
+from=checkpoint.resume="$folder/checkpoints/step_00000040" own='the run has checkpoints of its own in'
+run 1 "$scratch/next" perigee "$from" train.steps=41
+command=generate run 1 "$scratch/next" perigee "$from" --prompt a
+[ "$code" = 0 ] && grep -qF 'weights of step 40' "$scratch/log" && grep -qF "$own $scratch/next/checkpoints" "$scratch/log" ||
+    complain "the checkpoint that a run began from: exit $code"
+mkdir -p "$scratch/moved/checkpoints"
+ln -s "$folder/checkpoints/step_00000040" "$scratch/moved/checkpoints/"
+ln -s "$folder" "$scratch/same"
+for options in "$folder $from/" "$scratch/next checkpoint.resume=auto" "$scratch/moved checkpoint.resume=auto" \
+    "$scratch/same $from" "$scratch/no_run $from"; do
+    command=generate run 1 ${options% *} perigee "${options#* }" --prompt a
+    [ "$code" = 0 ] && ! grep -qF "$own" "$scratch/log" || complain "no other checkpoint, $options: exit $code"
+done
 
 command=generate run 1 "$folder" perigee generate.input=x
 [ "$code" = 2 ] && grep -qF 'must be given together' "$scratch/log" || complain "input without output: exit $code"

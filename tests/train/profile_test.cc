@@ -1,5 +1,6 @@
 #include "train/profile.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -83,14 +84,33 @@ TEST(Profile, ShowsTheOperationsAndCollectivesOfItsStepsOnEachRank) {
     }
 }
 
+TEST(Profile, OfAJobWithFewerStepsHasThoseThatThereWere) {
+    testing::TemporaryFolder const folder;
+    auto const files = make_file_system();
+    auto const alone = make_single_host_comm();
+    RunOptions options = tiny(folder.path() / "run");
+    options.train.profile.steps = 100;
+    EXPECT_EQ(Trainer(options, *alone, *files, "").run(), Outcome::finished);
+    auto const events = tracks(*files, options.output_dir, 0);
+    int steps = 0;
+    for (Json const& event : events.at("compute")) steps += event.at("name").get<std::string>().starts_with("step ");
+    EXPECT_EQ(steps, 5) << "of 6, the second one first";
+
+    options = tiny(folder.path() / "none");
+    options.train.profile.first = 6;
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(Trainer(options, *alone, *files, "").run(), Outcome::finished);
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::HasSubstr("no step was traced: this job took 6"));
+}
+
 TEST(Profile, ThatCannotBeWrittenLeavesTheRunAlone) {
     testing::TemporaryFolder const folder;
     auto const files = make_file_system();
     auto const alone = make_single_host_comm();
     Path const run = folder.path() / "run";
-    files->make_directories(run / "trace_rank_0.json.tmp");  // in the way
+    files->make_directories(run / "trace_rank_0.json" / "in_the_way");
     EXPECT_EQ(Trainer(tiny(run), *alone, *files, "").run(), Outcome::finished);
-    EXPECT_FALSE(files->exists(run / "trace_rank_0.json"));
+    EXPECT_TRUE(files->is_directory(run / "trace_rank_0.json"));
 }
 
 }  // namespace

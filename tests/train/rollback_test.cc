@@ -19,15 +19,15 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kLength = 32, kBatch = 4, kSteps = 120, kBadStep = 100;
 
-/// Samples in order: counting modulo 64, but for the batches of steps [kBadStep, kBadStep + bad).
-std::string write_data(FileSystem& files, Path const& prefix, int64_t bad) {
+/// Samples in order: counting modulo 64, but for the batches of steps [first, first + bad).
+std::string write_data(FileSystem& files, Path const& prefix, int64_t bad, int64_t first = kBadStep) {
     IndexedDatasetWriter writer(files, prefix, 257, /*with_weights=*/false);
     Philox const random(3, Purpose::mock_data);
     std::vector<int32_t> ids;
     for (int64_t i = 0; i < 2 * kSteps * kBatch * kLength; ++i) {
         int64_t const step = i / (kBatch * kLength) + 1;
         bool const shared = i % (kBatch * kLength) == 0;  // the step before predicts it
-        bool const is_bad = step >= kBadStep && step < kBadStep + bad && !shared;
+        bool const is_bad = step >= first && step < first + bad && !shared;
         ids.push_back(static_cast<int32_t>(is_bad ? random.u64(static_cast<uint64_t>(i)) % 256 : i % 64));
     }
     writer.add_document(ids, {});
@@ -145,6 +145,17 @@ TEST_F(Rollback, returns_to_the_last_good_checkpoint_and_goes_on_after_the_data)
     for (auto const& [step, line] : all) EXPECT_FALSE(line.spike || line.skipped) << step;
 }
 
+TEST_F(Rollback, is_said_once_with_its_reason) {
+    RunOptions const o = options("said", SpikePolicy::rollback);
+    ::testing::internal::CaptureStderr();
+    run(o, 2);
+    std::string const said = ::testing::internal::GetCapturedStderr();
+    for (std::string const line : {"are a spike: loss +", "step 100: rolled back to step 80"}) {
+        EXPECT_THAT(said, HasSubstr(line));
+        EXPECT_EQ(said.find(line), said.rfind(line)) << line;
+    }
+}
+
 TEST_F(Rollback, is_the_same_bit_for_bit_also_when_resumed_and_alike_on_two_ranks) {
     RunOptions const whole = options("whole", SpikePolicy::rollback), two = options("two", SpikePolicy::rollback);
     run(whole);
@@ -206,6 +217,19 @@ TEST_F(Rollback, a_resumed_run_judges_by_the_steps_before) {
     o.train.steps = kSteps;
     run(o);
     EXPECT_TRUE(lines(o).at(kBadStep).spike);
+}
+
+TEST_F(Rollback, another_run_or_other_data_are_not_judged_by_the_steps_before) {
+    RunOptions before = options("before", SpikePolicy::skip);
+    before.train.steps = 80;
+    run(before);
+    RunOptions other = options("other", SpikePolicy::skip);
+    other.checkpoint.resume = (checkpoint_root(before.output_dir) / "step_00000080").string();
+    other.data.mock_data = true;
+    EXPECT_EQ(run(other).applied_updates, kSteps) << "another run";
+    before.data.train = {{.path = write_data(*files_, folder_.path() / "noise", kSteps, /*first=*/1)}};
+    before.train.steps = kSteps;
+    EXPECT_EQ(run(before).applied_updates, kSteps) << "other data";
 }
 
 }  // namespace

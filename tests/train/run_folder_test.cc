@@ -46,12 +46,15 @@ TEST_F(RunFolderTest, rewinding_drops_later_steps_the_last_evaluation_and_a_torn
         folder.append_metrics(R"({"st)");
     }
     RunFolder folder(*files_, path_);
-    folder.rewind_metrics(5);
+    std::string const before = text("metrics.jsonl");
+    folder.rewind_metrics(5, /*evaluates=*/false);
+    EXPECT_EQ(text("metrics.jsonl") + R"({"st)" + "\n", before) << "a run that does not evaluate here again";
+    folder.rewind_metrics(5, true);
     EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4}\n{\"step\":5}\n");
-    folder.rewind_metrics(2);
+    folder.rewind_metrics(2, true);
     folder.append_metrics(R"({"step":3,"again":true})");
     EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
-    folder.rewind_metrics(0);
+    folder.rewind_metrics(0, true);
     EXPECT_EQ(text("metrics.jsonl"), "");
 }
 
@@ -64,10 +67,11 @@ TEST_F(RunFolderTest, rewinding_drops_what_evaluations_of_the_step_and_later_one
         }
     }
     RunFolder folder(*files_, path_);
-    folder.rewind_metrics(5);
+    folder.rewind_metrics(5, true);
+    folder.rewind_metrics(4, false);
     EXPECT_THAT(text("samples.jsonl"), HasSubstr("\"step\":4"));
     EXPECT_EQ(text("blocks.jsonl"), "{\"step\":2}\n{\"step\":4}\n");
-    folder.rewind_metrics(4);
+    folder.rewind_metrics(4, true);
     EXPECT_EQ(text("samples.jsonl"), "{\"step\":2,\"text\":\"eval_loss\"}\n");
     folder.append_blocks(R"({"step":4,"again":1})");
     EXPECT_EQ(text("blocks.jsonl"), "{\"step\":2}\n{\"step\":4,\"again\":1}\n");
@@ -83,7 +87,7 @@ TEST_F(RunFolderTest, a_line_that_nobody_could_have_written_is_named_and_no_faul
         RunFolder folder(*files_, path_);
         for (bool const rewinds : {true, false}) {
             try {
-                rewinds ? folder.rewind_metrics(5) : (void)best_evaluation(*files_, path_);
+                rewinds ? folder.rewind_metrics(5, true) : (void)best_evaluation(*files_, path_);
                 ADD_FAILURE() << "accepted: " << line;
             } catch (Error const& e) {
                 EXPECT_EQ(e.category(), Category::data);

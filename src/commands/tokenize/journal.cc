@@ -77,7 +77,7 @@ void Journal::save(WriterState const& writer, std::string const& place) {
 
 void Journal::finish() {
     files_.remove_all(path_);
-    files_.remove_all(path_.string() + ".tmp");  // of a run that was killed while it saved
+    files_.remove_temporaries(path_);  // of runs that were killed while they saved
 }
 
 Journal::~Journal() {

@@ -7,6 +7,7 @@
 
 #include "commands/bench/measure.h"
 #include "commands/command.h"
+#include "commands/number_between.h"
 #include "config/device_rates.h"
 #include "train/session.h"
 
@@ -180,7 +181,7 @@ void calibrate(CalibrateOptions const& options, FileSystem& files) {
 Action declare_calibrate(CLI::App& app) {
     auto const options = std::make_shared<CalibrateOptions>();
     app.add_option("FILE", options->file, "YAML file to write, for perigee check --device FILE")->required();
-    app.add_option("--seconds", options->seconds, "for each rate")->check(CLI::PositiveNumber);
+    app.add_option("--seconds", options->seconds, "for each rate")->check(number_between(0, 3600));
     app.add_option("--shrink", options->shrink, "divides sizes, to try the command where there is no GPU")
         ->check(CLI::Range(1, 1 << 12));
     return [options](FileSystem& files) {

@@ -1,5 +1,5 @@
 // The commands that run in one process, without the ranks of a job: tokenize, convert, plot, ...
-// Each declares its arguments in a file of its own and is named once, in the table of app/command_table.cc.
+// Each declares its arguments in a file of its own and is named once, in the table of app/command_table.h.
 #pragma once
 
 #include <functional>

@@ -42,6 +42,7 @@ void draw(PlotOptions const& options, FileSystem& files) {
         if (int64_t const lines = runs.back().unreadable_lines; lines > 0)
             fmt::print(stderr, "perigee: {}: {} unreadable lines left out\n", printable_name(folder), lines);
     }
+    plot::tell_apart(runs, options.folders);
     plot::Chart const chart = plot::make_chart(options.key, runs);
     std::string const picture = options.output.empty() ? "" : plot::draw_svg(chart);
     if (!picture.empty()) write_output(files, options.output, picture);

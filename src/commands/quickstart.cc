@@ -109,13 +109,21 @@ class Quickstart {
     }
 
   private:
-    /// The program's own manual, unless there are tokens.
+    /// The program's own manual, where there are no tokens under the configuration's own name.
     bool tokenize() {
-        std::string const prefix = options_.data.train.empty() ? "" : options_.data.train.front().path;
-        if (options_.data.mock_data || prefix.empty() || files_.exists(prefix + ".idx")) return true;
-        Path const folder = Path(prefix).parent_path();
-        if (!folder.empty()) files_.make_directories(folder);
-        return stage("Text", {"tokenize", share("docs"), "--suffix", ".md", "--output", prefix});
+        if (options_.data.mock_data) return true;
+        std::string const manual = load_config(config_, {}).data.train.at(0).path;
+        bool wants_manual = false;
+        for (DatasetOptions const& dataset : options_.data.train) {
+            if (dataset.path.empty() || files_.exists(dataset.path + ".idx")) continue;
+            if (dataset.path != manual)
+                fail(Category::config, "data.train: there is no {0}.idx; perigee tokenize TEXTS --output {0} makes it",
+                     dataset.path);
+            wants_manual = true;
+        }
+        if (!wants_manual) return true;
+        files_.make_directories(Path(manual).parent_path());
+        return stage("Text", {"tokenize", share("docs"), "--suffix", ".md", "--output", manual});
     }
 
     bool compare() {

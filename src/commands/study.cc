@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "commands/command.h"
+#include "commands/number_between.h"
 #include "commands/report/run_json.h"
 #include "commands/study/results.h"
 #include "commands/study/runner.h"
@@ -40,6 +41,7 @@ void write_results(Study const& study, FileSystem& files) {
     if (auto const found = curves(study, rows, files); !found.empty())
         files.replace_text(study.output_dir / "figure.svg", plot::draw_svg(plot::make_chart(study.figure, found)));
     fmt::print("{}", table);
+    for (std::string const& sentence : unlogged_keys(study, rows, files)) fmt::print(stderr, "perigee: {}\n", sentence);
     std::vector<std::string> folders;
     for (Row const& row : rows) folders.push_back(study.folder(*row.run).string());
     if (folders.empty()) return;
@@ -84,9 +86,10 @@ Action declare_study(CLI::App& app) {
         ->delimiter(',');
     app.add_option("--budget-minutes", typed->runner.budget_minutes,
                    "after so many minutes runs save and stop, with exit code 75; the same command goes on from there")
-        ->check(CLI::NonNegativeNumber);
+        ->check(number_between(0, 1e6));
     app.add_option("--only", typed->runner.only,
-                   "runs whose names contain this, as in seed=1, and those they go on from; may be given again")
+                   "train only runs whose names contain this text, and those they go on from; repeat the option for "
+                   "more texts: --only seed=1 --only seed=3")
         ->allow_extra_args(false);
     app.add_option("--perigee", typed->runner.program, "the program that trains, instead of this one");
     return [typed](FileSystem& files) { return study::run(typed->file, typed->runner, files); };

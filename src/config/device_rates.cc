@@ -1,7 +1,10 @@
 #include "config/device_rates.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "config/schema_yaml.h"
+#include "config/yaml_tree.h"
 
 namespace perigee {
 
@@ -64,6 +67,25 @@ DeviceRates a100() {
     assume_the_network(r);
     r.network = assumed(22), r.host = assumed(22);
     return r;
+}
+
+/// What a file lacks that these keys could be read from; empty where it lacks nothing.
+std::string missing_rate(Schema const& schema, std::string const& text) {
+    Findings none("", Findings::Places::hidden);
+    auto const tree = parse_yaml(text, none);
+    auto const is_rate = [&](std::string const& key) {
+        return std::ranges::any_of(schema.fields(), [&](Field const& field) {
+            return field.key == key && std::holds_alternative<Field::Section>(field.target);
+        });
+    };
+    bool has_rate = false;
+    for (auto const& [key, rate] : tree->entries) {
+        if (!is_rate(key->text)) continue;
+        has_rate = true;
+        if (std::ranges::none_of(rate->entries, [](auto const& entry) { return entry.first->text == "value"; }))
+            return key->text + " has no value";
+    }
+    return has_rate ? "" : "it has no rate, as in products: {value: 690}";
 }
 
 }  // namespace
@@ -146,7 +168,10 @@ DeviceRates device_rates(std::string const& name_or_path, FileSystem& files) {
     rates.assume_all();
     Schema schema;
     describe(schema, rates);
-    read_yaml(schema, files.read_text(name_or_path, static_cast<int64_t>(kMaxYamlBytes)), name_or_path, {});
+    std::string const text = files.read_text(name_or_path, static_cast<int64_t>(kMaxYamlBytes));
+    read_yaml(schema, text, name_or_path, {});
+    if (std::string const lacks = missing_rate(schema, text); !lacks.empty())
+        fail(Category::config, "{}: {}", name_or_path, lacks);
     return rates;
 }
 

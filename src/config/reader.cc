@@ -231,7 +231,8 @@ class Reader {
         auto const size = static_cast<int64_t>(list.size());
         if (index < 0) {
             return findings_.add(
-                node.place, fmt::format("{} is a list: expected the index of an item, found {}", path, shown(number)));
+                node.place, fmt::format("{0} is a list: expected the index of an item, as in {0}.0, found {1}", path,
+                                        shown(number)));
         }
         if (index > size) {
             return findings_.add(node.place, fmt::format("{} has {} item{}: the next new one is {}, found {}", path,

@@ -47,6 +47,15 @@ struct RunLog {
 /// `key` (and `eval_` + key) of read_metrics(path). Throws Category::data when there is nothing to draw.
 RunLog read_run(FileSystem& files, std::string const& path, std::string const& key);
 
+/// Gives runs of one name the paths that they were read from as names.
+template <class Run>
+void tell_apart(std::vector<Run>& runs, std::vector<std::string> const& paths) {
+    std::map<std::string, size_t> count;
+    for (Run const& run : runs) ++count[run.name];
+    for (size_t i = 0; i < runs.size(); ++i)
+        if (count[runs[i].name] > 1) runs[i].name = paths[i];
+}
+
 inline constexpr size_t kMaxMetricsLine = size_t{1} << 20;
 
 }  // namespace perigee::plot

@@ -53,6 +53,20 @@ TEST(CommandLine, SuitesAreAShortOverrideOfEval) {
     EXPECT_EQ(notice({"train", "a.yaml", "--suite", "needle"}).exit_code, 2);
 }
 
+TEST(CommandLine, NumbersOfOptionsAreFinite) {
+    for (std::vector<char const*> arguments : {std::vector{"study", "a.yaml", "--budget-minutes"},
+                                               {"convert", "a", "b", "--shard-gb"},
+                                               {"tokenize", "a", "-o", "b", "--save-every"},
+                                               {"calibrate", "a", "--seconds"}})
+        for (char const* const value : {"nan", "inf", "-1", "1e300", "x", ""}) {
+            std::string const option = arguments.back();
+            arguments.push_back(value);
+            EXPECT_EQ(notice(arguments).exit_code, 2) << option << ' ' << value;
+            EXPECT_THAT(notice(arguments).text, HasSubstr(option + ": must be a number between")) << value;
+            arguments.pop_back();
+        }
+}
+
 TEST(CommandLine, FlagsBecomeOverridesThatComeLast) {
     auto const line = accepted({"generate", "--prompt", "It's: \"yes\" #1\n", "a.yaml", "--max-tokens=7", "seed=1"});
     EXPECT_EQ(line.config, "a.yaml");

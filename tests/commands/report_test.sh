@@ -16,6 +16,10 @@ for i in $(seq 50); do echo "{\"step\":$i,\"loss\":$((100 - i)).25}"; done >"$wo
 grep -q '99.25' "$work/run/report.html" || fail "the first loss is missing"
 "$perigee" report "$work/run" "$work/run/metrics.jsonl" --output "$work/both.html" >/dev/null
 [ -s "$work/both.html" ] || fail "no page of two runs"
+mkdir -p "$work/other"
+cp -r "$work/run" "$work/other"
+"$perigee" report "$work/run" "$work/other/run" --output "$work/both.html" >/dev/null
+grep -qF "\"name\":\"$work/other/run\"" "$work/both.html" || fail "runs of one name are not told apart"
 code=0
 "$perigee" report "$work/none" 2>"$work/log" || code=$?
 [ "$code" = 3 ] && grep -q 'none: no such file' "$work/log" || fail "a missing run: exit $code"

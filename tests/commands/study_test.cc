@@ -31,5 +31,22 @@ TEST_F(StudyTableTest, MarkdownEscapesBars) {
               "| a\\|b | say \"x\" | 1 | 2.000 | 1.000 |\n");
 }
 
+TEST(StudyLabel, IsTheShortestEndOfAKeyThatNamesItAlone) {
+    Study study;
+    study.keys = {"arm",
+                  "optimizer.lr",
+                  "attention.full_layers.last",
+                  "precision.bf16_layers.last",
+                  "threads",
+                  "data.threads",
+                  "data.mock.seed",
+                  "a.b.c",
+                  "b.c"};
+    std::vector<std::string> labels;
+    for (std::string const& key : study.keys) labels.push_back(study.label(key));
+    EXPECT_EQ(labels, (std::vector<std::string>{"arm", "lr", "full_layers.last", "bf16_layers.last", "threads",
+                                                "data.threads", "mock.seed", "a.b.c", "b.c"}));
+}
+
 }  // namespace
 }  // namespace perigee::study

@@ -74,6 +74,8 @@ find "$scratch/whole/runs" -name metrics.jsonl -exec stat -c '%n %y' {} + >"$scr
 check "nothing runs twice" cmp -s "$scratch/before" "$scratch/after"
 check "which it says" [ "$(grep -c 'has finished before' "$scratch/printed")" = 6 ]
 
+check "more jobs than runs" "$PERIGEE_BIN/perigee" study "$scratch/whole.yaml" --jobs 1000000000000000 >"$scratch/printed" 2>"$scratch/log"
+
 # Told to stop, and killed, while a run is inside its ninth step: the run saves, and goes on from there.
 for signal in TERM KILL; do
     grid "$signal"
@@ -141,12 +143,18 @@ YAML
 arms named
 check "arms" study named
 check "name their rows" [ "$(cut -d, -f1,2 "$scratch/named/table.csv" | paste -sd' ')" = "arm,seed gate,3 switched,3" ]
+check "nothing is amiss" [ ! -s "$scratch/log" ]
 check "and are applied" grep -q "kind: full" "$(run named arm=switched,seed=3.yaml)"
 check "evaluations leave records" [ "$(grep -o '"attention":"[a-z]*"' "$(run named arm=gate,seed=3)/suites.jsonl" | sort -u |
     paste -sd' ')" = '"attention":"full" "attention":"moba" "attention":"nearest"' ]
 lines=$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")
 check "again" study named
 check "and are not repeated" [ "$lines" = "$(wc -l <"$(run named arm=gate,seed=3)/suites.jsonl")" ]
+sed 's/^metrics: .*/metrics: [loss, eval_acuracy]/; s/^figure: .*/figure: nothing_like_it/' "$scratch/named.yaml" >"$scratch/misspelt.yaml"
+check "metrics that no run logged" study misspelt
+check "are named, with what they may be" says '^perigee: no run that has finished logged eval_acuracy; did you mean eval_accuracy\?$'
+check "or with all there are" says '^perigee: no run that has finished logged nothing_like_it; known are .*eval_loss, .*loss'
+check "those that some logged are not" [ "$(grep -c 'no run that has' "$scratch/log")" = 2 ]
 cp "$scratch/named.yaml" "$scratch/kept.yaml"
 sed -i '/^  own:/s/distance: 16/distance: 24/' "$scratch/named.yaml"
 check "a changed evaluation" exits 2 study named
@@ -204,6 +212,16 @@ grid impossible 's/last: \[0, 1\]/last: [0, 9]/'
 check "an impossible case" exits 2 study impossible
 check "names it" says 'last=9,seed=3: attention.full_layers.last = 9 exceeds'
 check "nothing was started" [ ! -e "$scratch/impossible" ]
+grid stuck 's/steps: 12/steps: 6/'
+check "no step after those before" exits 2 study stuck
+check "is refused" says 'last=0,seed=3: train.steps .6. must be above the 6 of before,seed=3, which it goes on from'
+grid epochs 's/^before: \{train.steps: 6/before: {train.epochs: 1/'
+check "epochs before others" exits 2 study epochs
+check "are refused" says 'before,seed=3: train.epochs cannot be set where others go on from the last step'
+arms hidden
+sed -i 's/^before:.*//; s/vocab_size: 80/vocab_size: 80, init_from: nowhere/' "$scratch/hidden.yaml"
+check "a wrong run" exits 2 study hidden
+check "is named, and not its evaluations" [ "$(grep -c . "$scratch/log")/$(grep -c 'no folder nowhere' "$scratch/log")" = 2/2 ]
 grid own 's/^  threads: 1/&\n  seed: 9/; s/^before: \{/&output_dir: elsewhere, /; s/^  attention.full_layers.*/&\n  seed: [1, 2]/'
 echo 'arms: {seed: {seed: 7}}
 evaluations: {own: {output_dir: elsewhere}}' >>"$scratch/own.yaml"
@@ -232,7 +250,7 @@ for file in absent.bin absent.idx gone.bin gone.idx nowhere; do
     check "$file is named" says "$file is not there: last=0,seed=3 reads it"
 done
 check "an evaluation's as well" says 'elsewhere is not there: last=0,seed=3,eval=own reads it'
-check "nothing was started without them" [ ! -e "$scratch/absent/runs/last=0,seed=3.out" ]
+check "nothing was started without them, and other options may follow" [ ! -e "$scratch/absent" ]
 grid held 's/^before.*//; s/, reach: true//; s/^metrics.*/metrics: [loss]/'
 mkdir -p "$scratch/held/runs"
 exec 9>"$scratch/held/runs/last=1,seed=4.lock"

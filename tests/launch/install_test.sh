@@ -38,4 +38,7 @@ grep -qF " 'output_dir=$scratch/full run' train.steps=600 train.steps=2 --prompt
 says 0 '^MoBA, 1 of 2 layers full   [0-9.]+ nats' "quickstart with its first layer full" "$scratch/usr/bin/perigee" quickstart \
     "${small[@]}" attention.full_layers.last=0 'attention.full_layers.layers=[0]' output_dir=runs/first
 says 2 'schedule.warmup_steps .30. must be at most' "a stage that fails" "$scratch/usr/bin/perigee" quickstart "${small[@]}" schedule.warmup_steps=30
+says 2 'there is no typo.idx; perigee tokenize TEXTS --output typo makes it' "text that is not there" "$scratch/usr/bin/perigee" \
+    quickstart "${small[@]}" data.train.0.path=typo
+[ ! -e typo.bin ] || complain "the manual takes its place"
 verdict

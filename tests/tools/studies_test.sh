@@ -52,6 +52,7 @@ for name in ("before=2,seed=1", "arm=full,seed=1,eval=own"):  # what went before
 PY
 rows=$scratch/rows
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$rows" >"$scratch/printed" || complain "rows.py"
+check "a folder of no study" grep -q "nowhere has no folder runs" <(python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/nowhere" -o "$scratch/none" 2>&1)
 check "a row per arm, seed, attention and sample" [ "$(wc -l <"$rows/samples.csv")" = $((1 + 2 * 40 * (1 + 2 + 2))) ]
 check "a run's own words" grep -q '^gate,2,2,200,2.0,2.21,,1.5,133,5.0,,perigee 1,1 x GPU,0.2500,1$' "$rows/runs.csv"
 check "what went before" grep -q '^before 2,1,7,,3.0,' "$rows/runs.csv"
@@ -97,6 +98,22 @@ assert "60.0,33.2 460.0,225.0" in needles  # 158 of 160 at 512 tokens, 10 of 40 
 assert picture.count(">own<") == 3 and picture.count(">-0.05<") == 1 and picture.count(">-0.25<") == 1, picture
 PY
 check "differences, intervals and figure" python3 "$scratch/verify.py" "$scratch"
+
+# --- Rows without far repeats; and with some in one sample of four, which a draw may miss.
+mkdir "$scratch/near" "$scratch/few"
+awk -F, -v OFS=, 'NR > 1 {$7 = $8 = 0} 1' "$rows/samples.csv" >"$scratch/near/samples.csv"
+awk -F, -v OFS=, 'NR > 1 && $4 > 0 {$7 = $8 = 0} NR == 1 || $4 < 4' "$rows/samples.csv" >"$scratch/few/samples.csv"
+for part in near few; do
+    python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$scratch/$part" -o "$scratch/$part" --draws 300 >"$scratch/printed" || complain "page.py $part"
+    check "$part: no number is missing" [ -z "$(grep -l nan "$scratch/$part"/*.md "$scratch/$part"/*.svg)" ]
+done
+check "no column of what there is not" [ -z "$(grep -l 'far repeats' "$scratch/near"/*.md "$scratch/near"/*.svg)" ]
+check "all tokens all the same" [ "$(grep -c "^| nearest | 2 | [12].* | +0\.04" "$scratch/near/table.md")" = 1 ]
+check "draws that miss them are left out" grep -Eq '^\| nearest \| 2 \| .* \| \+0\.2500 \[\+0\.2500, \+0\.2500\]' "$scratch/few/table.md"
+
+for wrong in "--own gate" "--own gate=mobb" "--own gaet=moba" "--switched gaet"; do
+    check "$wrong is refused" grep -q -e "$wrong: .* has no such arm" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" $wrong -o "$scratch" 2>&1)
+done
 check "an arm that is not there" grep -q "has no arm dense" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" --base dense -o "$scratch" 2>&1)
 
 # --- Arms that go on from a stage of 150M tokens: tokens count from there.

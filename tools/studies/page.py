@@ -23,7 +23,8 @@ import statistics
 
 DRAWS = 2000
 COLOURS = ("#2a6fb0", "#c2571a", "#3a8f4d", "#8a4fb0", "#b03a4f", "#7a6a1f", "#1f8a8a", "#d06aa8", "#555")
-COLUMNS = {"all tokens": ("weight", "nll"), "far repeats": ("far_weight", "far_nll")}
+COLUMN_COLOURS = {"all tokens": "#2a6fb0", "far repeats": "#c2571a"}
+COLUMNS = {"all tokens": ("weight", "nll"), "far repeats": ("far_weight", "far_nll")}  # main() drops what has no tokens
 
 
 def read(path):
@@ -98,12 +99,10 @@ class Comparison:
         draw, found = random.Random(20251), []
         for _ in range(draws):
             chosen = draw.choices(range(len(self.samples)), k=len(self.samples))
-            total = 0.0
-            for rows in sums:
-                a, b, c, d = (sum(rows[i][k] for i in chosen) for k in range(4))
-                total += (a / b - c / d) if b and d else 0.0
-            found.append(total / len(sums))
-        return middle_95(found)
+            drawn = [[sum(rows[i][k] for i in chosen) for k in range(4)] for rows in sums]
+            if all(b and d for _, b, _, d in drawn):  # of few samples with such tokens a draw may have none
+                found.append(sum(a / b - c / d for a, b, c, d in drawn) / len(sums))
+        return middle_95(found) if found else (float("nan"), float("nan"))
 
 
 # Student's t, 97.5%, by degrees of freedom from 1 on
@@ -154,8 +153,8 @@ def compare(table, base, draws=DRAWS):
 
 
 def markdown(found, base):
-    text = f"| arm | seeds | loss | minus {base}, all tokens | loss, far repeats | minus {base}, far repeats |\n"
-    text += "|---|---|---|---|---|---|\n"
+    heads = [f"loss{'' if column == 'all tokens' else f', {column}'} | minus {base}, {column}" for column in COLUMNS]
+    text = f"| arm | seeds | {' | '.join(heads)} |\n|---|---|{'---|---|' * len(COLUMNS)}\n"
     for arm, against, losses, seeds in found:
         cells = [arm, str(seeds)]
         for column in COLUMNS:
@@ -484,22 +483,23 @@ def svg(found, base):
     for i, (arm, against) in enumerate(rows):
         y = 30 + row * i
         parts.append(f'<text x="{left - 10}" y="{y + 8}" text-anchor="end">{arm}</text>')
-        for offset, (column, colour) in ((0, ("all tokens", "#2a6fb0")), (11, ("far repeats", "#c2571a"))):
-            c = against[column]
+        for offset, (column, c) in zip((0, 11), against.items()):
+            colour = COLUMN_COLOURS[column]
             parts.append(f'<line x1="{place(c.low):.1f}" x2="{place(c.high):.1f}" y1="{y + offset}" y2="{y + offset}" '
                          f'stroke="{colour}" stroke-width="2"/>')
             parts.append(f'<circle cx="{place(c.difference):.1f}" cy="{y + offset}" r="3.5" fill="{colour}"/>')
     for k in range(5):
         x = low + (high - low) * k / 4
         parts.append(f'<text x="{place(x):.1f}" y="{height - 24}" text-anchor="middle" fill="#555">{x:+.3f}</text>')
-    parts.append(f'<text x="{left}" y="{height - 6}"><tspan fill="#2a6fb0">all tokens</tspan> and '
-                 f'<tspan fill="#c2571a">far repeats</tspan>: loss minus that of {base}, nats, 95%</text></svg>')
+    names = " and ".join(f'<tspan fill="{COLUMN_COLOURS[column]}">{column}</tspan>' for column in COLUMNS)
+    parts.append(f'<text x="{left}" y="{height - 6}">{names}: loss minus that of {base}, nats, 95%</text></svg>')
     return "\n".join(parts) + "\n"
 
 
 def matrix_svg(table):
-    """Loss of far repeats minus that with the attention of training: weights by arm, attention at evaluation, full layers
-    of the arm not named. The darker, the worse; blue is better."""
+    """Loss of far repeats, or of all tokens where there are none, minus that with the attention of training: weights by
+    arm, attention at evaluation, full layers of the arm not named. The darker, the worse; blue is better."""
+    column = list(COLUMNS)[-1]
     kinds = sorted({attention.split(" + ")[0] for _, attention in table})
     if len(kinds) < 3:
         return ""
@@ -508,12 +508,12 @@ def matrix_svg(table):
         own = table[arm, own_attention(table, arm)]
         if attention != own_attention(table, arm):
             samples = sorted(set.intersection(*(set(rows) for rows in (*seeds.values(), *own.values()))))
-            if by_seed := paired(seeds, own, "far repeats", samples):
+            if by_seed := paired(seeds, own, column, samples):
                 cells[arm, attention.split(" + ")[0]] = sum(by_seed) / len(by_seed)
     arms, most = sorted({arm for arm, _ in table}), max([abs(x) for x in cells.values()] or [1])
     left, top, width, height = 150, 46, 92, 26
     parts = [*sheet(left + width * len(kinds) + 10, top + height * len(arms) + 10),
-             '<text x="8" y="18">far repeats: loss minus that with the attention of training, nats</text>']
+             f'<text x="8" y="18">{column}: loss minus that with the attention of training, nats</text>']
     for j, kind in enumerate(kinds):
         parts.append(f'<text x="{left + width * (j + 0.5):.0f}" y="{top - 8}" text-anchor="middle">{kind}</text>')
     for i, arm in enumerate(arms):
@@ -577,19 +577,29 @@ def main():
     parser.add_argument("rows", type=pathlib.Path, help="folder of samples.csv or curves.csv")
     parser.add_argument("--base", default="full", help="arm that the others are compared with")
     parser.add_argument("--also", nargs="+", default=[], help="arms for a further comparison each")
-    parser.add_argument("--own", nargs="+", default=[], metavar="ARM=ATTENTION", type=lambda pair: pair.split("=", 1),
+    parser.add_argument("--own", nargs="+", default=[], metavar="ARM=ATTENTION",
                         help="the attention that an arm was trained with at last, where its name does not begin with it")
     parser.add_argument("--switched", nargs="+", default=[], metavar="ARM",
-                        help="arms whose attention changed while they trained: their FLOPs are left out")
+                        help="arms whose FLOPs are left out: their rows have those of the last step alone, and these vary")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
     parser.add_argument("--draws", type=int, default=DRAWS)
     args = parser.parse_args()
-    OWN.update(args.own)
     table = read(args.rows / "samples.csv") if (args.rows / "samples.csv").exists() else {}
+    for pair in args.own:
+        arm, _, attention = pair.partition("=")
+        if table and (arm, attention) not in table:
+            parser.error(f"--own {pair}: {args.rows / 'samples.csv'} has no such arm and attention")
+        OWN[arm] = attention
+    for column, (weight, _) in list(COLUMNS.items()):
+        if not any(row[weight] for seeds in table.values() for rows in seeds.values() for row in rows.values()):
+            del COLUMNS[column]
     found, stopped = courses(args.rows, args.base)
     for arm in (args.base, *(args.also if table else ())):
         if arm not in ({arm for arm, _ in table} if table else found):
             parser.error(f"{args.rows / ('samples.csv' if table else 'curves.csv')} has no arm {arm}")
+    for arm in args.switched:
+        if arm not in found:
+            parser.error(f"--switched {arm}: {args.rows / 'curves.csv'} has no such arm")
     args.output.mkdir(parents=True, exist_ok=True)
     text = ""
     if table:

@@ -194,6 +194,8 @@ def main():
                         help="write losses.csv with the training losses of these steps")
     parser.add_argument("--stopped", action="store_true", help="also runs that have not finished")
     args = parser.parse_args()
+    if not (args.study / "runs").is_dir():
+        parser.error(f"{args.study} has no folder runs: it must be the output_dir of a study")
     args.output.mkdir(parents=True, exist_ok=True)
     samples, positions, mass, needles, runs, curves, losses, layers = [], [], [], [], [], [], [], []
     for folder in sorted((args.study / "runs").iterdir()):

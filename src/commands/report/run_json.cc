@@ -194,6 +194,7 @@ Runs read_runs(FileSystem& files, std::vector<std::string> const& folders, bool 
         if (int64_t const lines = metrics.back().unreadable_lines; lines > 0)
             runs.warnings.push_back(fmt::format("{}: {} unreadable lines left out", printable_name(folder), lines));
     }
+    plot::tell_apart(metrics, folders);
     Room const room = room_for(series);
     std::string list;
     for (size_t i = 0; i < folders.size(); ++i)

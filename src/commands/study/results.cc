@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "commands/study/runner.h"
+#include "config/findings.h"
 
 namespace perigee::study {
 
@@ -38,12 +39,10 @@ std::vector<std::vector<Row>> by_case(Study const& study, std::vector<Row> const
     return cases;
 }
 
-std::string last_part(std::string const& key) { return key.substr(key.rfind('.') + 1); }
-
 std::string case_name(Study const& study, Run const& run) {
     std::vector<std::string> parts;
     for (size_t i = 0; i < study.keys.size(); ++i)
-        parts.push_back(fmt::format("{} {}", last_part(study.keys[i]), run.settings[i]));
+        parts.push_back(fmt::format("{} {}", study.label(study.keys[i]), run.settings[i]));
     return fmt::format("{}", fmt::join(parts, ", "));
 }
 
@@ -102,6 +101,25 @@ std::vector<Row> collect(Study const& study, FileSystem& files) {
     return rows;
 }
 
+std::vector<std::string> unlogged_keys(Study const& study, std::vector<Row> const& rows, FileSystem& files) {
+    std::set<std::string> logged;
+    for (Row const& row : rows)
+        for (auto const& [key, points] : plot::read_metrics(files, study.folder(*row.run).string()).series)
+            logged.insert(key);
+    std::set<std::string> wanted(study.metrics.begin(), study.metrics.end());
+    wanted.insert(study.figure);
+    std::vector<std::string> const known(logged.begin(), logged.end());
+    std::vector<std::string> sentences;
+    for (std::string const& key : wanted) {
+        if (rows.empty() || logged.contains(key)) continue;
+        std::string const guess = nearest(key, known);
+        sentences.push_back(fmt::format("no run that has finished logged {}; {}", key,
+                                        guess.empty() ? fmt::format("known are {}", fmt::join(known, ", "))
+                                                      : fmt::format("did you mean {}?", guess)));
+    }
+    return sentences;
+}
+
 std::string to_csv(Study const& study, std::vector<Row> const& rows) {
     std::vector<std::string> head = study.keys;
     head.emplace_back("seed");
@@ -118,7 +136,7 @@ std::string to_csv(Study const& study, std::vector<Row> const& rows) {
 
 std::string to_markdown(Study const& study, std::vector<Row> const& rows) {
     std::vector<std::string> head;
-    for (std::string const& key : study.keys) head.push_back(last_part(key));
+    for (std::string const& key : study.keys) head.push_back(study.label(key));
     head.emplace_back("seeds");
     head.insert(head.end(), study.metrics.begin(), study.metrics.end());
     std::string text = markdown_line(head);

@@ -79,11 +79,11 @@ class Runner {
   public:
     Runner(Study const& study, RunnerOptions const& options, FileSystem& files)
         : study_(study), options_(options), files_(files), states_(study.runs.size(), State::waiting) {
-        files_.make_directories(study.output_dir / "runs");
-        for (size_t i = 0; i < study.runs.size(); ++i) prepare(i);
+        for (size_t i = 0; i < study.runs.size(); ++i) look_at(i);
         leave_others();
         check_inputs();
-        free_slots_.resize(static_cast<size_t>(options.jobs));
+        files_.make_directories(study.output_dir / "runs");
+        free_slots_.resize(std::min(static_cast<size_t>(options.jobs), study.runs.size()));
         for (size_t i = 0; i < free_slots_.size(); ++i) free_slots_[i] = free_slots_.size() - 1 - i;
     }
 
@@ -114,30 +114,32 @@ class Runner {
         return signals_.wait(began_ + std::chrono::duration_cast<Clock::duration>(budget));
     }
 
-    void prepare(size_t i) {
+    void look_at(size_t i) {
         Run const& run = study_.runs[i];
-        Path const config = study_.file(run, ".yaml");
-        if (files_.exists(config) && in_todays_words(files_.read_text(config, 1 << 20), config.string()) != run.config)
-            refuse_changed(config, run);
-        files_.replace_text(config, run.config);
-        if (run.evaluates) prepare_overrides(run);
+        refuse_other_options(run);
         if (!is_finished(study_, run, files_)) return;
         states_[i] = State::finished;
         ++finished_;
         fmt::print("{} has finished before\n", run.name);
     }
 
-    /// An evaluation without a file of them is taken as it is.
-    void prepare_overrides(Run const& run) {
-        Path const path = study_.file(run, ".overrides");
-        if (files_.exists(path)) {
-            auto const before = lines_of(files_.read_text(path, 1 << 20));
-            if (evaluation_of(run, before, path.string()) != evaluation_of(run, run.overrides, run.name))
-                refuse_changed(path, run);
-        }
+    /// An evaluation without a file of its overrides is taken as it is.
+    void refuse_other_options(Run const& run) const {
+        Path const config = study_.file(run, ".yaml"), overrides = study_.file(run, ".overrides");
+        if (files_.exists(config) && in_todays_words(files_.read_text(config, 1 << 20), config.string()) != run.config)
+            refuse_changed(config, run);
+        if (!run.evaluates || !files_.exists(overrides)) return;
+        auto const before = lines_of(files_.read_text(overrides, 1 << 20));
+        if (evaluation_of(run, before, overrides.string()) != evaluation_of(run, run.overrides, run.name))
+            refuse_changed(overrides, run);
+    }
+
+    void write_options(Run const& run) {
+        files_.replace_text(study_.file(run, ".yaml"), run.config);
+        if (!run.evaluates) return;
         std::string text;
         for (std::string const& line : run.overrides) text += line + "\n";
-        files_.replace_text(path, text);
+        files_.replace_text(study_.file(run, ".overrides"), text);
     }
 
     [[noreturn]] static void refuse_changed(Path const& file, Run const& run) {
@@ -239,6 +241,7 @@ class Runner {
             files_.remove_all(lock_of(run));
             return;
         }
+        write_options(run);
         std::vector<std::string> words{options_.program.string(), run.evaluates ? "eval" : "train",
                                        study_.file(run, ".yaml").string()};
         words.insert(words.end(), run.overrides.begin(), run.overrides.end());

@@ -1,5 +1,5 @@
 // Runs the runs of a study as `perigee train` processes, several at once. What a run needs and leaves is in files:
-//     runs/NAME.yaml      its complete configuration: `perigee train` of it is the run
+//     runs/NAME.yaml      from its start on, its complete configuration: `perigee train` of it is the run
 //     runs/NAME.overrides of an evaluation: the options that it gives `perigee eval` besides, one a line
 //     runs/NAME/          its run folder
 //     runs/NAME.out       what it printed

@@ -176,9 +176,9 @@ std::vector<std::vector<std::string>> cases(std::vector<Axis> const& grid) {
     return all;
 }
 
-/// The last part of a key names a setting in a folder's name; what no folder may be called is replaced.
-std::string setting_name(std::string const& key, std::string const& value) {
-    std::string name = fmt::format("{}={}", key.substr(key.rfind('.') + 1), value);
+/// In a folder's name; what no folder may be called is replaced.
+std::string setting_name(std::string const& label, std::string const& value) {
+    std::string name = fmt::format("{}={}", label, value);
     std::ranges::replace_if(
         name, [](unsigned char c) { return std::isalnum(c) == 0 && !std::strchr("=+-._", c); }, '_');
     return name;
@@ -200,6 +200,10 @@ class Builder {
             for (size_t seed = 0; seed < last.size(); ++seed) {
                 std::string const name = plan_.before.size() == 1 ? "before" : fmt::format("before={}", stage + 1);
                 last[seed] = add(name, {}, plan_.seeds[seed], plan_.before[stage], last[seed]);
+                Run const& run = study_.runs[*last[seed]];
+                if (run.steps == 0 && !run.config.empty())
+                    problems_.push_back(fmt::format(
+                        "{}: {}: train.epochs cannot be set where others go on from the last step", source_, run.name));
             }
         evaluate_from(0);
         for (size_t seed = 0; seed < last.size(); ++seed) {
@@ -229,7 +233,7 @@ class Builder {
         std::vector<std::string> names;
         Overrides overrides;
         for (size_t i = 0; i < settings.size(); ++i) {
-            names.push_back(setting_name(study_.keys[i], settings[i]));
+            names.push_back(setting_name(study_.label(study_.keys[i]), settings[i]));
             if (study_.keys[i] == kArm)
                 overrides = std::ranges::find(plan_.arms, settings[i], &Arm::first)->second;
             else
@@ -250,7 +254,7 @@ class Builder {
         std::string const name = trained.name + "," + setting_name("eval", evaluation);
         refuse_taken(name);
         try {
-            (void)parse_config(trained.config, name, overrides);
+            if (!trained.config.empty()) (void)parse_config(trained.config, name, overrides);  // else that is a problem
         } catch (Error const& error) {
             problems_.push_back(fmt::format("{}: {}: {}", source_, name, error.what()));
         }
@@ -287,9 +291,13 @@ class Builder {
             RunOptions const options = parse_config(to_yaml(plan_.run), source_, overrides);
             for (std::string const& problem : problems(options, 1))
                 problems_.push_back(fmt::format("{}: {}: {}", source_, name, problem));
+            if (before && options.train.epochs == 0 && options.train.steps <= study_.runs[*before].steps)
+                problems_.push_back(
+                    fmt::format("{}: {}: train.steps ({}) must be above the {} of {}, which it goes on from", source_,
+                                name, options.train.steps, study_.runs[*before].steps, study_.runs[*before].name));
             run.seed = options.seed;
             run.threads = options.threads;
-            run.steps = options.train.steps;
+            run.steps = options.train.epochs > 0 ? 0 : options.train.steps;
             run.config = to_yaml(options);
         } catch (Error const& error) {
             problems_.push_back(fmt::format("{}: {}: {}", source_, name, error.what()));
@@ -305,6 +313,18 @@ class Builder {
 };
 
 }  // namespace
+
+std::string Study::label(std::string const& key) const {
+    auto const is_taken = [&](std::string const& end) {
+        for (char const* const other : {"seed", kArm, "before", "eval"})
+            if (end == other && key != other) return true;
+        return std::ranges::any_of(
+            keys, [&](std::string const& other) { return other != key && ("." + other).ends_with("." + end); });
+    };
+    size_t begin = key.rfind('.') + 1;  // 0 where there is none
+    while (begin > 0 && is_taken(key.substr(begin))) begin = begin < 2 ? 0 : key.rfind('.', begin - 2) + 1;
+    return key.substr(begin);
+}
 
 Study read_study(FileSystem& files, Path const& path) {
     Plan plan;

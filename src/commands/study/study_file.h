@@ -30,7 +30,7 @@ struct Run {
     std::string config;            ///< complete YAML
     std::optional<size_t> before;  ///< place in Study::runs of the run it goes on from, or evaluates
     int64_t threads = 0;
-    int64_t steps = 0;                        ///< of training
+    int64_t steps = 0;                        ///< of training; 0 where train.epochs decides
     std::vector<std::string> overrides = {};  ///< of an evaluation
     bool evaluates = false;
 };
@@ -41,6 +41,10 @@ struct Study {
     std::vector<Run> runs;          ///< those that go before others come first
     std::vector<std::string> metrics;
     std::string figure;
+
+    /// The end of a key that names it in folders and tables: its last part, or as many as tell it from the other keys
+    /// and from what else names of runs say.
+    std::string label(std::string const& key) const;
 
     Path folder(Run const& run) const { return output_dir / "runs" / run.name; }
     /// A file of the study about a run, beside its folder.

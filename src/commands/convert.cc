@@ -6,6 +6,7 @@
 #include "base/printable.h"
 #include "checkpoint/manifest.h"
 #include "commands/command.h"
+#include "commands/number_between.h"
 #include "config/config.h"
 #include "data/jinja_template.h"
 #include "hf/convert.h"
@@ -33,7 +34,7 @@ void declare(CLI::App& app, ConvertOptions& options) {
                    "of exported weights; by default that of the folder they came from, or float32")
         ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
     app.add_option("--shard-gb", options.shard_gb, "split exported weights into files of at most so many GB")
-        ->check(CLI::PositiveNumber)
+        ->check(number_between(1e-9, 1e9))
         ->capture_default_str();
     app.add_option("--config", options.config, "YAML that describes the model, where the checkpoint does not");
     app.add_flag("--merge", options.merge,
@@ -116,10 +117,26 @@ void take_chat_template(FileSystem& files, Checkpoint const& checkpoint, ExportO
                         own->source);
 }
 
+/// Options that would have no effect.
+void check(ConvertOptions const& options, bool is_hugging_face, FileSystem& files) {
+    for (auto const& [given, name] : {std::pair{!options.type.empty(), "--dtype"},
+                                      {!options.config.empty(), "--config"},
+                                      {options.merge, "--merge"},
+                                      {!options.base.empty(), "--base"},
+                                      {!options.companions.empty(), "--companions"}})
+        if (given && is_hugging_face)
+            fail(Category::config, "{} is a Hugging Face folder, which becomes a checkpoint: {} is for exports",
+                 options.source.string(), name);
+    for (auto const& [folder, name] : {std::pair{&options.base, "--base"}, {&options.companions, "--companions"}})
+        if (!folder->empty() && !files.is_directory(*folder))
+            fail(Category::config, "{} {}: no such folder", name, folder->string());
+}
+
 void convert(ConvertOptions const& options, FileSystem& files) {
     Progress bar(/*wanted=*/true);
     bool const is_hugging_face =
         !files.exists(options.source / kManifestName) && files.exists(options.source / kConfigName);
+    check(options, is_hugging_face, files);
     std::string made = is_hugging_face ? "a checkpoint" : "a Hugging Face folder";
     Path from = options.source;
     if (is_hugging_face) {

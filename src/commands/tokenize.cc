@@ -6,9 +6,12 @@
 
 #include "base/printable.h"
 #include "commands/command.h"
+#include "commands/number_between.h"
 #include "commands/tokenize/chat.h"
 #include "commands/tokenize/mix.h"
 #include "commands/tokenize/text.h"
+#include "data/dataset_files.h"
+#include "io/output.h"
 
 namespace perigee {
 namespace {
@@ -65,7 +68,7 @@ void declare(CLI::App& app, TokenizeOptions& options) {
            "--save-every", options.text.seconds,
            "seconds between states that the same command goes on from if this one is killed, and between lines of "
            "progress where there is no terminal")
-        ->check(CLI::NonNegativeNumber)
+        ->check(number_between(0, 1e9))
         ->capture_default_str();
     auto* const chat = app.add_option("--chat", options.chat,
                                       "the inputs are conversations, tokenized as the chat and data.tokenizer keys of "
@@ -92,6 +95,16 @@ std::vector<Path> files_of(TokenizeOptions const& options, std::vector<Path> con
     return found;
 }
 
+/// Refuses a data set whose files would take the place of what is read.
+void check_output(TokenizeOptions const& options, std::vector<Path> inputs, Path const& output, FileSystem& files) {
+    inputs.insert(inputs.end(), {options.chat, options.text.tokenizer});
+    for (char const* const extension :
+         {".bin", ".idx", ".mask", ".weights", ".bin.tmp", ".idx.tmp", ".mask.tmp", ".weights.tmp",
+          kTokenizerRecordExtension, kChatRecordExtension, kResumeExtension, kLockExtension})
+        if (Path const file = output.string() + extension; files.exists(file))
+            refuse_replacing(inputs, file, "--output " + output.string());
+}
+
 /// One data set.
 void tokenize_set(TokenizeOptions options, std::vector<Path> found, Path const& output, FileSystem& files) {
     options.text.files = std::move(found);
@@ -112,10 +125,19 @@ void tokenize(TokenizeOptions const& options, FileSystem& files) {
     if (Path const name = output.filename(); name.empty() || name == "." || name == "..")
         fail(Category::config, "--output {}: a folder, where the prefix of the files is expected, such as {}",
              output.string(), (output / "data").string());
-    if (options.mix.empty()) return tokenize_set(options, files_of(options, options.inputs, files), output, files);
+    if (options.mix.empty()) {
+        auto found = files_of(options, options.inputs, files);
+        check_output(options, found, output, files);
+        return tokenize_set(options, std::move(found), output, files);
+    }
     auto const parts = parse_mix(options.mix);
     std::vector<std::vector<Path>> found;  // of all parts before the first is tokenized, so that problems come first
-    for (MixPart const& part : parts) found.push_back(files_of(options, part.inputs, files));
+    std::vector<Path> all;
+    for (MixPart const& part : parts) {
+        found.push_back(files_of(options, part.inputs, files));
+        all.insert(all.end(), found.back().begin(), found.back().end());
+    }
+    for (MixPart const& part : parts) check_output(options, all, mix_output(output, part), files);
     for (size_t i = 0; i < parts.size(); ++i)
         tokenize_set(options, std::move(found[i]), mix_output(output, parts[i]), files);
     print_printable("train on them with\n  '{}'\n", mix_override(parts, output));

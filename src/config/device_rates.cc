@@ -78,14 +78,12 @@ std::string missing_rate(Schema const& schema, std::string const& text) {
             return field.key == key && std::holds_alternative<Field::Section>(field.target);
         });
     };
-    bool has_rate = false;
-    for (auto const& [key, rate] : tree->entries) {
-        if (!is_rate(key->text)) continue;
-        has_rate = true;
-        if (std::ranges::none_of(rate->entries, [](auto const& entry) { return entry.first->text == "value"; }))
+    for (auto const& [key, rate] : tree->entries)
+        if (is_rate(key->text) &&
+            std::ranges::none_of(rate->entries, [](auto const& entry) { return entry.first->text == "value"; }))
             return key->text + " has no value";
-    }
-    return has_rate ? "" : "it has no rate, as in products: {value: 690}";
+    bool const describes = std::ranges::any_of(tree->entries, [](auto const& e) { return e.first->text != "name"; });
+    return describes ? "" : "it describes no device, as in products: {value: 690}";
 }
 
 }  // namespace

@@ -11,15 +11,7 @@ namespace perigee {
 namespace {
 
 using Fate = EncodedChat::Fate;
-constexpr std::string_view kGuard = JinjaRenderer::kGuard;
 constexpr size_t kMostMarkerBytes = 64;
-
-std::string without_guards(std::string_view text) {
-    std::string plain;
-    for (size_t at = 0; (at = text.find(kGuard)) != text.npos; text.remove_prefix(at + kGuard.size()))
-        plain.append(text.substr(0, at));
-    return plain.append(text);
-}
 
 using Names = std::vector<std::string>;
 
@@ -63,6 +55,20 @@ std::array<Names, 2> tags(std::string_view frame, std::string_view opening) {
     return found;
 }
 
+/// Of special tokens. Marks of reasoning are left out: templates look for them in what was said. So is what templates
+/// look for, take apart or trim as plain text: single characters and white space.
+Names special_names(Tokenizer const& tokenizer) {
+    Names names;
+    for (int32_t id = 0; id < tokenizer.vocab_size() && tokenizer.knows_special(); ++id) {
+        if (!tokenizer.is_special(id)) continue;
+        std::string name = tokenizer.piece(id);
+        bool const reasoning = name == "<think>" || name == "</think>";
+        bool const plain = name.find_first_not_of(" \t\r\n") == name.npos || utf8::first(name).bytes == name.size();
+        if (!reasoning && !plain) names.push_back(std::move(name));
+    }
+    return names;
+}
+
 size_t common_prefix(std::vector<int32_t> const& a, std::vector<int32_t> const& b) {
     return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
 }
@@ -89,64 +95,13 @@ EncodedChat nothing(Fate fate, int64_t full_tokens) {
 
 }  // namespace
 
-void SpecialNames::Table::add(std::string name) {
-    lengths[static_cast<unsigned char>(name[0])].push_back(name.size());
-    set.insert(std::move(name));
-}
-
-void SpecialNames::Table::sort() {
-    for (auto& some : lengths) {
-        std::ranges::sort(some, std::greater());
-        some.erase(std::ranges::unique(some).begin(), some.end());
-    }
-}
-
-size_t SpecialNames::Table::at(std::string_view text) const {
-    for (size_t const length : lengths[static_cast<unsigned char>(text[0])])
-        if (length <= text.size() && set.contains(std::string(text.substr(0, length)))) return length;
-    return 0;
-}
-
-SpecialNames::SpecialNames(Tokenizer const& tokenizer) {
-    auto const is_mark = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; };
-    for (int32_t id = 0; id < tokenizer.vocab_size() && tokenizer.knows_special(); ++id) {
-        if (!tokenizer.is_special(id)) continue;
-        std::string name = tokenizer.piece(id);
-        // JSON, in which names are looked for, has no other: names that begin with a quote, of letters alone, of marks
-        // alone.
-        bool const bars = name.starts_with("<|") && name.ends_with("|>");
-        bool const odd = name.size() < 2 || name[0] == '"' || name[0] == '\\' || !is_mark(name[0]) ||
-                         (std::ranges::all_of(name, is_mark) && !bars);
-        if (odd || name == "<think>" || name == "</think>" || plain_.set.contains(name)) continue;
-        std::string const quoted = nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-        escaped_.add(quoted.substr(1, quoted.size() - 2));
-        plain_.add(name);
-        names_.push_back(std::move(name));
-    }
-    plain_.sort();
-    escaped_.sort();
-}
-
-std::string SpecialNames::guarded(std::string_view json) const {
-    std::string made;
-    size_t done = 0;
-    for (size_t i = 0; i < json.size(); ++i) {
-        if (escaped_.at(json.substr(i)) == 0) continue;
-        size_t const inside = i + utf8::first(json.substr(i)).bytes;
-        made.append(json.substr(done, inside - done)).append(kGuard);
-        done = inside;
-    }
-    return made.append(json.substr(done));
-}
-
 JinjaEncoder::JinjaEncoder(JinjaTemplate chat, ChatOptions options, int64_t max_tokens, Tokenizer const& tokenizer,
                            std::chrono::milliseconds patience)
     : chat_(std::move(chat)),
       options_(std::move(options)),
       max_tokens_(max_tokens),
       tokenizer_(&tokenizer),
-      patience_(patience),
-      names_(tokenizer) {
+      patience_(patience) {
     PERIGEE_CHECK(max_tokens > 0, "conversations of {} tokens", max_tokens);
     options_.jinja.date = day_of(options_.jinja);                                       // the same for all
     if (options_.loss == ChatLoss::all) options_.jinja.rewritten = Rewritten::no_loss;  // one document has all
@@ -155,7 +110,8 @@ JinjaEncoder::JinjaEncoder(JinjaTemplate chat, ChatOptions options, int64_t max_
 
 JinjaRenderer& JinjaEncoder::renderer(bool tools) {
     auto& wanted = tools && !chat_.tools_text.empty() ? tools_renderer_ : renderer_;
-    if (!wanted) wanted = std::make_unique<JinjaRenderer>(chat_, tools, options_.jinja, names_.names(), patience_);
+    if (!wanted)
+        wanted = std::make_unique<JinjaRenderer>(chat_, tools, options_.jinja, special_names(*tokenizer_), patience_);
     return *wanted;
 }
 
@@ -197,36 +153,13 @@ std::vector<int32_t> JinjaEncoder::stop() const {
     return tokenizer_->encode_with_special(renderer_->stop(), TextAfter::text);
 }
 
-/// Names that users wrote are text: what lies between special tokens that the template wrote is encoded apart.
-std::vector<int32_t> JinjaEncoder::encode(std::string_view text, TextAfter after) const {
-    if (text.find(kGuard) == text.npos) return tokenizer_->encode_with_special(text, after);
-    std::vector<int32_t> tokens;
-    auto const add = [&](std::vector<int32_t> const& more) {
-        after = text_after(*tokenizer_, more, after);
-        tokens.insert(tokens.end(), more.begin(), more.end());
-    };
-    size_t begin = 0;
-    for (size_t i = 0; i <= text.size();) {
-        size_t const name = i < text.size() ? names_.at(text.substr(i)) : 0;
-        if (name == 0 && i < text.size()) {
-            ++i;
-            continue;
-        }
-        add(tokenizer_->encode(without_guards(text.substr(begin, i - begin)), after));
-        if (name > 0) add(tokenizer_->encode_with_special(text.substr(i, name), after));
-        i += std::max<size_t>(1, name);
-        begin = i;
-    }
-    return tokens;
-}
-
 /// Where pieces encoded apart are not the tokens of the whole text: a token lies across the beginning or the end of an
 /// answer. One across the beginning belongs to the answer.
 void JinjaEncoder::realign(std::string_view text, std::vector<JinjaRenderer::Answer> const& answers,
                            std::vector<Message> const& messages, EncodedChat& chat) const {
     chat.weights.assign(chat.tokens.size(), weight_around());
     auto const tokens_before = [&](size_t byte) {
-        return common_prefix(chat.tokens, encode(text.substr(0, byte), TextAfter::nothing));
+        return common_prefix(chat.tokens, tokenizer_->encode_guarded(text.substr(0, byte)));
     };
     for (auto const& answer : answers) {
         size_t const begin = tokens_before(answer.begin), end = std::max(begin, tokens_before(answer.end));
@@ -242,7 +175,7 @@ EncodedChat JinjaEncoder::encode(JinjaRenderer::Document const& document, std::v
     EncodedChat chat;
     TextAfter after = TextAfter::nothing;
     auto const add = [&](size_t begin, size_t end, float weight) {
-        auto const tokens = encode(text.substr(begin, end - begin), after);
+        auto const tokens = tokenizer_->encode_guarded(text.substr(begin, end - begin), after);
         after = text_after(*tokenizer_, tokens, after);
         chat.tokens.insert(chat.tokens.end(), tokens.begin(), tokens.end());
         chat.weights.resize(chat.tokens.size(), weight);
@@ -254,7 +187,7 @@ EncodedChat JinjaEncoder::encode(JinjaRenderer::Document const& document, std::v
         done = answer.end;
     }
     add(done, text.size(), around);
-    if (auto whole = encode(text, TextAfter::nothing); whole != chat.tokens) {
+    if (auto whole = tokenizer_->encode_guarded(text); whole != chat.tokens) {
         chat.tokens = std::move(whole);
         realign(text, document.answers, messages, chat);
     }
@@ -263,9 +196,10 @@ EncodedChat JinjaEncoder::encode(JinjaRenderer::Document const& document, std::v
 }
 
 /// Within max_tokens, by the options' policy.
-EncodedChat JinjaEncoder::fitted(EncodedChat chat, ConversationLine const& line, size_t messages) {
+EncodedChat JinjaEncoder::fitted(EncodedChat chat, ConversationLine const& line,
+                                 JinjaRenderer::Document const& document) {
     if (chat.full_tokens > max_tokens_) {
-        if (options_.too_long == TooLong::drop_oldest) return without_oldest(std::move(chat), line, messages);
+        if (options_.too_long == TooLong::drop_oldest) return without_oldest(std::move(chat), line, document);
         if (options_.too_long != TooLong::cut_end) return nothing(Fate::too_long, chat.full_tokens);
         chat.fate = Fate::shortened;
         chat.tokens.resize(static_cast<size_t>(max_tokens_));
@@ -274,7 +208,9 @@ EncodedChat JinjaEncoder::fitted(EncodedChat chat, ConversationLine const& line,
     return carries_loss(chat) ? chat : nothing(Fate::without_loss, chat.full_tokens);
 }
 
-EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine const& line, size_t messages) {
+EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine const& line,
+                                         JinjaRenderer::Document const& document) {
+    size_t const messages = document.messages;
     auto const role = [&](size_t i) -> std::string const& { return line.messages[i].role; };
     size_t kept = 0;
     while (kept < messages && role(kept) == kInstructs) ++kept;
@@ -285,16 +221,21 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
     // takes a rendering of its own.
     auto const too_long = [&](size_t first) {
         ConversationLine const rest = part_of(line, kept, first, messages);
-        auto const text = renderer(!rest.tools_json.empty())
-                              .text(names_.guarded(rest.messages_json), names_.guarded(rest.tools_json));
-        return text && static_cast<int64_t>(encode(*text, TextAfter::nothing).size()) > max_tokens_;
+        auto const text = renderer(!rest.tools_json.empty()).text(rest.messages_json, rest.tools_json);
+        return text && static_cast<int64_t>(tokenizer_->encode_guarded(*text).size()) > max_tokens_;
     };
     for (auto at = std::ranges::partition_point(firsts, too_long); at != firsts.end(); ++at) {
         if (too_long(*at)) continue;  // the template refused one before it
         ConversationLine const rest = part_of(line, kept, *at, messages);
-        auto const rendered = render({rest})[0];
+        auto rendered = render({rest})[0];
         if (!rendered.problem.empty() || rendered.documents.empty()) continue;
-        EncodedChat shorter = encode(rendered.documents.back(), rest.messages);
+        auto& shown = rendered.documents.back();
+        std::erase_if(shown.answers, [&](JinjaRenderer::Answer const& answer) {  // they carry loss in another document
+            size_t const message = answer.message < kept ? answer.message : answer.message - kept + *at;
+            return std::ranges::find(document.answers, message, &JinjaRenderer::Answer::message) ==
+                   document.answers.end();
+        });
+        EncodedChat shorter = encode(shown, rest.messages);
         if (shorter.full_tokens > max_tokens_) continue;
         if (!carries_loss(shorter)) return nothing(Fate::without_loss, chat.full_tokens);
         shorter.fate = Fate::shortened;
@@ -305,7 +246,7 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
 }
 
 JinjaRenderer::Request JinjaEncoder::request(ConversationLine const& line) const {
-    JinjaRenderer::Request made{names_.guarded(line.messages_json), names_.guarded(line.tools_json), {}};
+    JinjaRenderer::Request made{line.messages_json, line.tools_json, {}};
     for (size_t i = 0; i < line.messages.size(); ++i)
         if (line.messages[i].role == kAnswers && line.messages[i].weight != weight_around() &&
             counts_in_loss(options_, line.messages, i))
@@ -331,7 +272,8 @@ std::vector<JinjaRenderer::Rendered> JinjaEncoder::render(std::vector<Conversati
 }
 
 std::string JinjaEncoder::problem_of(ConversationLine const& line, JinjaRenderer::Rendered const& rendered) const {
-    if (line.messages_json.find(kGuard) != std::string::npos) return "it holds U+FDD0, which is no character";
+    for (std::string const* const json : {&line.messages_json, &line.tools_json})
+        if (json->find(kGuard) != json->npos) return "it holds U+FDD0, which is no character";
     if (options_.loss != ChatLoss::all) return "";
     for (size_t i = 0; i < line.messages.size(); ++i)
         if (line.messages[i].role != kAnswers && line.messages[i].weight != 1)
@@ -349,16 +291,14 @@ std::vector<EncodedConversation> JinjaEncoder::encode_all(std::vector<Conversati
         if (std::string const problem = problem_of(lines[i], rendered[i]); !problem.empty()) all[i].problem = problem;
         if (!all[i].problem.empty()) continue;
         for (auto const& document : rendered[i].documents)
-            all[i].documents.push_back(fitted(encode(document, lines[i].messages), lines[i], document.messages));
+            all[i].documents.push_back(fitted(encode(document, lines[i].messages), lines[i], document));
         if (all[i].documents.empty()) all[i].documents.push_back(nothing(Fate::without_loss, 0));
     }
     return all;
 }
 
 std::vector<int32_t> JinjaEncoder::prompt(ConversationLine const& line) {
-    std::string const text =
-        renderer(!line.tools_json.empty()).prompt(names_.guarded(line.messages_json), names_.guarded(line.tools_json));
-    return encode(text, TextAfter::nothing);
+    return tokenizer_->encode_guarded(renderer(!line.tools_json.empty()).prompt(line.messages_json, line.tools_json));
 }
 
 }  // namespace perigee

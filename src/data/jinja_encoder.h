@@ -3,37 +3,12 @@
 
 #include <memory>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "data/chat_encoder.h"
 #include "data/jinja_template.h"
 
 namespace perigee {
-
-/// Finds names of special tokens in what users wrote and marks them, so that they stay text.
-class SpecialNames {
-  public:
-    explicit SpecialNames(Tokenizer const& tokenizer);
-    std::vector<std::string> const& names() const { return names_; }
-    /// `json` with JinjaRenderer::kGuard after the first character of every name in it. Marks of reasoning (<think>)
-    /// are left: templates look for them in what was said.
-    std::string guarded(std::string_view json) const;
-    /// The length of the longest name that `text` begins with, or 0.
-    size_t at(std::string_view text) const { return plain_.at(text); }
-
-  private:
-    struct Table {
-        void add(std::string name);
-        void sort();
-        size_t at(std::string_view text) const;
-
-        std::unordered_set<std::string> set;
-        std::vector<std::vector<size_t>> lengths{256};  ///< by first byte, longest first
-    };
-    std::vector<std::string> names_;
-    Table plain_, escaped_;  ///< the second as JSON writes them
-};
 
 class JinjaEncoder : public ConversationEncoder {
   public:
@@ -59,20 +34,18 @@ class JinjaEncoder : public ConversationEncoder {
     JinjaRenderer& renderer(bool tools);
     JinjaRenderer::Request request(ConversationLine const& line) const;
     std::vector<JinjaRenderer::Rendered> render(std::vector<ConversationLine> const& lines);
-    std::vector<int32_t> encode(std::string_view text, TextAfter after) const;
     void realign(std::string_view text, std::vector<JinjaRenderer::Answer> const& answers,
                  std::vector<Message> const& messages, EncodedChat& chat) const;
     EncodedChat encode(JinjaRenderer::Document const& document, std::vector<Message> const& messages) const;
-    EncodedChat fitted(EncodedChat chat, ConversationLine const& line, size_t messages);
+    EncodedChat fitted(EncodedChat chat, ConversationLine const& line, JinjaRenderer::Document const& document);
     std::string problem_of(ConversationLine const& line, JinjaRenderer::Rendered const& rendered) const;
-    EncodedChat without_oldest(EncodedChat chat, ConversationLine const& line, size_t messages);
+    EncodedChat without_oldest(EncodedChat chat, ConversationLine const& line, JinjaRenderer::Document const& document);
 
     JinjaTemplate chat_;
     ChatOptions options_;
     int64_t max_tokens_;
     Tokenizer const* tokenizer_;
     std::chrono::milliseconds patience_;
-    SpecialNames names_;
     std::unique_ptr<JinjaRenderer> renderer_, tools_renderer_;  ///< the second of a template for tools alone
 };
 

@@ -9,6 +9,7 @@
 
 #include "data/chat_template.h"
 #include "data/helper_process.h"
+#include "data/tokenizer.h"
 #include "io/file_system.h"
 
 namespace perigee {
@@ -32,7 +33,8 @@ ChatOptions resolved(FileSystem& files, std::string const& tokenizer, ChatOption
 /// The day that templates are told: options.date or today.
 std::string day_of(JinjaOptions const& options);
 
-/// Renders conversations in a helper process. One thread at a time.
+/// Renders conversations in a helper process. Names of special tokens that users wrote hold kGuard in the texts. One
+/// thread at a time.
 class JinjaRenderer {
   public:
     static constexpr std::chrono::milliseconds kPatience{60000};
@@ -71,9 +73,6 @@ class JinjaRenderer {
     std::optional<std::string> text(std::string const& messages_json, std::string const& tools_json);
     /// The text that generation starts from. Throws Category::data with the template's own words.
     std::string prompt(std::string const& messages_json, std::string const& tools_json);
-
-    /// Stands inside of names of special tokens that users wrote, so that they are told from the template's.
-    static constexpr std::string_view kGuard = "\xEF\xB7\x90";  // U+FDD0, which is no character
 
   private:
     /// The helper's answer to what is asked of one conversation.

@@ -27,7 +27,7 @@ class ByteTokenizer : public Tokenizer {
     std::string name() const override { return "bytes"; }
 
   private:
-    std::vector<int32_t> encode_text(std::string_view text, TextAfter, bool) const override {
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter, SpecialNames) const override {
         auto const* bytes = reinterpret_cast<unsigned char const*>(text.data());
         return {bytes, bytes + text.size()};
     }
@@ -37,6 +37,13 @@ class ByteTokenizer : public Tokenizer {
 };
 
 }  // namespace
+
+std::string without_guards(std::string_view text) {
+    std::string plain;
+    for (size_t at = 0; (at = text.find(kGuard)) != text.npos; text.remove_prefix(at + kGuard.size()))
+        plain.append(text.substr(0, at));
+    return plain.append(text);
+}
 
 std::string Tokenizer::decode(std::vector<int32_t> const& ids) const {
     std::string text;

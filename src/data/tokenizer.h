@@ -16,18 +16,27 @@ namespace perigee {
 /// What a text follows. Some tokenizers put a space before a text that follows nothing, or nothing but a special token.
 enum class TextAfter { nothing, special, text };
 
+/// What names of special tokens in a text are. `unguarded`: those tokens, but for names that hold kGuard.
+enum class SpecialNames { text, tokens, unguarded };
+inline constexpr std::string_view kGuard = "\xEF\xB7\x90";  // U+FDD0, which is no character
+std::string without_guards(std::string_view text);
+
 class Tokenizer {
   public:
     virtual ~Tokenizer() = default;
     /// The tokens of text as users write it: nothing in it becomes a special token, nothing is put before or after it
     /// but the space that `after` may ask for.
     std::vector<int32_t> encode(std::string_view text, TextAfter after = TextAfter::nothing) const {
-        return encode_text(text, after, false);
+        return encode_text(text, after, SpecialNames::text);
     }
     /// Text of a template: names of special tokens ("<|im_end|>") become their ids, what lies between them is encoded
     /// as usual. A tokenizer without special tokens takes the names for text.
     std::vector<int32_t> encode_with_special(std::string_view text, TextAfter after = TextAfter::nothing) const {
-        return encode_text(text, after, true);
+        return encode_text(text, after, SpecialNames::tokens);
+    }
+    /// The same where names with kGuard inside are text. All guards are left out.
+    std::vector<int32_t> encode_guarded(std::string_view text, TextAfter after = TextAfter::nothing) const {
+        return encode_text(text, after, SpecialNames::unguarded);
     }
     /// The bytes that a token stands for inside a text, not necessarily whole characters; the name of a special token.
     /// Ids outside the vocabulary throw Category::data.
@@ -49,7 +58,7 @@ class Tokenizer {
     virtual std::string name() const = 0;
 
   private:
-    virtual std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const = 0;
+    virtual std::vector<int32_t> encode_text(std::string_view text, TextAfter after, SpecialNames names) const = 0;
 };
 
 /// "bytes": ids 0-255 are the bytes themselves, 256 ends a document. Else a tokenizer.json, a tokenizer.model or a

@@ -178,7 +178,8 @@ class Parser {
         return root_.value(key, Json());
     }
     static bool is_off(Json const& value) {
-        return value.is_null() || value == false || value == 0 || (value.is_structured() && value.empty());
+        return value.is_null() || value == false || value == 0 || value == "" ||
+               (value.is_structured() && value.empty());
     }
     void demand(std::string const& key, Json const& only) {
         if (Json const value = field(key); !value.is_null() && value != only)

@@ -360,7 +360,7 @@ TEST(DeviceRates, FilesReadBackAndWhatTheyLeaveOutIsAssumed) {
     EXPECT_THROW(device_rates("h300", files), Error);
     files.replace_text("bad.yaml", "products: {value: -1}\n");
     EXPECT_THROW(device_rates("bad.yaml", files), Error);
-    for (char const* const text : {"name: X\nmemory_gib: 80\n", "products: {}\n", "memory: {source: measured}\n"}) {
+    for (char const* const text : {"name: X\n", "products: {}\n", "memory: {source: measured}\n"}) {
         files.replace_text("none.yaml", text);
         EXPECT_THROW(device_rates("none.yaml", files), Error) << text;
     }

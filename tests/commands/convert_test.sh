@@ -60,6 +60,13 @@ perigee convert half-checkpoint half-back --shard-gb 0.00001 >out
 perigee checkpoint diff half half-back >out || fail "diff: $(cat out)"
 for file in half/*.safetensors; do cmp "$file" "half-back/$(basename "$file")"; done
 
+# Options that would have no effect are refused.
+expect_failure 2 '--companions nowhere: no such folder' perigee convert checkpoint refused --companions nowhere
+expect_failure 2 '--base nowhere: no such folder' perigee convert run refused --base nowhere
+expect_failure 2 'hf is a Hugging Face folder, which becomes a checkpoint: --dtype is for exports' \
+    perigee convert hf refused --dtype bfloat16
+[ ! -e refused ] || fail "a refused conversion left $(ls refused)"
+
 # A run that starts from a folder evaluates as the one that made it, from a checkpoint too.
 cat >next.yaml <<'YAML'
 model: {init_from: hf}

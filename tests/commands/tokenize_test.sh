@@ -74,6 +74,13 @@ tokenize --mix web=0.7:'docs/*.txt' --mix web='docs/sub/*.gz' --mix books=3:two.
 tail -n 1 said | grep -qF "'data.train=[{path: mix_web, weight: 0.7}, {path: mix_books, weight: 3}]'" || fail "mix: $(cat said)"
 cmp mix_books.bin two.bin && cmp mix_web.bin made/set.bin || fail "a data set of a mix is not what it is alone"
 
+# No file of a data set takes the place of an input.
+printf 'ab' >same.bin
+printf 'cd' >mix_b.weights
+expect_failure 2 '^perigee: .*--output same (same.bin): writing it would replace same.bin' tokenize same.bin -o same
+expect_failure 2 'would replace mix_b.weights' tokenize --mix a=1:docs/a.txt --mix b=1:mix_b.weights -o mix
+[ "$(cat same.bin mix_b.weights)" = abcd ] && [ ! -e mix_a.bin ] || fail "an input is gone: $(ls)"
+
 # Parquet, through pyarrow where it is installed, and said where it is not.
 printf 'PAR1' >empty.parquet
 if python3 -c 'import pyarrow' 2>/dev/null; then

@@ -146,6 +146,22 @@ TEST(BpeTokenizer, AddedTokensTakeSpaceOrStandAlone) {
     EXPECT_THAT(alone->encode("MASK.MASK"), ElementsAre(260, '.', 260));
 }
 
+TEST(BpeTokenizer, AnAddedTokenInTheWhiteSpaceOfTheOneBeforeCountsUnlessItTakesSpaceToo) {
+    TinyTokenizer file;
+    file.added_tokens = R"([{"id": 260, "content": "</s>", "rstrip": true}, {"id": 261, "content": "\n\n"},
+                            {"id": 262, "content": "  ", "lstrip": true}])";
+    EXPECT_THAT(make(file)->encode("</s>\n\n\nb"), ElementsAre(260, 261, '\n', 'b'));
+    EXPECT_THAT(make(file)->encode("</s>  b"), ElementsAre(260, 'b'));
+}
+
+TEST(BpeTokenizer, NamesWithAGuardAreTextAndGuardsAreLeftOut) {
+    TinyTokenizer file{.added_tokens = added("<|end|>", R"("special": true, "rstrip": true)"),
+                       .normalizer = R"({"type": "NFC"})"};
+    std::string const guarded = "<" + std::string(kGuard) + "|end|> ";
+    EXPECT_EQ(make(file)->encode_guarded("a" + guarded), bytes("a<|end|> "));
+    EXPECT_THAT(make(file)->encode_guarded("<|end|>\n" + std::string(kGuard) + "<|end|>"), ElementsAre(260, 260));
+}
+
 TEST(BpeTokenizer, TheLongestAddedTokenCounts) {
     TinyTokenizer file;
     file.added_tokens =
@@ -234,6 +250,20 @@ TEST(BpeTokenizer, MetaspacePutsAMarkBeforeTheFirstOrEveryStretch) {
     EXPECT_THAT(always->encode("hi", TextAfter::text), ElementsAre(kHi));
     EXPECT_THAT(metaspace(R"("add_prefix_space": false)")->encode("hi hi"), ElementsAre(kHi, kMarkHi));
     EXPECT_THAT(metaspace(R"("add_prefix_space": true)")->encode("hi"), ElementsAre(kMarkHi));
+}
+
+TEST(BpeTokenizer, MetaspaceDecodesTheFirstTokenWithoutMarksButWithSpacesOfItsOwn) {
+    auto file = nlohmann::json::parse(characters("null", R"({"type": "Metaspace", "replacement": "\u2581"})"));
+    file["decoder"] = {{"type", "Metaspace"}, {"replacement", "\u2581"}};
+    file["added_tokens"].push_back({{"id", 265}, {"content", "  "}});
+    auto const tokenizer = make_bpe_tokenizer(parse_tokenizer_json(file.dump(), "file"));
+    EXPECT_EQ(tokenizer->decode({kMarkHi, kMarkHi}), "hi hi");
+    EXPECT_EQ(tokenizer->decode({265, kMarkHi}), "   hi");
+    EXPECT_EQ(tokenizer->decode({kTwoMarks, kHi}), "hi");
+    file["added_tokens"].back()["normalized"] = true;
+    file["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+    auto const marks = make_bpe_tokenizer(parse_tokenizer_json(file.dump(), "file"));
+    EXPECT_EQ(marks->decode({265, kMarkHi}), " hi");  // its spaces are made marks
 }
 
 TEST(BpeTokenizer, EveryThreadGetsTheSame) {

@@ -54,8 +54,8 @@ TEST_F(ChatEncoderTest, Llama3TrimsAsPythonStrips) {
 /// Knows the names of Llama 3 only.
 class Llama3Tokenizer : public MarkedTokenizer {
   public:
-    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const override {
-        return MarkedTokenizer::encode_text(text, after, special && !text.starts_with("<|im_"));
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, SpecialNames names) const override {
+        return MarkedTokenizer::encode_text(text, after, text.starts_with("<|im_") ? SpecialNames::text : names);
     }
 };
 

@@ -74,18 +74,19 @@ class JinjaEncoderTest : public ::testing::Test {
   protected:
     JinjaEncoderTest() {
         testing::TinyTokenizer tiny;
-        tiny.added_tokens =
-            nlohmann::json::array({added(300, "<|im_start|>"), added(301, "<|im_end|>"), added(302, "<|eos|>"),
-                                   added(303, "<end_of_turn>"), added(304, "[/TURN]"), added(305, "<|\"|>")})
-                .dump();
+        tiny.added_tokens = nlohmann::json::array({added(300, "<|im_start|>"), added(301, "<|im_end|>"),
+                                                   added(302, "<|eos|>"), added(303, "<end_of_turn>"),
+                                                   added(304, "[/TURN]"), added(305, "<|\"|>"), added(306, "ENDTURN"),
+                                                   added(307, "<|say|>", /*rstrip=*/true), added(308, "<think>")})
+                                .dump();
         std::filesystem::create_directory(folder());
         write_bytes(folder() / "tokenizer.json", tiny.json());
         use(nlohmann::json(kAgent));
         tokenizer_ = make_tokenizer(*files_, folder().string());
     }
-    static nlohmann::json added(int id, std::string const& name) {
-        return {{"id", id},        {"content", name}, {"special", true},    {"single_word", false},
-                {"lstrip", false}, {"rstrip", false}, {"normalized", false}};
+    static nlohmann::json added(int id, std::string const& name, bool rstrip = false) {
+        return {{"id", id},        {"content", name},  {"special", true},    {"single_word", false},
+                {"lstrip", false}, {"rstrip", rstrip}, {"normalized", false}};
     }
     Path folder() const { return home_ / "tokenizer"; }
     /// Makes it the folder's template.
@@ -157,6 +158,19 @@ TEST_F(JinjaEncoderTest, AnswersThatLaterTurnsRewriteGetDocumentsOfTheirOwn) {
     EXPECT_THAT(documents(line, {.loss = ChatLoss::last}), ElementsAre(first + "a<|im_end|>\n" + second));
     auto const all = encoder()->encode_all({parse_conversation(line)});
     EXPECT_EQ(all[0].rewritten, 1);
+}
+
+TEST_F(JinjaEncoderTest, ManyRewrittenAnswersAreEachRenderedOnce) {
+    use("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{{ '<|eos|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    std::vector<Message> messages;
+    for (int i = 0; i < 200; ++i) messages.insert(messages.end(), {{"user", "u"}, {"assistant", "a"}});
+    auto const chat = encoder();
+    auto const start = std::chrono::steady_clock::now();
+    EXPECT_EQ(chat->encode_all({conversation_line(messages)})[0].documents.size(), 200u);
+    // Once for each document would take 35 s, not 1.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(12));
 }
 
 TEST_F(JinjaEncoderTest, ATemplateWhoseTextIsNoContinuationOfItsPromptIsRefusedWithThePlace) {
@@ -272,6 +286,36 @@ TEST_F(JinjaEncoderTest, NamesWithQuotesThatUsersWriteStayText) {
     EXPECT_EQ(shown(encoded[0].documents[0]),
               "<|im_start|>user\n<|\"|><|im_end|>\n<|im_start|>assistant\n[a<|im_end|>]\n");
     EXPECT_EQ(std::ranges::count(encoded[0].documents[0].tokens, 305), 0);
+}
+
+TEST_F(JinjaEncoderTest, NamesThatAreWordsStayTextWhereUsersWriteThem) {
+    use("{{ tools | tojson if tools }}{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}"
+        "{% else %}<|im_end|>{{ m.content }}{% endif %}ENDTURN{% endfor %}"
+        "{% if add_generation_prompt %}<|im_end|>{% endif %}");
+    auto const encoded =
+        encoder()->encode_all({parse_conversation(R"({"messages": [{"role": "user", "content": "ENDTURNs"},
+        {"role": "assistant", "content": "a"}], "tools": [{"type": "x", "an ENDTURN": ["ENDTURN"]}]})")});
+    ASSERT_EQ(encoded[0].problem, "");
+    EXPECT_EQ(shown(encoded[0].documents[0]),
+              "[{\"type\": \"x\", \"an ENDTURN\": [\"ENDTURN\"]}]<|im_start|>ENDTURNsENDTURN<|im_end|>[aENDTURN]");
+    EXPECT_EQ(std::ranges::count(encoded[0].documents[0].tokens, 306), 2);
+    use("{% for m in messages %}<|im_start|>{{ raise_exception(m.content) if m.content[0] == 'E' "
+        "else m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}");
+    EXPECT_THAT(documents(R"({"prompt": "ENDTURN", "completion": "a"})"),
+                ElementsAre("problem: the template says: ENDTURN"));
+}
+
+TEST_F(JinjaEncoderTest, TheTokensOfTheTemplateAreTheSameWhateverNamesUsersWrite) {
+    use("{% for m in messages %}<|im_start|><|say|>\n{{ '<think>' if m.role == 'assistant' }}{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|><|say|>\n<think>{% endif %}");
+    auto const chat = encoder();
+    auto const tokens = [&](std::string const& asked) {
+        return chat->encode_all({conversation_line({{"user", asked}, {"assistant", "a"}})})[0].documents[0].tokens;
+    };
+    auto const plain = tokens("u"), named = tokens("<|eos|>");
+    EXPECT_THAT(plain, ElementsAre(300, 307, 'u', 301, 300, 307, 308, 'a', 301));
+    EXPECT_EQ(std::vector(named.end() - 6, named.end()), std::vector(plain.end() - 6, plain.end()));
+    EXPECT_THAT(std::vector(named.begin(), named.begin() + 3), ElementsAre(300, 307, '<'));
 }
 
 // The constructs of published templates that kAgent has not, in a template of our own: slices, a reversed loop, a loop
@@ -460,6 +504,27 @@ TEST_F(JinjaEncoderTest, TooLongIsDroppedCutOrLosesItsOldestTurns) {
     EXPECT_EQ(shown(rest),
               "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nv<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n");
     EXPECT_EQ(encode(TooLong::drop_oldest, 5).fate, Fate::too_long);
+}
+
+TEST_F(JinjaEncoderTest, AnAnswerCarriesLossInOneDocumentAlsoWhereAnotherOneLosesItsOldestTurns) {
+    // The document that ends after b shows its reasoning, so it is longer than the whole conversation.
+    ConversationLine const line = parse_conversation(fmt::format(
+        R"({{"messages": [{{"role": "user", "content": "t"}}, {{"role": "assistant", "content": "0"}},
+            {{"role": "user", "content": "u"}}, {{"role": "assistant", "content": "a"}}, {{"role": "user", "content": "v"}},
+            {{"role": "assistant", "content": "b", "reasoning_content": "{}"}}, {{"role": "user", "content": "w"}},
+            {{"role": "assistant", "content": "c"}}]}})",
+        std::string(60, 'r')));
+    auto const encode = [&](int64_t most) {
+        return encoder({.too_long = TooLong::drop_oldest}, most)->encode_all({line})[0].documents;
+    };
+    int64_t const all = encode(1000).at(0).full_tokens;
+    auto const documents = encode(all - 1);
+    ASSERT_EQ(documents.size(), 2u);
+    EXPECT_EQ(documents[0].fate, Fate::shortened);
+    EXPECT_THAT(shown(documents[0]), AllOf(StartsWith("<|im_start|>user\nu"), HasSubstr("assistant\na<|im_end|>"),
+                                           HasSubstr("assistant\n[<think>r")));
+    EXPECT_EQ(documents[1].fate, Fate::whole);
+    EXPECT_THAT(shown(documents[1]), AllOf(HasSubstr("assistant\n[a<|im_end|>]"), HasSubstr("assistant\nb<|im_end|>")));
 }
 
 TEST_F(JinjaEncoderTest, OfManyTurnsAsManyStayAsFit) {

@@ -12,8 +12,8 @@ namespace perigee::testing {
 /// Bytes, and names in <| |> as tokens from 1000 on.
 class MarkedTokenizer : public Tokenizer {
   public:
-    std::vector<int32_t> encode_text(std::string_view text, TextAfter, bool special) const override {
-        if (!special) return bytes_->encode(text);
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter, SpecialNames names) const override {
+        if (names == SpecialNames::text) return bytes_->encode(text);
         std::vector<int32_t> ids;
         while (!text.empty()) {
             if (text.starts_with("<|")) {

@@ -97,6 +97,8 @@ TEST(Regex, WhatPcre2ReadsOtherwiseGoesToOniguruma) {
         {"(?i:ss)", "a\u00dfSs", {"a", "\u00df", "Ss"}},
         {"(?i:\u00e9)+", "x\u00e9\u00c9", {"x", "\u00e9\u00c9"}},
         {R"(\p{Letter}+)", "ab1", {"ab", "1"}},
+        {"[[:punct:]]+", "a</b>!", {"a", "</", "b", ">!"}},
+        {"[[:^punct:]]+", "a<b", {"a", "<", "b"}},
     };
     for (Case const& c : cases) {
         EXPECT_FALSE(Regex(c.pattern).is_pcre2()) << c.pattern;

@@ -199,9 +199,10 @@ TEST_F(TextTest, UnclearJsonIsRefusedByNameAndSkippedInFoldersAndPatterns) {
 TEST_F(TextTest, WhatTokenizeWritesIsSkippedInFoldersAndPatterns) {
     std::filesystem::create_directory(folder_ / "d");
     std::vector<Path> own, texts;
-    for (char const* const name : {"w.bin", "w.idx", "w.mask", "w.weights", "x.bin", "x.bin.tmp", "x.chat.json",
-                                   "x.chat.json.tmp", "x.idx.tmp", "x.lock", "x.mask.tmp", "x.resume.json",
-                                   "x.resume.json.tmp", "x.tokenizer.json", "x.tokenizer.json.tmp", "x.weights.tmp"})
+    for (char const* const name :
+         {"01234567.x.chat.json.tmp", "01234567.x.resume.json.tmp", "01234567.x.tokenizer.json.tmp", "w.bin", "w.idx",
+          "w.mask", "w.weights", "x.bin", "x.bin.tmp", "x.chat.json", "x.idx.tmp", "x.lock", "x.mask.tmp",
+          "x.resume.json", "x.tokenizer.json", "x.weights.tmp"})
         own.push_back(text_file(std::string("d/") + name, "another tokenize"));
     text_file("d/w.idx", std::string("MMIDIDX\0\0", 9));
     for (char const* const name :

@@ -122,6 +122,8 @@ TEST_F(TokenizerFiles, SentencePieceControlTokensAreOnlyReadInTemplates) {
     auto const tokenizer = open_tokenizer(files_, "/m/tokenizer.model");
     EXPECT_THAT(tokenizer->encode_with_special("<s>hello</s>"), ElementsAre(1, 262, 2));
     EXPECT_THAT(tokenizer->encode("</s>"), ::testing::Not(::testing::Contains(2)));
+    EXPECT_EQ(tokenizer->encode_guarded("<" + std::string(kGuard) + "/s>"), tokenizer->encode("</s>"));
+    EXPECT_THAT(tokenizer->encode_guarded("<s>he" + std::string(kGuard) + "llo</s>"), ElementsAre(1, 262, 2));
 }
 
 TEST_F(TokenizerFiles, SentencePieceModelsTakeEachBrokenSequenceForOneReplacement) {

@@ -217,6 +217,7 @@ TEST(HfConfig, what_has_no_effect_is_accepted) {
     config.update({{"use_cache", true},
                    {"some_new_field", false},
                    {"other", nullptr},
+                   {"more", ""},
                    {"n", 0},
                    {"attention_bias", false},
                    {"pad_token_id", 7},

@@ -1,11 +1,12 @@
 """Reads Parquet by pyarrow: read_parquet.py text|records PATH COLUMN SKIP.
 
 text: the texts of one column (a path with dots of nested ones is not taken), record batch by record batch: int64 number of
-rows, int64[rows + 1] offsets, the bytes. records: the same, each text a row as JSON, without what is null.
+rows, int64[rows + 1] offsets, the bytes. records: the same, each text a row as JSON, see as_json().
 The first bytes are a line of JSON: what went well, or why nothing follows. Numbers are little endian.
 """
 import array
 import json
+import math
 import sys
 
 sys.path[:] = [path for path in sys.path if path]  # no module of the working folder
@@ -25,12 +26,14 @@ def say(value):
     sys.stdout.buffer.flush()
 
 
-def without_nulls(value):
+def as_json(value):
+    """Without what is null, but for the content of a message, and with numbers that JSON lacks as text."""
     if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: as_json(item) for key, item in value.items()
+                if item is not None or (key == "content" and value.get("role") is not None)}
     if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    return value
+        return [as_json(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_batch(rows, offsets, data):
@@ -52,7 +55,7 @@ def write_texts(column):
 
 
 def write_records(batch):
-    rows = [json.dumps(without_nulls(row), ensure_ascii=False, default=str).encode("utf-8", "replace") for row in batch.to_pylist()]
+    rows = [json.dumps(as_json(row), ensure_ascii=False, default=str).encode("utf-8", "replace") for row in batch.to_pylist()]
     offsets = array.array("q", [0])
     for row in rows:
         offsets.append(offsets[-1] + len(row))
@@ -82,7 +85,8 @@ def main():
         if kind == "text":
             if column not in names:
                 return say({"error": f"no column {column!r}; there are {', '.join(names)}"})
-            is_text = pyarrow.types.is_string, pyarrow.types.is_large_string
+            names_of_text = "is_string", "is_large_string", "is_string_view"  # the last is not in every release
+            is_text = [getattr(pyarrow.types, name) for name in names_of_text if hasattr(pyarrow.types, name)]
             found = file.schema_arrow.field(column).type
             if pyarrow.types.is_dictionary(found):
                 found = found.value_type

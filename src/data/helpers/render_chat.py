@@ -13,6 +13,7 @@ continue, raise_exception, strftime_now, tojson without HTML escapes, and the ge
 """
 import datetime
 import json
+import re
 import resource
 import signal
 import sys
@@ -82,7 +83,27 @@ class Chat:
         self.given = {**setting["special"], **setting["arguments"]}
         self.names = setting["names"]
         self.guard = setting["guard"]
+        self.find_name = self.name_finder()
         self.stop = self.find_stop()
+
+    def name_finder(self):
+        """Finds the first character of a name, wherever one begins."""
+        rests = {}  # by the first two characters, so that few are tried where a name could begin
+        for name in self.names:
+            rests.setdefault(name[:2], []).append(re.escape(name[2:]))
+        return re.compile("|".join(f"{re.escape(head[0])}(?={re.escape(head[1])}(?:{'|'.join(rest)}))"
+                                   for head, rest in rests.items()) or "(?!)")
+
+    def guarded(self, value, is_word=False):
+        """`value` with the guard inside every name that is in its texts, so that names which users wrote are told from the
+        template's. Plain words that a template looks for are left: keys, roles, types."""
+        if isinstance(value, str):
+            return value if is_word and value.isidentifier() else self.find_name.sub(rf"\g<0>{self.guard}", value)
+        if isinstance(value, list):
+            return [self.guarded(item) for item in value]
+        if isinstance(value, dict):
+            return {self.guarded(key, True): self.guarded(item, key in ("role", "type")) for key, item in value.items()}
+        return value
 
     def render(self, messages, tools=None, opening=False):
         try:
@@ -156,6 +177,7 @@ class Chat:
         prompt = self.render(messages[:i], tools, opening=True)
         text = self.render(messages[:i + 1], tools)
         if not text.startswith(prompt):
+            prompt, text = prompt.replace(self.guard, ""), text.replace(self.guard, "")
             at = next((n for n, (a, b) in enumerate(zip(prompt, text)) if a != b), min(len(prompt), len(text)))
             raise Problem(f"message {i + 1}: the text to train on is no continuation of the text that generation starts from: "
                           f"after {prompt[max(0, at - 40):at]!r} one has {text[at:at + 40]!r}, the other {prompt[at:at + 40]!r}")
@@ -165,14 +187,16 @@ class Chat:
 
     def documents(self, messages, tools, wanted, split):
         made, end, total = [], len(messages), None
+        found = {}  # answers that stand otherwise in the documents so far
         while True:
             text = self.render(messages[:end], tools)
             answers, rewritten = [], []
             for i in wanted:
                 self.show_life()
-                prompt, said = self.answer(messages, tools, i)
+                prompt, said = found.pop(i, None) or self.answer(messages, tools, i)
                 if not text.startswith(said, len(prompt)) or not text.startswith(prompt):
                     rewritten.append(i)
+                    found[i] = prompt, said
                 elif said:
                     begin = len(prompt.encode())
                     answers.append([i, begin, begin + len(said.encode())])
@@ -194,13 +218,13 @@ class Chat:
 
     def answer_to(self, request, messages):
         self.shown = time.monotonic()
-        tools = request.get("tools")
+        tools = self.guarded(request.get("tools"))
         if request["ask"] == "documents":
             return self.documents(messages, tools, request["wanted"], request["split"])
         return {"text": self.render(messages, tools, opening=request["ask"] == "prompt")}
 
     def reply(self, request):
-        messages = request["messages"]
+        messages = self.guarded(request["messages"])
         try:
             return self.answer_to(request, [as_transformers_gives(message, False) for message in messages])
         except Problem:
@@ -235,7 +259,7 @@ def main():
                 say(chat.reply(request))
         except (Problem, jinja2.exceptions.TemplateError) as error:
             where = f" in line {error.lineno}" if getattr(error, "lineno", None) else ""
-            say({"error": f"{error}{where}"})
+            say({"error": f"{error}{where}".replace(chat.guard, "") if chat else f"{error}{where}"})
         except (MemoryError, RecursionError) as error:
             say({"error": f"the template fails: {type(error).__name__}"})
         signal.alarm(0)

@@ -76,9 +76,11 @@ void AddedTokens::for_each_stretch(std::string_view text, bool special, Regex::S
         AddedToken const& token = *found.token;
         if (token.special && !special) continue;
         if (token.single_word && is_word_part(text, found, scratch)) continue;
-        if (found.begin < done) continue;  // taken by the white space of the one before
-        if (token.lstrip) found.begin -= spaces_at_end(text.substr(done, found.begin - done));
+        // The one before may have taken it as white space: it counts all the same, unless it takes white space too.
+        size_t const between = found.begin - std::min(done, found.begin);
+        if (token.lstrip) found.begin = std::max(done, found.begin) - spaces_at_end(text.substr(done, between));
         if (token.rstrip) found.end += spaces_at_start(text.substr(found.end));
+        if (found.begin >= found.end) continue;
         if (found.begin > done) use(text.substr(done, found.begin - done), -1);
         use(text.substr(found.begin, found.end - found.begin), token.id);
         done = found.end;

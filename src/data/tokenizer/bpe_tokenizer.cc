@@ -43,6 +43,8 @@ class BpeTokenizer : public Tokenizer {
         for (AddedToken const& token : parts_.added) {
             added_ids_[token.content] = token.id;
             if (token.special) special_.insert(token.id);
+            auto const spelled = token.normalized ? normalized(token.content, parts_.normalizer) : token.content;
+            if (spelled.find(' ') != spelled.npos) spaced_.insert(token.id);
         }
     }
 
@@ -66,7 +68,7 @@ class BpeTokenizer : public Tokenizer {
             if (is_special(id)) continue;
             bool const strips =
                 std::exchange(first, false) && parts_.decode_strip == DecodeStrip::spaces_of_first_token;
-            text += strips ? replaced(said, " ", "") : said;
+            text += strips && !spaced_.contains(id) ? replaced(said, " ", "") : said;
         }
         if (parts_.decode_strip == DecodeStrip::one_space && text.starts_with(' ')) text.erase(0, 1);
         return text;
@@ -91,7 +93,7 @@ class BpeTokenizer : public Tokenizer {
     };
 
     struct Context {
-        bool special;     ///< names of special tokens are those tokens
+        SpecialNames names;
         TextAfter after;  ///< what the text follows
     };
 
@@ -120,15 +122,16 @@ class BpeTokenizer : public Tokenizer {
         std::unique_ptr<Scratch> scratch_;
     };
 
-    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const override {
-        if (!utf8::is_whole(text)) return encode_text(utf8::repaired(text), after, special);
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, SpecialNames names) const override {
+        if (!utf8::is_whole(text)) return encode_text(utf8::repaired(text), after, names);
         Lease lease(*this);
         Scratch& scratch = lease.get();
         scratch.regex.begin_text(text.size());
         std::vector<int32_t> ids;
+        bool const special = names != SpecialNames::text;
         raw_.for_each_stretch(text, special, scratch.regex, [&](std::string_view stretch, int32_t id) {
             if (id >= 0) return ids.push_back(id);
-            Context const context{special, ids.empty() ? after : TextAfter::special};
+            Context const context{names, ids.empty() ? after : TextAfter::special};
             if (is_normalized(stretch)) return encode_normalized(stretch, context, scratch, ids);
             auto const first = parts_.normalizer.begin() + (skips_prepend(context) ? 1 : 0);
             encode_normalized(normalized(std::string(stretch), {first, parts_.normalizer.end()}), context, scratch,
@@ -139,8 +142,12 @@ class BpeTokenizer : public Tokenizer {
 
     void encode_normalized(std::string_view text, Context context, Scratch& scratch, std::vector<int32_t>& ids) const {
         size_t const before = ids.size();
-        normalized_.for_each_stretch(text, context.special, scratch.regex, [&](std::string_view stretch, int32_t id) {
+        bool const special = context.names != SpecialNames::text;
+        normalized_.for_each_stretch(text, special, scratch.regex, [&](std::string_view stretch, int32_t id) {
             if (id >= 0) return ids.push_back(id);
+            std::string plain;
+            if (context.names == SpecialNames::unguarded) stretch = plain = without_guards(stretch);
+            if (stretch.empty()) return;
             auto const after = ids.size() == before ? context.after : TextAfter::special;
             if (!parts_.marks_spaces && !gets_prefix(stretch, after)) return encode_words(stretch, scratch, ids);
             std::string text = parts_.marks_spaces ? replaced(stretch, " ", kSpaceMark) : std::string(stretch);
@@ -177,6 +184,7 @@ class BpeTokenizer : public Tokenizer {
     BpeTokenizerParts parts_;       ///< but for the model and the splitting
     std::unordered_map<std::string, int32_t> added_ids_;
     std::unordered_set<int32_t> special_;
+    std::unordered_set<int32_t> spaced_;  ///< added tokens whose spaces are no marks
     mutable std::mutex mutex_;
     mutable std::vector<std::unique_ptr<Scratch>> idle_;
 };

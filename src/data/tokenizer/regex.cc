@@ -57,6 +57,14 @@ std::string oniguruma_reason(int code, OnigErrorInfo* info = nullptr) {
     return {reinterpret_cast<char const*>(text.data()), static_cast<size_t>(size)};
 }
 
+/// The same for every release: before 6.9.9, Oniguruma's POSIX class of punctuation has no symbols such as < and +.
+std::string with_symbols(std::string pattern) {
+    for (auto const& [name, meaning] : {std::pair{"[:punct:]", "\\p{P}\\p{S}"}, {"[:^punct:]", "[^\\p{P}\\p{S}]"}})
+        for (size_t at = 0; (at = pattern.find(name, at)) != pattern.npos;)
+            pattern.replace(at, std::string_view(name).size(), meaning);
+    return pattern;
+}
+
 struct FreeRegion {
     void operator()(OnigRegion* region) const { onig_region_free(region, 1); }
 };
@@ -77,7 +85,7 @@ class Oniguruma {
     std::unique_ptr<OnigRegexType, Release<onig_free>> regex_;
 };
 
-Oniguruma::Oniguruma(std::string const& pattern) : pattern_(pattern) {
+Oniguruma::Oniguruma(std::string const& pattern) : pattern_(with_symbols(pattern)) {
     if (!utf8::is_whole(pattern)) fail(Category::config, "a pattern is not UTF-8");
     if (pattern.size() > kMaxPatternBytes)
         fail(Category::config, "a pattern of {} bytes; at most {} are read", pattern.size(), kMaxPatternBytes);

@@ -70,17 +70,19 @@ class SentencePieceTokenizer : public Tokenizer {
         auto const status = library.LoadFromSerializedProto(model);
         if (!status.ok()) fail(Category::config, "{} is not a sentencepiece model: {}", name_, status.ToString());
     }
-    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, bool special) const override {
-        if (!utf8::is_whole(text)) return encode_text(utf8::repaired(text), after, special);
+    std::vector<int32_t> encode_text(std::string_view text, TextAfter after, SpecialNames names) const override {
+        if (!utf8::is_whole(text)) return encode_text(utf8::repaired(text), after, names);
         std::vector<int32_t> ids;
         auto const append = [&](std::string_view stretch, int32_t id) {
             if (id >= 0) return ids.push_back(id);
+            std::string plain;
+            if (names == SpecialNames::unguarded) stretch = plain = without_guards(stretch);
             std::vector<int32_t> more;
             bool const begins = after == TextAfter::nothing && ids.empty();
             check((begins ? library_ : inside_).Encode(stretch, &more), "encoding");
             ids.insert(ids.end(), more.begin(), more.end());
         };
-        if (special) {
+        if (names != SpecialNames::text) {
             Regex::Scratch scratch;
             control_->for_each_stretch(text, true, scratch, append);
         } else {

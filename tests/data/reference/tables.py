@@ -3,6 +3,7 @@
 tables.py TOKENIZE FOLDER: MEGABYTES of the environment says how much text.
 """
 import json
+import math
 import os
 import pathlib
 import random
@@ -18,6 +19,8 @@ MEGABYTES = int(os.environ.get("MEGABYTES", "60"))
 ROUNDS = 3
 SLOWEST = 0.9
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
+CALLS = '''{% for m in messages %}{{ m.role + ': ' + (m.tool_calls[0] | tojson if m.content is none else m.content) }} END
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}'''
 
 
 def make_tokenizer(folder):
@@ -53,11 +56,22 @@ def write_all(folder):
     # With null for the empty ones, in a dictionary, and cut into many row groups.
     odd = pyarrow.array([text or None for text in texts]).dictionary_encode()
     pyarrow.parquet.write_table(pyarrow.table({"text": odd}), folder / "odd.parquet", row_group_size=97)
+    view = pyarrow.array(texts, pyarrow.string_view())
+    pyarrow.parquet.write_table(pyarrow.table({"text": view}), folder / "view.parquet")
+    # A column that is none of a conversation's holds what JSON has not.
     chats = [{"messages": [{"role": "user", "content": text[:200]}, {"role": "assistant", "content": "a", "weight": 1.0 * (i % 2)}],
-              "tools": None} for i, text in enumerate(texts[:3000])]
-    with open(folder / "chats.jsonl", "w") as file:
-        file.writelines(json.dumps(chat, ensure_ascii=False) + "\n" for chat in chats)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), folder / "chats.parquet")
+              "tools": None, "score": math.nan if i % 3 else math.inf} for i, text in enumerate(texts[:3000])]
+    write_chats(folder, "chats", chats)
+    # Some templates look for content that is null.
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    write_chats(folder, "calls", [{"messages": [{"role": "user", "content": "u", "tool_calls": None},
+                                                {"role": "assistant", "content": None, "tool_calls": [call]}]}])
+
+
+def write_chats(folder, name, chats):
+    with open(folder / f"{name}.jsonl", "w") as file:
+        file.writelines(json.dumps({key: chat[key] for key in chat if key != "score"}, ensure_ascii=False) + "\n" for chat in chats)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), folder / f"{name}.parquet")
 
 
 def tokenize(command, folder, name, *options):
@@ -83,10 +97,14 @@ def main():
     for name, speed in best.items():
         print(f"{name}: {speed:.2f} M tokens/s, {speed / best['text.jsonl']:.0%} of plain text; the same files")
         assert speed >= SLOWEST * best["text.jsonl"], name
-    assert tokenize(command, folder, "odd.parquet", "--tokenizer", "tokenizer")[0] == plain, "odd.parquet is not the same"
+    for name in ("odd.parquet", "view.parquet"):
+        assert tokenize(command, folder, name, "--tokenizer", "tokenizer")[0] == plain, f"{name} is not the same"
     (folder / "chat.yaml").write_text("chat: {template: chatml}\n")
-    chats = [tokenize(command, folder, name, "--chat", "chat.yaml")[0] for name in ("chats.jsonl", "chats.parquet")]
-    assert chats[0] == chats[1], "chats.parquet is not the same"
+    (folder / "calls.jinja").write_text(CALLS)
+    (folder / "calls.yaml").write_text("chat: {jinja: {file: calls.jinja}}\n")
+    for name, config in (("chats", "chat.yaml"), ("calls", "calls.yaml")):
+        chats = [tokenize(command, folder, f"{name}.{ending}", "--chat", config)[0] for ending in ("jsonl", "parquet")]
+        assert chats[0] == chats[1], f"{name}.parquet is not the same"
     print("conversations: the same files")
 
 

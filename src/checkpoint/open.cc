@@ -43,7 +43,10 @@ void verify_file(FileSystem& files, Path const& folder, Manifest::File const& fi
 
 std::string read_manifest(FileSystem& files, Path const& folder) {
     Path const path = folder / kManifestName;
-    if (!files.exists(path)) fail_damaged("{} is not a checkpoint: it has no {}", folder.string(), kManifestName);
+    if (!files.exists(path))
+        fail_damaged(
+            "{} is not a checkpoint: it has no {}{}", folder.string(), kManifestName,
+            files.is_directory(folder / "checkpoints") ? "; a run's checkpoints are folders of its checkpoints/" : "");
     return files.read_text(path, kMaxManifestBytes);
 }
 

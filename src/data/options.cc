@@ -109,7 +109,7 @@ std::vector<std::string> problems(DataOptions const& options) {
             "document_mask must be true");
     }
     if (options.train.empty() && !options.mock_data) {
-        found.push_back("train: no data sets given; list some, or set mock_data: true");
+        found.push_back("train: no data sets given; list some, or set data.mock_data: true");
     }
     if (!options.validation.empty() && options.validation_fraction > 0) {
         found.push_back(fmt::format("validation_fraction: {} and {} validation data sets exclude each other",

@@ -221,11 +221,11 @@ std::string error_json(Refusal const& refusal) {
 
 RequestReader::RequestReader(PromptEncoder const& encoder, SamplingOptions const& defaults, int64_t seed,
                              Limits const& limits)
-    : encoder_(encoder), defaults_(defaults), limits_(limits), seed_(seed) {}
+    : encoder_(encoder), defaults_(defaults), limits_(limits), seed_(static_cast<uint64_t>(seed)) {}
 
 int64_t RequestReader::next_seeds(int64_t count) {
     std::scoped_lock const lock(mutex_);
-    return std::exchange(seed_, seed_ + count);
+    return static_cast<int64_t>(std::exchange(seed_, seed_ + static_cast<uint64_t>(count)));
 }
 
 std::vector<int32_t> RequestReader::encode_chat(std::string const& line) {

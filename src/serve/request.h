@@ -70,7 +70,7 @@ class RequestReader {
     SamplingOptions const defaults_;
     Limits const limits_;
     std::mutex mutex_;  ///< of the template, which serves one thread at a time, and the seed
-    int64_t seed_;
+    uint64_t seed_;
 };
 
 }  // namespace perigee::serve

@@ -114,6 +114,9 @@ void check_output(FileSystem& files, Path const& input, Path const& output) {
 
 /// The prompt as the model reads it, with room for an answer.
 std::vector<int32_t> encoded(Prompt const& prompt, PromptEncoder const& encoder, int64_t most) {
+    if (!encoder.chats() && !prompt.system.empty())
+        fail(Category::data, "{}: a system message needs a chat template, and there is none (chat.template)",
+             prompt.where);
     std::vector<int32_t> ids =
         encoder.chats() ? encoder.encode(prompt.system, prompt.text) : encoder.encode(prompt.text);
     if (ids.empty())

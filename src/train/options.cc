@@ -366,7 +366,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     out.add_all(problems(options.model));
     out.add_all(problems(options.attention, options.model));
     out.add_all(problems(options.precision, options.model));
-    out.add_all(problems(options.data));
+    for (std::string const& problem : problems(options.data)) out.add("data.{}", problem);
     out.add_all(problems(options.chat));
     int const dp = check_layout(options, world_size, out);
     check_batch(options, dp, out);

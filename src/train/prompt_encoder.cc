@@ -43,6 +43,9 @@ std::vector<int32_t> PromptEncoder::encode(std::string const& system, std::strin
         messages.push_back({kAsks, prompt});
         return chat_->prompt(conversation_line(messages));
     }
+    if (!system.empty())
+        fail(Category::config,
+             "a system message (generate.system) needs a chat template, and there is none (chat.template)");
     std::vector<int32_t> ids = encode(prompt);
     if (ids.empty()) fail(Category::config, "generate.prompt is empty: at least one token is needed to go on from");
     return ids;

@@ -24,7 +24,7 @@ TEST(DataOptionsProblems, GoodOptionsHaveNone) {
 }
 
 TEST(DataOptionsProblems, TrainingNeedsData) {
-    EXPECT_THAT(problems(DataOptions{}), ElementsAre(HasSubstr("no data sets")));
+    EXPECT_THAT(problems(DataOptions{}), ElementsAre(HasSubstr("set data.mock_data: true")));
 }
 
 TEST(DataOptionsProblems, TwoSourcesOfValidationExcludeEachOther) {

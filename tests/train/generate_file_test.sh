@@ -57,6 +57,7 @@ refused() {
 }
 refused '{"prompt": "x", "max_tokens": 1073741825}' \
     'max_tokens is 1073741825, not a whole number from 1 to 1073741824'
+refused '{"prompt": "x", "system": "S"}' 'a system message needs a chat template'
 refused '{"prompt": "x", "max_tokens": 9223372036854775807}' 'max_tokens is 9223372036854775807, not a whole number'
 refused '{"prompt": ""}' 'prompt is empty: at least one token is needed'
 refused "{\"prompt\": \"$(printf 'a%.0s' {1..8192})\"}" \
@@ -119,6 +120,12 @@ for options in "$folder $from/" "$scratch/next checkpoint.resume=auto" "$scratch
     [ "$code" = 0 ] && ! grep -qF "$own" "$scratch/log" || complain "no other checkpoint, $options: exit $code"
 done
 
+command=generate run 1 "$folder" perigee generate.system=S --prompt a
+[ "$code" = 2 ] && grep -qF 'a system message (generate.system) needs a chat template' "$scratch/log" ||
+    complain "a system message without a template: exit $code"
+command=generate run 1 "$scratch/next" perigee checkpoint.resume="$folder" --prompt a
+[ "$code" != 0 ] && grep -qF "a run's checkpoints are folders of its checkpoints/" "$scratch/log" ||
+    complain "a run's folder as a checkpoint: exit $code"
 command=generate run 1 "$folder" perigee generate.input=x
 [ "$code" = 2 ] && grep -qF 'must be given together' "$scratch/log" || complain "input without output: exit $code"
 verdict

@@ -21,6 +21,7 @@
 #include "checkpoint/folders.h"
 #include "commands/child.h"
 #include "config/config.h"
+#include "train/failure.h"
 #include "train/run_folder.h"
 
 namespace perigee::study {
@@ -222,7 +223,7 @@ class Runner {
     std::unique_ptr<FileLock> locked(size_t i) {
         Run const& run = study_.runs[i];
         try {
-            return files_.lock(lock_of(run), fmt::format("process {}", getpid()));
+            return files_.lock(lock_of(run), fmt::format("process {} on {}", getpid(), host_name()));
         } catch (LockedError const& error) {
             states_[i] = State::failed;
             progress_.failures.push_back(

@@ -39,7 +39,8 @@ std::string tokenizer_fingerprint(FileSystem& files, std::string const& tokenize
     if (tokenizer == "bytes") return tokenizer;
     Path const folder = files.is_directory(tokenizer) ? Path(tokenizer) : Path(tokenizer).parent_path();
     Sha256 hash;
-    for (char const* const name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "config.json"})
+    for (char const* const name :
+         {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "config.json"})
         if (files.exists(folder / name)) add_file(hash, files, folder / name, int64_t{1} << 30);
     return fmt::format("{} {}", tokenizer, hash.finish());
 }

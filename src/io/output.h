@@ -12,7 +12,7 @@ namespace perigee {
 /// do not count. `option` is what named the output, as in "--output".
 void refuse_replacing(std::vector<Path> const& inputs, Path const& output, std::string const& option);
 
-/// Throws IoError where write_output() could not write to `output`. Leaves a file that is there as it is.
+/// Throws IoError where write_output() could not write to `output`. An existing file keeps its contents.
 void check_writable(FileSystem& files, Path const& output);
 
 /// FileSystem::replace_text() on the file that links lead to; a device is written to.

@@ -107,7 +107,7 @@ for output in "$work/single/metrics.jsonl" "$work/single/../single/metrics.jsonl
     check "keeps the input" cmp "$work/single/metrics.jsonl" "$work/kept"
 done
 mv "$work/single/metrics.jsonl" "$work/a.svg.tmp"
-check "an output beside a .tmp file of its name" draw "$work/a.svg.tmp" --output "$work/a.svg"
+check "--output works when an input is named like it, with .tmp" draw "$work/a.svg.tmp" --output "$work/a.svg"
 check "keeps that as well" cmp "$work/a.svg.tmp" "$work/kept"
 echo old >"$work/old.svg"
 ln -s old.svg "$work/old_link.svg"

@@ -71,7 +71,7 @@ for output in "$scratch/missing/out.jsonl" "$scratch/folder"; do
         complain "output $output: exit $code"
 done
 
-# Answers never replace their prompts, whatever the file is called.
+# No name or link of the output makes the answers replace the prompts.
 printf '{"prompt": "abc"}\n' >"$scratch/in.jsonl"
 cp "$scratch/in.jsonl" "$scratch/kept.jsonl"
 ln -s in.jsonl "$scratch/link.jsonl"

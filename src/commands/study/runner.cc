@@ -124,7 +124,7 @@ class Runner {
         fmt::print("{} has finished before\n", run.name);
     }
 
-    /// An evaluation without a file of its overrides is taken as it is.
+    /// Evaluations of older studies have no file of overrides; nothing is compared for them.
     void refuse_other_options(Run const& run) const {
         Path const config = study_.file(run, ".yaml"), overrides = study_.file(run, ".overrides");
         if (files_.exists(config) && in_todays_words(files_.read_text(config, 1 << 20), config.string()) != run.config)

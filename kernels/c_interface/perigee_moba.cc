@@ -55,6 +55,13 @@ BlockSparseShape checked(perigee_moba_shape const* c) {
     return shape;
 }
 
+/// Callers say nothing of memory: partial results get kAttentionScratchBytes, beside what the shape alone decides, the
+/// routing and the row statistics of the backward.
+BlockSparsePlan plan_of(BlockSparseShape const& shape, AttentionTask task) {
+    size_t const row_stats = static_cast<size_t>(shape.queries * shape.heads) * 4 * sizeof(float);
+    return plan_attention(shape, task, kAttentionScratchBytes + routing_bytes(shape) + row_stats);
+}
+
 MobaGatePlan gate_plan(perigee_moba_shape const& c, BlockSparseShape const& shape) {
     return plan_moba_gate(shape, {.block_size = c.block_size,
                                   .top_k = c.top_k,
@@ -92,8 +99,8 @@ int perigee_moba_get_sizes(perigee_moba_shape const* shape, perigee_moba_sizes* 
         require(sizes, "sizes");
         BlockSparseShape const checked_shape = checked(shape);
         sizes->scratch_bytes = std::max({gate_plan(*shape, checked_shape).scratch_bytes,
-                                         plan_attention(checked_shape, AttentionTask::forward).scratch_bytes,
-                                         plan_attention(checked_shape, AttentionTask::backward).scratch_bytes});
+                                         plan_of(checked_shape, AttentionTask::forward).scratch_bytes,
+                                         plan_of(checked_shape, AttentionTask::backward).scratch_bytes});
         sizes->routing_bytes = routing_bytes(checked_shape);
         sizes->chosen_count = static_cast<size_t>(shape->tokens * shape->heads * checked_shape.slots());
     });
@@ -126,8 +133,7 @@ int perigee_moba_forward(perigee_moba_shape const* shape, perigee_moba_problem c
         BlockSparseProblem const attention = attention_problem(problem, checked_shape.slots());
         require(o, "o");
         require(lse, "lse");
-        block_sparse_forward(plan_attention(checked_shape, AttentionTask::forward), attention, static_cast<bf16*>(o),
-                             lse);
+        block_sparse_forward(plan_of(checked_shape, AttentionTask::forward), attention, static_cast<bf16*>(o), lse);
     });
 }
 
@@ -140,7 +146,7 @@ int perigee_moba_backward(perigee_moba_shape const* shape, perigee_moba_problem 
         void const* const pointers[] = {gradients->d_o, gradients->o,  gradients->lse,
                                         gradients->dq,  gradients->dk, gradients->dv};
         for (void const* pointer : pointers) require(pointer, "a pointer of gradients");
-        block_sparse_backward(plan_attention(checked_shape, AttentionTask::backward), attention,
+        block_sparse_backward(plan_of(checked_shape, AttentionTask::backward), attention,
                               {.d_o = static_cast<bf16 const*>(gradients->d_o),
                                .o = static_cast<bf16 const*>(gradients->o),
                                .lse = gradients->lse,

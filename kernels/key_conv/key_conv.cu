@@ -33,14 +33,21 @@ __device__ __forceinline__ float silu_slope(float s) {
     return p * (1 + s * (1 - p));
 }
 
-/// Work of a thread: channels `channel` and `channel` + 1, tokens [begin, end).
+/// Thread blocks for all channels of a range of tokens. The grid has one dimension, as only that may be long.
+__host__ __device__ constexpr int blocks_across(KeyConvShape const& shape) {
+    return (shape.channels + 2 * kThreads - 1) / (2 * kThreads);
+}
+
+/// Work of a thread: channels `channel` and `channel` + 1, tokens [begin, end) of range `range`.
 struct Place {
+    int64_t range;
     int channel;
     int64_t begin, end;
 
     __device__ explicit Place(KeyConvShape const& shape)
-        : channel(static_cast<int>(blockIdx.x * kThreads + threadIdx.x) * 2),
-          begin(int64_t{blockIdx.y} * kStretch),
+        : range(blockIdx.x / blocks_across(shape)),
+          channel(static_cast<int>(blockIdx.x % blocks_across(shape) * kThreads + threadIdx.x) * 2),
+          begin(range * kStretch),
           end(min(begin + kStretch, shape.tokens)) {}
     __device__ bool outside(KeyConvShape const& shape) const { return channel >= shape.channels; }
 };
@@ -125,16 +132,14 @@ __global__ void __launch_bounds__(kThreads) backward(KeyConvBackward const a) {
         int64_t const done = t - (W - 1);
         if (done >= place.begin) store(a.dx, done * shape.width + shape.first + place.channel, pending.x[W - 1]);
     }
-    float* const to = a.scratch + (int64_t{blockIdx.y} * shape.channels + place.channel) * W;
+    float* const to = a.scratch + (place.range * shape.channels + place.channel) * W;
 #pragma unroll
     for (int l = 0; l < W; ++l) to[l] = dw[l].a, to[W + l] = dw[l].b;
 }
 
 int64_t stretches(KeyConvShape const& shape) { return ceil_div(shape.tokens, kStretch); }
 
-dim3 grid(KeyConvShape const& shape) {
-    return {static_cast<unsigned>(ceil_div(shape.channels, 2 * kThreads)), static_cast<unsigned>(stretches(shape))};
-}
+dim3 grid(KeyConvShape const& shape) { return {static_cast<unsigned>(blocks_across(shape) * stretches(shape))}; }
 
 /// Calls body.operator()<W>() with W = `taps`.
 template <class Body>

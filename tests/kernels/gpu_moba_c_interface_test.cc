@@ -95,6 +95,25 @@ TEST_F(GpuMobaCInterface, SelectsAttendsAndDifferentiatesAsTheReference) {
     expect_right({.cu_seqlens = {0, 90, 200}, .options = {.block_size = 32, .top_k = 1}}, true);
 }
 
+TEST_F(GpuMobaCInterface, HasScratchForAMillionTokens) {
+    for (int const deterministic : {0, 1}) {
+        perigee_moba_shape const shape = {.tokens = 1 << 20,
+                                          .documents = 1,
+                                          .heads = 32,
+                                          .kv_heads = 8,
+                                          .head_dim = 128,
+                                          .block_size = 512,
+                                          .top_k = 16,
+                                          .force_previous = 0,
+                                          .per_group = 0,
+                                          .deterministic = deterministic};
+        perigee_moba_sizes sizes{};
+        char message[PERIGEE_MOBA_MESSAGE_BYTES] = "?";
+        EXPECT_EQ(perigee_moba_get_sizes(&shape, &sizes, message), PERIGEE_MOBA_OK) << message;
+        EXPECT_LT(sizes.scratch_bytes, sizes.routing_bytes + (size_t{3} << 30));
+    }
+}
+
 TEST_F(GpuMobaCInterface, RefusesWithAReason) {
     perigee_moba_shape shape = shape_of({.cu_seqlens = {0, 128}});
     perigee_moba_sizes sizes{};

@@ -56,6 +56,8 @@ TEST_F(GpuKeyConv, MatchesTheHost) {
 
 TEST_F(GpuKeyConv, LongSequences) {
     compare([&](Lab& lab) { key_conv_case(lab, {20000, 192, 5, 576, 960, 9001}); });
+    // More ranges than the second dimension of a grid could have.
+    compare([&](Lab& lab) { key_conv_case(lab, {65536 * 64 + 1, 2, 2, 0, 2, 9001}); });
 }
 
 }  // namespace

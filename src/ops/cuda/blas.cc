@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "ops/checks.h"
 #include "ops/cuda/cublas_lt.h"
@@ -14,6 +15,14 @@ namespace {
 
 constexpr size_t kWorkspace = size_t{32} << 20;
 constexpr int kCandidates = 16;
+
+/// What cuBLASLt may assume of a pointer: its default where 16 bytes, the widest access, divide the address. Tensors
+/// in a flat buffer follow each other without gaps, so the address may be a multiple of 2 only.
+uint32_t alignment_of(void const* pointer) {
+    constexpr uint32_t kDefault = 256, kWidest = 16;
+    auto const address = reinterpret_cast<uintptr_t>(pointer);
+    return address % kWidest == 0 ? kDefault : static_cast<uint32_t>(address & (~address + 1));
+}
 
 void check_blas(cublasStatus_t code, char const* call) {
     if (code != CUBLAS_STATUS_SUCCESS)
@@ -127,6 +136,12 @@ Blas::Plan& Blas::plan(Key const& key, Memory const& memory) {
     check_blas(CublasLt::get().preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspace,
                                               sizeof kWorkspace),
                "cublasLtMatmulPreferenceSetAttribute");
+    for (auto const& [what, alignment] : {std::pair{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment},
+                                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment},
+                                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.c_alignment},
+                                          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment}})
+        check_blas(CublasLt::get().preference_set(preference, what, &alignment, sizeof alignment),
+                   "cublasLtMatmulPreferenceSetAttribute");
     // Training repeats the same round numbers of tokens, decoding the same few; others are not worth a trial.
     bool const repeats = key.m % 128 == 0 || key.m <= 64;
     bool const tune = tune_ && repeats && key.n % 128 == 0 && key.k % 128 == 0;
@@ -185,8 +200,10 @@ cublasStatus_t Blas::run(Plan& p, cublasLtMatmulAlgo_t const& algorithm, bool ac
                                   device_.stream());
 }
 
-void Blas::multiply(Key const& key, Memory const& memory) {
+void Blas::multiply(Key key, Memory const& memory) {
     if (key.m == 0 || key.n == 0) return;
+    key.a_alignment = alignment_of(memory.a), key.b_alignment = alignment_of(memory.b);
+    key.c_alignment = alignment_of(memory.c.data);
     Plan& p = plan(key, memory);
     check_blas(run(p, p.algorithm, key.accumulate, memory), "cublasLtMatmul");
 }

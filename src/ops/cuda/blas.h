@@ -34,6 +34,7 @@ class Blas {
         int64_t m, n, k;
         Operands operands;
         bool transpose_a, transpose_b, accumulate, wide;
+        uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0;  ///< bytes; set by multiply()
         auto operator<=>(Key const&) const = default;
     };
     /// Operands of one product; scales only if they are quantised.
@@ -43,7 +44,7 @@ class Blas {
         TensorView c;
     };
     struct Plan;
-    void multiply(Key const& key, Memory const& memory);
+    void multiply(Key key, Memory const& memory);
     Plan& plan(Key const& key, Memory const& memory);
     void choose_by_trial(Plan& plan, std::span<cublasLtMatmulHeuristicResult_t const> candidates, Key const& key,
                          Memory const& memory);

@@ -88,8 +88,8 @@ Action declare_study(CLI::App& app) {
                    "after so many minutes runs save and stop, with exit code 75; the same command goes on from there")
         ->check(number_between(0, 1e6));
     app.add_option("--only", typed->runner.only,
-                   "train only runs whose names contain this text, and those they go on from; repeat the option for "
-                   "more texts: --only seed=1 --only seed=3")
+                   "train only the runs of this arm, or with these values in their names, and those they go on from; "
+                   "repeat the option for more: --only full --only arm=gate,seed=1")
         ->allow_extra_args(false);
     app.add_option("--perigee", typed->runner.program, "the program that trains, instead of this one");
     return [typed](FileSystem& files) { return study::run(typed->file, typed->runner, files); };

@@ -124,7 +124,9 @@ check "is what was asked for" [ "$(cd "$scratch/part/runs" && echo *.finished)" 
 check "of which it counts" prints '^last=1,seed=3 finished after .* \(3 of 3\)|^last=0,seed=3 finished after .* \(3 of 3\)'
 check "its table has no others" [ "$(grep -c . "$scratch/part/table.csv")" = 3 ]
 check "a part that there is not" exits 2 study part --only seed=3 --only seed=5
-check "is named, with what there is" says '^perigee: .*--only seed=5: no run has that in its name.* last=0,seed=4'
+check "is named, with what there is" says '^perigee: .*--only seed=5: no run has exactly that in its name.* last=0,seed=4'
+check "a part of a value" exits 2 study part --only eed=3
+check "or of its end" exits 2 study part --only before,seed
 check "the rest" study part
 check "makes the table whole" diff "$csv" "$scratch/part/table.csv"
 

@@ -54,6 +54,17 @@ std::pair<std::string, std::set<std::string>> evaluation_of(Run const& run, std:
     return {to_yaml(parse_config(run.config, name, overrides)), keys};
 }
 
+/// Whether `text` is part of a run's name, between whole values: "gate" and "arm=gate" of "arm=gate,seed=1", not of
+/// "arm=force_gate,seed=1".
+bool names_whole(std::string const& name, std::string const& text) {
+    for (size_t at = name.find(text); !text.empty() && at != std::string::npos; at = name.find(text, at + 1)) {
+        size_t const end = at + text.size();
+        bool const begins = at == 0 || name[at - 1] == ',' || name[at - 1] == '=';
+        if (begins && (end == name.size() || name[end] == ',')) return true;
+    }
+    return false;
+}
+
 std::vector<std::string> lines_of(std::string const& text) {
     std::vector<std::string> lines;
     std::istringstream stream(text);
@@ -156,14 +167,14 @@ class Runner {
         std::set<std::string> unknown(options_.only.begin(), options_.only.end());
         for (size_t i = 0; i < wanted.size(); ++i)
             for (std::string const& text : options_.only) {
-                if (study_.runs[i].name.find(text) == std::string::npos) continue;
+                if (!names_whole(study_.runs[i].name, text)) continue;
                 wanted[i] = true;
                 unknown.erase(text);
             }
         if (!unknown.empty()) {
             std::vector<std::string> names;
             for (Run const& run : study_.runs) names.push_back(run.name);
-            fail(Category::config, "--only {}: no run has that in its name, which are {}", *unknown.begin(),
+            fail(Category::config, "--only {}: no run has exactly that in its name. There are {}", *unknown.begin(),
                  fmt::join(names, ", "));
         }
         for (size_t i = wanted.size(); i-- > 0;)  // what a run goes on from comes before it

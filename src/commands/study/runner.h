@@ -18,7 +18,9 @@ struct RunnerOptions {
     int64_t jobs = 1;               ///< runs at once
     std::vector<std::string> gpus;  ///< unless empty, a job has one of these to itself, through CUDA_VISIBLE_DEVICES
     double budget_minutes = 0;      ///< after which the runs save and stop; 0: none
-    std::vector<std::string> only;  ///< unless empty, runs whose name contains one of these, and what they go on from
+    /// Unless empty, runs whose names have one of these between whole values, and what they go on from: "gate",
+    /// "seed=1".
+    std::vector<std::string> only;
 };
 
 struct Failure {
@@ -35,8 +37,8 @@ struct Progress {
 /// Starts every run that has not finished, those that others go on from first, and waits for all. A run that was
 /// stopped before goes on from its own last checkpoint. A failing run does not keep the others from running, but for
 /// those that go on from it. Throws Category::config, before any starts, where a run's files belong to other options
-/// than it has now, where data, a tokenizer or weights that an unfinished one reads are not there, or where no name
-/// contains a text of `only`.
+/// than it has now, where data, a tokenizer or weights that an unfinished one reads are not there, or where no run has
+/// a text of `only`.
 Progress run_all(Study const& study, RunnerOptions const& options, FileSystem& files);
 
 bool is_finished(Study const& study, Run const& run, FileSystem const& files);

@@ -111,49 +111,34 @@ TEST_F(GpuMobaSelection, ChoosesWhatTheReferenceChooses) {
                     << dim << " " << top_k;
 }
 
-MobaSelection constexpr kSelections[] = {MobaSelection::per_head, MobaSelection::per_group};
-char const* name_of(MobaSelection selection) {
-    return selection == MobaSelection::per_head ? "a choice per head" : "a choice per group";
-}
-
 TEST_F(GpuMobaSelection, ManyBlocksAndManyPlaces) {
-    for (MobaSelection const selection : kSelections)
-        for (int64_t const dim : {64, 128})
-            for (int64_t const top_k : {2, 3, 8, 12, 16, 33, 34, 64})
-                EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 30, 1500},
-                                         .heads = 3,
-                                         .kv_heads = 1,
-                                         .head_dim = dim,
-                                         .options = {.block_size = 8, .top_k = top_k, .selection = selection},
-                                         .seed = static_cast<uint64_t>(top_k)}),
-                          0)
-                    << name_of(selection) << " " << top_k;
+    for (int64_t const dim : {64, 128})
+        for (int64_t const top_k : {2, 3, 8, 12, 16, 33, 34, 64})
+            EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 30, 1500},
+                                     .heads = 3,
+                                     .kv_heads = 1,
+                                     .head_dim = dim,
+                                     .options = {.block_size = 8, .top_k = top_k},
+                                     .seed = static_cast<uint64_t>(top_k)}),
+                      0)
+                << top_k;
 }
 
 TEST_F(GpuMobaSelection, AnyGroupOfHeads) {
-    for (auto const& [heads, kv_heads, top_k] : {std::tuple{5, 5, 4},
-                                                 {5, 1, 4},
-                                                 {7, 1, 4},
-                                                 {40, 1, 4},
-                                                 {16, 2, 4},
-                                                 {24, 2, 8},
-                                                 {12, 1, 6},
-                                                 {20, 1, 12},
-                                                 {129, 1, 4},
-                                                 {300, 1, 4}})
-        for (MobaSelection const selection : kSelections)
-            EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 70, 400},
-                                     .heads = heads,
-                                     .kv_heads = kv_heads,
-                                     .options = {.block_size = 4, .top_k = top_k, .selection = selection},
-                                     .seed = static_cast<uint64_t>(heads)}),
-                      0)
-                << name_of(selection) << ", " << heads << " heads of " << kv_heads << ", " << top_k;
+    for (auto const& [heads, kv_heads, top_k] :
+         {std::tuple{5, 5, 4}, {5, 1, 4}, {7, 1, 4}, {40, 1, 4}, {16, 2, 4}, {24, 2, 8}, {12, 1, 6}, {20, 1, 12}})
+        EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 70, 400},
+                                 .heads = heads,
+                                 .kv_heads = kv_heads,
+                                 .options = {.block_size = 4, .top_k = top_k},
+                                 .seed = static_cast<uint64_t>(heads)}),
+                  0)
+            << heads << " heads of " << kv_heads << ", " << top_k;
 }
 
 TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
     for (bool const forced : {false, true})
-        for (MobaSelection const selection : kSelections)
+        for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
             for (int64_t const top_k : {2, 5})
                 EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 40, 600},
                                          .heads = 6,
@@ -169,7 +154,7 @@ TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
 TEST_F(GpuMobaSelection, ForcedFirst) {
     for (auto const& cu : {std::vector<int32_t>{0, 40, 600}, {0, 8, 16, 1500}, {0, 5, 5, 300, 1000}})
         for (bool const previous : {false, true})
-            for (MobaSelection const selection : kSelections)
+            for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
                 for (int64_t const dim : {64, 96, 128})
                     for (int64_t const top_k : {3, 4, 9, 12, 17, 20})
                         EXPECT_EQ(wrong_choices({.cu_seqlens = cu,
@@ -192,18 +177,13 @@ TEST_F(GpuMobaSelection, ForcedFirst) {
 }
 
 TEST_F(GpuMobaSelection, ARangeOfQueries) {
-    for (MobaSelection const selection : kSelections) {
-        GpuMobaCase const c{.cu_seqlens = kPacks[2],
-                            .heads = 6,
-                            .kv_heads = 2,
-                            .options = {.block_size = 32, .top_k = 3, .selection = selection}};
-        auto const p = make_gpu_problem(c);
-        for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
-            for (KernelArch const arch : archs_here()) {
-                GpuMoba gpu(p, c.options, begin, end, kAttentionScratchBytes, arch);
-                EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), begin), 0);
-            }
-    }
+    GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3}};
+    auto const p = make_gpu_problem(c);
+    for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
+        for (KernelArch const arch : archs_here()) {
+            GpuMoba gpu(p, c.options, begin, end, kAttentionScratchBytes, arch);
+            EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), begin), 0);
+        }
 }
 
 /// Mean keys as the rule has them: rounded to bf16. [blocks, width], of one document.
@@ -222,17 +202,11 @@ std::vector<double> mean_keys(ReferenceProblem const& p, int64_t block_size) {
 
 /// Many tiles per multiprocessor and many steps per tile: the choice is right up to scores that fp32 cannot tell apart.
 TEST_F(GpuMobaSelection, LongDocumentsChooseTheBestBlocks) {
-    for (auto const& [top_k, selection] : {std::tuple{3, MobaSelection::per_head},
-                                           {8, MobaSelection::per_head},
-                                           {12, MobaSelection::per_head},
-                                           {3, MobaSelection::per_group},
-                                           {8, MobaSelection::per_group},
-                                           {12, MobaSelection::per_group}}) {
-        bool const shared = selection == MobaSelection::per_group;
+    for (int64_t const top_k : {3, 8, 12}) {
         GpuMobaCase const c{.cu_seqlens = {0, 8000},
                             .heads = 8,
                             .head_dim = 128,
-                            .options = {.block_size = 16, .top_k = top_k, .selection = selection},
+                            .options = {.block_size = 16, .top_k = top_k},
                             .seed = static_cast<uint64_t>(top_k)};
         auto const p = make_gpu_problem(c);
         auto const chosen = GpuMoba(p, c.options).select();
@@ -244,11 +218,10 @@ TEST_F(GpuMobaSelection, LongDocumentsChooseTheBestBlocks) {
             double magnitude = 0;
             for (int64_t b = 0; b < own; ++b) {
                 double score = 0, size = 0;
-                for (int64_t head = shared ? row / 4 * 4 : row; head < (shared ? row / 4 * 4 + 4 : row + 1); ++head)
-                    for (int64_t i = 0; i < 128; ++i) {
-                        double const x = p.q[head * 128 + i] * means[b * 256 + g * 128 + i];
-                        score += x, size += std::abs(x);
-                    }
+                for (int64_t i = 0; i < 128; ++i) {
+                    double const x = p.q[row * 128 + i] * means[b * 256 + g * 128 + i];
+                    score += x, size += std::abs(x);
+                }
                 scores.push_back(score);
                 magnitude = std::max(magnitude, size);
             }
@@ -305,34 +278,14 @@ ReferenceProblem of_whole_numbers(GpuMobaCase const& c) {
     return p;
 }
 
-/// A thread block takes several tiles, after an odd number of heads too. Scores are exact, so all kernels agree.
-TEST_F(GpuMobaSelection, SharedChoicesOfManyTilesPerMultiprocessor) {
-    for (int64_t const dim : {64, 128})
-        for (int64_t const group : {2, 3}) {
-            GpuMobaCase c{.cu_seqlens = {0, 37, 5000},
-                          .heads = 16 * group,
-                          .kv_heads = 16,
-                          .head_dim = dim,
-                          .options = {.block_size = 16, .selection = MobaSelection::per_group}};
-            auto const p = of_whole_numbers(c);
-            for (int64_t const top_k : {3, 8, 16}) {
-                c.options.top_k = top_k;
-                EXPECT_EQ(GpuMoba(p, c.options).select(), GpuMoba(p, c.options, KernelArch::sm80).select())
-                    << dim << ", groups of " << group << ", " << top_k;
-            }
-        }
-}
-
 TEST_F(GpuMobaSelection, OfFewScoresThatDifferTheLaterBlocksWin) {
     for (int64_t const dim : {64, 128})
-        for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16})
-            for (MobaSelection const selection : kSelections) {
-                GpuMobaCase c = many_blocks(900, dim, top_k);
-                c.options.selection = selection;
-                auto const p = of_whole_numbers(c);
-                for (KernelArch const arch : archs_here())
-                    EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, arch).select()), 0) << dim << " " << top_k;
-            }
+        for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16}) {
+            GpuMobaCase const c = many_blocks(900, dim, top_k);
+            auto const p = of_whole_numbers(c);
+            for (KernelArch const arch : archs_here())
+                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, arch).select()), 0) << dim << " " << top_k;
+        }
 }
 
 /// Every step of candidates is better, or worse, than those before it.

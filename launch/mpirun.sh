@@ -46,6 +46,11 @@ if [ -n "$restarts" ]; then
     exit
 fi
 
+# mpirun gives ranks a terminal of its own: they cannot see where their output goes.
+PERIGEE_OUTPUT=file
+[ ! -t 1 ] || PERIGEE_OUTPUT=terminal
+export PERIGEE_OUTPUT
+
 placement=(--oversubscribe)
 if [ -n "$hostfile" ]; then
     # Neighbours in rank share a host, as tensor parallelism needs.
@@ -53,7 +58,7 @@ if [ -n "$hostfile" ]; then
     # Processes on other hosts get nothing of this environment but what is named, and Open MPI's own OMPI_*.
     for name in $(compgen -e); do
         case $name in
-            NCCL_* | UCX_* | CUDA_* | OMP_* | OPENBLAS_* | LD_LIBRARY_PATH) placement+=(-x "$name") ;;
+            NCCL_* | UCX_* | CUDA_* | OMP_* | OPENBLAS_* | LD_LIBRARY_PATH | PERIGEE_OUTPUT) placement+=(-x "$name") ;;
         esac
     done
     # Open MPI reaches InfiniBand through UCX; its older way there only warns about the devices it finds.

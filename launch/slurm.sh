@@ -28,8 +28,15 @@ if ! [[ ${PERIGEE_RESTARTS:-0} =~ ^[0-9]{1,9}$ ]]; then
 fi
 # sbatch runs a copy of this file, so paths start where the job was submitted.
 cd "${SLURM_SUBMIT_DIR:-.}"
-program=build/cpu/bin/perigee
-[ -x "$program" ] || program=perigee  # an installed one
+builds=(build/cpu)
+[ "${SLURM_GPUS_ON_NODE:-0}" = 0 ] || builds=(build/cuda build/cpu)
+program=perigee  # an installed one
+for build in "${builds[@]}"; do
+    if [ -x "$build/bin/perigee" ]; then
+        program=$build/bin/perigee
+        break
+    fi
+done
 program=${PERIGEE:-$program}
 
 requeue() {

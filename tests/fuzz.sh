@@ -17,7 +17,7 @@ targets=("$@")
 fuzz_one() {
     local corpus=$build/corpus/$1 seeds=$build/seeds/$1 log=$build/$1.log
     mkdir -p "$corpus" "$seeds" "$build/crashes"
-    "$build/bin/$1" --write-seeds "$seeds"
+    "$build/bin/$1" --write-seeds "$seeds" || return 1
     if ! "$build/bin/$1" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=256 -max_len=65536 \
         -print_final_stats=1 -artifact_prefix="$build/crashes/$1-" "$corpus" "$seeds" >"$log" 2>&1; then
         tail -n 60 "$log" >&2

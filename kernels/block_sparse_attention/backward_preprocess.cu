@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kProductThreads) max_abs_kernel(AttentionArgs 
     // Bits of bf16 are whole numbers that fp32 holds.
     auto const most = static_cast<uint32_t>(block_max(static_cast<float>(max(max_abs & 0xffff, max_abs >> 16))));
     uint32_t* const to = a.max_abs + blockIdx.y;
-    if (threadIdx.x == 0 && most > *to) atomicMax(to, most);  // few do: who reads an old number asks in vain
+    if (threadIdx.x == 0 && most > *to) atomicMax(to, most);  // few do; a stale *to costs only a needless atomicMax
 }
 
 }  // namespace

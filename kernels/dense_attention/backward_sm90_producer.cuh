@@ -16,14 +16,19 @@ struct BackwardShared {
     alignas(16) float stats[T::kStages][2][T::kRows];  ///< as BackwardArgs::stats
     Tile item;
     // Who arrives at a barrier, and who waits for what. A tile that its document ends in passes clear_ends() first.
-    //   item_wanted  bring_tiles()              find_items(): the item's copies are under way, so the next is looked
-    //   for item_known   find_items()               the other producers: `item` keys_here    TMA clear_ends(): k, v of
-    //   a tile that its document ends in keys_full    TMA or clear_ends()        consumers: k, v and `item` keys_free
-    //   all but find_items()       find_items(): nobody reads `item`, k, v any longer rows_here    TMA clear_ends(): q,
-    //   do of a tile that its document ends in rows_full    TMA, also clear_ends()     consumers: q, do, stats
-    //   rows_free    consumers                  bring_rows()
-    //   dq_full      consumers                  add_query_gradients()
-    //   dq_free      add_query_gradients()      consumers
+    // clang-format off
+    //   barrier      arrives                 waits
+    //   item_wanted  bring_tiles()           find_items(): the item's copies are queued, look for the next
+    //   item_known   find_items()            the other producers: `item`
+    //   keys_here    TMA                     clear_ends(): k, v of a tile that its document ends in
+    //   keys_full    TMA or clear_ends()     consumers: k, v and `item`
+    //   keys_free    all but find_items()    find_items(): nobody reads `item`, k, v any longer
+    //   rows_here    TMA                     clear_ends(): q, do of a tile that its document ends in
+    //   rows_full    TMA, also clear_ends()  consumers: q, do, stats
+    //   rows_free    consumers               bring_rows()
+    //   dq_full      consumers               add_query_gradients()
+    //   dq_free      add_query_gradients()   consumers
+    // clang-format on
     Barrier item_wanted, item_known, keys_full, keys_free, keys_here, dq_full, dq_free;
     Barrier rows_full[T::kStages], rows_free[T::kStages], rows_here[T::kStages];
 };

@@ -36,7 +36,7 @@ __device__ __forceinline__ void write_rows(bf16* to, int64_t stride, int rows, f
     auto* const at = reinterpret_cast<uint4*>(to + first * stride) + lane % 4;
     int64_t const other = stride;  // from a thread's first row to its second, in runs of eight
     uint4 before[2][D / 32] = {};
-    if (add) {  // all at once: who waits has nothing else to do
+    if (add) {  // all loads first: a thread that waits for one has nothing else to do
 #pragma unroll
         for (int half = 0; half < 2; ++half)
 #pragma unroll

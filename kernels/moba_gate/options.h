@@ -25,9 +25,9 @@ struct MobaOptions {
 /// Blocks of a document of `length` tokens: ceil(length / block_size).
 constexpr int64_t moba_blocks(int64_t length, int64_t block_size) { return (length + block_size - 1) / block_size; }
 
-/// With this few blocks every candidate is chosen, and MoBA is full causal attention.
-constexpr bool moba_covers_all(int64_t length, MobaOptions const& options) {
-    return moba_blocks(length, options.block_size) <= options.top_k;
+/// With this few blocks of a document all are selected, by any rule: full causal attention.
+constexpr bool moba_covers_all(int64_t length, int64_t block_size, int64_t top_k) {
+    return moba_blocks(length, block_size) <= top_k;
 }
 
 }  // namespace perigee

@@ -149,7 +149,7 @@ int run_suites(Trained const& trained, Job const& job) {
     int const code = complete(job);
     if (code != 0 || !writes) return code;
     fmt::print("{}", results.tables);
-    files->write(results);
+    files->write(results, job.command.overrides);
     return code;
 }
 
@@ -160,6 +160,7 @@ int run_eval(Trained const& trained, Job const& job) {
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     auto const validation = session.open(Split::validation);
     RunState const state = session.load_weights(trained.checkpoint);
+    if (job.launch.world().rank() == 0) warn_of_other_template(options.data, state, job.files);
     auto const selections = session.selections(state.step);
     job.watchdog.enter(Section::eval, state.step);
     EvalReport report = evaluate(session, *validation, state.step, selections);

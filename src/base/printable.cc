@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 namespace perigee {
 
@@ -44,7 +46,10 @@ std::string printable(std::string_view text) { return escaped(text, "\n\t"); }
 std::string printable_name(std::string_view text) { return escaped(text, ""); }
 
 void print_generated(std::string const& text) {
-    fmt::print("{}", ::isatty(STDOUT_FILENO) == 1 ? printable(text) : text);
+    // mpirun can give ranks a terminal although their output goes to a file: launch/mpirun.sh knows.
+    char const* const output = std::getenv("PERIGEE_OUTPUT");
+    bool const to_terminal = ::isatty(STDOUT_FILENO) == 1 && (output == nullptr || std::strcmp(output, "file") != 0);
+    fmt::print("{}", to_terminal ? printable(text) : text);
     std::fflush(stdout);
 }
 

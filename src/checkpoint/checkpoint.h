@@ -48,6 +48,7 @@ struct RunState {
     std::optional<int64_t> consumed_tokens = {};  ///< in them, padding included; none in those of older programs
     int64_t applied_updates = 0;                  ///< optimizer updates done; steps skipped by the guard do not count
     int64_t skipped_in_a_row = 0;
+    int64_t without_loss_in_a_row = 0;  ///< steps whose global batch had no token that carries loss
     uint64_t seed = 0;
     /// The held-out loss that was the lowest so far, of the steps that have a checkpoint.
     struct Best {

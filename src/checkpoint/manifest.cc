@@ -53,6 +53,7 @@ Json to_json(RunState const& state) {
               {"data", state.data},
               {"info", state.info}};
     if (state.consumed_tokens) json["consumed_tokens"] = *state.consumed_tokens;
+    if (state.without_loss_in_a_row > 0) json["without_loss_in_a_row"] = state.without_loss_in_a_row;
     if (state.best) json["best"] = {{"step", state.best->step}, {"loss", state.best->loss}};
     return json;
 }
@@ -134,6 +135,8 @@ class Parser {
         state.seed = seed.get<uint64_t>();
         state.info = texts_at(object, "info");
         // What older programs did not write.
+        if (object.contains("without_loss_in_a_row"))
+            state.without_loss_in_a_row = count_at(object, "without_loss_in_a_row");
         if (object.contains("consumed_tokens")) state.consumed_tokens = count_at(object, "consumed_tokens");
         if (object.contains("run_id")) state.run_id = text_at(object, "run_id");
         if (object.contains("options")) state.options = text_at(object, "options");

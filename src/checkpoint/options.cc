@@ -18,7 +18,9 @@ void describe(Schema& schema, CheckpointOptions& options) {
         .add("resume", options.resume,
              "auto: from the newest whole checkpoint of the run's folder, if there is one; damaged newer ones are "
              "renamed "
-             "to step_....damaged, and where none is whole the run stops; never; best: "
+             "to step_....damaged, and where none is whole the run stops; never: a new run, in a folder without "
+             "checkpoints; where there are some, eval, generate and serve take the newest and refuse another "
+             "model.init_from or lora.init_from than the run's (auto and best warn of it); best: "
              "the one of the run's folder with the lowest validation loss, for eval and generate; or a checkpoint's "
              "folder to begin from; once the run has checkpoints of its own, the same command trains on from the "
              "newest of "

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/log.h"
 #include "commands/bench/measure.h"
 #include "commands/command.h"
 #include "commands/number_between.h"
@@ -145,11 +146,17 @@ DeviceRate measured(double value) { return {std::stod(fmt::format("{:.3g}", valu
 
 void calibrate(CalibrateOptions const& options, FileSystem& files) {
     Machine machine = make_machine(RunOptions{});
+    if (machine.device->is_host() && options.shrink == 1)
+        fail(Category::config,
+             "no GPU here: calibrate measures a GPU; --shrink N divides its sizes, to try the command on a CPU");
+    if (options.shrink > 1)
+        log::warn("sizes are divided by {}: these rates are there to try the command, not for perigee check",
+                  options.shrink);
     Calibration here(options, *machine.ops);
     DeviceRates rates = device_rates("h200", files);
     rates.assume_all();
     rates.name = machine.device->name();
-    rates.hopper = machine.device->is_host() || cuda_compute_major(0) == kHopperMajor;
+    rates.hopper = !machine.device->is_host() && cuda_compute_major(0) == kHopperMajor;
     if (machine.device->total_bytes() > 0)
         rates.memory_gib = static_cast<double>(machine.device->total_bytes()) / 1073741824.0;
     rates.products = measured(here.products());

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 
+#include "base/log.h"
 #include "base/printable.h"
 #include "checkpoint/manifest.h"
 #include "commands/command.h"
@@ -10,6 +11,7 @@
 #include "config/config.h"
 #include "data/jinja_template.h"
 #include "hf/convert.h"
+#include "hf/peft.h"
 #include "hf/weights.h"
 #include "model/llama.h"
 #include "train/described.h"
@@ -61,6 +63,11 @@ Checkpoint open_source(FileSystem& files, Path const& source) {
     if (files.exists(checkpoint_root(source.string())))
         if (auto found = find_latest(files, *make_single_host_comm(), checkpoint_root(source.string())))
             return std::move(*found);
+    if (files.exists(source / kAdapterConfigName))
+        fail(Category::config,
+             "{} holds adapters in PEFT's format, and convert merges those of a run: a run with lora.init_from={} "
+             "trains on from them",
+             source.string(), source.string());
     fail(Category::config, "{} is neither a Hugging Face folder nor a checkpoint nor a run with checkpoints",
          source.string());
 }
@@ -79,6 +86,18 @@ RunOptions options_of(FileSystem& files, ConvertOptions const& options, Checkpoi
     return run;
 }
 
+/// The folder that a run began with may have a tokenizer that the run never used.
+void warn_of_other_tokenizer(FileSystem& files, RunOptions const& run) {
+    Path const folder = run.model.init_from;
+    if (folder.empty() || run.data.mock_data || run.data.tokenizer != DataOptions{}.tokenizer) return;
+    for (char const* const name : {"tokenizer.json", "tokenizer.model"})
+        if (files.exists(folder / name))
+            return log::warn(
+                "the run's data.tokenizer is {}, so its ids are not those of {}, which the model began with: with that "
+                "tokenizer the weights are of no use",
+                run.data.tokenizer, (folder / name).string());
+}
+
 /// What the weights of a checkpoint mean: said by the config.json beside them, or by the run.
 ExportOptions describe_checkpoint(FileSystem& files, ConvertOptions const& options, Checkpoint const& checkpoint) {
     Path const folder = checkpoint.folder();
@@ -92,6 +111,7 @@ ExportOptions describe_checkpoint(FileSystem& files, ConvertOptions const& optio
         return result;
     }
     RunOptions const run = options_of(files, options, checkpoint);
+    if (options.companions.empty()) warn_of_other_tokenizer(files, run);
     if (files.exists(run.model.init_from)) result.origin = run.model.init_from;  // it may be gone
     result.base = options.base.empty() ? Path(run.model.init_from) : options.base;
     Path const tokenizer = run.data.tokenizer;

@@ -1,6 +1,7 @@
 // Text to tokens: `perigee tokenize INPUT... --output PREFIX` writes PREFIX.bin and PREFIX.idx for `train: [{path:
 // PREFIX}]`. With --chat CONFIG the inputs are conversations.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -10,6 +11,7 @@
 #include "commands/tokenize/chat.h"
 #include "commands/tokenize/mix.h"
 #include "commands/tokenize/text.h"
+#include "config/config.h"
 #include "data/dataset_files.h"
 #include "io/output.h"
 
@@ -81,9 +83,22 @@ void declare(CLI::App& app, TokenizeOptions& options) {
         ->allow_extra_args(false);
 }
 
+/// Refuses a key of the configuration in the place of an input.
+void refuse_overrides(std::vector<Path> const& inputs, FileSystem& files) {
+    auto const keys = config_keys();
+    for (Path const& input : inputs) {
+        std::string const text = input.string(), name = text.substr(0, text.find('='));
+        if (name == text || std::ranges::find(keys, name, &ConfigKey::name) == keys.end() || files.exists(input))
+            continue;
+        fail(Category::config, "{}: no such file or folder; keys of the configuration need --set: --set {}", text,
+             text);
+    }
+}
+
 /// The files that `inputs` mean; says what is skipped.
 std::vector<Path> files_of(TokenizeOptions const& options, std::vector<Path> const& inputs, FileSystem& files) {
     auto const format = options.chat.empty() ? options.text.text.format : TextOptions::Format::jsonl;
+    if (!options.chat.empty()) refuse_overrides(inputs, files);
     std::vector<SkippedFile> skipped;
     std::vector<Path> found = list_text_files(files, inputs, options.suffixes, skipped, format);
     if (!skipped.empty()) {

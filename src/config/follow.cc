@@ -23,14 +23,17 @@ void follow(RunOptions& options, Checkpoint const& checkpoint, OptionSources con
     apply_overrides(options, sources.overrides);
     if (!speaks) return;
     if (options.data.tokenizer != tokenizer) log::info("the tokenizer is the checkpoint's: {}", options.data.tokenizer);
-    if (auto const from_line = model_changes(*stored, options); !from_line.empty())
+    RunOptions at_step = options;
+    at_step.attention = attention_at(options.attention, checkpoint.state().step);
+    if (auto const from_line = model_changes(*stored, at_step); !from_line.empty())
         log::info("the command line changes the checkpoint's model:\n{}", to_string(from_line));
     // What the file leaves out, or leaves open, is no other model.
     RunOptions in_file = *stored;
     apply_file(in_file, sources.file);
     if (in_file.model.vocab_size == 0) in_file.model.vocab_size = stored->model.vocab_size;
     in_file.attention = attention_at(in_file.attention, checkpoint.state().step);
-    if (auto const ignored = model_changes(in_file, *stored); !ignored.empty())
+    apply_overrides(in_file, sources.overrides);  // of their keys the file does not decide
+    if (auto const ignored = model_changes(in_file, options); !ignored.empty())
         log::warn("the checkpoint's model is used, not the file's, whose value comes first:\n{}", to_string(ignored));
 }
 

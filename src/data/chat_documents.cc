@@ -58,7 +58,7 @@ class ChatBatch {
     /// Reads `line`; true when it is time to finish().
     bool add(std::string const& line) {
         ConversationLine read = parse_conversation(line, options_.records);
-        places_.push_back({records_.number(), records_.bytes_read(), true, &counts});
+        places_.push_back({.records = records_.number(), .bytes = records_.bytes_read(), .counts = &counts});
         problems_.push_back(read.problem);
         if (read.problem.empty()) lines_.push_back(std::move(read));
         bytes_ += line.size();
@@ -111,7 +111,9 @@ class ChatBatch {
             counts.without_loss += chat.fate == Fate::without_loss;
             if (chat.fate == Fate::without_loss) note_roles(line);
             places_[i].is_end = &chat == &encoded.documents.back();
-            if (!chat.tokens.empty()) use_(chat, places_[i]);
+            if (chat.tokens.empty()) continue;
+            use_(chat, places_[i]);
+            places_[i].continues = true;
         }
     }
 

@@ -35,6 +35,7 @@ struct ChatPlace {
     int64_t records = 0;  ///< read so far, blank lines included
     int64_t bytes = 0;
     bool is_end = true;                  ///< nothing more comes of these records
+    bool continues = false;              ///< the document before it is of the same conversation
     ChatCounts const* counts = nullptr;  ///< of these records
 };
 using UseChat = std::function<void(EncodedChat const& chat, ChatPlace const& place)>;

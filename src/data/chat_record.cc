@@ -8,14 +8,15 @@ namespace perigee {
 
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{32} << 20;
+constexpr int64_t kMaxBytes = int64_t{1} << 30;
 
 Path path_of(Path const& prefix) { return prefix.string() + kChatRecordExtension; }
 
 }  // namespace
 
 void write_chat_record(FileSystem& files, Path const& prefix, ChatRecord const& record) {
-    nlohmann::ordered_json const json{{"template", record.text}, {"source", record.source}};
+    nlohmann::ordered_json json{{"template", record.text}, {"source", record.source}};
+    if (!record.continued.empty()) json["continued"] = record.continued;
     files.replace_text(path_of(prefix), json.dump(1) + "\n");
 }
 
@@ -25,20 +26,29 @@ std::optional<ChatRecord> read_chat_record(FileSystem& files, Path const& prefix
     auto const json = nlohmann::json::parse(files.read_text(path, kMaxBytes), nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("template") || !json["template"].is_string())
         fail(Category::data, "{}: expected an object with a \"template\"", path.string());
-    return ChatRecord{json["template"], json.value("source", "")};
+    if (json.contains("continued") && !json["continued"].is_string())
+        fail(Category::data, "{}: \"continued\" must be a text", path.string());
+    return ChatRecord{json["template"], json.value("source", ""), json.value("continued", "")};
 }
 
-std::optional<ChatRecord> chat_record_of(FileSystem& files, DataOptions const& options, bool& others) {
-    std::optional<ChatRecord> found;
+std::string continued_documents(FileSystem& files, Path const& prefix, int64_t documents) {
+    auto record = read_chat_record(files, prefix);
+    if (!record || std::ssize(record->continued) != documents) return "";
+    return std::move(record->continued);
+}
+
+ChatRecords chat_records_of(FileSystem& files, DataOptions const& options) {
+    ChatRecords found;
     if (options.mock_data) return found;
-    for (DatasetOptions const& dataset : options.train) {
-        auto record = read_chat_record(files, dataset.path);
-        if (!record) continue;
-        if (!found)
-            found = std::move(record);
-        else
-            others = others || *found != *record;
-    }
+    for (auto const* const list : {&options.train, &options.validation})
+        for (DatasetOptions const& dataset : *list) {
+            auto record = read_chat_record(files, dataset.path);
+            if (!record) continue;
+            if (found.first && *found.first != *record) found.others.push_back(dataset.path);
+            if (found.first || list == &options.validation) continue;
+            found.first = std::move(record);
+            found.prefix = dataset.path;
+        }
     return found;
 }
 

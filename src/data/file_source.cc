@@ -5,6 +5,7 @@
 #include <ranges>
 
 #include "base/philox.h"
+#include "data/chat_record.h"
 #include "data/packing.h"
 #include "data/permutation.h"
 #include "data/tokenizer_record.h"
@@ -13,20 +14,23 @@ namespace perigee {
 
 namespace {
 
-/// First of the last documents that together hold at least `fraction` of the tokens.
-int64_t first_held_out(IndexedDataset const& data, double fraction) {
+/// First of the last documents that together hold at least `fraction` of the tokens. No conversation lies on both
+/// sides; `continued` as in a ChatRecord.
+int64_t first_held_out(IndexedDataset const& data, double fraction, std::string const& continued) {
     auto const wanted =
         std::max<int64_t>(1, static_cast<int64_t>(std::ceil(fraction * static_cast<double>(data.tokens()))));
     auto const documents = std::views::iota(int64_t{0}, data.documents());
     auto const too_late = std::ranges::partition_point(
         documents, [&](int64_t document) { return data.tokens() - data.document_begin(document) >= wanted; });
-    auto const first = static_cast<int64_t>(too_late - documents.begin()) - 1;
+    auto first = static_cast<int64_t>(too_late - documents.begin()) - 1;
+    while (first > 0 && !continued.empty() && continued[static_cast<size_t>(first)] == '1') --first;
     if (first <= 0 || data.document_begin(first) == 0) {
         fail(Category::data,
-             "{}: validation_fraction {} wants {} of {} tokens in whole documents, which leaves none of the {} "
+             "{}: validation_fraction {} wants {} of {} tokens in whole documents{}, which leaves none of the {} "
              "documents "
              "to train on",
-             data.prefix().string(), fraction, wanted, data.tokens(), data.documents());
+             data.prefix().string(), fraction, wanted, data.tokens(), continued.empty() ? "" : " and conversations",
+             data.documents());
     }
     return first;
 }
@@ -67,7 +71,8 @@ FileSource::Part FileSource::open_part(std::string const& path, FileSystem& file
     part.data = std::make_unique<IndexedDataset>(files, path);
     part.end_document = part.data->documents();
     if (options_.validation_fraction > 0) {
-        int64_t const border = first_held_out(*part.data, options_.validation_fraction);
+        int64_t const border = first_held_out(*part.data, options_.validation_fraction,
+                                              continued_documents(files, path, part.data->documents()));
         (split_ == Split::train ? part.end_document : part.first_document) = border;
     }
     part.first_token = part.data->document_begin(part.first_document);

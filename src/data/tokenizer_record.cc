@@ -65,11 +65,12 @@ void TokenizerCheck::check(IndexedDataset const& data) {
     if (!tokenizer_) tokenizer_ = make_tokenizer(files_, name_);
     int64_t const size = tokenizer_->vocab_size();
     if (record->vocab_size <= size && hash_of_pieces(*tokenizer_, record->vocab_size) == record->pieces) return;
-    if (name_ == DataOptions{}.tokenizer) {
-        if (!std::exchange(told_, true))
+    bool const is_chat = files_.exists(data.prefix().string() + kChatRecordExtension);
+    if (name_ == DataOptions{}.tokenizer && !is_chat) {
+        if (!std::exchange(told_, true))  // info: rank 0 alone says it
             log::info(
-                "data.tokenizer is not set, so {}; {} was tokenized with {}: set data.tokenizer={} to read and write "
-                "its text",
+                "warning: data.tokenizer is {}; {} was tokenized with {}: set data.tokenizer={} to read and write its "
+                "text",
                 name_, data.prefix().string(), record->name, record->name);
         return;
     }

@@ -49,7 +49,7 @@ namespace {
 constexpr Recompute kLevels[] = {Recompute::none, Recompute::elementwise, Recompute::mlp, Recompute::attention,
                                  Recompute::block};
 
-/// What `level` drops and the levels before it do not; of the first, what none drops.
+/// Allocates the tensors that `level` is the first to drop; for the first level, those that none drops.
 void allocate_level(Arena& arena, Pass const& pass, Selection const& selection, Recompute level,
                     BlockActivations& acts) {
     ModelOptions const& o = pass.options;
@@ -99,7 +99,7 @@ std::vector<TensorView*> tensors_of(BlockActivations& acts, Recompute level) {
     return {};
 }
 
-/// A level's tensors from other activations. Levels come in ascending order.
+/// A level's tensors from other activations.
 void take(BlockActivations& acts, BlockActivations& from, Recompute level) {
     auto const to = tensors_of(acts, level), source = tensors_of(from, level);
     for (size_t i = 0; i < to.size(); ++i) *to[i] = *source[i];

@@ -9,8 +9,8 @@ namespace perigee {
 
 namespace {
 
-/// Rows of logits that exist at once: on the CPU what stays in its caches, on a GPU enough for efficient products, of
-/// which the one for dW reads and writes the whole gradient of W for every chunk.
+/// Rows of logits per chunk. CPU: what its caches hold. GPU: enough for efficient products; the product for dW reads
+/// and writes all of dW in every chunk.
 int64_t chunk_rows(Ops& ops, int64_t tokens, int64_t vocab) {
     constexpr int64_t kMultiple = 128;
     int64_t const bytes = ops.device().is_host() ? int64_t{32} << 20 : int64_t{1} << 30;

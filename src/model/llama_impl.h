@@ -136,6 +136,9 @@ struct Llama::Impl {
         TensorView normed_PD = {};
     };
 
+    struct Evaluation;
+    struct ReadyClassifier;
+
     int head() const { return head_unit(options); }
     /// The unit that the classifier belongs to, and the classifier in its memory.
     int classifier_unit() const { return options.tie_word_embeddings ? kEmbeddingUnit : head(); }

@@ -68,6 +68,31 @@ TokenScores gather_scores(TokenScores const& mine, Batch const& pack, ContextSha
 
 }  // namespace
 
+/// A batch's forward that no backward follows.
+struct Llama::Impl::Evaluation {
+    Evaluation(Impl const& impl, WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
+               Arena& arena, MemoryPolicy const* kept = nullptr)
+        : local(impl.share(batch, selections)),
+          inputs(impl.upload(local, arena)),
+          state(impl.forward(weights, inputs, selections, arena, kept)) {}
+    Evaluation(Evaluation const&) = delete;
+    Evaluation& operator=(Evaluation const&) = delete;
+
+    LocalBatch local;
+    Inputs inputs;  ///< refers to `local`
+    Forward state;
+};
+
+/// The weights of the classifier, with the stream of `state` normalised for it.
+struct Llama::Impl::ReadyClassifier {
+    ReadyClassifier(Impl const& impl, WeightUnits& weights, Forward const& state)
+        : of_head(weights, impl.head(), -1), of_classifier(weights, impl.classifier_unit(), -1) {
+        impl.normalise(of_head, state);
+    }
+
+    Needed of_head, of_classifier;
+};
+
 std::vector<float> Llama::Impl::host_floats(ConstView values) const {
     std::vector<std::byte> raw(static_cast<size_t>(values.bytes()));
     ops.download(raw.data(), values);
@@ -124,12 +149,10 @@ LossSums Llama::loss(WeightUnits& weights, Batch const& batch, std::span<Selecti
     Arena::Scope const scope(arena);
     LossSum const sum(impl_->ops, arena);
     double correct = 0;
-    LocalBatch const local = impl_->share(batch, selections);
-    Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
-    Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
-    impl_->normalise(of_head, state);
-    classifier_loss(impl_->ops, impl_->mesh.tp(), arena, impl_->classifier_inputs(of_classifier, inputs, state),
+    Impl::Evaluation const run(*impl_, weights, batch, selections, arena);
+    Impl::ReadyClassifier const ready(*impl_, weights, run.state);
+    classifier_loss(impl_->ops, impl_->mesh.tp(), arena,
+                    impl_->classifier_inputs(ready.of_classifier, run.inputs, run.state),
                     {.loss_accumulated = sum.view, .correct_accumulated = &correct});
     return {.nll = sum.read(), .correct = correct};
 }
@@ -139,36 +162,32 @@ TokenScores Llama::scores(WeightUnits& weights, Batch const& batch, std::span<Se
     Arena::Scope const scope(arena);
     Mesh const& mesh = impl_->mesh;
     Batch const pack = padded(batch, mesh.shape().tp * mesh.shape().cp);
-    LocalBatch const local = impl_->share(pack, selections);
+    Impl::Evaluation const run(*impl_, weights, pack, selections, arena);
+    Batch const& mine = run.local.batch();
     std::vector<int64_t> rows;  // of this rank's tokens
     std::vector<int32_t> targets;
-    for (int64_t row = 0; row < local.batch().tokens(); ++row) {
+    for (int64_t row = 0; row < mine.tokens(); ++row) {
         auto const t = static_cast<size_t>(row);
-        if (local.batch().weights_T[t] == 0) continue;
+        if (mine.weights_T[t] == 0) continue;
         rows.push_back(row);
-        targets.push_back(local.batch().targets_T[t]);
+        targets.push_back(mine.targets_T[t]);
     }
-    Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
-    Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
-    impl_->normalise(of_head, state);
-    TokenScores const mine = classifier_scores(impl_->ops, mesh.tp(), arena,
-                                               {.x_TD = state.pass.stream.gather(state.normed_PD),
-                                                .w_VD = impl_->classifier(of_classifier.memory()),
-                                                .rows = rows,
-                                                .targets = targets,
-                                                .allowed = allowed,
-                                                .top = top});
-    return gather_scores(mine, pack, local.shard(), mesh.cp().host());
+    Impl::ReadyClassifier const ready(*impl_, weights, run.state);
+    TokenScores const scores = classifier_scores(impl_->ops, mesh.tp(), arena,
+                                                 {.x_TD = run.state.pass.stream.gather(run.state.normed_PD),
+                                                  .w_VD = impl_->classifier(ready.of_classifier.memory()),
+                                                  .rows = rows,
+                                                  .targets = targets,
+                                                  .allowed = allowed,
+                                                  .top = top});
+    return gather_scores(scores, pack, run.local.shard(), mesh.cp().host());
 }
 
 BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
                             Arena& arena) {
     Arena::Scope const scope(arena);
-    LocalBatch const local = impl_->share(batch, selections);
-    Impl::Inputs const inputs = impl_->upload(local, arena);
     MemoryPolicy const kept{.recompute = std::vector(selections.size(), Recompute::attention)};
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, &kept);
+    Impl::Evaluation const run(*impl_, weights, batch, selections, arena, &kept);
     auto const sparse = std::ranges::find_if_not(selections, is_full);
     int64_t const block_size = sparse != selections.end() ? budget_of(*sparse)->block_size : batch.tokens();
     BlockChoices result(batch.cu_seqlens, block_size, impl_->options.num_attention_heads);
@@ -176,7 +195,7 @@ BlockChoices Llama::choices(WeightUnits& weights, Batch const& batch, std::span<
         if (is_full(selections[layer]))
             result.add_full_layer();
         else
-            impl_->add_choices(state.pass, state.blocks[layer].attention, selections[layer], result);
+            impl_->add_choices(run.state.pass, run.state.blocks[layer].attention, selections[layer], result);
     }
     return result;
 }
@@ -185,13 +204,11 @@ void Llama::attention_inputs(WeightUnits& weights, Batch const& batch, std::span
                              Arena& arena, std::function<void(int64_t, AttentionInputs const&)> const& visit) {
     PERIGEE_CHECK(impl_->mesh.shape().cp == 1, "queries and keys of a mesh with cp {}", impl_->mesh.shape().cp);
     Arena::Scope const scope(arena);
-    LocalBatch const local = impl_->share(batch, selections);
-    Impl::Inputs const inputs = impl_->upload(local, arena);
     MemoryPolicy const kept{.recompute = std::vector(selections.size(), Recompute::mlp)};
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena, &kept);
-    AttentionProblem const problem = impl_->attention_problem(inputs);
+    Impl::Evaluation const run(*impl_, weights, batch, selections, arena, &kept);
+    AttentionProblem const problem = impl_->attention_problem(run.inputs);
     for (size_t layer = 0; layer < selections.size(); ++layer) {
-        auto const& [q_THK, k_TGK, v_TGK, o_THK] = state.blocks[layer].attention.attended;
+        auto const& [q_THK, k_TGK, v_TGK, o_THK] = run.state.blocks[layer].attention.attended;
         visit(static_cast<int64_t>(layer), {.q_THK = impl_->host_floats(q_THK),
                                             .k_TGK = impl_->host_floats(k_TGK),
                                             .q_shape = q_THK.shape,
@@ -205,8 +222,7 @@ void Llama::attention_inputs(WeightUnits& weights, Batch const& batch, std::span
 std::vector<float> Llama::Impl::logits_of_token(WeightUnits& weights, Forward const& state, ContextShard const& shard,
                                                 int64_t token, Arena& arena) const {
     int64_t const vocab = options.vocab_size, tp = mesh.shape().tp;
-    Needed const of_head(weights, head(), -1), of_classifier(weights, classifier_unit(), -1);
-    normalise(of_head, state);
+    ReadyClassifier const ready(*this, weights, state);
     TensorView const logits = arena.allocate("logits", state.pass.compute(), {1, vocab}, Use::logits);
     Place const place = find_token(shard, token);
     if (place.cp_rank == mesh.cp_rank()) {
@@ -214,7 +230,7 @@ std::vector<float> Llama::Impl::logits_of_token(WeightUnits& weights, Forward co
             tp > 1 ? arena.allocate("part of logits", state.pass.compute(), {1, vocab / tp}) : logits;
         ops.matmul({.c = part,
                     .a = state.pass.stream.gather(state.normed_PD).rows(place.row, place.row + 1),
-                    .b = classifier(of_classifier.memory()),
+                    .b = classifier(ready.of_classifier.memory()),
                     .transpose_b = true});
         if (tp > 1) mesh.tp().all_gather(ops.device().queue(), logits, part);
     }
@@ -227,10 +243,8 @@ std::vector<float> Llama::next_logits(WeightUnits& weights, Batch const& batch, 
     Arena::Scope const scope(arena);
     MeshShape const& mesh = impl_->mesh.shape();
     Batch const pack = padded(batch, mesh.tp * mesh.cp);
-    LocalBatch const local = impl_->share(pack, selections);
-    Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
-    return impl_->logits_of_token(weights, state, local.shard(), batch.tokens() - 1, arena);
+    Impl::Evaluation const run(*impl_, weights, pack, selections, arena);
+    return impl_->logits_of_token(weights, run.state, run.local.shard(), batch.tokens() - 1, arena);
 }
 
 std::vector<float> Llama::logits(WeightUnits& weights, Batch const& batch, std::span<Selection const> selections,
@@ -238,15 +252,14 @@ std::vector<float> Llama::logits(WeightUnits& weights, Batch const& batch, std::
     Arena::Scope const scope(arena);
     PERIGEE_CHECK(impl_->mesh.shape().tp * impl_->mesh.shape().cp == 1, "a mesh with cp {} and tp {}",
                   impl_->mesh.shape().cp, impl_->mesh.shape().tp);
-    LocalBatch const local = impl_->share(batch, selections);
-    Impl::Inputs const inputs = impl_->upload(local, arena);
-    Impl::Forward const state = impl_->forward(weights, inputs, selections, arena);
-    Needed const of_head(weights, impl_->head(), -1), of_classifier(weights, impl_->classifier_unit(), -1);
-    impl_->normalise(of_head, state);
+    Impl::Evaluation const run(*impl_, weights, batch, selections, arena);
+    Impl::ReadyClassifier const ready(*impl_, weights, run.state);
     TensorView const logits =
-        arena.allocate("logits", state.pass.compute(), {batch.tokens(), impl_->options.vocab_size});
-    impl_->ops.matmul(
-        {.c = logits, .a = state.normed_PD, .b = impl_->classifier(of_classifier.memory()), .transpose_b = true});
+        arena.allocate("logits", run.state.pass.compute(), {batch.tokens(), impl_->options.vocab_size});
+    impl_->ops.matmul({.c = logits,
+                       .a = run.state.normed_PD,
+                       .b = impl_->classifier(ready.of_classifier.memory()),
+                       .transpose_b = true});
     return impl_->host_floats(logits);
 }
 

@@ -10,14 +10,15 @@ namespace perigee {
 
 namespace {
 
-// Routing has room for so many documents, or for those that are of so many blocks on average.
+// The routing table has room for kFewDocuments, or for one document per kBlocksOfDocument blocks of the pack if that is
+// more.
 constexpr int64_t kFewDocuments = 16, kBlocksOfDocument = 4;
 
-/// With so few blocks in every document, all are selected.
+/// Full attention by rule, or because no document has more blocks than a query selects.
 bool attends_all(Attended const& attended, std::span<int32_t const> cu_seqlens) {
     auto const* const sparse = std::get_if<BlockSparse>(&attended);
     for (size_t d = 1; sparse != nullptr && d < cu_seqlens.size(); ++d)
-        if (moba_blocks(cu_seqlens[d] - cu_seqlens[d - 1], sparse->budget.block_size) > sparse->budget.top_k)
+        if (!moba_covers_all(cu_seqlens[d] - cu_seqlens[d - 1], sparse->budget.block_size, sparse->budget.top_k))
             return false;
     return true;
 }

@@ -9,7 +9,7 @@
 
 namespace perigee {
 
-/// Beside the compute queue, for all collectives of the context axis that attention makes.
+/// The lane for attention's collectives over the context axis.
 inline constexpr char const* kContextLane = "context";
 
 class KeyGather {

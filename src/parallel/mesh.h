@@ -1,5 +1,6 @@
 // The ranks of a job as a grid (dp, cp, tp): tensor parallel fastest, then context, then data. Gives one Comm per axis;
-// its host() is the same ranks for values of the host. Pipeline and expert axes, between dp and cp, have one rank yet.
+// its host() is the same ranks for values of the host. Pipeline and expert axes, between dp and cp, always have one
+// rank.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,8 @@ struct MeshShape {
     int dp = 1;
     int cp = 1;
     int tp = 1;
-    int pp = 1;  ///< pipeline: one rank yet
-    int ep = 1;  ///< experts: one rank yet
+    int pp = 1;  ///< pipeline: always one rank
+    int ep = 1;  ///< experts: always one rank
     int world() const { return dp * pp * ep * cp * tp; }
 };
 MeshShape resolve_mesh(ParallelOptions const& options, int world_size);
@@ -53,7 +54,7 @@ class Mesh {
     Mesh(ParallelOptions const& options, HostComm& world);
     /// Groups for tensors on this device. `world` outlives the mesh. Collective.
     Mesh(ParallelOptions const& options, HostComm& world, Device& device);
-    /// A mesh of other groups, for who plays a job.
+    /// A mesh of given groups, for dry runs and phantoms.
     Mesh(ParallelOptions const& options, HostComm& world, std::unique_ptr<GroupMaker> groups);
 
     MeshShape shape() const { return shape_; }

@@ -77,7 +77,8 @@ void collect(Schema const& schema, std::string const& path, Json const& before, 
     }
 }
 
-/// Frequencies stretched from a length that is left open are those of another option, which does not define the model.
+/// An unset original_max_position_embeddings means max_position_embeddings, which does not define the model otherwise;
+/// filled in, so that a change of the frequencies is seen.
 void fill_original_length(ModelOptions& model) {
     RopeScaling& rope = model.rope_scaling;
     if (rope.type != RopeType::standard && rope.original_max_position_embeddings == 0)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/log.h"
+#include "data/chat_record.h"
 #include "eval/results.h"
 
 namespace perigee {
@@ -100,6 +102,28 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
     if (double const bytes = text.bytes(mesh.dp().host()); bytes > 0)
         report.bits_per_byte = bits_per_byte(sums.nll, bytes);
     return report;
+}
+
+void warn_of_other_template(DataOptions const& data, RunState const& state, FileSystem& files) {
+    auto const trained = state.info.find(RunState::kChatTemplate);
+    if (data.mock_data || trained == state.info.end()) return;
+    for (DatasetOptions const& dataset : data.validation.empty() ? data.train : data.validation) {
+        auto const record = read_chat_record(files, dataset.path);
+        if (record && record->text != trained->second)
+            log::warn(
+                "the model was trained with another chat template than the one that rendered {}: its loss may suffer",
+                dataset.path);
+    }
+}
+
+void check_loss(Session& session, DataSource const& validation) {
+    Mesh const& mesh = session.mesh();
+    int64_t const samples = std::min(session.options().eval.samples, validation.samples_per_epoch());
+    bool found = false;
+    for (int64_t i = mesh.dp_rank(); i < samples && !found; i += mesh.shape().dp)
+        found = std::ranges::any_of(make_batch(validation, i, 1).weights_T, [](float w) { return w > 0; });
+    if (mesh.dp().host().sum(int64_t{found}) == 0)
+        fail(Category::data, "no token of the first {} validation samples (eval.samples) carries loss", samples);
 }
 
 std::vector<LayerReach> measure_reach(Session& session, DataSource const& train, int64_t first,

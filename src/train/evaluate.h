@@ -14,6 +14,12 @@ namespace perigee {
 EvalReport evaluate(Session& session, DataSource const& validation, int64_t step,
                     std::span<Selection const> selections);
 
+/// Warns where another chat template rendered the validation data than the training data of the checkpoint of `state`.
+void warn_of_other_template(DataOptions const& data, RunState const& state, FileSystem& files);
+
+/// Throws Category::data where evaluate() would. Reads samples up to the first token that carries loss. Collective.
+void check_loss(Session& session, DataSource const& validation);
+
 /// Per layer, over the eval.samples training samples from `first` on, shared out over the mesh: the share of tokens
 /// that receive gradient, and of what the samples have to look up, the share of blocks that MoBA chose. Collective.
 std::vector<LayerReach> measure_reach(Session& session, DataSource const& train, int64_t first,

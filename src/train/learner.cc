@@ -1,9 +1,13 @@
 #include "train/learner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "base/log.h"
 #include "train/guard.h"
@@ -11,6 +15,13 @@
 #include "train/snapshot.h"
 
 namespace perigee {
+
+namespace {
+
+/// Sparse masks leave some global batches without loss. More than so many in a row are a mistake.
+constexpr int kMostWithoutLoss = 100;
+
+}  // namespace
 
 Learner::Learner(Session& session)
     : session_(session),
@@ -44,32 +55,16 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     double const causal_pairs = mesh_.dp().host().sum(flops.causal_pairs),
                  sparse_pairs = mesh_.dp().host().sum(flops.sparse_pairs);
     if (causal_pairs > 0) r.attended_share = sparse_pairs / causal_pairs;
-    if (!(r.loss_weight > 0))
-        fail(Category::data, "step {}: no token of the global batch (samples {} to {}) carries loss", r.step,
-             state.consumed_samples, state.consumed_samples + options_.train.global_batch_size - 1);
-
-    Work const work{r.step, batches, selections, r.loss_weight};
+    // Steps without loss are computed as all others, so that they take as long and ranks are compared.
+    Work const work{r.step, batches, selections, r.loss_weight > 0 ? r.loss_weight : 1};
     Sums const sums = loss_and_gradient(work);
     r.precision = precision_report(counts(r.step));
     add_up(sums, r);
-    if (options_.guard.compute_again && is_suspicious(options_.guard, r.loss, r.grad_norm, state))
-        add_up(compute_again(work, sums), r);
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
-
-    Judgement const judged = judge_step(options_.train, options_.guard, r.loss, r.grad_norm, state);
-    if (!judged.warning.empty() && mesh_.world().rank() == 0) log::warn("{}", judged.warning);
-    r.judged = judged;
-    r.skipped = judged.verdict != Verdict::apply;
-    if (judged.verdict == Verdict::apply) {
-        enter(Phase::optimizer);
-        AdamWOptimizer::Update const update{.norm = r.grad_norm, .lr = r.lr, .applied = state.applied_updates++};
-        auto const grads = grads_.updated();
-        // In the order in which the next forward needs them: a unit is collected while the next one is updated.
-        for (int unit = 0; unit < session_.layout().units(); ++unit) {
-            optimizer_.update(unit, grads, update);
-            session_.weights().changed(unit);
-        }
-    }
+    if (r.loss_weight > 0)
+        judge_and_update(work, sums, r, state);
+    else
+        leave_out(r, state);
     if (options_.guard.hash_every > 0 && r.step % options_.guard.hash_every == 0) check_replicas(work);
     ++state.step;
     // Samples before may have been of another length.
@@ -80,6 +75,43 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     r.tokens_so_far = *state.consumed_tokens;
     session_.arena().settle();
     return r;
+}
+
+void Learner::judge_and_update(Work const& work, Sums const& sums, StepReport& r, RunState& state) {
+    state.without_loss_in_a_row = 0;
+    if (options_.guard.compute_again && is_suspicious(options_.guard, r.loss, r.grad_norm, state))
+        add_up(compute_again(work, sums), r);
+    Judgement const judged = judge_step(options_.train, options_.guard, r.loss, r.grad_norm, state);
+    if (!judged.warning.empty() && mesh_.world().rank() == 0) log::warn("{}", judged.warning);
+    r.judged = judged;
+    r.skipped = judged.verdict != Verdict::apply;
+    if (judged.verdict != Verdict::apply) return;
+    enter(Phase::optimizer);
+    AdamWOptimizer::Update const update{.norm = r.grad_norm, .lr = r.lr, .applied = state.applied_updates++};
+    auto const grads = grads_.updated();
+    // In the order in which the next forward needs them: a unit is collected while the next one is updated.
+    for (int unit = 0; unit < session_.layout().units(); ++unit) {
+        optimizer_.update(unit, grads, update);
+        session_.weights().changed(unit);
+    }
+}
+
+void Learner::leave_out(StepReport& r, RunState& state) {
+    std::string const samples = fmt::format("samples {} to {}", state.consumed_samples,
+                                            state.consumed_samples + options_.train.global_batch_size - 1);
+    if (++state.without_loss_in_a_row > kMostWithoutLoss)
+        fail(Category::data,
+             "step {}: no token of the global batch ({}) carries loss, nor of the {} before: is the mask of the data "
+             "right?",
+             r.step, samples, kMostWithoutLoss);
+    if (!std::exchange(told_without_loss_, true) && mesh_.world().rank() == 0)
+        log::warn(
+            "step {}: no token of the global batch ({}) carries loss, so it changes nothing. Such steps count as "
+            "skipped in metrics.jsonl; the log names the first one only",
+            r.step, samples);
+    r.loss = r.grad_norm = std::numeric_limits<double>::quiet_NaN();
+    r.skipped = true;
+    r.judged.verdict = Verdict::skip;
 }
 
 void Learner::enter(Phase phase) {

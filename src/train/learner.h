@@ -1,5 +1,5 @@
 // What a training step changes and how: gradients, optimizer, and the step itself over micro-batches that somebody
-// else has found. `perigee check` plays this very code on a device without memory, among ranks that do not exist.
+// else has found. `perigee check` runs this code on a device without memory, with communicators that only count.
 #pragma once
 
 #include <vector>
@@ -19,8 +19,9 @@ class Learner {
     explicit Learner(Session& session);
 
     /// One optimizer step: loss and gradients of the global batch, of which `batches` are this rank's micro-batches,
-    /// judged, and applied to the weights if it is to be. Moves `state` on. Throws Category::data where no token
-    /// carries loss, Category::numeric as judge_step does. Collective.
+    /// judged, and applied to the weights if it is to be. A batch without a token that carries loss changes no weight;
+    /// its loss is NaN. Moves `state` on. Throws Category::data for the 101st of those in a row, Category::numeric as
+    /// judge_step does. Collective.
     StepReport step(std::vector<Batch> const& batches, RunState& state);
 
     /// The next update waits for `copied`: weights and moments are read until then.
@@ -63,6 +64,9 @@ class Learner {
         double loss_weight;  ///< of the global batch
     };
     void enter(Phase phase);
+    void judge_and_update(Work const& work, Sums const& sums, StepReport& r, RunState& state);
+    /// A global batch without a token that carries loss: no update.
+    void leave_out(StepReport& r, RunState& state);
     /// Loss and gradient norm of the whole job, from the sums of its ranks.
     void add_up(Sums const& sums, StepReport& r);
     /// Computes a suspicious step, whose sums were `first`, again; returns those that count: the second ones where
@@ -89,7 +93,8 @@ class Learner {
     Buffer counts_;  ///< as GradientSink's, if precision.report_every is not 0
     AdamWOptimizer optimizer_;
     Untrained const untrained_;
-    Event read_until_;  ///< by a save
+    Event read_until_;                ///< by a save
+    bool told_without_loss_ = false;  ///< in this process
 };
 
 }  // namespace perigee

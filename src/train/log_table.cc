@@ -40,6 +40,10 @@ std::string speed_cell(double tokens_per_s) {
     return tokens_per_s < 10 ? fmt::format("{:.2f}", tokens_per_s) : format_count(std::llround(tokens_per_s));
 }
 
+std::string mfu_cell(double percent) {
+    return percent < 1000 ? fmt::format("{:.1f}%", percent) : fmt::format("{:.0g}%", percent);
+}
+
 /// Both in the unit of the peak, which is named once: "61.2/72.1GiB".
 std::string memory_cell(int64_t used, int64_t peak) {
     std::string const most = format_bytes(peak);
@@ -65,7 +69,7 @@ Cells cells_of(LogRow const& row) {
             short_number(row.grad_norm, 3),
             fmt::format("{:.1e}", row.lr),
             speed_cell(row.tokens_per_s),
-            row.mfu ? fmt::format("{:.1f}%", 100 * *row.mfu) : "",
+            row.mfu ? mfu_cell(100 * *row.mfu) : "",
             memory_cell(row.memory_bytes, row.memory_peak_bytes),
             row.skipped ? "skipped" : left_cell(row.seconds_left)};
 }

@@ -1,8 +1,8 @@
 // The log lines of training steps: rows of one table, at most 79 columns wide, under a header that comes again every
 // twenty rows.
 //
-//        step     loss  grad norm       lr   tokens/s    MFU   memory/peak      left
-//       12000   3.2105      0.812  3.0e-04    123,456  41.2%  61.2/72.1GiB  01:02:03
+//     step     loss  grad norm       lr  tokens/s    MFU   memory/peak      left
+//    12000   3.2105      0.812  3.0e-04   123,456  41.2%  61.0/72.1GiB  01:02:03
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@ namespace perigee {
 
 namespace {
 
-/// What every layer could compute again beyond what it does, least first. Of a list it begins with the most that any
-/// layer computes again: less for all layers may take more memory than they do.
+/// Levels above those in use, least first. If layers differ, starts at the highest in use: a lower one for all layers
+/// may take more memory than the list.
 std::vector<std::string> more_recomputation(RunOptions const& options) {
     struct Level {
         Recompute level;

@@ -23,7 +23,7 @@ struct StepReport {
     double loss = 0;   ///< weighted mean nll over the global batch
     double grad_norm = 0;
     double lr = 0;
-    bool skipped = false;  ///< not finite, or a spike: the weights did not move
+    bool skipped = false;  ///< not finite, a spike, or without loss: the weights did not move
     Judgement judged = {};
     int64_t tokens = 0;            ///< of the global batch
     double loss_weight = 0;        ///< sum of its loss weights

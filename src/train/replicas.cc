@@ -20,7 +20,7 @@ bool is_whole(ParamLayout const& layout, std::vector<FlatPart> const& parts) {
     return parts.size() == 1 && parts.front().range == layout.whole();
 }
 
-/// Which of the group's hashes is not the most frequent; all of them where there is no such.
+/// True for hashes other than the most frequent one; for all if several are equally frequent.
 std::vector<bool> minority(std::vector<std::string> const& hashes) {
     std::map<std::string, int> counts;
     for (std::string const& hash : hashes) ++counts[hash];

@@ -84,7 +84,8 @@ void Trainer::log_step(StepReport const& r, double seconds_left) {
     auto const now = std::chrono::steady_clock::now();
     double const since_line = std::chrono::duration<double>(now - last_line_).count();
     bool const due = when.every > 0 ? r.step % when.every == 0 : since_line >= when.seconds;
-    if (!due && r.step != first_step_ + 1 && r.step != options_.train.steps && !r.skipped) return;
+    bool const judged_skip = r.skipped && r.loss_weight > 0;  // not of a batch without loss
+    if (!due && r.step != first_step_ + 1 && r.step != options_.train.steps && !judged_skip) return;
     StepReport mean = std::exchange(since_line_, {});
     mean.ranks = r.ranks;
     mean.peak_flops = r.peak_flops;

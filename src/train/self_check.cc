@@ -11,7 +11,7 @@ namespace perigee {
 
 namespace {
 
-/// Of results that need not be the same bits: the backward may add up in any order.
+/// Tolerances where bits may differ: the backward may sum in any order.
 constexpr double kLossTolerance = 1e-3, kSquaresTolerance = 0.1;
 
 /// The names of the ranks where it holds. Collective.

@@ -51,6 +51,32 @@ void say_changes(Checkpoint const& checkpoint, RunOptions const& options) {
                   to_string(found));
 }
 
+/// Says where the folder that the weights come from has a tokenizer, and the data are bytes all the same.
+void say_other_tokenizer(FileSystem& files, Path const& from, DataOptions const& data) {
+    if (data.mock_data || data.tokenizer != DataOptions{}.tokenizer) return;
+    for (char const* const name : {"tokenizer.json", "tokenizer.model"})
+        if (files.exists(from / name))
+            return log::warn(
+                "the weights of {} were trained with its {}, but data.tokenizer is {}, in which token ids stand for "
+                "other text: tokenize the data with {}",
+                from.string(), name, data.tokenizer, from.string());
+}
+
+/// Throws where a tensor is missing because the run that saved the checkpoint had trained a part of its weights.
+void refuse_part(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) {
+    if (!checkpoint.state().info.contains(RunState::kBase)) return;
+    auto const is_missing = [&](StoredTensor const& part) { return !checkpoint.tensors().contains(part.name); };
+    auto const missing = std::ranges::find_if(parts, is_missing);
+    if (missing == parts.end()) return;
+    auto const first_is_adapter = [](auto const& tensor) { return is_adapter(tensor.first); };
+    bool const adapters = std::ranges::any_of(checkpoint.tensors(), first_is_adapter);
+    std::string const folder = checkpoint.folder().string();
+    fail(Category::checkpoint,
+         "{} has no tensor `{}`: it holds {} alone. `perigee convert {} FOLDER{}` makes a whole model, for "
+         "model.init_from=FOLDER",
+         folder, missing->name, adapters ? "adapters" : "trained parameters", folder, adapters ? " --merge" : "");
+}
+
 int usable_cores() {
     cpu_set_t mask;
     return ::sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
@@ -260,16 +286,51 @@ void warn_of_own_checkpoints(RunOptions const& options, Checkpoint const& found,
         found.folder().string(), root.string());
 }
 
+bool is_same_folder(Path const& a, Path const& b) {
+    std::error_code missing;
+    return a.lexically_normal() == b.lexically_normal() || std::filesystem::equivalent(a, b, missing);
+}
+
+/// Keys of folders with weights which are not read, because the run's own checkpoint was found; as overrides.
+std::vector<std::string> unread_folders(RunOptions const& options, Checkpoint const& found) {
+    std::vector<std::string> unread;
+    auto const stored = stored_options(found.state());
+    if (!stored) return unread;
+    auto const add = [&](char const* key, std::string const& now, std::string const& then) {
+        if (!now.empty() && !is_same_folder(now, then)) unread.push_back(fmt::format("{}={}", key, now));
+    };
+    // Frozen weights are read from there: Session::check_base().
+    if (!found.state().info.contains(RunState::kBase))
+        add("model.init_from", options.model.init_from, stored->model.init_from);
+    add("lora.init_from", options.model.lora.init_from, stored->model.lora.init_from);
+    return unread;
+}
+
 }  // namespace
 
 std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& world, FileSystem& files) {
     CheckpointOptions where = options.checkpoint;
-    if (where.resume == "never") where.resume = "auto";
+    bool const never = where.resume == "never";
+    if (never) where.resume = "auto";
     auto found = find_checkpoint(where, options.output_dir, world, files);
     if (!found && options.model.init_from.empty())
         fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
              checkpoint_root(options.output_dir).string());
-    if (found && world.rank() == 0) warn_of_own_checkpoints(options, *found, files);
+    if (!found) return found;
+    if (where.resume == "auto" || where.resume == "best")
+        for (std::string const& unread : unread_folders(options, *found)) {
+            if (never)
+                fail(
+                    Category::config,
+                    "{} is not read, though checkpoint.resume is `never`: {} holds the run's own weights. Give another "
+                    "output_dir",
+                    unread, found->folder().string());
+            if (world.rank() == 0)
+                log::warn("{} is not read: the weights are those of {}; give another output_dir{} to begin from it",
+                          unread, found->folder().string(),
+                          where.resume == "best" ? " and checkpoint.resume=auto" : "");
+        }
+    if (world.rank() == 0) warn_of_own_checkpoints(options, *found, files);
     return found;
 }
 
@@ -342,6 +403,7 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
     if (!adapters && files_->exists(from / kManifestName)) {
         Checkpoint const checkpoint = Checkpoint::open(*files_, mesh_.world(), from);
         leave_out([&](std::string const& name) { return !checkpoint.tensors().contains(name); });
+        refuse_part(checkpoint, parts);
         read(checkpoint, parts);
         say_changes(checkpoint, options_);
     } else {
@@ -358,6 +420,7 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
         });
     }
     log::info("{} from {}", adapters ? "adapters" : "weights", from.string());
+    if (!adapters && mesh_.world().rank() == 0) say_other_tokenizer(*files_, from, options_.data);
 }
 
 std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std::string const& output_dir,

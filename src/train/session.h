@@ -46,14 +46,16 @@ CudaOptions cuda_options(RunOptions const& options);
 Machine make_machine(RunOptions const& options);
 
 /// The checkpoint whose weights eval and generate take: the newest of the run, or the one named; nothing where
-/// `model.init_from` is to supply them. Throws Category::checkpoint where neither is there. Collective.
+/// `model.init_from` is to supply them. A warning names folders of model.init_from and lora.init_from that are not read
+/// because the run has weights of its own. Throws Category::checkpoint where neither is there, and Category::config
+/// where there would be such a warning and checkpoint.resume is `never`. Collective.
 std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& world, FileSystem& files);
 
 class Session {
   public:
     /// `options` are resolved and free of problems for this world.
     Session(RunOptions const& options, HostComm& world, FileSystem& files);
-    /// The same on a given machine, and on a given mesh too, for who plays or watches a job.
+    /// The same on a given machine, and the same on a given mesh too: for dry runs, measurements and tests.
     Session(RunOptions const& options, Machine&& machine, HostComm& world, FileSystem& files);
     Session(RunOptions const& options, Mesh mesh, Machine&& machine, FileSystem& files);
 

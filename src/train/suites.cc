@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "base/log.h"
 #include "eval/mass.h"
@@ -333,11 +335,23 @@ int64_t end_of_lines(FileSystem& files, Path const& path) {
     return 0;
 }
 
+/// Without those that say which suites run, on what layout, and where the results go.
+std::string changing_results(std::vector<std::string> const& overrides) {
+    constexpr auto kOthers =
+        std::to_array<std::string_view>({"eval.suites.run", "log", "output_dir", "parallel", "threads"});
+    auto const is_of = [](std::string const& one, std::string_view section) {
+        return one.starts_with(section) && (one[section.size()] == '=' || one[section.size()] == '.');
+    };
+    std::string text;
+    for (std::string const& one : overrides)
+        if (std::ranges::none_of(kOthers, [&](std::string_view other) { return is_of(one, other); }))
+            text += (text.empty() ? "" : " ") + one;
+    return text;
+}
+
 }  // namespace
 
-void SuiteFiles::write(SuiteResults const& results) {
-    std::string lines;
-    for (Measurement const& measurement : results.measurements) lines += to_json(measurement) + "\n";
+void SuiteFiles::write(SuiteResults const& results, std::vector<std::string> const& overrides) {
     Path const path = folder_ / "suites.jsonl";
     auto const file = files_->append(path);
     int64_t const end = end_of_lines(*files_, path);
@@ -345,6 +359,11 @@ void SuiteFiles::write(SuiteResults const& results) {
         log::info("{} ended in half a line, which is cut off", path.string());
         file->truncate(end);
     }
+    using Json = nlohmann::json;
+    std::string const quoted = Json(changing_results(overrides)).dump(-1, ' ', false, Json::error_handler_t::replace);
+    std::string const head = fmt::format(R"({{"eval":{},"overrides":{},)", end, quoted);
+    std::string lines;
+    for (Measurement const& measurement : results.measurements) lines += head + to_json(measurement).substr(1) + "\n";
     try {
         file->write_at(end, std::as_bytes(std::span(lines)));
         file->sync();

@@ -32,7 +32,9 @@ class SuiteFiles {
   public:
     /// Throws Category::config where the folder cannot be written or another job evaluates in it.
     SuiteFiles(FileSystem& files, Path output_dir);
-    void write(SuiteResults const& results);
+    /// Every record says where in the file those of its evaluation begin, and which of the overrides can change
+    /// results.
+    void write(SuiteResults const& results, std::vector<std::string> const& overrides);
 
   private:
     FileSystem* files_;

@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -15,6 +17,7 @@
 #include "data/fingerprint.h"
 #include "device/peak_flops.h"
 #include "train/described.h"
+#include "train/evaluate.h"
 
 namespace perigee {
 
@@ -125,10 +128,11 @@ void Trainer::start() {
 
 /// The template that rendered the conversations goes with the weights.
 void Trainer::note_chat_template() {
-    bool others = false;
-    auto const record = chat_record_of(session_.files(), options_.data, others);
-    if (others) log::warn("data.train was tokenized with several chat templates: checkpoints carry the first one");
-    if (record) state_.info[RunState::kChatTemplate] = record->text;
+    ChatRecords const found = chat_records_of(session_.files(), options_.data);
+    if (!found.others.empty())
+        log::warn("several chat templates rendered the data: checkpoints carry that of {}, and {} {} another one",
+                  found.prefix, fmt::join(found.others, ", "), found.others.size() == 1 ? "has" : "have");
+    if (found.first) state_.info[RunState::kChatTemplate] = found.first->text;
 }
 
 CheckpointOptions Trainer::where_to_begin() {
@@ -230,6 +234,10 @@ void Trainer::say_what_is_left() const {
 }
 
 Outcome Trainer::run() {
+    if (options_.eval.every > 0) {
+        enter(Section::eval);
+        check_loss(session_, *validation_data_);
+    }
     if (options_.checkpoint.asynchronous && options_.checkpoint.every > 0 && state_.step < options_.train.steps) {
         enter(Section::save);  // pinning 100 GB takes minutes
         saver_.reserve(learner_.tensors(learner_.owned()));
@@ -264,6 +272,8 @@ Outcome Trainer::run() {
     progress_.clear();
     profile_.finish();
     log::info("finished at step {}", state_.step);
+    if (state_.applied_updates == 0 && state_.step > 0 && folder_)
+        log::warn("no step has changed the weights: no token carried loss, or no step was finite");
     if (int64_t const missing = mesh_.world().sum(folder_ ? folder_->finish_metrics() : int64_t{0}); missing > 0)
         fail(Category::data,
              "the run is finished and saved at step {}, but {} lines of {}/metrics.jsonl could not be written and are "

@@ -36,7 +36,7 @@ class Trainer {
 
     /// Trains until train.steps, or until a rank is told to stop; saves either way what is not saved yet.
     Outcome run();
-    /// One optimizer step on the next global batch. Throws Category::data where no token of it carries loss.
+    /// One optimizer step on the next global batch (Learner::step).
     StepReport step();
     /// What follows from the judgement of the last step besides its own update: keeps the checkpoint before a spike,
     /// stops, or rolls back, after which false. Throws Category::numeric.

@@ -90,7 +90,8 @@ exec 9>&-
 # A full disk: the run ends with the checkpoint code, and what was saved before is still there and still resumes.
 if mkdir "$work/small" && mount -t tmpfs -o size=2000k tmpfs "$work/small" 2>/dev/null; then
     trap 'umount "$work/small"; rm -rf "$work"' EXIT
-    "$perigee" train "$good" output_dir="$work/small/run" >/dev/null 2>&1 || echo "FAILED: the first save did not fit"
+    "$perigee" train "$good" output_dir="$work/small/run" >/dev/null 2>&1 ||
+        { echo "FAILED: the first save did not fit"; failures=$((failures + 1)); }
     # Room for the config and the log, not for a checkpoint of 470 kB.
     free=$(df --output=avail -k "$work/small" | tail -1)
     dd if=/dev/zero of="$work/small/filler" bs=1k count=$((free - 200)) 2>/dev/null

@@ -33,13 +33,15 @@ completes "perigee train a.yaml model.init_from=opt" optimum.yaml
 
 # Every row of docs/config.md that has a value is a key, and every command that --help lists is completed.
 [ "$(grep -o "compgen -W '[a-z][^']*=\?' -- \"\$word\"); do" "$scratch/bash" | wc -w)" -gt 100 ] || complain "few keys"
-for command in $("$perigee" --help | sed -n 's/^  \([a-z]*\) .*/\1/p'); do
+commands=($("$perigee" --help | sed -n 's/^  \([a-z]*\) .*/\1/p'))
+[ ${#commands[@]} -ge 16 ] || complain "few commands: ${commands[*]}"
+for command in "${commands[@]}"; do
     completes "perigee $command" $command $([ "$command" != check ] || echo checkpoint)
 done
 
 "$perigee" completion zsh >"$scratch/zsh" 2>"$scratch/log" || complain "no script for zsh"
 says=$("$perigee" completion fish 2>&1) && complain "fish is no shell that is known"
-[[ $says == *"{bash->"* || $says == *bash* ]] || complain "does not name the shells"
+[[ $says == *"in {bash->0,zsh->1}"* ]] || complain "does not name the shells"
 command -v zsh >/dev/null || verdict
 zsh -f -n "$scratch/zsh" 2>"$scratch/log" || complain "zsh: the script is not valid"
 # compadd is asked what it was given, as only a terminal shows what zsh completes.
@@ -57,7 +59,7 @@ offers() {  # offers "WORDS BEFORE" WORD EXPECTED...
     zsh -f "$scratch/ask.zsh" "$scratch/zsh" "$1" "$2" >"$scratch/log" 2>&1
     diff <(printf '%s\n' "${@:3}" | sort) <(sort "$scratch/log") >"$scratch/printed" || complain "zsh: $1 $2"
 }
-offers perigee "" $("$perigee" --help | sed -n 's/^  \([a-z]*\) .*/\1/p')
+offers perigee "" "${commands[@]}"
 offers "perigee checkpoint" ver verify
 offers "perigee view --weights" i init
 offers "perigee generate a.yaml" --max --max-tokens

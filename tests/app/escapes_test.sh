@@ -15,7 +15,15 @@ threads: 1
 log: {progress: false}
 YAML
 controls=$'[\x01-\x08\x0b-\x0c\x0e-\x1f\x7f]'
-no_controls() { ! tr -d '\r' <"$1" | LC_ALL=C grep -qa "$controls"; }
+no_controls() { [ -r "$1" ] && [ "$(tr -d '\r' <"$1" | LC_ALL=C grep -ca "$controls")" = 0 ]; }
+# The escape sequence of a name is in this file, written out.
+written_out() { no_controls "$1" && grep -qaF '\x1b[31m' "$1"; }
+# refuses CODE COMMAND ARGUMENT...: with this exit code and a message that has the name
+refuses() {
+    local code=0
+    "$PERIGEE_BIN/perigee" "${@:2}" >"$scratch/printed" 2>"$scratch/log" || code=$?
+    { [ "$code" = "$1" ] && written_out "$scratch/log" && no_controls "$scratch/printed"; } || complain "$2: exit $code"
+}
 "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" >/dev/null 2>"$scratch/log" || complain "train"
 
 # An untrained model over bytes writes them all alike.
@@ -29,22 +37,20 @@ grep -qaF '\x1b[2J' "$scratch/printed" || complain "the prompt's escape sequence
 
 # Paths in messages, logs and drawings.
 name=$'red\x1b[31m\x07'
-"$PERIGEE_BIN/perigee" check "$scratch/$name" >"$scratch/printed" 2>"$scratch/log" && complain "a missing configuration"
-no_controls "$scratch/log" || complain "a configuration's name"
-for tool in tokenize plot convert checkpoint; do
-    arguments=("$scratch/$name" -o "$scratch/out")
-    [ $tool = plot ] && arguments=("$scratch/$name")
-    [ $tool = convert ] && arguments=("$scratch/$name" "$scratch/out")
-    [ $tool = checkpoint ] && arguments=(list "$scratch/$name")
-    "$PERIGEE_BIN/$tool" "${arguments[@]}" >"$scratch/printed" 2>"$scratch/log" && complain "$tool: a missing file"
-    { [ -s "$scratch/log" ] && no_controls "$scratch/log" && no_controls "$scratch/printed"; } || complain "$tool: a name in a message"
+refuses 2 check "$scratch/$name"
+refuses 3 tokenize "$scratch/$name" -o "$scratch/out"
+refuses 3 plot "$scratch/$name"
+refuses 2 convert "$scratch/$name" "$scratch/out"
+refuses 2 checkpoint verify "$scratch/$name"
+for steps in 1 2; do  # the second resumes, and names its checkpoint
+    "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="\"$scratch/\\e[31mred\"" train.steps=$steps \
+        >"$scratch/printed" 2>"$scratch/log" || complain "train into an odd folder"
 done
-"$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="\"$scratch/\\e[31mred\"" >"$scratch/printed" 2>"$scratch/log" || complain "train into an odd folder"
-no_controls "$scratch/log" || complain "a folder's name in the log"
-no_controls "$scratch/"*red/log.txt || complain "a folder's name in log.txt"
+written_out "$scratch/log" || complain "a folder's name in the log"
+written_out "$scratch/"*red/log.txt || complain "a folder's name in log.txt"
 "$PERIGEE_BIN/perigee" plot "$scratch/"*red >"$scratch/printed" 2>"$scratch/log" || complain "plot"
-no_controls "$scratch/printed" || complain "a folder's name in a drawing"
+written_out "$scratch/printed" || complain "a folder's name in a drawing"
 seq 100 >"$scratch/text"
 "$PERIGEE_BIN/perigee" tokenize "$scratch/text" -o "$scratch/$name" >"$scratch/printed" 2>"$scratch/log" || complain "tokenize"
-no_controls "$scratch/printed" || complain "a prefix that tokenize reports"
+written_out "$scratch/printed" || complain "a prefix that tokenize reports"
 verdict

@@ -16,8 +16,11 @@ YAML
     complain "bench ends with $?"
 "$PERIGEE_BIN/perigee" train "$scratch/run.yaml" >"$scratch/log" 2>&1 || complain "train ends with $?"
 bench=$(sed -nE 's/.*"mfu":([^,}]*).*/\1/p' "$scratch/printed")
-[ -n "$bench" ] || { echo "the peak of this GPU is not known"; exit 77; }
-train=$(tail -n 20 "$scratch/run/metrics.jsonl" | sed -nE 's/.*"mfu":([^,}]*).*/\1/p' | awk '{ sum += $1 } END { print sum / NR }')
-awk -v a="$bench" -v b="$train" 'BEGIN { exit !(a - b < 0.01 && b - a < 0.01) }' || complain "bench $bench, train $train"
+train=$(tail -n 20 "$scratch/run/metrics.jsonl" | sed -nE 's/.*"mfu":([^,}]*).*/\1/p' |
+    awk '{ sum += $1 } END { if (NR) print sum / NR }') || complain "no metrics"
+[ "$failures" = 0 ] || verdict
+[ -n "$bench$train" ] || { echo "the peak of this GPU is not known"; exit 77; }
+[ -n "$bench" ] && [ -n "$train" ] && awk -v a="$bench" -v b="$train" 'BEGIN { exit !(a - b < 0.01 && b - a < 0.01) }' ||
+    complain "bench '$bench', train '$train'"
 echo "MFU of bench $bench, of train $train"
 verdict

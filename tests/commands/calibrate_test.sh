@@ -8,7 +8,10 @@ perigee=$PERIGEE_BIN/perigee
 diff "$scratch/printed" "$scratch/rates.yaml" >/dev/null || complain "another file than was printed"
 [ "$(grep -c 'source: measured' "$scratch/rates.yaml")" = 16 ] || complain "not every rate of a GPU is measured: $(cat "$scratch/rates.yaml")"
 [ "$(grep -c 'source: assumed' "$scratch/rates.yaml")" = 8 ] || complain "links and network count as measured"
-grep -qE 'value: (0|-|nan|inf)$' "$scratch/rates.yaml" && complain "a rate that is none"
+grep -q '^hopper: false$' "$scratch/rates.yaml" || complain "a CPU with the kernels of Hopper"
+grep -q 'these rates are there to try the command' "$scratch/log" || complain "smaller sizes are not told: $(cat "$scratch/log")"
+CUDA_VISIBLE_DEVICES='' timeout 60 "$perigee" calibrate "$scratch/none.yaml" --seconds 0.01 >"$scratch/printed" 2>"$scratch/log"
+[ $? = 2 ] && grep -q 'no GPU here: calibrate measures a GPU' "$scratch/log" && [ ! -e "$scratch/none.yaml" ] || complain "no GPU: $(cat "$scratch/log")"
 
 cd "$PERIGEE_SOURCE" || exit 1
 "$perigee" check configs/bench/llama_1b.yaml --device "$scratch/rates.yaml" >"$scratch/printed" 2>"$scratch/log" || complain "check: $(cat "$scratch/log")"

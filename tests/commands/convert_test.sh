@@ -60,6 +60,17 @@ perigee convert half-checkpoint half-back --shard-gb 0.00001 >out
 perigee checkpoint diff half half-back >out || fail "diff: $(cat out)"
 for file in half/*.safetensors; do cmp "$file" "half-back/$(basename "$file")"; done
 
+# A folder whose tokenizer the run did not use is told; runs of made-up data use none.
+printf 'The quick brown fox jumps over the lazy dog, again and again and again.' >text.txt
+perigee tokenize text.txt -o text >out
+perigee train run.yaml output_dir=other data.mock_data=false 'data.train=[{path: text}]' model.init_from=hf data.tokenizer=bytes \
+    >log 2>&1 || fail "training: $(cat log)"
+perigee convert other other-hf >out 2>&1
+grep -q "warning: the run's data.tokenizer is bytes, .* not those of hf/tokenizer.json" out || fail "another tokenizer: $(cat out)"
+perigee train run.yaml output_dir=made-up model.init_from=hf data.tokenizer=bytes >log 2>&1 || fail "training: $(cat log)"
+perigee convert made-up made-up-hf >out 2>&1
+! grep -q warning out || fail "a tokenizer that made-up data do not need: $(cat out)"
+
 # Options that would have no effect are refused.
 expect_failure 2 '--companions nowhere: no such folder' perigee convert checkpoint refused --companions nowhere
 expect_failure 2 '--base nowhere: no such folder' perigee convert run refused --base nowhere
@@ -92,6 +103,8 @@ perigee eval next.yaml output_dir=next >fourth 2>log || fail "eval: $(cat log)"
 
 expect_failure 2 'back exists already' perigee convert checkpoint back
 expect_failure 2 'neither a Hugging Face folder nor a checkpoint nor a run' perigee convert "$work/half/.." elsewhere
+mkdir peft && echo '{}' >peft/adapter_config.json
+expect_failure 2 "peft holds adapters in PEFT's format, .* lora.init_from=peft" perigee convert peft elsewhere --merge --base hf
 expect_failure 2 'exists already\|there is no folder /nowhere' perigee check next.yaml model.init_from=/nowhere
 printf 'x' | dd of=checkpoint/rank_0000.h5 bs=1 seek=5000 conv=notrunc 2>/dev/null
 expect_failure 4 'rank_0000.h5 is damaged' perigee checkpoint verify checkpoint

@@ -143,7 +143,7 @@ yes '{"step":1,"loss":2,"more":"' | head -c 3000000 | tr -d '\n' >"$work/odd/met
 printf '"}\n{"step":2,"loss":2}\n' >>"$work/odd/metrics.jsonl"
 check "a line of 3 MB is left out" draw "$work/odd"
 check "and told of" grep -q ': 1 unreadable lines' "$work/err"
-check "a drawing too wide is refused" [ "$("${plot[@]}" "$work/falling" --width 1000000000 >/dev/null 2>&1; echo $?)" != 0 ]
+check "a drawing too wide is refused" [ "$("${plot[@]}" "$work/falling" --width 1000000000 >/dev/null 2>&1; echo $?)" = 2 ]
 
 ((failures == 0)) && echo "plot: all as expected"
 exit $((failures > 0))

@@ -30,7 +30,9 @@ with open(run / "metrics.jsonl", "w") as file:
 (run / "log.txt").write_text("2026-01-01 00:00:00  warning: something\n")
 (run / "suites.jsonl").write_text("".join(
     json.dumps({"suite": "position", "attention": name, "begin": b, "end": b + 128, "weight": 2, "nll": 5 - b / 1e3}) + "\n"
-    for name in ("moba", "full") for b in range(0, 1024, 128)))
+    for name in ("moba", "full") for b in range(0, 1024, 128)) + "".join(
+    json.dumps({"eval": n, "overrides": f"model.rope_scaling.factor={n}", "suite": "position", "step": 0, "attention": "full",
+                "begin": b, "end": b + 128, "weight": 2, "nll": n * (5 - b / 1e3)}) + "\n" for n in (1, 2) for b in range(0, 1024, 128)))
 (run / "run.json").write_text(json.dumps({"hardware": "2 x NVIDIA H200; 1 host: a", "layout": "dp 2 cp 1 tp 1", "parameters": 1234,
     "memory_planned_bytes": 70 << 30, "program": "perigee 0.1.0 (abc)", "kernels": "for compute capability 9.0a"}))
 (run / "samples.jsonl").write_text("".join(
@@ -52,6 +54,7 @@ const points = name => svg().querySelector(`polyline[data-line="${name}"]`).getA
 for (const share of [.2, .5, .77, .99]) { send('pointermove', share); seen.tips.push(card().querySelector('.tip').textContent); }
 Object.assign(seen, {x: svg().dataset.x, y: svg().dataset.y, box: svg().dataset.box, points: points('loss'),
     legend: card().querySelector('.legend').getBoundingClientRect().bottom, top: svg().getBoundingClientRect().top,
+    positions: [...document.querySelectorAll('[data-key=position] polyline')].map(line => line.dataset.line),
     text: document.getElementById('body').textContent, samples: [...document.querySelectorAll('pre')].map(p => p.textContent),
     map: (() => { const c = document.querySelector('canvas'), box = c.getBoundingClientRect();
         c.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + 1, clientY: box.bottom - 1, bubbles: true}));
@@ -112,6 +115,8 @@ for width in (400, 1280):
     assert seen["wide"] <= seen["window"], f"{seen['wide']} pixels wide in a window of {seen['window']}"
     for title in ("Curves", "Where the time goes", "Held-out loss by position", "Which blocks the heads choose", "Samples", "Warnings"):
         assert title in seen["sections"], (title, seen["sections"])
+    assert seen["positions"] == ["run moba step", "run full step", *(
+        f"run full step 0 model.rope_scaling.factor={n}" for n in (1, 2))], seen["positions"]
     assert "Once <b>upon</b> 10000" in seen["samples"], seen["samples"]
     assert "queries of blocks 60 to 63, keys of blocks 0 to 3: 6.25% of heads" in seen["map"], seen["map"]
     for fact in ("2 x NVIDIA H200", "memory planned70 GiB", "memory used, peak72 GiB", "perigee 0.1.0 (abc)", "9.0a"):

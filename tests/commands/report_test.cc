@@ -64,7 +64,8 @@ TEST_F(ReportTest, HasTheVeryNumbersOfTheMetrics) {
     for (auto const& [key, values] : written) {
         json const& found = series.at(key);
         ASSERT_EQ(found["x"].size(), found["y"].size());
-        EXPECT_LT(found["x"].size(), 3000U);
+        ASSERT_GT(found["x"].size(), 500U) << key;
+        EXPECT_LT(found["x"].size(), 3000U) << key;
         for (size_t i = 0; i < found["x"].size(); ++i)
             EXPECT_EQ(found["y"][i].get<double>(), values.at(found["x"][i].get<int64_t>())) << key;
         EXPECT_EQ(found["x"].back(), 20000) << "the last step is shown";
@@ -110,12 +111,49 @@ TEST_F(ReportTest, TellsConfigPositionsSamplesBlocksAndWarnings) {
     json const found = data()["runs"][0];
     EXPECT_EQ(found["name"], "run");
     EXPECT_EQ(found["config"], json({{"seed", "7"}, {"train.steps", "12"}, {"attention.full_layers.last", "1"}}));
-    EXPECT_EQ(found["position"], json::parse(R"([{"attention":"moba","begin":0,"end":128,"nll":3,"weight":2}])"));
+    EXPECT_EQ(found["position"],
+              json::parse(R"([{"attention":"moba","begin":0,"end":128,"nll":3,"weight":2,"overrides":""}])"));
     EXPECT_EQ(found["samples"][0]["text"], " upon");
     EXPECT_EQ(found["blocks"]["step"], 1) << "a map that is no square is left out";
     ASSERT_EQ(found["warnings"].size(), 1U);
     EXPECT_EQ(found["warnings"][0].get<std::string>().find('\x1b'), std::string::npos);
     EXPECT_EQ(data()["defaults"]["train.micro_batch_size"], "1");
+}
+
+TEST_F(ReportTest, AddsUpPositionsOfOneEvaluationOnly) {
+    write("metrics.jsonl", "{\"step\":1,\"loss\":2.5}\n");
+    auto const evaluation = [](std::string const& named, int64_t samples, double nll) {
+        std::string lines;
+        for (int64_t sample = 0; sample < samples; ++sample)
+            for (auto const& [task, begin] : {std::pair{"fresh", 0}, {"fresh", 8}, {"far", 8}})
+                lines += fmt::format(R"({{{}"suite":"position","step":0,"attention":"full","task":"{}","number":{},)"
+                                     R"("begin":{},"end":{},"weight":2,"nll":{}}})"
+                                     "\n",
+                                     named, task, sample, begin, begin + 8, nll);
+        return lines;
+    };
+    auto const curve = [](std::string const& overrides, double samples, double nll) {
+        json bins;
+        for (int const begin : {0, 8}) {
+            double const records = samples * (begin == 0 ? 1 : 2);
+            bins.push_back({{"step", 0}, {"attention", "full"}, {"begin", begin}, {"end", begin + 8}});
+            bins.back().update({{"weight", 2 * records}, {"nll", nll * records}, {"overrides", overrides}});
+        }
+        return bins;
+    };
+    // Of a repeated evaluation the last counts, with samples of its own; more records than any page has room for.
+    write("suites.jsonl", evaluation(R"("eval":0,"overrides":"a=1",)", 9, 5) +
+                              evaluation(R"("eval":50,"overrides":"a=2",)", 3000, 7) +
+                              evaluation(R"("eval":90,"overrides":"a=1",)", 2, 6));
+    json expected = curve("a=1", 2, 6);
+    for (json const& bin : curve("a=2", 3000, 7)) expected.push_back(bin);
+    EXPECT_EQ(data()["runs"][0]["position"], expected);
+    // Records that do not name their evaluation, and one after them that does.
+    std::string const old = evaluation("", 4, 5) + evaluation("", 4, 6) + evaluation("", 1, 7) + evaluation("", 1, 8);
+    write("suites.jsonl", old);
+    EXPECT_EQ(data()["runs"][0]["position"], curve("", 1, 8));
+    write("suites.jsonl", old + evaluation(R"("eval":70,"overrides":"",)", 2, 9));
+    EXPECT_EQ(data()["runs"][0]["position"], curve("", 2, 9));
 }
 
 TEST_F(ReportTest, NoTextOfARunEndsTheScript) {

@@ -59,6 +59,20 @@ tokenize chats.jsonl --chat chat.yaml -o chat >chat.said
 killed_three_times again chats.jsonl --chat chat.yaml
 cmp chat.bin again.bin && cmp chat.idx again.idx && cmp chat.weights again.weights || fail "chats: another result after three kills"
 diff <(sed 's/^chat\.//' chat.said) <(sed 's/^again\.//' again.said) || fail "chats: another summary"
+if python3 -c 'import jinja2' 2>/dev/null; then  # conversations of several documents
+    echo "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ '!' if loop.last else '.' }}{% endif %}{% endfor %}" >rewrites.jinja
+    echo 'chat: {jinja: {file: rewrites.jinja}}' >rewrites.yaml
+    for i in $(seq 2000); do
+        printf '{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "a"}' "$i"
+        ((i % 3)) || printf ', {"role": "user", "content": "v"}, {"role": "assistant", "content": "b"}'
+        printf ']}\n'
+    done >turns.jsonl
+    tokenize turns.jsonl --chat rewrites.yaml -o turns >turns.said
+    killed_three_times turned turns.jsonl --chat rewrites.yaml
+    cmp turns.bin turned.bin && cmp turns.chat.json turned.chat.json || fail "turns: another result after three kills"
+    diff <(sed 's/^turns\.//' turns.said) <(sed 's/^turned\.//' turned.said) || fail "turns: another summary"
+    grep -q '2,000 conversations in 2,666 documents' turns.said || fail "turns: $(cat turns.said)"
+fi
 [ -z "$(ls -- *.tmp *.resume.json *.lock 2>/dev/null)" ] || fail "left over: $(ls)"
 
 # The same where the output lies in the folder that is read.

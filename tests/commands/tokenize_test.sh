@@ -135,6 +135,8 @@ tokenize chat.jsonl --chat chat.yaml --set chat.malformed=skip -o chat | grep -q
 echo '{"prompt": "four"}' >bad.jsonl
 expect_failure 3 'none: no conversation is left to write: 1 malformed, skipped; the first malformed one is bad.jsonl:1: "prompt"' \
     tokenize bad.jsonl --chat chat.yaml --set chat.malformed=skip -o none
+expect_failure 2 'need --set: --set chat.malformed=skip' tokenize chat.jsonl --chat chat.yaml -o none chat.malformed=skip
+expect_failure 3 'no=key: no such file or folder$' tokenize chat.jsonl --chat chat.yaml -o none no=key
 expect_failure 2 'chat.roles: none is "assistant"' tokenize chat.jsonl --chat chat.yaml --set 'chat.roles=[]' -o x
 
 sed -n 4p chat.jsonl >silent.jsonl
@@ -163,6 +165,31 @@ if python3 -c 'import jinja2' 2>/dev/null; then
     tokenize seven.jsonl --chat auto.yaml --tokenizer talks -o talk >said 2>err
     grep -q 'talks/tokenizer.json tokenizer, template talks/chat_template.jinja)' said && [ ! -s err ] || fail "Jinja: $(cat said err)"
 fi
+# Answers that later turns write otherwise have documents of their own, and a conversation is held out as a whole.
+if python3 -c 'import jinja2' 2>/dev/null; then
+    echo "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% if m.role == 'assistant' %}{{ '!' if loop.last else '.' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}" >rewrites.jinja
+    for i in 1 2 3 4 5 6; do
+        turns=$(for turn in 1 2 3 4; do printf ', {"role": "user", "content": "%s"}, {"role": "assistant", "content": "%s"}' $i $turn; done)
+        echo "{\"messages\": [${turns#, }]}"
+    done >turns.jsonl
+    tokenize turns.jsonl --chat auto.yaml --set chat.jinja.file=rewrites.jinja --set data.sequence_length=200 -o turns >said
+    grep -q '^turns.bin, .idx: 6 conversations in 24 documents, 1,[0-9]* tokens' said || fail "documents: $(cat said)"
+    grep -q '"continued": "011101110111011101110111"' turns.chat.json || fail "the record: $(cat turns.chat.json)"
+    "$PERIGEE_BIN/perigee" train "$PERIGEE_SOURCE/configs/sft.yaml" data.train.0.path=turns data.validation_fraction=0.3 train.steps=1 schedule.warmup_steps=0 train.global_batch_size=1 \
+        data.sequence_length=256 eval.samples=1 model.hidden_size=64 device=cpu log.progress=false output_dir=turned >out 2>err || fail "turns: $(cat err)"
+    grep -q 'turns: 16 training documents' err || fail "a conversation is on both sides: $(cat err)"
+fi
+# The recipe leaves the tokenizer to the model that a run begins with.
+cp -r slow model
+cat >model/config.json <<'EOF'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 16,
+ "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}
+EOF
+for override in model.init_from=model model.hidden_size=64; do
+    tokenize seven.jsonl --chat "$PERIGEE_SOURCE/configs/sft.yaml" --set chat.template=none --set $override -o recipe
+done >said
+[ "$(grep -o '(u16, .* tokenizer' said | tr '\n' ';')" = '(u16, model/tokenizer.json tokenizer;(u16, bytes tokenizer;' ] || fail "the recipe's tokenizer: $(cat said)"
+
 for option in '--key text' '--format jsonl' --append-eod --no-append-eod --prepend-bos --special '--split-on-blank-lines 1'; do
     name=${option% *} name=${name#--}
     # shellcheck disable=SC2086  # an option and its value
@@ -190,8 +217,25 @@ for command in train eval 'view --weights none'; do
 done
 "$PERIGEE_BIN/perigee" train run.yaml data.train.0.path=sevens data.validation_fraction=0.3 train.epochs=1 \
     output_dir=unset >out 2>err || fail "no tokenizer chosen: $(cat err)"
-grep -q 'data.tokenizer is not set, so bytes; sevens was tokenized with slow: set data.tokenizer=slow to' err ||
+grep -q 'warning: data.tokenizer is bytes; sevens was tokenized with slow: set data.tokenizer=slow to' err ||
     fail "the default is not said: $(cat err)"
+for _ in 1 2 3 4; do cat seven.jsonl; done >twenty.jsonl
+tokenize twenty.jsonl --chat chat.yaml --tokenizer slow -o sevens_chat >/dev/null
+expect_failure 2 'sevens_chat: tokenized with slow (2 tokens), but data.tokenizer is bytes (257 tokens)' \
+    "$PERIGEE_BIN/perigee" train run.yaml data.train.0.path=sevens_chat
+# Conversations of two templates, for training and for validation.
+for template in chatml llama3; do
+    tokenize chat.jsonl --chat auto.yaml --set chat.template=$template --set chat.max_tokens=200 --set chat.malformed=skip \
+        -o by_$template >/dev/null
+done
+for file in by_chatml.*; do cp "$file" "again.${file#by_chatml.}"; done
+two_templates=(run.yaml data.train.0.path=by_chatml output_dir=talked data.sequence_length=64 eval.samples=16)
+"$PERIGEE_BIN/perigee" train "${two_templates[@]}" 'data.validation=[{path: by_llama3}, {path: again}]' >out 2>err || fail "chats: $(cat err)"
+grep -q 'several chat templates rendered the data: checkpoints carry that of by_chatml, and by_llama3 has another one' err ||
+    fail "another template in the validation data is not said: $(cat err)"
+"$PERIGEE_BIN/perigee" eval "${two_templates[@]}" 'data.validation=[{path: by_llama3}, {path: again}]' >out 2>err || fail "chats: $(cat err)"
+[ "$(grep -c 'trained with another chat template than the one that rendered by_llama3' err)" = 1 ] && ! grep -q 'rendered again' err ||
+    fail "another template in the validation data is not said by eval: $(cat err)"
 expect_failure 2 'two: tokenized with bytes (257 tokens), but data.tokenizer is moved (2 tokens)' \
     "$PERIGEE_BIN/perigee" train run.yaml data.tokenizer=moved 'data.train=[{path: sevens}, {path: two}]'
 rm two.tokenizer.json

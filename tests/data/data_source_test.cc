@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/philox.h"
+#include "data/chat_record.h"
 #include "megatron_files.h"
 
 namespace perigee {
@@ -272,6 +273,46 @@ TEST_F(DataSourceTest, ASplitThatLeavesNothingToTrainOnIsRefused) {
     options = options_for({{counting("two", {0, 100})}}, 4);
     options.validation_fraction = 0.1;
     EXPECT_THAT(open_error(options, Split::validation), HasSubstr("2 documents"));
+}
+
+TEST_F(DataSourceTest, AConversationOfSeveralDocumentsIsHeldOutAsAWhole) {
+    std::string const prefix = counting("chats", {10, 10, 10, 10, 10, 10, 10, 10, 10, 10});
+    auto options = options_for({{prefix}}, 1);
+    options.validation_fraction = 0.2;
+    auto const held_out = [&] {
+        return std::pair{open(options)->samples_per_epoch(), open(options, Split::validation)->samples_per_epoch()};
+    };
+    std::pair const cut{int64_t{79}, int64_t{19}};
+    EXPECT_EQ(held_out(), cut);
+    for (auto const& [continued, expected] : {std::pair{"0101111110", std::pair{int64_t{19}, int64_t{79}}},
+                                              {"0101111101", cut},
+                                              {"0111111011", std::pair{int64_t{69}, int64_t{29}}},
+                                              {"01111111111", cut},  // of other data
+                                              {"", cut}}) {
+        write_chat_record(*real_files(), prefix, {"{{ messages }}", "bytes", continued});
+        EXPECT_EQ(held_out(), expected) << continued;
+    }
+    write_chat_record(*real_files(), prefix, {"{{ messages }}", "bytes", "0111111111"});
+    EXPECT_THAT(open_error(options), HasSubstr("in whole documents and conversations, which leaves none"));
+    testing::write_bytes(prefix + ".chat.json", R"({"template": "", "continued": 5})");
+    EXPECT_THAT(open_error(options), HasSubstr("chats.chat.json: \"continued\" must be a text"));
+}
+
+TEST_F(DataSourceTest, ChatTemplatesThatDifferAreNamedThoseOfValidationToo) {
+    auto const set = [&](std::string const& name, char const* text) {
+        if (text != nullptr) write_chat_record(*real_files(), folder_ / name, {text, "bytes"});
+        return DatasetOptions{(folder_ / name).string()};
+    };
+    DataOptions options = options_for({set("plain", nullptr), set("a", "A"), set("b", "B"), set("c", "A")}, 4);
+    options.validation = {set("d", "A"), set("e", "C")};
+    ChatRecords const found = chat_records_of(*real_files(), options);
+    EXPECT_EQ(found.first->text, "A");
+    EXPECT_EQ(found.prefix, options.train[1].path);
+    EXPECT_THAT(found.others, ElementsAre(options.train[2].path, options.validation[1].path));
+    options.train.resize(1);
+    ChatRecords const validated = chat_records_of(*real_files(), options);
+    EXPECT_FALSE(validated.first.has_value()) << "a model that saw no conversations has no template";
+    EXPECT_THAT(validated.others, ElementsAre());
 }
 
 TEST_F(DataSourceTest, ValidationUsesEachSampleOnceWhateverTheSeed) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/log.h"
+#include "data/chat_record.h"
 #include "data/data_source.h"
 #include "megatron_files.h"
 #include "support/tiny_tokenizer.h"
@@ -62,7 +63,7 @@ TEST_F(TokenizerRecordTest, DataOfAnotherTokenizerAreRefusedByName) {
                           HasSubstr("data.tokenizer is " + tiny)));
 }
 
-TEST_F(TokenizerRecordTest, TheDefaultIsNoChoiceAndSaidOnceForEachOpening) {
+TEST_F(TokenizerRecordTest, TheDefaultIsWarnedOfOnceForEachOpening) {
     std::string const tiny = tokenizer("tiny");
     Path const bytes = data_of("bytes_data", "bytes"), other = data_of("tiny_data", tiny);
     std::vector<std::string> lines;
@@ -73,8 +74,16 @@ TEST_F(TokenizerRecordTest, TheDefaultIsNoChoiceAndSaidOnceForEachOpening) {
     log::mirror({});
     std::erase_if(lines, [](std::string const& line) { return line.find("data.tokenizer") == line.npos; });
     ASSERT_EQ(lines.size(), 2u);
-    EXPECT_THAT(lines[1], HasSubstr("data.tokenizer is not set, so bytes; " + other.string() + " was tokenized with " +
+    EXPECT_THAT(lines[1], HasSubstr("warning: data.tokenizer is bytes; " + other.string() + " was tokenized with " +
                                     tiny + ": set data.tokenizer=" + tiny + " to read and write its text"));
+}
+
+TEST_F(TokenizerRecordTest, ConversationsOfAnotherTokenizerAreRefusedUnderTheDefaultToo) {
+    Path const chats = data_of("chats", tokenizer("tiny")), bytes = data_of("bytes_data", "bytes");
+    for (Path const& prefix : {chats, bytes}) write_chat_record(*files_, prefix, {"{{ messages }}", "tiny"});
+    open({bytes}, DataOptions{}.tokenizer);
+    EXPECT_THAT(error({chats}, DataOptions{}.tokenizer), AllOf(HasSubstr(chats.string() + ": tokenized with"),
+                                                               HasSubstr("data.tokenizer is bytes (257 tokens)")));
 }
 
 TEST_F(TokenizerRecordTest, PathsAndFurtherTokensDoNotMatter) {

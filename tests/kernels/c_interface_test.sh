@@ -32,6 +32,8 @@ cmake -S "$scratch/program" -B "$scratch/program/build" -DCMAKE_PREFIX_PATH="$sc
     cmake --build "$scratch/program/build" >"$scratch/log" 2>&1 || complain "a project that finds the package"
 [ "$("$scratch/program/build/program" 2>"$scratch/log")" = "1: shape is null" ] || complain "a call from C"
 library=$(echo "$scratch"/there/lib*/libperigee_moba.so "$scratch"/there/lib/*/libperigee_moba.so | tr ' ' '\n' | grep -v '\*' | head -n 1)
-nm -D --defined-only "$library" | awk '{ print $3 }' | grep -v '^perigee_moba_' >"$scratch/printed" &&
+nm -D --defined-only "$library" >"$scratch/symbols" 2>"$scratch/log" && grep -q ' perigee_moba_forward$' "$scratch/symbols" ||
+    complain "no symbols of the library"
+awk '{ print $3 }' "$scratch/symbols" | grep -v '^perigee_moba_' >"$scratch/printed" &&
     complain "the library exports more than its interface"
 verdict

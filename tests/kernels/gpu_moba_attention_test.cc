@@ -155,8 +155,7 @@ TEST_F(GpuMobaAttention, ManyPlaces) {
     expect_right(c, random_choice(c), "64 blocks");
 }
 
-/// Kinds 0..2 make lists one shorter than, as long as and one longer than the forward's tile of rows and the
-/// backward's.
+/// Lists of no query up to several tiles, around the edges of the forward's and the backward's tile of rows.
 TEST_F(GpuMobaAttention, ListsOfAllLengths) {
     for (int64_t const length : {0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 400}) {
         GpuMobaCase const c{.cu_seqlens = {0, 64, 564},

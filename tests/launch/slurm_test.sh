@@ -106,6 +106,19 @@ for part in --gpu-bind=none --cpu-bind=none; do
     grep -q -- " $part " "$scratch/srun_asked" || complain "with GPUs, srun is not asked for $part"
 done
 
+# Of two builds, jobs with GPUs take the one for them.
+for build in cpu cuda; do
+    mkdir -p "$scratch/build/$build/bin" && ln -s /bin/true "$scratch/build/$build/bin/perigee"
+done
+submit_build() { (cd "$scratch" && PERIGEE='' exec sbatch --ntasks-per-node=1 "$PERIGEE_SOURCE/launch/slurm.sh" run.yaml) & job=$!; }
+for gpus in 0 2; do
+    SLURM_GPUS_ON_NODE=$gpus submit_build
+    finish
+    program=build/$([ $gpus = 0 ] && echo cpu || echo cuda)/bin/perigee
+    [ "$code" = 0 ] && grep -q -- " $program train run.yaml" "$scratch/srun_asked" ||
+        complain "with $gpus GPUs, code $code: $(cat "$scratch/srun_asked")"
+done
+
 # USR1 comes ahead of the time limit, TERM on preemption. The job saves, goes back into the queue and repeats the
 # undisturbed run.
 for signal in USR1 TERM; do

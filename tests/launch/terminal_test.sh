@@ -30,6 +30,7 @@ has plain '\[#+\.+\]  50% eta' "NO_COLOR took the bar"
 has_not plain '\x1b\[[0-9;]*m' "colours in spite of NO_COLOR"
 
 on_terminal dumb TERM=dumb
+has dumb '^     20   ' "no line of step 20"
 has_not dumb '\[#+\.+\]' "a bar on a terminal that cannot move its cursor"
 has_not dumb '\x1b\[[0-9;]*m' "colours on a dumb terminal"
 

@@ -72,7 +72,7 @@ TEST(MobaEdgeCase, E3ABlockBecomesACandidateWithTheFirstTokenAfterIt) {
 TEST(MobaEdgeCase, E4DocumentsOfAtMostTopKBlocksEqualFullAttention) {
     auto const p = make_problem({.cu_seqlens = {0, 96, 97, 130, 226}, .head_dim = 64});
     MobaOptions const moba{.block_size = 32, .top_k = 3};
-    for (int64_t length : {96, 1, 33}) ASSERT_TRUE(moba_covers_all(length, moba));
+    for (int64_t length : {96, 1, 33}) ASSERT_TRUE(moba_covers_all(length, moba.block_size, moba.top_k));
     EXPECT_LT(worst_error(HostAttention<float>().attend(p, moba), HostAttention<float>().attend(p)), kTolerance32);
     EXPECT_LT(worst_error(HostAttention<double>().attend(p, moba), HostAttention<double>().attend(p)), kTolerance64);
     // Short documents inside a pack with a long one, too.

@@ -215,6 +215,9 @@ def read(*lines):
     except SystemExit as stopped:
         return str(stopped.code)
 full = record(attention="full", begin=0, end=64)  # other attention does not mix
+named = {"eval": 512, "overrides": "attention.kind=full"}
+assert len(read(record(), record(**named), record(begin=32, end=64, **named), full)) == 3
+assert "results 0.1000 apart" in read(record(eval=0, overrides=""), record(nll=31.0, **named))
 assert len(read(record(), record(begin=32, end=64), record(nll=30.001), full)) == 3
 assert read(record(), record(), '{"suite": "posi').keys() == {("moba", 0, 32, "far")}
 for said, second in (("edges, 0 to 32 and 16 to 64", record(begin=16, end=64)), ("edges, 0 to 16 and 0 to 32", record(end=16)),

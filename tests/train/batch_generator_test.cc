@@ -250,13 +250,16 @@ TEST(BatchGenerator, LogprobsNameTheLikeliestToo) {
     Job job(*world);
     BatchGenerator generator(job.session, job.session.selections(0), limits_of(1));
     generator.begin({.ids = {1, 2}, .sampling = {.max_tokens = 6, .temperature = 0}, .logprobs = true, .top = 3});
+    int64_t tokens = 0;
     while (!generator.idle())
         for (GeneratedToken const& token : generator.step([] {})) {
+            ++tokens;
             ASSERT_EQ(token.top.size(), 3u);
             EXPECT_EQ(token.top[0].id, token.id);
             EXPECT_EQ(token.top[0].logprob, token.logprob);
             EXPECT_GT(token.top[0].logprob, token.top[2].logprob);
         }
+    EXPECT_EQ(tokens, 6);
 }
 
 TEST(BatchGenerator, TensorParallelRanksAnswerAlike) {

@@ -65,10 +65,23 @@ full=$(evaluate bare.yaml attention.kind=full)
 [ "$full" != "$same" ] || complain "attention.kind=full on the command line does not win"
 says 'the command line changes' '  attention.kind: "moba" -> "full"'
 if grep -q 'block_size' "$scratch/log"; then complain "full attention has no blocks to speak of"; fi
+sed 's/block_size: 16/block_size: 32/' "$scratch/run.yaml" >"$scratch/coarse.yaml"
+[ "$(evaluate coarse.yaml attention.block_size=16)" = "$same" ] || complain "the checkpoint's block size on the command line"
+if grep -q 'the file' "$scratch/log"; then complain "eval names a key that the command line gives: $(cat "$scratch/log")"; fi
+[ "$(evaluate coarse.yaml)" = "$same" ] || complain "eval with the file of another block size"
+says '  attention.block_size: 32 -> 16'
 sed 's/hidden_size: 32/hidden_size: 64/; s/kind: moba/kind: full/' "$scratch/run.yaml" >"$scratch/another.yaml"
 [ "$(evaluate another.yaml)" = "$same" ] || complain "eval with the file of another model"
 says "the checkpoint's model is used, not the file's" '  model.hidden_size: 64 -> 32' '  attention.kind: "full" -> "moba"'
 "$PERIGEE_BIN/perigee" generate "$scratch/another.yaml" output_dir="$folder" --prompt hello --max-tokens 4 \
     >"$scratch/printed" 2>"$scratch/log" || complain "generate with the file of another model"
 says '  model.hidden_size: 64 -> 32'
+
+# A schedule on the command line, as in training.
+schedule='attention.schedule=[{step: 0, kind: full}, {step: 1, kind: moba}]'
+run 1 "$scratch/scheduled" perigee "${options[@]}" train.steps=2 "$schedule"
+[ "$code" = 0 ] || complain "a schedule: exit $code"
+folder=$scratch/scheduled
+[ -n "$(evaluate run.yaml "$schedule")" ] || complain "eval with the schedule of training"
+if grep -q 'changes the checkpoint' "$scratch/log"; then complain "the schedule of training is no change: $(cat "$scratch/log")"; fi
 verdict

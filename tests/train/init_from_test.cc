@@ -14,6 +14,7 @@ namespace perigee {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using namespace testing;
 
 class InitFromTest : public ::testing::Test {
@@ -47,6 +48,13 @@ log: {progress: false}
     }
     std::string error(RunOptions const& o) {
         return error_of(Category::checkpoint, [&] { Session(o, *alone_, *files_).load_weights(); });
+    }
+    /// What the log says.
+    template <class Action>
+    static std::string said(Action&& action) {
+        ::testing::internal::CaptureStderr();
+        action();
+        return ::testing::internal::GetCapturedStderr();
     }
 
     std::unique_ptr<FileSystem> files_ = make_file_system();
@@ -163,6 +171,36 @@ TEST_F(InitFromTest, a_convolution_of_keys_starts_at_zero_and_is_trained_and_res
         Trainer resumed(o, *alone_, *files_, "");
         EXPECT_EQ(convolution_of(resumed.session()), trained);
     }
+}
+
+TEST_F(InitFromTest, a_folder_that_is_not_read_beside_the_runs_own_weights_is_told) {
+    Path const own = save_at_start("run", 1, 1, 1), other = folder_.path() / "other";
+    write_folder(*files_, other, small_config("qwen3", true), ElementType::bf16, 1);
+    auto const find = [&](std::vector<std::string> const& overrides) {
+        return said([&] { find_weights(options("run", overrides), *alone_, *files_); });
+    };
+    EXPECT_THAT(find({}), IsEmpty());
+    EXPECT_THAT(find({"model.init_from=" + (hf_ / ".").string(), "checkpoint.resume=never"}), IsEmpty());
+    std::string const elsewhere = "model.init_from=" + other.string();
+    EXPECT_THAT(find({elsewhere}), HasSubstr(elsewhere + " is not read: the weights are those of " + own.string()));
+    EXPECT_THAT(find({elsewhere, "checkpoint.resume=" + own.string()}), IsEmpty());
+    EXPECT_THAT(error_of(Category::config,
+                         [&] {
+                             find({elsewhere, "checkpoint.resume=never"});
+                         }),
+                HasSubstr(elsewhere + " is not read, though checkpoint.resume is `never`"));
+    ::testing::internal::GetCapturedStderr();
+}
+
+TEST_F(InitFromTest, a_tokenizer_in_the_folder_that_the_data_do_not_have_is_told) {
+    auto const load = [&](std::vector<std::string> overrides) {
+        overrides.push_back("data.tokenizer=bytes");
+        return said([&] { Session(options("run", overrides), *alone_, *files_).load_weights(); });
+    };
+    EXPECT_THAT(load({"data.mock_data=false"}), ::testing::Not(HasSubstr("data.tokenizer")));
+    write_text(*files_, hf_ / "tokenizer.json", "{}");
+    EXPECT_THAT(load({"data.mock_data=false"}), HasSubstr("tokenize the data with " + hf_.string()));
+    EXPECT_THAT(load({}), ::testing::Not(HasSubstr("data.tokenizer")));  // made-up data have none
 }
 
 TEST_F(InitFromTest, what_does_not_fit_is_named) {

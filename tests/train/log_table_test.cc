@@ -42,14 +42,8 @@ TEST(LogTable, IsAtMost79ColumnsWideWhateverTheValues) {
             for (int64_t const bytes : {int64_t{0}, int64_t{1023}, int64_t{72} << 30, most})
                 for (bool const skipped : {false, true}) {
                     LogRow const wild{step, value, value, value, value, value, bytes, bytes, value, skipped};
-                    if (std::abs(value) > 10) continue;
                     for (auto const& line : LogTable().lines(wild)) EXPECT_LE(line.plain.size(), 79U) << line.plain;
                 }
-    for (double const value : {999.99996, 1e6, 1.23e300, inf, nan}) {
-        LogRow wild = row(999'999'999);
-        wild.loss = wild.grad_norm = wild.lr = wild.tokens_per_s = wild.seconds_left = value;
-        for (auto const& line : LogTable().lines(wild)) EXPECT_LE(line.plain.size(), 79U) << line.plain;
-    }
 }
 
 TEST(LogTable, SaysEveryValueInItsUnit) {

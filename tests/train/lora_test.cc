@@ -104,6 +104,37 @@ TEST_F(LoraRun, TrainsAdaptersAndNothingElse) {
     }
 }
 
+TEST_F(LoraRun, APartOfAModelIsNoneToBeginFrom) {
+    std::vector<std::string> const lora, frozen = {"lora.rank=0", "train.freeze=[model.embed_tokens.*]"};
+    for (auto const& [part, what, option] :
+         {std::tuple{lora, "adapters", " --merge`"}, {frozen, "trained parameters", " FOLDER`"}}) {
+        SCOPED_TRACE(what);
+        files_.remove_all("/run");
+        init_from_ = "/hf";
+        train(options(part), 1);
+        init_from_ = "/run/checkpoints/step_00000001";
+        std::string const error = error_of(Category::checkpoint, [&] {
+            Session(options({"output_dir=/next", "lora.rank=0"}), *alone_, files_).load_weights(std::nullopt);
+        });
+        EXPECT_THAT(error, HasSubstr(fmt::format("it holds {} alone", what)));
+        EXPECT_THAT(error, HasSubstr("`perigee convert " + init_from_ + " FOLDER"));
+        EXPECT_THAT(error, HasSubstr(option));
+    }
+}
+
+TEST_F(LoraRun, EvalTellsOfAdaptersThatAreNotRead) {
+    train(options(), 1);
+    auto const told = [&](char const* base, char const* adapters) {
+        init_from_ = base, adapters_ = adapters;
+        ::testing::internal::CaptureStderr();
+        find_weights(options(), *alone_, files_);
+        return ::testing::internal::GetCapturedStderr();
+    };
+    EXPECT_THAT(told("/hf", ""), ::testing::Not(HasSubstr("is not read")));
+    EXPECT_THAT(told("/other", ""), ::testing::Not(HasSubstr("is not read"))) << "it is, and its fingerprint compared";
+    EXPECT_THAT(told("/hf", "/adapters"), HasSubstr("lora.init_from=/adapters is not read"));
+}
+
 TEST_F(LoraRun, StoresAdaptersAloneAndGoesOnBitForBit) {
     RunOptions const o = options();
     auto const whole = train(o, 4);

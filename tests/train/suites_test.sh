@@ -85,7 +85,14 @@ ranks 1 "$PERIGEE_BIN/perigee" eval "${config[@]}" --suite needle,ruler "${suite
 verdicts() { grep "\"scorer\":\"$1\"" "$scratch/run/suites.jsonl" | grep -o '"task.*"number":[0-9]*\|"passed".*'; }
 [ "$(verdicts forced)" = "$(verdicts generate)" ] || complain "generation comes to other verdicts"
 [ "$(verdicts generate | wc -l)" = 24 ] || complain "12 items by generation expected"
+# Each record names its evaluation, by where its records begin, and what the command line changed of the results.
+evaluations=$(sed 's/^{\("eval":[0-9]*\),"overrides":"\([^"]*\)",.*/\1 \2/' "$scratch/run/suites.jsonl" | uniq)
+[ "$evaluations" = "\"eval\":0 ${suites[*]}
+\"eval\":$(stat -c %s "$scratch/records") ${suites[*]} eval.suites.scorer=generate" ] || complain "evaluations: $evaluations"
 
+evaluate 1 position generate.prompt='"\ "'
+python3 -c 'import json, sys; print(*{json.loads(line)["overrides"] for line in open(sys.argv[1])})' "$scratch/records" |
+    grep -qF 'generate.prompt="\ "' || complain "an override with quotes"
 refused 2 'no suite is called "nedle"; there are position, mass, needle and ruler' --suite needle,nedle
 evaluate 1 mass attention.top_k=3
 [ "$(grep -c '"task":"gate_first"' "$scratch/records")" = $((3 * layers)) ] || complain "mass: no gate with the first block"

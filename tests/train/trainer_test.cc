@@ -209,26 +209,74 @@ TEST_F(TrainerTest, a_rank_whose_tokens_are_all_masked_contributes_nothing_and_b
     EXPECT_LT(testing::relative_error(two.weights, one.weights), 1e-5);
 }
 
-TEST_F(TrainerTest, a_global_batch_without_loss_is_an_error_that_names_the_step) {
-    RunOptions options = tiny(folder_.path() / "run");
-    options.data.mock_data = false;
-    options.data.shuffle = false;
-    IndexedDatasetWriter writer(*files_, folder_.path() / "none", 257, /*with_weights=*/true);
-    std::vector<int32_t> const ids(2000, 65);
-    std::vector<float> loss(2000, 0);
-    std::fill_n(loss.begin(), 257, 1);  // the first global batch, and no other
+/// Options of runs whose data carry loss in one global batch in `every`.
+RunOptions with_rare_loss(FileSystem& files, Path const& folder, int64_t every) {
+    RunOptions options = tiny(folder / "run");
+    int64_t const tokens = options.train.global_batch_size * options.data.sequence_length;
+    IndexedDatasetWriter writer(files, folder / "rare", 257, /*with_weights=*/true);
+    std::vector<int32_t> const ids(static_cast<size_t>(3 * every * tokens + 1), 65);
+    std::vector<float> loss(ids.size(), 0);
+    for (int64_t batch = 0; batch < 3 * every; batch += every)
+        std::fill_n(loss.begin() + batch * tokens + 1, tokens, 1);
     writer.add_document(ids, loss);
     writer.finish();
-    options.data.train = {{.path = (folder_.path() / "none").string()}};
+    options.data.mock_data = false;
+    options.data.shuffle = false;
+    options.data.train = {{.path = (folder / "rare").string()}};
+    return options;
+}
+
+TEST_F(TrainerTest, a_global_batch_without_loss_changes_nothing_and_training_goes_on) {
+    RunOptions options = with_rare_loss(*files_, folder_.path(), 3);
+    options.train.steps = 10;
+    Trainer trainer(options, *alone_, *files_, "");
+    auto const weights = [&] { return bits(trainer.session().weights().flat()); };
+    auto before = weights();
+    for (int64_t step = 1; step <= 7; ++step) {
+        StepReport const r = trainer.step();
+        bool const empty = step % 3 != 1;
+        EXPECT_EQ(r.skipped, empty) << step;
+        EXPECT_EQ(std::isnan(r.loss), empty) << step;
+        EXPECT_EQ(r.consumed_samples, step * options.train.global_batch_size);
+        EXPECT_EQ(weights() == before, empty) << step;
+        before = weights();
+    }
+}
+
+TEST_F(TrainerTest, data_that_never_carry_loss_are_an_error_that_names_the_step) {
+    RunOptions options = with_rare_loss(*files_, folder_.path(), 1000);
+    options.train.steps = 200;
     Trainer trainer(options, *alone_, *files_, "");
     EXPECT_TRUE(std::isfinite(trainer.step().loss));
+    for (int i = 0; i < 100; ++i) EXPECT_TRUE(trainer.step().skipped);
+    EXPECT_EQ(trainer.state().without_loss_in_a_row, 100) << "a resumed run counts on from there";
     try {
         trainer.step();
         FAIL() << "no token carries loss";
     } catch (Error const& e) {
         EXPECT_EQ(e.category(), Category::data);
-        EXPECT_THAT(e.what(), HasSubstr("step 2"));
+        EXPECT_THAT(e.what(), HasSubstr("step 102"));
     }
+}
+
+TEST_F(TrainerTest, validation_data_without_loss_are_an_error_before_the_first_step) {
+    RunOptions options = tiny(folder_.path() / "run");
+    IndexedDatasetWriter writer(*files_, folder_.path() / "none", 257, /*with_weights=*/true);
+    writer.add_document(std::vector<int32_t>(2000, 65), std::vector<float>(2000, 0));
+    writer.finish();
+    options.data.mock_data = false;
+    options.data.train = with_rare_loss(*files_, folder_.path(), 1).data.train;
+    options.data.validation = {{.path = (folder_.path() / "none").string()}};
+    options.eval.every = 2;
+    Trainer trainer(options, *alone_, *files_, "");
+    try {
+        trainer.run();
+        FAIL() << "no validation token carries loss";
+    } catch (Error const& e) {
+        EXPECT_EQ(e.category(), Category::data);
+        EXPECT_THAT(e.what(), HasSubstr("validation samples"));
+    }
+    EXPECT_EQ(trainer.state().step, 0);
 }
 
 TEST_F(TrainerTest, a_vocabulary_larger_than_the_models_is_an_error_that_says_both_sizes) {

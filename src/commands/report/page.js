@@ -194,14 +194,10 @@ function positions(runs) {
     const lines = [];
     for (const run of runs) {
         const arms = {};
-        for (const p of run.position) {
-            const arm = arms[`${run.name} ${p.attention} step ${p.step ?? ''}`] ??= {}, bin = arm[p.begin] ??= { weight: 0, nll: 0, end: p.end };
-            bin.weight += p.weight; bin.nll += p.nll;
-        }
-        for (const [name, bins] of Object.entries(arms)) {
-            const begins = Object.keys(bins).map(Number).sort((a, b) => a - b).filter(begin => bins[begin].weight > 0);
-            lines.push({ name, color: colors[lines.length % colors.length], x: begins.map(begin => (begin + bins[begin].end) / 2), y: begins.map(begin => bins[begin].nll / bins[begin].weight) });
-        }
+        for (const bin of run.position)
+            if (bin.weight > 0) (arms[`${run.name} ${bin.attention} step ${bin.step ?? ''} ${bin.overrides ?? ''}`.trim()] ??= []).push(bin);
+        for (const [name, bins] of Object.entries(arms))
+            lines.push({ name, color: colors[lines.length % colors.length], x: bins.map(bin => (bin.begin + bin.end) / 2), y: bins.map(bin => bin.nll / bin.weight) });
     }
     return lines.length ? section('Held-out loss by position', element('div', { class: 'grid' }, chart('nats per token', lines, { key: 'position', ownX: true, wide: true, xName: 'position' }))) : null;
 }

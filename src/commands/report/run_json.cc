@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -23,7 +24,6 @@ using nlohmann::json;
 constexpr size_t kPointsOfPage = 40'000;       // of about 25 bytes each
 constexpr size_t kTrendPointsOfPage = 30'000;  // of about 15
 constexpr size_t kMostStretches = 1000, kFewestStretches = 25;
-constexpr size_t kMostLines = 4000;  // of the other files of a run
 constexpr size_t kMostSamples = 20, kMostWarnings = 200;
 
 /// What of each series a page has room for.
@@ -119,17 +119,69 @@ json object_of(std::string_view line) {
     return value.is_object() ? value : json();
 }
 
-/// A record of suite `position` that the page can add up.
+json picked(json const& record, std::initializer_list<char const*> keys) {
+    json some = json::object();
+    for (char const* key : keys)
+        if (record.contains(key)) some[key] = record[key];
+    return some;
+}
+
+/// A record of suite `position` that can be added up.
 json position_of(std::string_view line) {
     if (line.find("\"position\"") == line.npos) return {};
     json const value = object_of(line);
     if (value.is_null() || value.value("suite", json()) != "position") return {};
     for (char const* key : {"begin", "end", "weight", "nll"})
         if (!value.contains(key) || !value[key].is_number()) return {};
-    json kept = {{"begin", value["begin"]}, {"end", value["end"]}, {"weight", value["weight"]}, {"nll", value["nll"]}};
-    for (char const* key : {"attention", "step"})
-        if (value.contains(key)) kept[key] = value[key];
-    return kept;
+    return value;
+}
+
+/// Sums of suite `position` over the samples of an evaluation. Of evaluations with the same attention, step and
+/// overrides the last counts.
+class PositionSums {
+  public:
+    void add(std::string_view line) {
+        json const record = position_of(line);
+        if (record.is_null()) return;
+        json name = picked(record, {"attention", "step", "overrides"});
+        name.emplace("overrides", "");  // records of older programs have none
+        json const eval = picked(record, {"eval"}), place = picked(record, {"number", "task", "begin"});
+        auto curve = std::ranges::find(curves_, name, &Curve::name);
+        if (curve == curves_.end()) curve = curves_.insert(curve, Curve{});
+        // Another evaluation begins. Records without its number show that by coming to the first place again.
+        if (curve->eval != eval || curve->first_place == place) *curve = {name, eval, place, {}};
+        Bin& bin = curve->bins[record["begin"]];
+        bin.end = record["end"];
+        bin.weight += record["weight"].get<double>();
+        bin.nll += record["nll"].get<double>();
+    }
+    json bins() const {
+        json all = json::array();
+        for (Curve const& curve : curves_)
+            for (auto const& [begin, bin] : curve.bins) {
+                all.push_back(curve.name);
+                all.back().update({{"begin", begin}, {"end", bin.end}, {"weight", bin.weight}, {"nll", bin.nll}});
+            }
+        return all;
+    }
+
+  private:
+    struct Bin {
+        json end;
+        double weight = 0, nll = 0;
+    };
+    struct Curve {
+        json name, eval, first_place;
+        std::map<json, Bin> bins;  ///< by their first position
+    };
+    std::vector<Curve> curves_;
+};
+
+json positions_of(FileSystem& files, Path const& path) {
+    PositionSums sums;
+    if (files.exists(path))
+        plot::for_each_line(*files.open(path), [&](std::string_view line, bool) { sums.add(line); });
+    return sums.bins();
 }
 
 json warning_of(std::string_view line) {
@@ -168,8 +220,7 @@ std::string run_json(FileSystem& files, std::string const& path, plot::Metrics c
     text +=
         fmt::format(R"(}},"config":{},"facts":{},"position":{},"blocks":{},"samples":{},"warnings":{}}})",
                     dumped(flat_config(text_of(files, folder / "config.yaml"))), facts.is_null() ? "{}" : dumped(facts),
-                    dumped(last_lines(files, folder / "suites.jsonl", kMostLines, position_of)),
-                    blocks.empty() ? "null" : dumped(blocks[0]),
+                    dumped(positions_of(files, folder / "suites.jsonl")), blocks.empty() ? "null" : dumped(blocks[0]),
                     dumped(last_lines(files, folder / "samples.jsonl", kMostSamples, object_of)),
                     dumped(last_lines(files, folder / "log.txt", kMostWarnings, warning_of)));
     return text;

@@ -115,20 +115,27 @@ class ChatRun {
         writer_.finish([this] { journal_.finish(); });
         write_tokenizer_record(files_, inputs_.output, *tokenizer_, options_.data.tokenizer, writer_.tokens());
         if (std::string const text = encoder_->template_text(); !text.empty())
-            write_chat_record(files_, inputs_.output, {text, options_.data.tokenizer});
+            write_chat_record(files_, inputs_.output,
+                              {text, options_.data.tokenizer, conversations() < writer_.documents() ? continued_ : ""});
     }
 
     void print_summary() {
         double const share = 100 * static_cast<double>(loss_tokens_) / static_cast<double>(writer_.tokens());
         print_printable(
-            "{}.bin, .idx: {} conversations, {} tokens ({}, {} tokenizer, template {}), of which {:.2f}% carry loss\n",
-            inputs_.output.string(), fmt::group_digits(writer_.documents()), fmt::group_digits(writer_.tokens()),
-            to_string(writer_.token_type()), tokenizer_->name(), template_name_, share);
+            "{}.bin, .idx: {} conversations{}, {} tokens ({}, {} tokenizer, template {}), of which {:.2f}% carry "
+            "loss\n",
+            inputs_.output.string(), fmt::group_digits(conversations()),
+            conversations() == writer_.documents()
+                ? ""
+                : fmt::format(" in {} documents", fmt::group_digits(writer_.documents())),
+            fmt::group_digits(writer_.tokens()), to_string(writer_.token_type()), tokenizer_->name(), template_name_,
+            share);
         for (std::string const& told : told_of_counts()) print_printable("  {}\n", told);
         print_formats();
     }
 
   private:
+    int64_t conversations() const { return std::ranges::count(continued_, '0'); }
     char const* rewritten_what() const {
         return options_.chat.jinja.rewritten == Rewritten::split
                    ? "answers that later turns write otherwise, in documents of their own"
@@ -163,6 +170,7 @@ class ChatRun {
     void add(EncodedChat const& chat, ChatPlace const& place) {
         if (skipped_ < 0) skipped_ = journal_.found() ? done_bytes_ + place.bytes : 0;
         writer_.add_document(chat.tokens, chat.weights);
+        continued_ += place.continues ? '1' : '0';
         loss_tokens_ += std::ranges::count_if(chat.weights, [](float weight) { return weight > 0; });
         if (!place.is_end) return;
         meter_.show(done_bytes_ + place.bytes, skipped_, writer_.tokens() - earlier_);
@@ -177,6 +185,7 @@ class ChatRun {
         return nlohmann::json{{"file", file_},
                               {"records", place.records},
                               {"loss_tokens", loss_tokens_},
+                              {"continued", conversations() < std::ssize(continued_) ? continued_ : ""},
                               {"counts", numbers},
                               {"unanswered_roles", counts.unanswered_roles},
                               {"first_malformed", counts.first_malformed}}
@@ -186,6 +195,8 @@ class ChatRun {
         file_ = place.at("file");
         records_ = place.at("records");
         loss_tokens_ = place.at("loss_tokens");
+        continued_ = place.value("continued", "");
+        continued_.resize(static_cast<size_t>(writer_.documents()), '0');  // of an older program
         counts_.first_malformed = place.at("first_malformed");
         counts_.unanswered_roles = place.value("unanswered_roles", std::set<std::string>{});
         size_t i = 0;
@@ -204,6 +215,7 @@ class ChatRun {
     ChatCounts counts_;
     int64_t earlier_;  ///< tokens of an earlier run
     int64_t loss_tokens_ = 0, done_bytes_ = 0, skipped_ = -1;
+    std::string continued_;  ///< as in a ChatRecord
     size_t file_ = 0;
     int64_t records_ = 0;  ///< of that file, read by an earlier run
 };

@@ -11,7 +11,7 @@ namespace perigee {
 
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{1} << 20, kEndBytes = int64_t{64} << 10;
+constexpr int64_t kMaxBytes = int64_t{1} << 30, kEndBytes = int64_t{64} << 10;
 
 void add(Sha256& hash, std::string const& text) { hash.update(std::as_bytes(std::span(text))); }
 

@@ -73,6 +73,18 @@ def as_transformers_gives(message, nulls):
     return made if said is None else {"thinking": said, **made, "reasoning_content": said}
 
 
+def text_of(part):
+    return part if isinstance(part, str) else part["text"]
+
+
+def in_one_text(message):
+    """The same with content in parts as one text."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    return {**message, "content": "".join(map(text_of, parts))}
+
+
 PROBE = "fourscore"  # an answer that no template writes by itself
 
 
@@ -116,6 +128,12 @@ class Chat:
                           else f"the template fails: {type(error).__name__}: {error}") from None
         if json.dumps(self.guard)[1:-1] in text:
             raise Problem("the template escapes characters, so that names of special tokens cannot be told from text")
+        for message in messages:
+            if isinstance(parts := message.get("content"), list):
+                if str(parts) in text:
+                    raise Problem("the template writes content in parts as Python shows a list")
+                if not all(text_of(part).strip() in text for part in parts):
+                    raise Problem("the template leaves out content in parts")
         return text
 
     def after_probe(self, more):
@@ -224,17 +242,23 @@ class Chat:
         return {"text": self.render(messages, tools, opening=request["ask"] == "prompt")}
 
     def reply(self, request):
-        messages = self.guarded(request["messages"])
-        try:
-            return self.answer_to(request, [as_transformers_gives(message, False) for message in messages])
-        except Problem:
+        given = request["messages"]
+        forms = [given]
+        if any(isinstance(message.get("content"), list) for message in given):
+            forms.append([in_one_text(message) for message in given])  # templates that take content for a text
+        for form in forms:
+            messages = self.guarded(form)  # what names are is told in the text that the template gets
+            try:
+                return self.answer_to(request, [as_transformers_gives(message, False) for message in messages])
+            except Problem as found:
+                problem = found
             if all(value is not None for message in messages for value in message.values()):
-                raise
+                continue
             try:  # templates that look for content that is none
                 return self.answer_to(request, [as_transformers_gives(message, True) for message in messages])
             except Problem:
                 pass
-            raise
+        raise problem
 
 
 def say(value):

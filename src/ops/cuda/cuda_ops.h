@@ -1,5 +1,6 @@
 // Ops on an NVIDIA GPU: bf16 weights and activations, fp32 accumulation, statistics and main gradients. Everything is
-// queued on the device's one stream, in the order of the calls; only download() waits for it.
+// queued on the device's one stream, in the order of the calls. What waits for it: download(), growth of scratch memory
+// or tables, an upload while the staging ring is full, and a first call that measures or checks a library's kernels.
 #pragma once
 
 #include <cstdint>

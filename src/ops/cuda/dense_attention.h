@@ -29,9 +29,9 @@ class DenseAttention {
                    Check check = check_attention);
     ~DenseAttention();
 
-    /// As Ops::attention_forward and attention_backward, where goes_to_cudnn. Throws UnusableAttention
-    /// where cuDNN refuses the plan with offsets, or the check finds its results wrong. Where CUDA or a run of cuDNN's
-    /// kernels fails, in a check as elsewhere, that is the error.
+    /// Ops::attention_forward and attention_backward for what attention_backend() gives to cuDNN. Throws
+    /// UnusableAttention where cuDNN refuses the plan with offsets, or the check finds its results wrong. Where CUDA or
+    /// a run of cuDNN's kernels fails, in a check as elsewhere, that is the error.
     void forward(AttentionForward const& args);
     void backward(AttentionBackward const& args);
 

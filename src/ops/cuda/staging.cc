@@ -23,7 +23,7 @@ Staging::~Staging() {
     }
 }
 
-/// Memory is taken and freed as rarely as can be: either waits for the device.
+/// Memory is taken and freed as rarely as can be: both synchronise the device.
 Staging::Slot& Staging::slot_for(size_t bytes) {
     for (Slot& slot : slots_) {
         if (slot.memory.bytes() < bytes) continue;

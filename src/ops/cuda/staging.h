@@ -33,7 +33,7 @@ class Staging {
 
     CudaDevice& device_;
     std::array<Slot, kSlots> slots_;
-    size_t next_ = 0;  ///< that takes more memory when none is
+    size_t next_ = 0;  ///< the slot to wait for, and to enlarge if need be, when no free one is large enough
 };
 
 }  // namespace perigee

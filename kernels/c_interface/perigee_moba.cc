@@ -55,8 +55,8 @@ BlockSparseShape checked(perigee_moba_shape const* c) {
     return shape;
 }
 
-/// Callers say nothing of memory: partial results get kAttentionScratchBytes, beside what the shape alone decides, the
-/// routing and the row statistics of the backward.
+/// Partial results may take kAttentionScratchBytes. The routing and the backward's row statistics come on top, as their
+/// size depends on the shape alone.
 BlockSparsePlan plan_of(BlockSparseShape const& shape, AttentionTask task) {
     size_t const row_stats = static_cast<size_t>(shape.queries * shape.heads) * 4 * sizeof(float);
     return plan_attention(shape, task, kAttentionScratchBytes + routing_bytes(shape) + row_stats);

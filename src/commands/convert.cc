@@ -10,6 +10,7 @@
 #include "commands/number_between.h"
 #include "config/config.h"
 #include "data/jinja_template.h"
+#include "data/tokenizer/tokenizer_files.h"
 #include "hf/convert.h"
 #include "hf/peft.h"
 #include "hf/weights.h"
@@ -90,12 +91,11 @@ RunOptions options_of(FileSystem& files, ConvertOptions const& options, Checkpoi
 void warn_of_other_tokenizer(FileSystem& files, RunOptions const& run) {
     Path const folder = run.model.init_from;
     if (folder.empty() || run.data.mock_data || run.data.tokenizer != DataOptions{}.tokenizer) return;
-    for (char const* const name : {"tokenizer.json", "tokenizer.model"})
-        if (files.exists(folder / name))
-            return log::warn(
-                "the run's data.tokenizer is {}, so its ids are not those of {}, which the model began with: with that "
-                "tokenizer the weights are of no use",
-                run.data.tokenizer, (folder / name).string());
+    if (!has_tokenizer(files, folder)) return;
+    log::warn(
+        "the run's data.tokenizer is {}, so its token ids are not those of the tokenizer in {}, which the export "
+        "carries: they do not fit together",
+        run.data.tokenizer, folder.string());
 }
 
 /// What the weights of a checkpoint mean: said by the config.json beside them, or by the run.

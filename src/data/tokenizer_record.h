@@ -22,8 +22,8 @@ class TokenizerCheck {
     TokenizerCheck(FileSystem& files, std::string name) : files_(files), name_(std::move(name)) {}
 
     /// Throws Category::config where an id of the data set's tokenizer stands for other bytes, or for nothing, in that
-    /// of the run. A run may leave the default tokenizer as it is: then a line of the log warns
-    /// instead, except for conversations. Throws Category::data where the record is damaged.
+    /// of the run. With the default tokenizer, a line of the log warns instead, except for
+    /// conversations. Throws Category::data where the record is damaged.
     /// Paths do not matter, nor do tokens that the run's tokenizer has in addition. No record, or one of another number
     /// of tokens, says nothing.
     void check(IndexedDataset const& data);

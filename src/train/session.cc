@@ -9,6 +9,7 @@
 #include "checkpoint/agree.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
+#include "data/tokenizer/tokenizer_files.h"
 #include "hf/base_fingerprint.h"
 #include "hf/peft.h"
 #include "hf/weights.h"
@@ -53,13 +54,12 @@ void say_changes(Checkpoint const& checkpoint, RunOptions const& options) {
 
 /// Says where the folder that the weights come from has a tokenizer, and the data are bytes all the same.
 void say_other_tokenizer(FileSystem& files, Path const& from, DataOptions const& data) {
-    if (data.mock_data || data.tokenizer != DataOptions{}.tokenizer) return;
-    for (char const* const name : {"tokenizer.json", "tokenizer.model"})
-        if (files.exists(from / name))
-            return log::warn(
-                "the weights of {} were trained with its {}, but data.tokenizer is {}, in which token ids stand for "
-                "other text: tokenize the data with {}",
-                from.string(), name, data.tokenizer, from.string());
+    if (data.mock_data || data.tokenizer != DataOptions{}.tokenizer || !has_tokenizer(files, from)) return;
+    log::warn(
+        "the weights of {} were trained with its tokenizer, but data.tokenizer is {}, in which token ids stand for "
+        "other "
+        "text: tokenize the data with {}",
+        from.string(), data.tokenizer, from.string());
 }
 
 /// Throws where a tensor is missing because the run that saved the checkpoint had trained a part of its weights.

@@ -116,6 +116,10 @@ std::unique_ptr<Tokenizer> open_model(FileSystem& files, Path const& path, Besid
 
 }  // namespace
 
+bool has_tokenizer(FileSystem& files, Path const& folder) {
+    return files.exists(folder / "tokenizer.model") || files.exists(folder / "tokenizer.json");
+}
+
 std::unique_ptr<Tokenizer> open_tokenizer(FileSystem& files, Path const& path) {
     Path file = path;
     if (files.is_directory(path)) {

@@ -13,4 +13,7 @@ namespace perigee {
 /// (first) eos_token_id of the config.json, else the sentencepiece model's own. Throws Category::config.
 std::unique_ptr<Tokenizer> open_tokenizer(FileSystem& files, Path const& path);
 
+/// Whether open_tokenizer() finds a file in the folder.
+bool has_tokenizer(FileSystem& files, Path const& folder);
+
 }  // namespace perigee

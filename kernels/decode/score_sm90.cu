@@ -5,6 +5,7 @@
 #include "kernels/decode/pick.cuh"
 #include "kernels/decode/score_rows.cuh"
 #include "kernels/hopper/product.cuh"
+#include "kernels/moba_gate/sum_of_heads.cuh"
 
 namespace perigee::decode {
 namespace {
@@ -17,7 +18,7 @@ struct ScoreShared {
     unsigned char means[hopper::tile_bytes<kScoreBlocks, D>()];
 };
 
-/// 64 blocks of one sequence against all heads of a key/value head, 64 at a time.
+/// 64 blocks of one sequence against all heads of a key/value head, 64 at a time, or against their sum.
 template <int D>
 __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -39,16 +40,33 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
     hopper::fence_shared_for_async();
     __syncthreads();
     int64_t const head = int64_t{s} * a.heads + int64_t{g} * a.group;
+    bf16 const* const q = a.q + head * D;
     int const warp_row = threadIdx.x / 32 * 16;
-    for (int tile = 0; tile < a.group; tile += 64) {
-        uint32_t q[D / 16][4];
-        load_heads<D>(q, a.q + head * D, tile + warp_row, a.group);
+    constexpr int kSteps = D / 16;
+    auto const score = [&](auto const& rows, int first, int end) {
         float scores[32];
         hopper::add_products<Inner::columns>(
-            scores, q, [&](int step) { return hopper::columns_factor<kScoreBlocks>(means, 0, step); }, false);
+            scores, rows, [&](int step) { return hopper::columns_factor<kScoreBlocks>(means, 0, step % kSteps); },
+            false);
         hopper::products_wait<0>();
         hopper::pin(scores);
-        write_scores(a, scores, head, tile + warp_row, a.group, from, current);
+        write_scores(a, scores, head, first, end, from, current);
+    };
+    uint32_t x[kSteps][4];
+    if (a.summed > 1) {
+        moba_gate::SumOfHeads<kSteps> sum;
+        for (int h = 0; h < a.group; ++h) {
+            load_heads<D>(x, q + h * D, warp_row, 1);
+            sum.add(x);
+        }
+        uint32_t factors[2 * kSteps][4];
+        sum.split(factors);
+        score(factors, warp_row, 1);
+    } else {
+        for (int first = warp_row; first - warp_row < a.group; first += 64) {
+            load_heads<D>(x, q, first, a.group);
+            score(x, first, a.group);
+        }
     }
     pick_if_last(a, head, current);
 #endif

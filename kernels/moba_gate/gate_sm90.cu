@@ -1,12 +1,15 @@
 // The gate on sm90: query tiles against the centroids of 64 blocks at a time; warps sift the scores for each row's top
 // k while the tensor cores make the next. Blocks go from the latest to the first: recent ones tend to score high, which
-// settles thresholds early. Thread blocks are persistent and take the tiles with most candidates first.
+// settles thresholds early. Thread blocks are persistent and take the tiles with most candidates first. A tile's rows
+// are queries of all heads of a group, or, where the heads share a selection (kSummed), their sums: the heads' queries
+// then come one after the other.
 #include "kernels/common/head_dim.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/hopper/bulk_copy.cuh"
 #include "kernels/hopper/product.cuh"
 #include "kernels/hopper/tensor_map.h"
 #include "kernels/moba_gate/gate.h"
+#include "kernels/moba_gate/sum_of_heads.cuh"
 #include "kernels/moba_gate/top_k_rows.cuh"
 
 namespace perigee::moba_gate {
@@ -23,7 +26,7 @@ constexpr int kStages = 4;
 
 struct TileArgs : GateArgs {
     CUtensorMap q_map, centroids_map;
-    int32_t tile_queries;  ///< of a tile: as many whole groups of heads as fit
+    int32_t tile_queries;  ///< of a tile: as many as fit, with all their rows
     int32_t tiles;         ///< of a key/value head
 };
 
@@ -33,7 +36,7 @@ struct Range {
     int32_t high;
 };
 
-/// A tile of rows, as a warp that chooses must know it: queries [query, query + count) of all heads of kv head g.
+/// A tile of rows, as a warp that chooses must know it: queries [query, query + count) of the heads of kv head g.
 struct alignas(16) TileInfo {
     int32_t query, count, g;
     int32_t steps;  ///< from the candidates of the last query to those of the first
@@ -42,16 +45,17 @@ struct alignas(16) TileInfo {
     int32_t alike;  ///< whether all queries have the same
 };
 
-template <int D, int kSlots, int kWarpgroups>
+template <int D, int kSlots, int kWarpgroups, bool kSummed>
 struct GateShared {
     static constexpr int kRows = 64 * kWarpgroups;
-    unsigned char q[hopper::tile_bytes<kRows, D>()];
+    static constexpr int kQueryStages = kSummed ? 2 : 1;
+    unsigned char q[kQueryStages][hopper::tile_bytes<kRows, D>()];
     unsigned char means[kStages][hopper::tile_bytes<kStepBlocks, D>()];
     typename TopKRows<kSlots>::Laid laid[4 * kWarpgroups];
     Range range[kRows];  ///< of the tile's queries
     uint8_t query_of[kRows];
     TileInfo tile_info;
-    Barrier q_full, q_free, full[kStages], free[kStages];
+    Barrier q_full[kQueryStages], q_free[kQueryStages], full[kStages], free[kStages];
 };
 
 [[maybe_unused]] __device__ __forceinline__ TileInfo uniform(TileInfo const& w) {
@@ -62,7 +66,7 @@ struct GateShared {
 }
 
 /// The warp that has everything brought.
-template <int D, class Shared>
+template <int D, bool kSummed, class Shared>
 __device__ void bring(TileArgs const& a, Shared& shared) {
     constexpr int kPerLane = Shared::kRows / 32;
     int const lane = threadIdx.x % 32;
@@ -82,12 +86,11 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
             }
     };
     look_up(static_cast<int32_t>(blockIdx.x));
-    RingPosition<1> rows;
+    RingPosition<Shared::kQueryStages> rows;
     RingPosition<kStages> ring;
     for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
         TileInfo tile = tile_at(item);
-        shared.q_free.wait(rows.free_parity());
-        rows.advance();
+        shared.q_free[rows.stage].wait(rows.free_parity());  // then the tile before is known to all, too
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i)
             if (i * 32 + lane < tile.count) shared.range[i * 32 + lane] = range[i];
@@ -98,12 +101,16 @@ __device__ void bring(TileArgs const& a, Shared& shared) {
         tile.always = {last.low, first.high};
         tile.alike = first.low == last.low && first.high == last.high;
         if (lane == 0) shared.tile_info = tile;
-        if (lane != 0) {
-            shared.q_full.arrive();
-        } else {
-            shared.q_full.arrive_and_expect(a.tile_queries * a.group * D * 2);
-            hopper::copy_tile<Shared::kRows, D>(shared.q, a.q_map, shared.q_full, tile.g * a.group, tile.query,
-                                                hopper::Keep::evict_first);
+        for (int32_t h = 0; h < (kSummed ? a.group : 1); ++h, rows.advance()) {
+            if (h > 0) shared.q_free[rows.stage].wait(rows.free_parity());
+            Barrier& full = shared.q_full[rows.stage];
+            if (lane != 0) {
+                full.arrive();
+            } else {
+                full.arrive_and_expect(a.tile_queries * (kSummed ? 1 : a.group) * D * 2);
+                hopper::copy_tile<Shared::kRows, D>(shared.q[rows.stage], a.q_map, full, tile.g * a.group + h,
+                                                    tile.query, hopper::Keep::evict_first);
+            }
         }
         look_up(item + static_cast<int32_t>(gridDim.x));
         for (int32_t step = 0; step < tile.steps; ++step, ring.advance()) {
@@ -151,7 +158,7 @@ __device__ __forceinline__ void write_selection(int32_t const (&blocks)[kSlots],
 }
 
 /// A consumer warp: top k of 16 of the 64 rows of its warpgroup.
-template <int D, int kSlots, class Shared>
+template <int D, int kSlots, bool kSummed, class Shared>
 __device__ void select(TileArgs const& a, Shared& shared) {
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp_row = thread / 32 * 16;
     TopKRows<kSlots> best(shared.laid[thread / 32]);
@@ -161,16 +168,35 @@ __device__ void select(TileArgs const& a, Shared& shared) {
         int const query = shared.query_of[its_row];
         return query < queries ? shared.range[query] : Range{0, -1};  // no row there
     };
-    RingPosition<1> rows;
+    int const rows_of_query = kSummed ? 1 : a.group;
+    constexpr int kSteps = D / 16;
+    RingPosition<Shared::kQueryStages> rows;
     RingPosition<kStages> ring;
     for (auto item = static_cast<int32_t>(blockIdx.x); item < a.tiles * a.kv_heads; item += gridDim.x) {
-        shared.q_full.wait(rows.parity());
-        rows.advance();
+        shared.q_full[rows.stage].wait(rows.parity());
         TileInfo const tile = uniform(shared.tile_info);
-        uint32_t q[D / 16][4];
-        hopper::load_left<Shared::kRows>(q, shared_address(shared.q), warp_row);
+        auto const load_queries = [&](uint32_t(&to)[kSteps][4]) {
+            hopper::load_left<Shared::kRows>(to, shared_address(shared.q[rows.stage]), warp_row);
+        };
+        auto const release_queries = [&] {
+            shared.q_free[rows.stage].arrive();
+            rows.advance();
+        };
+        uint32_t q[kSummed ? 2 * kSteps : kSteps][4];
+        if constexpr (!kSummed) load_queries(q);
         Range const range[2] = {range_of(first_row, tile.count), range_of(first_row + 8, tile.count)};
-        shared.q_free.arrive();
+        if constexpr (kSummed) {
+            SumOfHeads<kSteps> sum;
+            for (int32_t h = 0; h < a.group; ++h, release_queries()) {
+                if (h > 0) shared.q_full[rows.stage].wait(rows.parity());
+                uint32_t its[kSteps][4];
+                load_queries(its);
+                sum.add(its);
+            }
+            sum.split(q);
+        } else {
+            release_queries();
+        }
 
         uint32_t const rows_there = (range[0].high > 0 ? 0x33333333u : 0) | (range[1].high > 0 ? 0xccccccccu : 0);
         // Of the lane's two rows of scores it keeps the top k of one.
@@ -181,7 +207,7 @@ __device__ void select(TileArgs const& a, Shared& shared) {
             shared.full[ring.stage].wait(ring.parity());
             uint32_t const stage = means + ring.stage * hopper::tile_bytes<kStepBlocks, D>();
             hopper::add_products<Inner::columns>(
-                s, q, [&](int step) { return hopper::columns_factor<kStepBlocks>(stage, 0, step); }, false);
+                s, q, [&](int step) { return hopper::columns_factor<kStepBlocks>(stage, 0, step % kSteps); }, false);
             hopper::products_wait<0>();
             hopper::pin(s);
             if (lane == 0) shared.free[ring.stage].arrive();
@@ -202,9 +228,10 @@ __device__ void select(TileArgs const& a, Shared& shared) {
             // Once a tile: what is not kept leaves registers to the steps.
             int const again = static_cast<int>(hopper::thread_anew()), second = again / 2 % 2;
             int const row = again / 32 * 16 + again % 32 / 4 + second * 8;
-            int64_t const at =
-                int64_t{tile.query} * a.heads + tile.g * a.group + shared.query_of[row] * (a.heads - a.group) + row;
-            write_selection(blocks, a, second != 0 ? range[1] : range[0], at);
+            int64_t const at = int64_t{tile.query} * a.heads + tile.g * a.group +
+                               shared.query_of[row] * (a.heads - rows_of_query) + row;
+            for (int32_t h = 0; h < (kSummed ? a.group : 1); ++h)
+                write_selection(blocks, a, second != 0 ? range[1] : range[0], at + h);
         }
     }
 }
@@ -214,46 +241,50 @@ __device__ void select(TileArgs const& a, Shared& shared) {
 template <int kWarpgroups>
 constexpr int kRegisters = kWarpgroups == 4 ? 104 : (512 - 56) / kWarpgroups / 8 * 8;
 
-template <int D, int kSlots, int kWarpgroups>
+template <int D, int kSlots, int kWarpgroups, bool kSummed>
 __global__ void __launch_bounds__(128 * (kWarpgroups + 1), 1) gate_kernel(__grid_constant__ TileArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     start_early();
-    using Shared = GateShared<D, kSlots, kWarpgroups>;
+    using Shared = GateShared<D, kSlots, kWarpgroups, kSummed>;
     extern __shared__ __align__(1024) unsigned char memory[];
     auto& shared = *reinterpret_cast<Shared*>(memory);
     if (threadIdx.x == 0) {
-        shared.q_full.init(32);  // by every lane: racecheck follows no lane's numbers to another's arrival
-        shared.q_free.init(128 * kWarpgroups);
+        for (int i = 0; i < Shared::kQueryStages; ++i) {
+            shared.q_full[i].init(32);  // by every lane: racecheck follows no lane's numbers to another's arrival
+            shared.q_free[i].init(128 * kWarpgroups);
+        }
         for (int i = 0; i < kStages; ++i) {
             shared.full[i].init(1);
             shared.free[i].init(4 * kWarpgroups);
         }
         hopper::publish_barriers();
     }
-    if (threadIdx.x < Shared::kRows) shared.query_of[threadIdx.x] = static_cast<uint8_t>(threadIdx.x / a.group);
+    if (threadIdx.x < Shared::kRows)
+        shared.query_of[threadIdx.x] = static_cast<uint8_t>(threadIdx.x / (kSummed ? 1 : a.group));
     __syncthreads();
     if (threadIdx.x < 128 * kWarpgroups) {
         hopper::take_registers<kRegisters<kWarpgroups>>();
-        select<D, kSlots>(a, shared);
+        select<D, kSlots, kSummed>(a, shared);
     } else {
         hopper::give_registers_up<56>();
-        if (threadIdx.x < 128 * kWarpgroups + 32) bring<D>(a, shared);
+        if (threadIdx.x < 128 * kWarpgroups + 32) bring<D, kSummed>(a, shared);
     }
 #endif
 }
 
-template <int D, int kSlots, int kWarpgroups>
+template <int D, int kSlots, int kWarpgroups, bool kSummed>
 void launch_gate(Stage const& stage, int32_t* chosen) {
     BlockSparseShape const& s = stage.plan.shape;
     GateArgs const args = gate_args(stage, chosen);
-    int32_t const tile_queries = 64 * kWarpgroups / args.group;
+    int32_t const heads = kSummed ? 1 : args.group;  // that come at once
+    int32_t const tile_queries = 64 * kWarpgroups / heads;
     int32_t const tiles = (args.queries + tile_queries - 1) / tile_queries;
     auto const centroids = hopper::rows_map(args.centroids, stage.plan.blocks, s.kv_heads, D, kStepBlocks);
     launch({"gate", std::min(tiles * s.kv_heads, multiprocessors()), 1, 128 * (kWarpgroups + 1),
-            sizeof(GateShared<D, kSlots, kWarpgroups>), stage.problem.stream, 1, true},
-           gate_kernel<D, kSlots, kWarpgroups>,
-           TileArgs{args, hopper::rows_map(args.q, s.queries, s.heads, D, tile_queries, args.group), centroids,
-                    tile_queries, tiles});
+            sizeof(GateShared<D, kSlots, kWarpgroups, kSummed>), stage.problem.stream, 1, true},
+           gate_kernel<D, kSlots, kWarpgroups, kSummed>,
+           TileArgs{args, hopper::rows_map(args.q, s.queries, s.heads, D, tile_queries, heads), centroids, tile_queries,
+                    tiles});
 }
 
 }  // namespace
@@ -261,12 +292,19 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
 void select_blocks_sm90(Stage const& stage, int32_t* chosen) {
     with_sm90_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         int64_t const slots = stage.plan.shape.slots() - stage.plan.options.force_first;
-        if (slots <= 2)
-            launch_gate<D, 2, 4>(stage, chosen);
-        else if (slots <= 7)
-            launch_gate<D, 7, 4>(stage, chosen);
+        auto const of_rows = [&]<bool kSummed>() {
+            constexpr int kMost = kSummed && D == 128 ? 3 : 4;  // two factors of 128 columns take more registers
+            if (slots <= 2)
+                launch_gate<D, 2, kMost, kSummed>(stage, chosen);
+            else if (slots <= 7)
+                launch_gate<D, 7, kMost, kSummed>(stage, chosen);
+            else
+                launch_gate<D, 15, 2, kSummed>(stage, chosen);
+        };
+        if (gate_args(stage).summed > 1)
+            of_rows.template operator()<true>();
         else
-            launch_gate<D, 15, 2>(stage, chosen);
+            of_rows.template operator()<false>();
     });
 }
 

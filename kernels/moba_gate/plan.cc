@@ -5,9 +5,9 @@
 namespace perigee {
 
 KernelArch gate_arch(BlockSparseShape const& s, MobaOptions const& options) {
-    // The sm90 gate keeps a row's top-k in registers; its tiles hold whole groups of heads.
-    bool const per_head = options.selection == MobaSelection::per_head || s.group() == 1;
-    bool const takes = (s.head_dim == 64 || s.head_dim == 128) && s.slots() <= 15 && s.group() <= 128 && per_head;
+    // The sm90 gate keeps a row's top-k in registers; where heads select alone, its tiles hold whole groups of them.
+    bool const fits = options.selection == MobaSelection::per_group || s.group() <= 128;
+    bool const takes = (s.head_dim == 64 || s.head_dim == 128) && s.slots() <= 15 && fits;
     return takes ? s.arch : KernelArch::sm80;
 }
 

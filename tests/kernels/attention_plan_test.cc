@@ -201,8 +201,7 @@ TEST(MobaGatePlan, TakesSm90WhereARowsSlotsFitIntoRegisters) {
     EXPECT_EQ(arch([](auto&, auto& o) { o.top_k = 17; }), KernelArch::sm80);
     EXPECT_EQ(arch([](auto& s, auto&) { s.heads = 128, s.kv_heads = 1; }), KernelArch::sm90);
     EXPECT_EQ(arch([](auto& s, auto&) { s.heads = 129, s.kv_heads = 1; }), KernelArch::sm80);
-    EXPECT_EQ(arch([](auto&, auto& o) { o.selection = MobaSelection::per_group; }), KernelArch::sm80);
-    EXPECT_EQ(arch([](auto& s, auto& o) { o.selection = MobaSelection::per_group, s.kv_heads = s.heads; }),
+    EXPECT_EQ(arch([](auto& s, auto& o) { o.selection = MobaSelection::per_group, s.heads = 129, s.kv_heads = 1; }),
               KernelArch::sm90);
 }
 

@@ -111,34 +111,41 @@ TEST_F(GpuMobaSelection, ChoosesWhatTheReferenceChooses) {
                     << dim << " " << top_k;
 }
 
+MobaSelection constexpr kSelections[] = {MobaSelection::per_head, MobaSelection::per_group};
+char const* name_of(MobaSelection selection) {
+    return selection == MobaSelection::per_head ? "a choice per head" : "a choice per group";
+}
+
 TEST_F(GpuMobaSelection, ManyBlocksAndManyPlaces) {
-    for (int64_t const dim : {64, 128})
-        for (int64_t const top_k : {2, 3, 8, 12, 16, 33, 34, 64})
-            EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 30, 1500},
-                                     .heads = 3,
-                                     .kv_heads = 1,
-                                     .head_dim = dim,
-                                     .options = {.block_size = 8, .top_k = top_k},
-                                     .seed = static_cast<uint64_t>(top_k)}),
-                      0)
-                << top_k;
+    for (MobaSelection const selection : kSelections)
+        for (int64_t const dim : {64, 128})
+            for (int64_t const top_k : {2, 3, 8, 12, 16, 33, 34, 64})
+                EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 30, 1500},
+                                         .heads = 3,
+                                         .kv_heads = 1,
+                                         .head_dim = dim,
+                                         .options = {.block_size = 8, .top_k = top_k, .selection = selection},
+                                         .seed = static_cast<uint64_t>(top_k)}),
+                          0)
+                    << name_of(selection) << " " << top_k;
 }
 
 TEST_F(GpuMobaSelection, AnyGroupOfHeads) {
     for (auto const& [heads, kv_heads, top_k] :
          {std::tuple{5, 5, 4}, {5, 1, 4}, {7, 1, 4}, {40, 1, 4}, {16, 2, 4}, {24, 2, 8}, {12, 1, 6}, {20, 1, 12}})
-        EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 70, 400},
-                                 .heads = heads,
-                                 .kv_heads = kv_heads,
-                                 .options = {.block_size = 4, .top_k = top_k},
-                                 .seed = static_cast<uint64_t>(heads)}),
-                  0)
-            << heads << " heads of " << kv_heads << ", " << top_k;
+        for (MobaSelection const selection : kSelections)
+            EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 70, 400},
+                                     .heads = heads,
+                                     .kv_heads = kv_heads,
+                                     .options = {.block_size = 4, .top_k = top_k, .selection = selection},
+                                     .seed = static_cast<uint64_t>(heads)}),
+                      0)
+                << name_of(selection) << ", " << heads << " heads of " << kv_heads << ", " << top_k;
 }
 
 TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
     for (bool const forced : {false, true})
-        for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
+        for (MobaSelection const selection : kSelections)
             for (int64_t const top_k : {2, 5})
                 EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 40, 600},
                                          .heads = 6,
@@ -154,7 +161,7 @@ TEST_F(GpuMobaSelection, ForcedPreviousAndSharedChoice) {
 TEST_F(GpuMobaSelection, ForcedFirst) {
     for (auto const& cu : {std::vector<int32_t>{0, 40, 600}, {0, 8, 16, 1500}, {0, 5, 5, 300, 1000}})
         for (bool const previous : {false, true})
-            for (auto const selection : {MobaSelection::per_head, MobaSelection::per_group})
+            for (MobaSelection const selection : kSelections)
                 for (int64_t const dim : {64, 96, 128})
                     for (int64_t const top_k : {3, 4, 9, 12, 17, 20})
                         EXPECT_EQ(wrong_choices({.cu_seqlens = cu,
@@ -202,11 +209,17 @@ std::vector<double> mean_keys(ReferenceProblem const& p, int64_t block_size) {
 
 /// Many tiles per multiprocessor and many steps per tile: the choice is right up to scores that fp32 cannot tell apart.
 TEST_F(GpuMobaSelection, LongDocumentsChooseTheBestBlocks) {
-    for (int64_t const top_k : {3, 8, 12}) {
+    for (auto const& [top_k, selection] : {std::tuple{3, MobaSelection::per_head},
+                                           {8, MobaSelection::per_head},
+                                           {12, MobaSelection::per_head},
+                                           {3, MobaSelection::per_group},
+                                           {8, MobaSelection::per_group},
+                                           {12, MobaSelection::per_group}}) {
+        bool const shared = selection == MobaSelection::per_group;
         GpuMobaCase const c{.cu_seqlens = {0, 8000},
                             .heads = 8,
                             .head_dim = 128,
-                            .options = {.block_size = 16, .top_k = top_k},
+                            .options = {.block_size = 16, .top_k = top_k, .selection = selection},
                             .seed = static_cast<uint64_t>(top_k)};
         auto const p = make_gpu_problem(c);
         auto const chosen = GpuMoba(p, c.options).select();
@@ -218,10 +231,11 @@ TEST_F(GpuMobaSelection, LongDocumentsChooseTheBestBlocks) {
             double magnitude = 0;
             for (int64_t b = 0; b < own; ++b) {
                 double score = 0, size = 0;
-                for (int64_t i = 0; i < 128; ++i) {
-                    double const x = p.q[row * 128 + i] * means[b * 256 + g * 128 + i];
-                    score += x, size += std::abs(x);
-                }
+                for (int64_t head = shared ? row / 4 * 4 : row; head < (shared ? row / 4 * 4 + 4 : row + 1); ++head)
+                    for (int64_t i = 0; i < 128; ++i) {
+                        double const x = p.q[head * 128 + i] * means[b * 256 + g * 128 + i];
+                        score += x, size += std::abs(x);
+                    }
                 scores.push_back(score);
                 magnitude = std::max(magnitude, size);
             }
@@ -280,12 +294,14 @@ ReferenceProblem of_whole_numbers(GpuMobaCase const& c) {
 
 TEST_F(GpuMobaSelection, OfFewScoresThatDifferTheLaterBlocksWin) {
     for (int64_t const dim : {64, 128})
-        for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16}) {
-            GpuMobaCase const c = many_blocks(900, dim, top_k);
-            auto const p = of_whole_numbers(c);
-            for (KernelArch const arch : archs_here())
-                EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, arch).select()), 0) << dim << " " << top_k;
-        }
+        for (int64_t const top_k : {2, 3, 6, 8, 9, 12, 16})
+            for (MobaSelection const selection : kSelections) {
+                GpuMobaCase c = many_blocks(900, dim, top_k);
+                c.options.selection = selection;
+                auto const p = of_whole_numbers(c);
+                for (KernelArch const arch : archs_here())
+                    EXPECT_EQ(wrong_rows(p, c.options, GpuMoba(p, c.options, arch).select()), 0) << dim << " " << top_k;
+            }
 }
 
 /// Every step of candidates is better, or worse, than those before it.

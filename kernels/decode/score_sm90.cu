@@ -19,7 +19,7 @@ struct ScoreShared {
 };
 
 /// 64 blocks of one sequence against all heads of a key/value head, 64 at a time, or against their sum.
-template <int D>
+template <int D, bool kSummed>
 __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     wait_for_previous();
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
         write_scores(a, scores, head, first, end, from, current);
     };
     uint32_t x[kSteps][4];
-    if (a.summed > 1) {
+    if constexpr (kSummed) {
         moba_gate::SumOfHeads<kSteps> sum;
         for (int h = 0; h < a.group; ++h) {
             load_heads<D>(x, q + h * D, warp_row, 1);
@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
         sum.split(factors);
         score(factors, warp_row, 1);
     } else {
-        for (int first = warp_row; first - warp_row < a.group; first += 64) {
-            load_heads<D>(x, q, first, a.group);
-            score(x, first, a.group);
+        for (int tile = 0; tile < a.group; tile += 64) {
+            load_heads<D>(x, q, tile + warp_row, a.group);
+            score(x, tile + warp_row, a.group);
         }
     }
     pick_if_last(a, head, current);
@@ -78,7 +78,7 @@ void score_sm90(ScoreArgs const& args, cudaStream_t stream) {
     with_sm90_head_dim(args.cache.head_dim, [&]<int D>() {
         launch({"decode_scores", ceil_div(args.cache.most_blocks(), kScoreBlocks), args.cache.kv_heads, kScoreThreads,
                 sizeof(ScoreShared<D>), stream, args.cache.sequences, true},
-               score_kernel<D>, args);
+               args.summed > 1 ? score_kernel<D, true> : score_kernel<D, false>, args);
     });
 }
 

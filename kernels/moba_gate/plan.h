@@ -19,7 +19,7 @@ struct MobaGatePlan {
 };
 
 /// The kernels that score blocks: those of shape.arch where they take the heads and options. Scores of the two kinds
-/// may differ in the last bit.
+/// may differ in the last bit, and where heads share a selection by 2^-17 of each number of the queries' sum.
 KernelArch gate_arch(BlockSparseShape const& shape, MobaOptions const& options);
 
 /// `shape` has the options' block_size and top_k. Throws Category::internal for a shape that attention_refusal refuses.

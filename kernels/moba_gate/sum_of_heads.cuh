@@ -1,6 +1,6 @@
 // Queries of heads that share a selection. Their scores are sums over the heads, and so those of the queries' sum. The
-// tensor cores take it as two factors of bf16, what bf16 has of it and the rest: together 16 bits of every number. A
-// block whose mean key is infinite gets NaN.
+// tensor cores take it as two factors of bf16, what bf16 has of it and the rest: together 16 bits of every number. An
+// infinite mean key may then score NaN instead of an infinity, as the rest of a number is zero or of either sign.
 #pragma once
 
 #include <cstdint>

@@ -131,8 +131,16 @@ TEST_F(GpuMobaSelection, ManyBlocksAndManyPlaces) {
 }
 
 TEST_F(GpuMobaSelection, AnyGroupOfHeads) {
-    for (auto const& [heads, kv_heads, top_k] :
-         {std::tuple{5, 5, 4}, {5, 1, 4}, {7, 1, 4}, {40, 1, 4}, {16, 2, 4}, {24, 2, 8}, {12, 1, 6}, {20, 1, 12}})
+    for (auto const& [heads, kv_heads, top_k] : {std::tuple{5, 5, 4},
+                                                 {5, 1, 4},
+                                                 {7, 1, 4},
+                                                 {40, 1, 4},
+                                                 {16, 2, 4},
+                                                 {24, 2, 8},
+                                                 {12, 1, 6},
+                                                 {20, 1, 12},
+                                                 {129, 1, 4},
+                                                 {300, 1, 4}})
         for (MobaSelection const selection : kSelections)
             EXPECT_EQ(wrong_choices({.cu_seqlens = {0, 70, 400},
                                      .heads = heads,
@@ -184,13 +192,18 @@ TEST_F(GpuMobaSelection, ForcedFirst) {
 }
 
 TEST_F(GpuMobaSelection, ARangeOfQueries) {
-    GpuMobaCase const c{.cu_seqlens = kPacks[2], .options = {.block_size = 32, .top_k = 3}};
-    auto const p = make_gpu_problem(c);
-    for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
-        for (KernelArch const arch : archs_here()) {
-            GpuMoba gpu(p, c.options, begin, end, kAttentionScratchBytes, arch);
-            EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), begin), 0);
-        }
+    for (MobaSelection const selection : kSelections) {
+        GpuMobaCase const c{.cu_seqlens = kPacks[2],
+                            .heads = 6,
+                            .kv_heads = 2,
+                            .options = {.block_size = 32, .top_k = 3, .selection = selection}};
+        auto const p = make_gpu_problem(c);
+        for (auto const& [begin, end] : {std::pair{0, 100}, {100, 333}, {699, 700}, {50, 50}})
+            for (KernelArch const arch : archs_here()) {
+                GpuMoba gpu(p, c.options, begin, end, kAttentionScratchBytes, arch);
+                EXPECT_EQ(wrong_rows(p, c.options, gpu.select(), begin), 0);
+            }
+    }
 }
 
 /// Mean keys as the rule has them: rounded to bf16. [blocks, width], of one document.
@@ -290,6 +303,24 @@ ReferenceProblem of_whole_numbers(GpuMobaCase const& c) {
         for (size_t i = 0; i < x->size(); ++i)
             (*x)[i] = i % static_cast<size_t>(c.head_dim) < 3 ? std::clamp(std::round((*x)[i]), -2.0, 2.0) : 0;
     return p;
+}
+
+/// A thread block takes several tiles, after an odd number of heads too. Scores are exact, so all kernels agree.
+TEST_F(GpuMobaSelection, SharedChoicesOfManyTilesPerMultiprocessor) {
+    for (int64_t const dim : {64, 128})
+        for (int64_t const group : {2, 3}) {
+            GpuMobaCase c{.cu_seqlens = {0, 37, 5000},
+                          .heads = 16 * group,
+                          .kv_heads = 16,
+                          .head_dim = dim,
+                          .options = {.block_size = 16, .selection = MobaSelection::per_group}};
+            auto const p = of_whole_numbers(c);
+            for (int64_t const top_k : {3, 8, 16}) {
+                c.options.top_k = top_k;
+                EXPECT_EQ(GpuMoba(p, c.options).select(), GpuMoba(p, c.options, KernelArch::sm80).select())
+                    << dim << ", groups of " << group << ", " << top_k;
+            }
+        }
 }
 
 TEST_F(GpuMobaSelection, OfFewScoresThatDifferTheLaterBlocksWin) {

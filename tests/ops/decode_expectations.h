@@ -23,13 +23,14 @@ inline std::vector<DecodeCase> decode_cases() {
             cases.push_back(c);
         }
     for (auto const& [heads, kv_heads] : {std::pair<int64_t, int64_t>{2, 2}, {8, 2}, {8, 1}, {40, 1}, {128, 1}})
-        for (int64_t const dim : {64, 128}) {
-            DecodeCase c{.lengths = edge_lengths(32)};
-            c.selection = MobaOptions{.block_size = 32, .top_k = 4};
-            c.heads = heads, c.kv_heads = kv_heads, c.head_dim = dim;
-            c.scale = 1 / std::sqrt(static_cast<double>(dim));
-            cases.push_back(c);
-        }
+        for (int64_t const dim : {64, 128})
+            for (MobaSelection const per : {MobaSelection::per_head, MobaSelection::per_group}) {
+                DecodeCase c{.lengths = edge_lengths(32)};
+                c.selection = MobaOptions{.block_size = 32, .top_k = 4, .selection = per};
+                c.heads = heads, c.kv_heads = kv_heads, c.head_dim = dim;
+                c.scale = 1 / std::sqrt(static_cast<double>(dim));
+                cases.push_back(c);
+            }
     return cases;
 }
 

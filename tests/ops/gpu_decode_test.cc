@@ -35,6 +35,11 @@ TEST_F(GpuDecode, TakesManyBlocks) {
         c.selection = rule;
         expect_training(gpu(), c, kRounding);
     }
+    c.heads = 40, c.kv_heads = 1, c.head_dim = 128;
+    for (int64_t const top_k : {3, 8, 16}) {
+        c.selection = MobaOptions{.block_size = 16, .top_k = top_k, .selection = MobaSelection::per_group};
+        expect_training(gpu(), c, kRounding);
+    }
     c = {.lengths = {16 * 33'000 + 3}, .heads = 2, .kv_heads = 1, .head_dim = 32, .page_size = 16, .block_size = 16};
     c.selection = MobaOptions{.block_size = 16, .top_k = 6};
     expect_training(gpu(), c, kRounding);

@@ -1,7 +1,6 @@
 // The dense forward: persistent thread blocks of one producer warpgroup (TMA) and two or three consumer warpgroups of
-// 64 query rows each. README.md has a picture. Where a key/value head has an even number of query heads, two thread
-// blocks with a query head each make a cluster, and one of them loads each tile of keys or values for both (TMA
-// multicast).
+// 64 query rows each. README.md has a picture. Two thread blocks with a query tile each of the same key/value head make
+// a cluster, and one of them loads each tile of keys or values for both (TMA multicast).
 #include "kernels/common/built_for.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/dense_attention/forward_sm90_consumer.cuh"
@@ -49,14 +48,15 @@ bool has_dense_attention(int64_t head_dim) {
 void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse) {
     using namespace dense;
     auto const group = static_cast<int32_t>(p.shape.group());
-    auto const forward = [&]<int D, bool kWindowed, int kCluster>() {
-        using T = ForwardTiling<D, kWindowed, kCluster>;
+    auto const forward = [&]<int D, bool kWindowed, Pairs kPairs>() {
+        using T = ForwardTiling<D, kWindowed, kPairs>;
         static_assert(sizeof(ForwardShared<T>) <= 227 << 10, "more than a thread block can have");
         auto const keys = [&](bf16 const* x) {
             return hopper::rows_map(x, p.shape.tokens, p.shape.kv_heads, D, T::kKeys);
         };
         auto const heads = static_cast<int32_t>(p.shape.heads);
-        Tiling const tiling{T::kRows, heads / kCluster, group / kCluster, 4 * D};
+        constexpr int32_t kHeads = T::kCluster / T::kTilesAtOnce;  // of an item
+        Tiling const tiling{T::kRows * T::kTilesAtOnce, heads / kHeads, group / kHeads, 4 * D};
         ForwardArgs const args{schedule_tiles(p, p.scratch, tiling),
                                hopper::rows_map(p.q, p.queries, p.shape.heads, D, T::kRows),
                                keys(p.k),
@@ -68,16 +68,19 @@ void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse
                                heads,
                                group,
                                window_of(p.shape)};
-        int64_t const items = (p.queries / T::kRows + p.shape.documents) * tiling.heads;
-        int64_t const clusters = std::min(std::max<int64_t>(kernels::multiprocessors() / kCluster, 1), items);
-        kernels::launch({"dense_attention_forward", clusters * kCluster, 1, T::kThreads, sizeof(ForwardShared<T>),
-                         p.stream, 1, true, kCluster},
+        int64_t const items = (p.queries / tiling.rows + p.shape.documents) * tiling.heads;
+        int64_t const clusters = std::min(std::max<int64_t>(kernels::multiprocessors() / T::kCluster, 1), items);
+        kernels::launch({"dense_attention_forward", clusters * T::kCluster, 1, T::kThreads, sizeof(ForwardShared<T>),
+                         p.stream, 1, true, T::kCluster},
                         forward_kernel<T>, args);
     };
     with_tiling(p.shape, [&]<int D, bool kWindowed>() {
-        if constexpr (!kWindowed)
-            if (group % 2 == 0) return forward.template operator()<D, false, 2>();
-        forward.template operator()<D, kWindowed, 1>();
+        if constexpr (!kWindowed) {
+            if (group % 2 == 0) return forward.template operator()<D, false, Pairs::of_heads>();
+            // Tiles that begin at any key differ by more of them than the ring holds.
+            if (p.queries == p.shape.tokens) return forward.template operator()<D, false, Pairs::of_heads_and_tiles>();
+        }
+        forward.template operator()<D, kWindowed, Pairs::none>();
     });
 }
 

@@ -11,11 +11,20 @@ using hopper::Barrier, hopper::kArrivalsPerWarp, hopper::RingPosition;
 
 inline constexpr int kConsumerRows = 64;  ///< of a query tile, which a warpgroup works on
 
-template <int kHeadDim, bool kWindow, int kClusterBlocks>
+/// Two thread blocks that share keys and values as a cluster, a query tile of one head each.
+enum class Pairs {
+    none,
+    of_heads,           ///< of the same rows
+    of_heads_and_tiles  ///< of the heads of a group at one tile, and at the tile before: for groups of odd size
+};
+
+template <int kHeadDim, bool kWindow, Pairs kPairsOf>
 struct ForwardTiling {
     static constexpr int D = kHeadDim;
     static constexpr bool kWindowed = kWindow;
-    static constexpr int kCluster = kClusterBlocks;  ///< 1 or 2 thread blocks, a query head each, share keys and values
+    static constexpr Pairs kPairs = kPairsOf;
+    static constexpr int kCluster = kPairs == Pairs::none ? 1 : 2;                    ///< thread blocks
+    static constexpr int kTilesAtOnce = kPairs == Pairs::of_heads_and_tiles ? 2 : 1;  ///< that an item may lie in
     static constexpr uint32_t kKeysRank = 0, kValuesRank = kCluster - 1;  ///< which block of the cluster loads them
     static constexpr int kWarpgroups = D == 64 ? 3 : 2;                   ///< of consumers
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -27,7 +36,7 @@ struct ForwardTiling {
 };
 
 struct ForwardArgs {
-    Schedule schedule;  ///< its heads are pairs where kCluster is 2
+    Schedule schedule;  ///< its heads are pairs of heads where two share the same rows
     CUtensorMap q_map, k_map, v_map;
     bf16* o;
     float* lse;
@@ -89,44 +98,72 @@ __device__ __forceinline__ int32_t first_key_tile(ForwardArgs const& args, int32
     return T::kWindowed ? max(row + 1 - args.window, 0) / T::kKeys : 0;
 }
 
+/// What a thread block does of an item.
+struct Share {
+    int32_t head;
+    int32_t row, end;  ///< as a tile has them; there may be no rows
+    int32_t pair_end;  ///< of the rows of the whole item
+};
+
+/// Of Pairs::of_heads_and_tiles: the 2 * group query tiles of a pair of tiles, the later ones first, go two by two to
+/// the `group` items that the schedule has for them. `second`: which of the two.
+template <class T>
+__device__ __forceinline__ Share share_of(ForwardArgs const& args, Tile const& tile, uint32_t second) {
+    auto const rank = static_cast<int32_t>(second);
+    if constexpr (T::kTilesAtOnce == 1) return {tile.head * T::kCluster + rank, tile.row, tile.end, tile.end};
+    int32_t const item = tile.head % args.group, at = 2 * item + rank;
+    bool const late = at < args.group;
+    int32_t const row = tile.row + (late ? T::kRows : 0);
+    int32_t const item_end = tile.row + (2 * item < args.group ? 2 : 1) * T::kRows;
+    return {tile.head - item + at - (late ? 0 : args.group), row, min(tile.end, row + T::kRows),
+            min(tile.end, item_end)};
+}
+/// Whether both query tiles of an item lie past the document's end.
+template <class T>
+__device__ __forceinline__ bool is_empty(ForwardArgs const& args, Tile const& tile) {
+    return T::kTilesAtOnce > 1 && tile.head >= 0 && tile.end <= tile.row + T::kRows &&
+           2 * (tile.head % args.group) + 1 < args.group;
+}
+
 /// One warp; one of its lanes starts the TMA copies. It looks for the next tile while keys are being loaded.
 ///
-/// In a cluster, both thread blocks walk the same tiles, each with its own head. One loads keys for both, the other
-/// values, when the consumers of both have released the stage. The block that does not load a tile announces its bytes
-/// to its own barrier as soon as the stage's previous tile is there. The bytes may land earlier: the barrier's phase
-/// still waits for this arrival.
+/// In a cluster, both thread blocks walk the same items, each with its own query tile. One loads keys for both, the
+/// other values, when the consumers of both have released the stage. The block that does not load a tile announces its
+/// bytes to its own barrier as soon as the stage's previous tile is there. The bytes may land earlier: the barrier's
+/// phase still waits for this arrival.
 template <class T>
 __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
-    TileWalker<T::kRows, true> walk(args.schedule);
+    TileWalker<T::kRows * T::kTilesAtOnce, true> walk(args.schedule);
     RingPosition<T::kRowStages> rows;
     RingPosition<T::kKeyStages> at;
     RingPosition<1> mail;
     bool const talks = threadIdx.x % 32 == 0;
     uint32_t const rank = T::kCluster > 1 ? hopper::cluster_rank() : 0;
     auto const next_tile = [&] {
-        if constexpr (T::kCluster == 1) {
-            return walk.next();
-        } else {
+        if constexpr (T::kCluster == 1) return walk.next();
+        for (;;) {
             int32_t item = 0;
             if (talks && rank == 0) shared.items.send(item = walk.take(), mail);
             if (talks && rank == 1) item = shared.items.receive(mail);
-            return walk.find(item);
+            if (Tile const tile = walk.find(item); !is_empty<T>(args, tile)) return tile;
         }
     };
+    uint32_t second = rank;
     for (Tile tile = next_tile(), next; tile.head >= 0; tile = next, rows.advance()) {
-        int32_t const head = tile.head * T::kCluster + static_cast<int32_t>(rank);
-        int32_t const key_tiles = (tile.end + T::kKeys - 1) / T::kKeys, keys = tile.document_end - tile.begin;
+        Share const mine = share_of<T>(args, tile, second);
+        if constexpr (T::kTilesAtOnce > 1) second ^= 1;  // of two tiles the later one is more work
+        int32_t const key_tiles = (mine.pair_end + T::kKeys - 1) / T::kKeys, keys = tile.document_end - tile.begin;
         int32_t const first = first_key_tile<T>(args, tile.row);
         if (talks) {
-            int32_t const query = tile.begin + tile.row - args.query_begin;
+            int32_t const query = tile.begin + mine.row - args.query_begin;
             Barrier& full = shared.q_full[rows.stage];
             shared.q_free[rows.stage].wait(rows.free_parity());
-            shared.tiles[rows.stage] = {query * args.heads + head, tile.row, tile.end, key_tiles, keys};
+            shared.tiles[rows.stage] = {query * args.heads + mine.head, mine.row, mine.end, key_tiles, keys};
             full.arrive_and_expect(hopper::tile_bytes<T::kRows, T::D>());
-            hopper::copy_tile<T::kRows, T::D, 1>(shared.q[rows.stage], args.q_map, full, head, query,
+            hopper::copy_tile<T::kRows, T::D, 1>(shared.q[rows.stage], args.q_map, full, mine.head, query,
                                                  hopper::Keep::evict_first);
         }
-        int32_t const kv_head = head / args.group;
+        int32_t const kv_head = mine.head / args.group;
         bool const ends = ends_inside<T>(key_tiles, keys);
 #pragma unroll 1
         for (int32_t i = first; i < key_tiles; ++i, at.advance()) {

@@ -197,25 +197,20 @@ std::vector<int32_t> every_length(int32_t longest) {
     return borders;
 }
 
-/// `copies` of each head's row, one after the other.
-std::vector<double> for_each_head(std::vector<double> const& rows, int64_t copies, int64_t dim) {
-    std::vector<double> result;
-    result.reserve(rows.size() * static_cast<size_t>(copies));
-    for (auto row = rows.begin(); row != rows.end(); row += dim)
-        for (int64_t i = 0; i < copies; ++i) result.insert(result.end(), row, row + dim);
-    return result;
-}
-
 TEST_P(GpuDenseKernels, DocumentsOfEveryLength) {
     for (int64_t const dim : {64, 96, 128})
-        expect_right({.cu_seqlens = every_length(200), .heads = 2, .kv_heads = 1, .head_dim = dim}, GetParam());
+        for (int64_t const heads : {2, 3})
+            expect_right({.cu_seqlens = every_length(200), .heads = heads, .kv_heads = 1, .head_dim = dim}, GetParam());
 }
 
 TEST_P(GpuDenseKernels, LongAndEmptyDocuments) {
     for (int64_t const dim : {64, 96, 128})
-        for (std::vector<int32_t> const& borders :
-             {std::vector<int32_t>{0, 1}, {0, 0, 900}, {0, 300, 300, 301, 700, 700}, {0, 512, 1024}})
-            expect_right({.cu_seqlens = borders, .head_dim = dim, .seed = static_cast<uint64_t>(dim)}, GetParam());
+        for (int64_t const heads : {4, 6})
+            for (std::vector<int32_t> const& borders :
+                 {std::vector<int32_t>{0, 1}, {0, 0, 900}, {0, 300, 300, 301, 700, 700}, {0, 512, 1024}})
+                expect_right(
+                    {.cu_seqlens = borders, .heads = heads, .head_dim = dim, .seed = static_cast<uint64_t>(dim)},
+                    GetParam());
 }
 
 TEST_P(GpuDenseKernels, AnyGroupSize) {
@@ -224,18 +219,15 @@ TEST_P(GpuDenseKernels, AnyGroupSize) {
             expect_right({.cu_seqlens = {0, 100, 333}, .heads = H, .kv_heads = G, .head_dim = dim}, GetParam());
 }
 
-/// Heads of an even group come in pairs that share keys and values; with keys and values of its own each comes alone.
-TEST_P(GpuDenseKernels, PairsOfHeadsGiveTheBitsOfHeadsAlone) {
+/// Two query tiles of a group share the keys and values that are loaded; with a window each has its own.
+TEST_P(GpuDenseKernels, PairsOfTilesGiveTheBitsOfTilesAlone) {
     if (!is_forward()) GTEST_SKIP() << "of the forward only";
     std::vector<int32_t> borders = every_length(130);
-    for (int32_t const length : {1500, 2700}) borders.push_back(borders.back() + length);
+    for (int32_t const length : {257, 500, 1500, 2700}) borders.push_back(borders.back() + length);
     for (int64_t const dim : {64, 96, 128})
-        for (auto const& [H, G] : {std::pair{8, 2}, {6, 1}}) {
-            auto const pairs = make_problem({.cu_seqlens = borders, .heads = H, .kv_heads = G, .head_dim = dim});
-            auto alone = pairs;
-            alone.kv_heads = H;
-            alone.k = for_each_head(pairs.k, H / G, dim), alone.v = for_each_head(pairs.v, H / G, dim);
-            EXPECT_EQ(Problem(pairs).forward(), Problem(alone).forward()) << H << "/" << G << " heads of " << dim;
+        for (auto const& [H, G] : {std::pair{8, 2}, {6, 1}, {2, 2}, {6, 2}, {7, 1}}) {
+            auto const p = make_problem({.cu_seqlens = borders, .heads = H, .kv_heads = G, .head_dim = dim});
+            EXPECT_EQ(Problem(p).forward(), Problem(p, p.tokens()).forward()) << H << "/" << G << " heads of " << dim;
         }
 }
 
@@ -269,7 +261,8 @@ TEST_P(GpuDenseKernels, ARangeOfQueriesMeetsAllKeys) {
 /// Tokens [150, 280) are full of infinities and NaN, and so is row 1 of token 400's queries.
 class Poisoned {
   public:
-    explicit Poisoned(int64_t dim) : case_{.cu_seqlens = {0, 150, 280, 600, 640}, .head_dim = dim} {
+    Poisoned(int64_t dim, int64_t heads)
+        : case_{.cu_seqlens = {0, 150, 280, 600, 640}, .heads = heads, .head_dim = dim} {
         problem_ = clean_ = make_problem(case_);
         auto const poison = [](std::vector<double>& x, int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) x[static_cast<size_t>(i)] = i % 2 == 0 ? NAN : INFINITY;
@@ -290,8 +283,8 @@ class Poisoned {
 
 /// What a document has of infinities and NaN no other document feels; a query's stay in its row.
 TEST_P(GpuDenseKernels, NoDocumentFeelsAnother) {
-    for (int64_t const dim : {64, 96, 128}) {
-        Poisoned const poisoned(dim);
+    for (auto const& [dim, heads] : {std::pair{64, 4}, {96, 4}, {128, 4}, {64, 6}, {96, 6}, {128, 6}, {128, 2}}) {
+        Poisoned const poisoned(dim, heads);
         Case const& c = poisoned.shape();
         int64_t const row = c.heads * dim;
         if (is_forward()) {
@@ -350,9 +343,9 @@ TEST_P(GpuDenseKernels, ScoresMayRiseFromFarBelowZero) {
 
 TEST_P(GpuDenseKernels, RepeatsBitwise) {
     if (GetParam() == Pass::backward) GTEST_SKIP() << "its sums are made in any order";
-    for (int64_t const dim : {64, 96, 128}) {
+    for (auto const& [dim, heads] : {std::pair{64, 4}, {96, 4}, {128, 4}, {64, 6}, {128, 6}}) {
         Problem problem(
-            make_problem({.cu_seqlens = {0, 1100, 1101, 3000}, .heads = 4, .kv_heads = 2, .head_dim = dim}));
+            make_problem({.cu_seqlens = {0, 1100, 1101, 3000}, .heads = heads, .kv_heads = 2, .head_dim = dim}));
         Forward const first = problem.forward();
         ReferenceResult given;
         given.o = first.o, given.lse = {first.lse.begin(), first.lse.end()};

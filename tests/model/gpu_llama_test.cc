@@ -69,14 +69,18 @@ Result run(Device& device, Ops& ops, ModelOptions const& options, MobaOptions co
     return result;
 }
 
-double cosine(float const* a, float const* b, int64_t size) {
+struct Agreement {
+    double cosine, norms;  ///< of found and wanted; the ratio of their norms
+};
+
+Agreement agreement_of(float const* found, float const* want, int64_t size) {
     double ab = 0, aa = 0, bb = 0;
     for (int64_t i = 0; i < size; ++i) {
-        ab += static_cast<double>(a[i]) * b[i];
-        aa += static_cast<double>(a[i]) * a[i];
-        bb += static_cast<double>(b[i]) * b[i];
+        ab += static_cast<double>(found[i]) * want[i];
+        aa += static_cast<double>(found[i]) * found[i];
+        bb += static_cast<double>(want[i]) * want[i];
     }
-    return ab / std::sqrt(aa * bb);
+    return {ab / std::sqrt(aa * bb), std::sqrt(aa / bb)};
 }
 
 /// Random logits lie close together: many of the best still have to be the same ones. `apart` tokens may differ by
@@ -114,10 +118,12 @@ class GpuLlama : public ::testing::Test {
         EXPECT_NEAR(found.loss / want.loss, 1, 2e-3);
         expect_scores(found.scores, want.scores, apart);
         ParamLayout const layout(llama_params(options), 1, 0);
-        for (ParamLayout::Entry const& entry : layout.entries())
-            EXPECT_GE(cosine(found.grads.data() + entry.offset, want.grads.data() + entry.offset, entry.local.size()),
-                      least)
-                << entry.spec.name;
+        for (ParamLayout::Entry const& entry : layout.entries()) {
+            auto const [cosine, norms] =
+                agreement_of(found.grads.data() + entry.offset, want.grads.data() + entry.offset, entry.local.size());
+            EXPECT_GE(cosine, least) << entry.spec.name;
+            EXPECT_NEAR(norms, 1, 0.02) << entry.spec.name;
+        }
         Result const again = run(*cuda, *cuda_ops, options, moba, batch, kinds);
         EXPECT_EQ(found.loss, again.loss);
     }

@@ -13,7 +13,7 @@ namespace {
 
 struct TrainedAdapters {
     std::vector<double> losses, norms;
-    std::vector<float> weights;  ///< adapters, in the optimizer's precision
+    std::vector<float> weights;  ///< what trains, in the optimizer's precision
     std::string base;
 };
 
@@ -89,14 +89,19 @@ TEST(GpuLora, FreezesWhatPatternsName) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
     std::vector<std::string> const frozen = {
         "lora.rank=0", "train.freeze=[\"*norm.weight\", \"model.layers.0.*\", model.embed_tokens.weight]"};
-    auto const on = [&](char const* device) {
+    auto const with = [&](std::initializer_list<char const*> others) {
         auto overrides = frozen;
-        overrides.push_back(fmt::format("device={}", device));
+        overrides.insert(overrides.end(), others.begin(), others.end());
         return train(overrides);
     };
-    TrainedAdapters const gpu = on("cuda"), cpu = on("cpu");
-    for (size_t step = 0; step < gpu.losses.size(); ++step)
+    TrainedAdapters const gpu = with({"device=cuda"}), cpu = with({"device=cpu"});
+    for (size_t step = 0; step < gpu.losses.size(); ++step) {
         EXPECT_NEAR(gpu.losses[step] / cpu.losses[step], 1, 0.01) << step;
+        EXPECT_NEAR(gpu.norms[step] / cpu.norms[step], 1, 0.1) << step;
+    }
+    double const trained = relative_error(gpu.weights, with({"device=cuda", "optimizer.lr=1e-9"}).weights);
+    EXPECT_GT(trained, 0.1);
+    EXPECT_LT(relative_error(gpu.weights, cpu.weights), trained / 4);
 }
 
 }  // namespace

@@ -69,6 +69,11 @@ std::vector<Problem> problems() {
         {"63 ragged and 32K, 128K, d 128", 32, 8, 128, with_another(ragged(63, 256, 4096, 96 * k), 32 * k)},
         {"32K, d 96", 32, 8, 96, {32 * k}},
         {"4 x 8K, d 96", 32, 8, 96, std::vector<int64_t>(4, 8 * k)},
+        {"4 x 8K, 9/3, d 64", 9, 3, 64, std::vector<int64_t>(4, 8 * k)},
+        {"32 x 1K, 24/8, d 128", 24, 8, 128, std::vector<int64_t>(32, k)},
+        {"32 chats, 32K, 28/4, d 128", 28, 4, 128, ragged(32, 128, 4096, 32 * k)},
+        {"8K, 32/32, d 128", 32, 32, 128, {8 * k}},
+        {"32 x 1K, 32/32, d 128", 32, 32, 128, std::vector<int64_t>(32, k)},
     };
     return all;
 }

@@ -15,7 +15,7 @@ inline constexpr int kConsumerRows = 64;  ///< of a query tile, which a warpgrou
 enum class Pairs {
     none,
     of_heads,           ///< of the same rows
-    of_heads_and_tiles  ///< of the heads of a group at one tile, and at the tile before: for groups of odd size
+    of_heads_and_tiles  ///< of a group's heads at two tiles in a row; one pair has a head at each of them
 };
 
 template <int kHeadDim, bool kWindow, Pairs kPairsOf>
@@ -24,7 +24,7 @@ struct ForwardTiling {
     static constexpr bool kWindowed = kWindow;
     static constexpr Pairs kPairs = kPairsOf;
     static constexpr int kCluster = kPairs == Pairs::none ? 1 : 2;                    ///< thread blocks
-    static constexpr int kTilesAtOnce = kPairs == Pairs::of_heads_and_tiles ? 2 : 1;  ///< that an item may lie in
+    static constexpr int kTilesAtOnce = kPairs == Pairs::of_heads_and_tiles ? 2 : 1;  ///< that a pair is taken from
     static constexpr uint32_t kKeysRank = 0, kValuesRank = kCluster - 1;  ///< which block of the cluster loads them
     static constexpr int kWarpgroups = D == 64 ? 3 : 2;                   ///< of consumers
     static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -102,27 +102,30 @@ __device__ __forceinline__ int32_t first_key_tile(ForwardArgs const& args, int32
 struct Share {
     int32_t head;
     int32_t row, end;  ///< as a tile has them; there may be no rows
-    int32_t pair_end;  ///< of the rows of the whole item
+    int32_t pair_end;  ///< of the rows of both thread blocks
+    bool uneven;       ///< whether the first block has the later rows
 };
 
-/// Of Pairs::of_heads_and_tiles: the 2 * group query tiles of a pair of tiles, the later ones first, go two by two to
-/// the `group` items that the schedule has for them. `second`: which of the two.
+/// Of Pairs::of_heads_and_tiles. A document's tiles go two by two from its end: if their number is odd, the first one
+/// has none before it. The 2 * group query tiles of two, later rows first, go two by two to `group` items.
 template <class T>
-__device__ __forceinline__ Share share_of(ForwardArgs const& args, Tile const& tile, uint32_t second) {
-    auto const rank = static_cast<int32_t>(second);
-    if constexpr (T::kTilesAtOnce == 1) return {tile.head * T::kCluster + rank, tile.row, tile.end, tile.end};
-    int32_t const item = tile.head % args.group, at = 2 * item + rank;
-    bool const late = at < args.group;
-    int32_t const row = tile.row + (late ? T::kRows : 0);
-    int32_t const item_end = tile.row + (2 * item < args.group ? 2 : 1) * T::kRows;
-    return {tile.head - item + at - (late ? 0 : args.group), row, min(tile.end, row + T::kRows),
-            min(tile.end, item_end)};
-}
-/// Whether both query tiles of an item lie past the document's end.
-template <class T>
-__device__ __forceinline__ bool is_empty(ForwardArgs const& args, Tile const& tile) {
-    return T::kTilesAtOnce > 1 && tile.head >= 0 && tile.end <= tile.row + T::kRows &&
-           2 * (tile.head % args.group) + 1 < args.group;
+__device__ __forceinline__ Share share_of(ForwardArgs const& args, Tile const& tile, uint32_t block) {
+    auto const second = static_cast<int32_t>(block);
+    if constexpr (T::kTilesAtOnce == 1) {
+        return {tile.head * T::kCluster + second, tile.row, tile.end, tile.end, false};
+    } else {
+        int32_t const length = tile.document_end - tile.begin, item = tile.head % args.group;
+        int32_t const late_row = tile.row + ((length - 1) / T::kRows % 2) * T::kRows;
+        int32_t const late_end = min(length, late_row + T::kRows), at = 2 * item + second;
+        Share share{tile.head - item + at, late_row, late_end, late_end, 2 * item + 1 == args.group};
+        if (at >= args.group) {
+            share.head -= args.group;
+            share.end = late_row;
+            share.row = max(late_row - T::kRows, 0);
+        }
+        if (2 * item >= args.group) share.pair_end = late_row;
+        return share;
+    }
 }
 
 /// One warp; one of its lanes starts the TMA copies. It looks for the next tile while keys are being loaded.
@@ -140,18 +143,19 @@ __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
     bool const talks = threadIdx.x % 32 == 0;
     uint32_t const rank = T::kCluster > 1 ? hopper::cluster_rank() : 0;
     auto const next_tile = [&] {
-        if constexpr (T::kCluster == 1) return walk.next();
         for (;;) {
             int32_t item = 0;
-            if (talks && rank == 0) shared.items.send(item = walk.take(), mail);
-            if (talks && rank == 1) item = shared.items.receive(mail);
-            if (Tile const tile = walk.find(item); !is_empty<T>(args, tile)) return tile;
+            if (talks && rank == 0) item = walk.take();
+            if (T::kCluster > 1 && talks && rank == 0) shared.items.send(item, mail);
+            if (T::kCluster > 1 && talks && rank == 1) item = shared.items.receive(mail);
+            Tile const tile = walk.find(item);
+            if (tile.head < 0 || share_of<T>(args, tile, 0).pair_end > 0) return tile;
         }
     };
-    uint32_t second = rank;
+    uint32_t block = rank;
     for (Tile tile = next_tile(), next; tile.head >= 0; tile = next, rows.advance()) {
-        Share const mine = share_of<T>(args, tile, second);
-        if constexpr (T::kTilesAtOnce > 1) second ^= 1;  // of two tiles the later one is more work
+        Share const mine = share_of<T>(args, tile, block);
+        if (mine.uneven) block ^= 1;  // later rows are more work
         int32_t const key_tiles = (mine.pair_end + T::kKeys - 1) / T::kKeys, keys = tile.document_end - tile.begin;
         int32_t const first = first_key_tile<T>(args, tile.row);
         if (talks) {

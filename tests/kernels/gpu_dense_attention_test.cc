@@ -223,12 +223,17 @@ TEST_P(GpuDenseKernels, AnyGroupSize) {
 TEST_P(GpuDenseKernels, PairsOfTilesGiveTheBitsOfTilesAlone) {
     if (!is_forward()) GTEST_SKIP() << "of the forward only";
     std::vector<int32_t> borders = every_length(130);
-    for (int32_t const length : {257, 500, 1500, 2700}) borders.push_back(borders.back() + length);
+    for (int32_t length = 131; length < 900; length += 37) borders.push_back(borders.back() + length);
+    for (int32_t const length : {257, 385, 577, 1500, 2700}) borders.push_back(borders.back() + length);
+    std::vector<int32_t> short_ones;
+    for (int32_t i = 0; i <= 300; ++i) short_ones.push_back(i * 64);
     for (int64_t const dim : {64, 96, 128})
-        for (auto const& [H, G] : {std::pair{8, 2}, {6, 1}, {2, 2}, {6, 2}, {7, 1}}) {
-            auto const p = make_problem({.cu_seqlens = borders, .heads = H, .kv_heads = G, .head_dim = dim});
-            EXPECT_EQ(Problem(p).forward(), Problem(p, p.tokens()).forward()) << H << "/" << G << " heads of " << dim;
-        }
+        for (auto const& [H, G] : {std::pair{8, 2}, {6, 1}, {2, 2}, {6, 2}, {5, 1}, {7, 1}})
+            for (auto const& documents : {borders, short_ones}) {
+                auto const p = make_problem({.cu_seqlens = documents, .heads = H, .kv_heads = G, .head_dim = dim});
+                EXPECT_EQ(Problem(p).forward(), Problem(p, p.tokens()).forward())
+                    << H << "/" << G << " heads of " << dim;
+            }
 }
 
 TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
@@ -245,8 +250,8 @@ TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
 
 TEST_P(GpuDenseKernels, ARangeOfQueriesMeetsAllKeys) {
     if (!is_forward()) GTEST_SKIP() << "of the forward only";
-    for (int64_t const dim : {64, 96, 128}) {
-        Case const c{.cu_seqlens = {0, 130, 400, 401, 700}, .head_dim = dim};
+    for (auto const& [dim, heads] : {std::pair{64, 4}, {96, 4}, {128, 4}, {64, 6}, {96, 6}, {128, 2}}) {
+        Case const c{.cu_seqlens = {0, 130, 400, 401, 700}, .heads = heads, .head_dim = dim};
         auto const p = make_problem(c);
         auto const all = reference_attention(p);
         for (auto const& [begin, end] : {std::pair{0, 1}, {0, 130}, {100, 140}, {129, 401}, {333, 650}, {400, 700}}) {

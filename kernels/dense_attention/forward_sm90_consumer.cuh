@@ -19,7 +19,7 @@ struct Cursor {
     int32_t row;        ///< the first row, counted from the document's beginning
     int32_t rows;       ///< how many there are, at most 64
     int32_t key_tiles;  ///< the last + 1 that they see; 0: there are no more query tiles
-    int32_t left_over;  ///< KV tiles that only other warpgroups' rows see
+    int32_t left_over;  ///< KV tiles of the item that these rows do not see
     int32_t key_tile = 0;
     RingPosition<T::kKeyStages> keys = {};
 
@@ -109,7 +109,8 @@ class Consumer {
                 first_key_tile<T>(a_, tile.row),
                 keys};
     }
-    /// Past `count` KV tiles, at most one, that only other warpgroups' rows see.
+    /// Past `count` KV tiles that these rows do not see. The ring must hold them beside the one whose values are not
+    /// released yet: one of two stages, three of four.
     __device__ Keys pass(Keys at, int32_t count) {
         for (; count > 0; --count, at.advance()) {
             shared_.k_full[at.stage].wait(at.parity());

@@ -23,7 +23,7 @@ struct Schedule {
     int32_t* first_tile;  ///< [documents + 1]: tiles of one head before each document's
     Document* documents;  ///< longest first
     int32_t count;        ///< of documents
-    int32_t heads;        ///< query, key/value, or pairs of query heads: what has tiles of its own
+    int32_t heads;        ///< query, key/value, or pairs of query heads: what has tiles of its own, or pairs of tiles
 };
 
 /// Where they lie in memory.

@@ -73,7 +73,6 @@ std::vector<Problem> problems() {
         {"32 x 1K, 24/8, d 128", 24, 8, 128, std::vector<int64_t>(32, k)},
         {"32 chats, 32K, 28/4, d 128", 28, 4, 128, ragged(32, 128, 4096, 32 * k)},
         {"8K, 32/32, d 128", 32, 32, 128, {8 * k}},
-        {"85 x 384, 32/32, d 128", 32, 32, 128, std::vector<int64_t>(85, 384)},
     };
     return all;
 }

@@ -52,38 +52,39 @@ class Consumer {
         float s[kScores], dp[kScores];
         uint32_t ds[kSteps][4];
         await_rows(ring_);
+        begin_with_stats(s, dp);
         start_step(s, dp);
         start_gradients(ds, s, dp, dv, step.tile, left > 1);
         add_products(dk, ds, shared_.q[ring_.stage]);
         hopper::products_wait<0>();  // where the loop begins, ptxas knows of no product under way
         hopper::pin(dv);
         hopper::pin(dk);
+        ring_.advance();
+        begin_with_stats(s, dp);
         while (--left > 0) {
-            int const stage = ring_.stage;
-            ring_.advance();
             step.next(tiles, a_.group);
             start_step(s, dp);
-            shared_.rows_free[stage].arrive_as_one();
+            release_last();
             start_gradients(ds, s, dp, dv, step.tile, left > 1);
             start_query_gradient_of<2>(dq);
             add_products<0, kBeforeStore>(dk, ds, shared_.q[ring_.stage]);
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dv);
             finish_query_gradient_of<2>(dq);
-            add_products<kBeforeStore, kSteps>(dk, ds, shared_.q[ring_.stage]);
+            ring_.advance();
+            begin_with_stats(s, dp);
+            add_products<kBeforeStore, kSteps>(dk, ds, shared_.q[last_stage()]);
         }
         start_query_gradient_of<1>(dq);
         hopper::products_wait<0>();
         hopper::pin(dq);
         shared_.ds_free[(steps_ - 1) & 1].arrive_as_one();
-        shared_.rows_free[ring_.stage].arrive_as_one();
-        ring_.advance();
+        release_last();
         hopper::pin(dk);
         hopper::pin(dv);
     }
     /// Scores, and dP, which is under way afterwards.
     __device__ void start_step(float (&s)[kScores], float (&dp)[kScores]) {
-        begin_with_stats(s, dp);
         start_scores(s, shared_.k, shared_.q[ring_.stage]);
         start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
         hopper::products_wait<1>();  // all but dP
@@ -204,10 +205,9 @@ class Consumer {
     __device__ void await_rows(RingPosition<T::kStages> const& at) const {
         shared_.rows_full[at.stage].wait(at.parity());
     }
+    __device__ int last_stage() const { return ring_.stage == 0 ? T::kStages - 1 : ring_.stage - 1; }
     /// The rows of the step before.
-    __device__ void release_last() const {
-        shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages].arrive_as_one();
-    }
+    __device__ void release_last() const { shared_.rows_free[last_stage()].arrive_as_one(); }
 
     /// x' [64 keys, rows] = keys (k or v) times rows (q or do), or added to what x holds.
     template <bool kAdd = true>

@@ -53,7 +53,10 @@ class Consumer {
         uint32_t ds[kSteps][4];
         await_rows(ring_);
         begin_with_stats(s, dp);
+        bool const offset = left >= 32;
+        if (offset && warpgroup_ == 1) hopper::named_sync(2, kConsumers);
         start_step(s, dp);
+        if (offset && warpgroup_ == 0) asm volatile("bar.arrive 2, 256;" ::: "memory");
         start_gradients(ds, s, dp, dv, step.tile, left > 1);
         add_products(dk, ds, shared_.q[ring_.stage]);
         hopper::products_wait<0>();  // where the loop begins, ptxas knows of no product under way

@@ -102,12 +102,13 @@ __device__ __forceinline__ int32_t first_key_tile(ForwardArgs const& args, int32
 struct Share {
     int32_t head;
     int32_t row, end;  ///< as a tile has them; there may be no rows
-    int32_t pair_end;  ///< of the rows of both thread blocks
-    bool uneven;       ///< whether the first block has the later rows
+    int32_t pair_end;  ///< of both thread blocks' rows, the later one: both walk the keys before it
+    bool uneven;       ///< whether one thread block has later rows than the other
 };
 
 /// Of Pairs::of_heads_and_tiles. A document's tiles go two by two from its end: if their number is odd, the first one
-/// has none before it. The 2 * group query tiles of two, later rows first, go two by two to `group` items.
+/// has none before it. Two tiles of all heads of a group are 2 * group query tiles, the later rows first; item i of
+/// `group` has numbers 2 i and 2 i + 1 of them, one for each thread block.
 template <class T>
 __device__ __forceinline__ Share share_of(ForwardArgs const& args, Tile const& tile, uint32_t block) {
     auto const second = static_cast<int32_t>(block);

@@ -12,7 +12,6 @@ using hopper::RingPosition;
 
 inline constexpr int kProducers = 128;    ///< a warpgroup, for the registers it gives up; each warp has a task
 inline constexpr uint32_t kItemRing = 4;  ///< at least the items in use: one is written out, one worked on, one loaded
-inline constexpr int kScoresBarrier = 1;  ///< named, of the consumers
 inline constexpr int32_t kNoMore = -2;    ///< instead of a row
 
 template <int D>
@@ -37,6 +36,7 @@ struct BackwardShared {
     WorkItem items[kItemRing];
     Barrier rows_known[T::kStages], rows_full[T::kStages], rows_free[T::kStages];
     Barrier item_known[2], keys_here, keys_full, keys_free[2];  ///< of pairs, item n has n % 2 in phase n / 2
+    Barrier ds_full[2], ds_free[2];  ///< dS of both warpgroups; both have computed dq from it
 };
 
 /// Arrivals of a warp that has written or read all it had to: of each lane. One lane's after __syncwarp would do, but

@@ -88,7 +88,8 @@ class Consumer {
         hopper::products_wait<0>();
         hopper::pin(dk);
         for (;;) {
-            int const last = ring_.stage;
+            arrive_as_warp(shared_.rows_free[ring_.stage]);
+            int const last = dq_tile(ring_);
             first += T::kRows;
             ring_.advance();
             if (first >= end) break;
@@ -102,17 +103,15 @@ class Consumer {
             add_products(dk, ds, shared_.q[ring_.stage]);
             hopper::products_wait<1>();  // all but dk
             write_query_gradient(part, dq, last, 2, add);
-            arrive_as_warp(shared_.rows_free[last]);
             hopper::products_wait<0>();
             hopper::pin(dk);
         }
-        int const last = (ring_.stage + T::kStages - 1) % T::kStages;
+        int const last = static_cast<int>(ring_.round * T::kStages + static_cast<uint32_t>(ring_.stage) - 1) % kDqTiles;
         start_query_gradient(dq, 1);
         QueryPart part;
         part.to[0] = dq_of_row(last, 0), part.to[1] = dq_of_row(last, 1);
         hopper::products_wait<0>();
         write_query_gradient(part, dq, last, 1, add);
-        arrive_as_warp(shared_.rows_free[last]);
     }
     /// From rows to dS, in registers for dk and in shared memory for dq; dv, which is under way afterwards.
     __device__ void start_gradients(WorkItem const& item, int32_t first, uint32_t (&ds)[kSteps][4],
@@ -149,13 +148,13 @@ class Consumer {
         shared_.ds_full[step & 1].wait(step >> 1 & 1);
         start_query_gradient_of(dq, step & 1);
     }
-    /// When it is there.
-    __device__ void write_query_gradient(QueryPart& part, float (&dq)[32], int stage, uint32_t ago, bool add) {
+    /// When it is there. `tile`: as dq_tile() has it.
+    __device__ void write_query_gradient(QueryPart& part, float (&dq)[32], int tile, uint32_t ago, bool add) {
         hopper::pin(dq);
         arrive_as_warp(shared_.ds_free[(steps_ - ago) & 1]);
         float factor[2] = {};
         if constexpr (kAddsToDq)
-            for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[stage][row_of_dq(half)];
+            for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[tile][row_of_dq(half)];
         part.round(dq, factor);
         part.write(add);  // while dk is made: what is read from shared memory after this waits for it
     }
@@ -235,7 +234,7 @@ class Consumer {
         uint32_t const thread = hopper::thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
         return row + (D == 128 ? 0 : thread / 128 * 64);
     }
-    __device__ bf16* dq_of_row(int stage, int half) const { return shared_.to[stage][row_of_dq(half)]; }
+    __device__ bf16* dq_of_row(int tile, int half) const { return shared_.to[tile][row_of_dq(half)]; }
     __device__ void finish(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
         int const consumer = hopper::thread_anew();
         if (item.sums >= 0) {
@@ -290,14 +289,14 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
                 RowScheduler<D>(f, shared).run();
                 break;
             case 1:
-                copy_rows(shared, f.q, shared.q, [&](int stage, int i, int32_t at, bool there) {
-                    copy_4(&shared.base[stage][i], &f.rows[at].base, there);
+                copy_rows(shared, f.q, shared.q, [&](auto const& to, int i, int32_t at, bool there) {
+                    copy_4(&shared.base[to.stage][i], &f.rows[at].base, there);
                 });
                 break;
             case 2:
-                copy_rows(shared, f.d_o, shared.d_o, [&](int stage, int i, int32_t at, bool there) {
-                    copy_4(&shared.delta[stage][i], &f.rows[at].delta, there);
-                    if constexpr (kAddsToDq) copy_4(&shared.factor[stage][i], &f.rows[at].factor, there);
+                copy_rows(shared, f.d_o, shared.d_o, [&](auto const& to, int i, int32_t at, bool there) {
+                    copy_4(&shared.delta[to.stage][i], &f.rows[at].delta, there);
+                    if constexpr (kAddsToDq) copy_4(&shared.factor[dq_tile(to)][i], &f.rows[at].factor, there);
                 });
                 break;
             default:

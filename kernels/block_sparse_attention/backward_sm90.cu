@@ -129,7 +129,8 @@ class Consumer {
         if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
         uint32_t p[kSteps][4];
         to_left(p, s);
-        hopper::products_wait<0>();
+        add_products(dv, p, shared_.d_o[stage]);
+        hopper::products_wait<1>();  // all but dv
         hopper::pin(dp);
 #pragma unroll
         for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
@@ -137,7 +138,6 @@ class Consumer {
         uint32_t const buffer = steps_ & 1;
         shared_.ds_free[buffer].wait((steps_ >> 1 & 1) ^ 1);
         hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer]), hopper::thread_anew(), ds);
-        add_products(dv, p, shared_.d_o[stage]);  // after dS, as in dense_attention
         hopper::fence_shared_for_async();
         arrive_as_warp(shared_.ds_full[buffer]);
         ++steps_;

@@ -81,7 +81,10 @@ class Consumer {
         await_rows();
         uint32_t ds[kSteps][4];
         float dq[32];
+        bool const offset = end - first >= 16 * T::kRows;
+        if (offset && warpgroup_ == 1) hopper::named_sync(1, kConsumers);
         start_gradients(item, first, ds, dv);
+        if (offset && warpgroup_ == 0) asm volatile("bar.arrive 1, 256;" ::: "memory");
         hopper::products_wait<0>();  // where the loop begins, ptxas knows of no product under way
         hopper::pin(dv);
         add_products(dk, ds, shared_.q[ring_.stage]);

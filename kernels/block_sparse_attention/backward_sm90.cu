@@ -26,15 +26,15 @@ class Consumer {
           warpgroup_(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {}  // known to be the warp's
 
     __device__ void run() {
-        for (;; ++items_) {
-            shared_.keys_full.wait(items_ % 2);
-            WorkItem const& item = shared_.items[items_ % kItemRing];
+        for (;; count_ += 2) {
+            shared_.keys_full.wait(count_ / 2 % 2);
+            WorkItem const& item = shared_.items[count_ / 2 % kItemRing];
             if (item.end == kNoWork) break;
             float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
             process(item, dk, dv);
-            arrive_as_warp(shared_.keys_free[items_ % 2]);
+            arrive_as_warp(shared_.keys_free[count_ / 2 % 2]);
             finish(item, dk, dv);
         }
     }
@@ -71,95 +71,58 @@ class Consumer {
         }
     };
 
-    /// dq of a tile is computed in the step of the next one: then no warpgroup waits for the other's dS, and each goes
-    /// on while the other keeps the tensor cores busy.
     __device__ void process(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const end = item.end;
         int32_t first = item.begin;
         if (first >= end) return;
-        bool const add = (item.flags & kAddToPartial) != 0;
         await_rows();
-        uint32_t ds[kSteps][4];
-        float dq[32];
-        bool const offset = end - first >= 16 * T::kRows;
-        if (offset && warpgroup_ == 1) hopper::named_sync(1, kConsumers);
-        start_gradients(item, first, ds, dv);
-        if (offset && warpgroup_ == 0) asm volatile("bar.arrive 1, 256;" ::: "memory");
-        hopper::products_wait<0>();  // where the loop begins, ptxas knows of no product under way
-        hopper::pin(dv);
-        add_products(dk, ds, shared_.q[ring_.stage]);
+        bool const add = (item.flags & kAddToPartial) != 0;
+        for (int last = -1; first < end; first += T::kRows) {
+            int const stage = ring_.stage;
+            float s[kScores], dp[kScores], dq[32];
+            hopper::products_wait<0>();  // dk of the last tile
+            if (last >= 0) arrive_as_warp(shared_.rows_free[last]);
+            begin_with_stats(s, dp, stage);
+            start_scores(s, shared_.k, shared_.q[stage]);
+            start_scores(dp, shared_.v, shared_.d_o[stage]);
+            hopper::products_wait<1>();  // all but dP
+            hopper::pin(s);
+            float const scale_log2 = f_.scale * kLog2e;
+#pragma unroll
+            for (float& x : s) x = exp2_approx(x * scale_log2);
+            if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
+            uint32_t p[kSteps][4], ds[kSteps][4];
+            to_left(p, s);
+            hopper::products_wait<0>();
+            hopper::pin(dp);
+#pragma unroll
+            for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
+            to_left(ds, dp);
+            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[count_ % 2]), hopper::thread_anew(), ds);
+            add_products(dv, p, shared_.d_o[stage]);  // after dS, as in dense_attention
+            hopper::fence_shared_for_async();
+            hopper::named_sync(kScoresBarrier, kConsumers);
+            start_query_gradient(dq);
+            QueryPart part;
+            part.to[0] = dq_of_row(stage, 0), part.to[1] = dq_of_row(stage, 1);
+            hopper::products_wait<1>();  // dv, whose factors' registers are needed
+            add_products(dk, ds, shared_.q[stage]);
+            last = stage;
+            ring_.advance();
+            count_ ^= 1;
+            if (first + T::kRows < end) await_rows();
+            hopper::products_wait<1>();  // all but dk
+            hopper::pin(dq);
+            float factor[2] = {};
+            if constexpr (kAddsToDq)
+                for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[last][row_of_dq(half)];
+            part.round(dq, factor);
+            part.write(add);  // while dk is made: what is read from shared memory after this waits for it
+        }
         hopper::products_wait<0>();
         hopper::pin(dk);
-        for (;;) {
-            arrive_as_warp(shared_.rows_free[ring_.stage]);
-            int const last = dq_tile(ring_);
-            first += T::kRows;
-            ring_.advance();
-            if (first >= end) break;
-            await_rows();
-            start_gradients(item, first, ds, dv);
-            start_query_gradient(dq, 2);
-            QueryPart part;
-            part.to[0] = dq_of_row(last, 0), part.to[1] = dq_of_row(last, 1);
-            hopper::products_wait<1>();  // dv, whose factors' registers are needed
-            hopper::pin(dv);
-            add_products(dk, ds, shared_.q[ring_.stage]);
-            hopper::products_wait<1>();  // all but dk
-            write_query_gradient(part, dq, last, 2, add);
-            hopper::products_wait<0>();
-            hopper::pin(dk);
-        }
-        int const last = static_cast<int>(ring_.round * T::kStages + static_cast<uint32_t>(ring_.stage) - 1) % kDqTiles;
-        start_query_gradient(dq, 1);
-        QueryPart part;
-        part.to[0] = dq_of_row(last, 0), part.to[1] = dq_of_row(last, 1);
-        hopper::products_wait<0>();
-        write_query_gradient(part, dq, last, 1, add);
-    }
-    /// From rows to dS, in registers for dk and in shared memory for dq; dv, which is under way afterwards.
-    __device__ void start_gradients(WorkItem const& item, int32_t first, uint32_t (&ds)[kSteps][4],
-                                    float (&dv)[D / 2]) {
-        int const stage = ring_.stage;
-        float s[kScores], dp[kScores];
-        begin_with_stats(s, dp, stage);
-        start_scores(s, shared_.k, shared_.q[stage]);
-        start_scores(dp, shared_.v, shared_.d_o[stage]);
-        hopper::products_wait<1>();  // all but dP
-        hopper::pin(s);
-        float const scale_log2 = f_.scale * kLog2e;
-#pragma unroll
-        for (float& x : s) x = exp2_approx(x * scale_log2);
-        if (first + T::kRows > item.masked && first < item.masked_end) mask(s, stage, item.key + key_of_thread());
-        uint32_t p[kSteps][4];
-        to_left(p, s);
-        add_products(dv, p, shared_.d_o[stage]);
-        hopper::products_wait<1>();  // all but dv
-        hopper::pin(dp);
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
-        to_left(ds, dp);
-        uint32_t const buffer = steps_ & 1;
-        shared_.ds_free[buffer].wait((steps_ >> 1 & 1) ^ 1);
-        hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer]), hopper::thread_anew(), ds);
-        hopper::fence_shared_for_async();
-        arrive_as_warp(shared_.ds_full[buffer]);
-        ++steps_;
-    }
-    /// Of the tile whose dS was stored `ago` steps ago; 1 is the last one.
-    __device__ void start_query_gradient(float (&dq)[32], uint32_t ago) {
-        uint32_t const step = steps_ - ago;
-        shared_.ds_full[step & 1].wait(step >> 1 & 1);
-        start_query_gradient_of(dq, step & 1);
-    }
-    /// When it is there. `tile`: as dq_tile() has it.
-    __device__ void write_query_gradient(QueryPart& part, float (&dq)[32], int tile, uint32_t ago, bool add) {
-        hopper::pin(dq);
-        arrive_as_warp(shared_.ds_free[(steps_ - ago) & 1]);
-        float factor[2] = {};
-        if constexpr (kAddsToDq)
-            for (int half = 0; half < 2; ++half) factor[half] = shared_.factor[tile][row_of_dq(half)];
-        part.round(dq, factor);
-        part.write(add);  // while dk is made: what is read from shared memory after this waits for it
+        hopper::pin(dv);
+        arrive_as_warp(shared_.rows_free[(ring_.stage + T::kStages - 1) % T::kStages]);
     }
 
     /// The first of a thread's two keys, of a run; of its columns of scores, which are rows of the tile; of its rows of
@@ -212,8 +175,8 @@ class Consumer {
             sum, x, [&](int step) { return hopper::rows_factor<T::kRows>(right, 0, step); }, true);
     }
     /// Head size 128: all 64 rows, 64 columns. Head size 64: half of 128 rows, all columns.
-    __device__ void start_query_gradient_of(float (&dq)[32], uint32_t buffer) const {
-        uint32_t const left = shared_address(shared_.ds[buffer]), right = shared_address(shared_.k);
+    __device__ void start_query_gradient(float (&dq)[32]) const {
+        uint32_t const left = shared_address(shared_.ds[count_ % 2]), right = shared_address(shared_.k);
         int const row = D == 128 ? 0 : warpgroup_ * 64, column_panel = D == 128 ? warpgroup_ : 0;
         hopper::start_products<Inner::columns, Inner::rows, kKvTile / 16>(
             dq, [&](int step) { return hopper::columns_factor<T::kRows>(left, row, step); },
@@ -237,7 +200,7 @@ class Consumer {
         uint32_t const thread = hopper::thread_anew(), row = thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
         return row + (D == 128 ? 0 : thread / 128 * 64);
     }
-    __device__ bf16* dq_of_row(int tile, int half) const { return shared_.to[tile][row_of_dq(half)]; }
+    __device__ bf16* dq_of_row(int stage, int half) const { return shared_.to[stage][row_of_dq(half)]; }
     __device__ void finish(WorkItem const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
         int const consumer = hopper::thread_anew();
         if (item.sums >= 0) {
@@ -255,8 +218,7 @@ class Consumer {
     BackwardShared<D>& shared_;
     int warpgroup_;
     RingPosition<T::kStages> ring_;
-    uint32_t items_ = 0;
-    uint32_t steps_ = 0;  ///< whose dS has been stored
+    uint32_t count_ = 0;  ///< of items, and in the lowest bit which buffer of dS is next
 };
 
 template <int D, bool kAddsToDq>
@@ -272,8 +234,6 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
             shared.rows_free[i].init(kConsumers / 32 * kWarpArrivals);
         }
         for (int i = 0; i < 2; ++i) {
-            shared.ds_full[i].init(kConsumers / 32 * kWarpArrivals);
-            shared.ds_free[i].init(kConsumers / 32 * kWarpArrivals);
             shared.item_known[i].init(kWarpArrivals);
             shared.keys_free[i].init(kConsumers / 32 * kWarpArrivals);
         }
@@ -292,14 +252,14 @@ __global__ void __launch_bounds__(kProducers + kConsumers, 1)
                 RowScheduler<D>(f, shared).run();
                 break;
             case 1:
-                copy_rows(shared, f.q, shared.q, [&](auto const& to, int i, int32_t at, bool there) {
-                    copy_4(&shared.base[to.stage][i], &f.rows[at].base, there);
+                copy_rows(shared, f.q, shared.q, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.base[stage][i], &f.rows[at].base, there);
                 });
                 break;
             case 2:
-                copy_rows(shared, f.d_o, shared.d_o, [&](auto const& to, int i, int32_t at, bool there) {
-                    copy_4(&shared.delta[to.stage][i], &f.rows[at].delta, there);
-                    if constexpr (kAddsToDq) copy_4(&shared.factor[dq_tile(to)][i], &f.rows[at].factor, there);
+                copy_rows(shared, f.d_o, shared.d_o, [&](int stage, int i, int32_t at, bool there) {
+                    copy_4(&shared.delta[stage][i], &f.rows[at].delta, there);
+                    if constexpr (kAddsToDq) copy_4(&shared.factor[stage][i], &f.rows[at].factor, there);
                 });
                 break;
             default:

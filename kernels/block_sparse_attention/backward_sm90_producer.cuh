@@ -12,20 +12,14 @@ using hopper::RingPosition;
 
 inline constexpr int kProducers = 128;    ///< a warpgroup, for the registers it gives up; each warp has a task
 inline constexpr uint32_t kItemRing = 4;  ///< at least the items in use: one is written out, one worked on, one loaded
+inline constexpr int kScoresBarrier = 1;  ///< named, of the consumers
 inline constexpr int32_t kNoMore = -2;    ///< instead of a row
-inline constexpr int kDqTiles = 4;        ///< one more than stages: dq of a tile is written when its rows are free
 
 template <int D>
 struct Tiling {
     static constexpr int kRows = D == 128 ? 64 : 128;  ///< of q in a tile
     static constexpr int kStages = 3;
 };
-
-/// Where the tile at a position of the ring has what its dq needs.
-template <int kStages>
-__device__ __forceinline__ int dq_tile(RingPosition<kStages> const& at) {
-    return static_cast<int>(at.round * kStages + static_cast<uint32_t>(at.stage)) % kDqTiles;
-}
 
 template <int D>
 struct BackwardShared {
@@ -35,16 +29,14 @@ struct BackwardShared {
     KeyTile k, v;
     RowTile q[T::kStages], d_o[T::kStages];
     unsigned char ds[2][hopper::tile_bytes<T::kRows, kKvTile>()];
-    float base[T::kStages][T::kRows], delta[T::kStages][T::kRows];
-    float factor[kDqTiles][T::kRows];              ///< of kAddsToDq: what scales a row's dq
+    float base[T::kStages][T::kRows], delta[T::kStages][T::kRows], factor[T::kStages][T::kRows];
     uint32_t entries[2][T::kRows];                 ///< routing entries, on their way to the row scheduler
     alignas(16) int32_t at[T::kStages][T::kRows];  ///< which row of [queries, H]; -1 for none
-    bf16* to[kDqTiles][T::kRows];                  ///< where its dq goes: in `partial` or dq; null for none
+    bf16* to[T::kStages][T::kRows];                ///< where its dq goes: in `partial` or dq; null for none
     int32_t limit[T::kStages][T::kRows];           ///< the last token it sees
     WorkItem items[kItemRing];
     Barrier rows_known[T::kStages], rows_full[T::kStages], rows_free[T::kStages];
     Barrier item_known[2], keys_here, keys_full, keys_free[2];  ///< of pairs, item n has n % 2 in phase n / 2
-    Barrier ds_full[2], ds_free[2];  ///< dS of both warpgroups; both have computed dq from it
 };
 
 /// Arrivals of a warp that has written or read all it had to: of each lane. One lane's after __syncwarp would do, but
@@ -134,7 +126,7 @@ class RowScheduler {
         int32_t const index = in_dq ? at
                                     : static_cast<int32_t>(static_cast<uint32_t>(item.first_slot) +
                                                            static_cast<uint32_t>(row) * f_.row_slots + slot);
-        shared_.to[dq_tile(ring_)][row_in_tile] = there ? (in_dq ? f_.dq : f_.partial) + int64_t{index} * D : nullptr;
+        shared_.to[stage][row_in_tile] = there ? (in_dq ? f_.dq : f_.partial) + int64_t{index} * D : nullptr;
     }
 
     BackwardArgs const& f_;
@@ -145,7 +137,7 @@ class RowScheduler {
 };
 
 /// The second and third producer warps: rows of q with their base, rows of do with their delta and factor. Numbers of a
-/// tile's i-th row, number `at` of all, are copied by `copy_stats(position, i, at, whether it is there)`.
+/// tile's i-th row, number `at` of all, are copied by `copy_stats(stage, i, at, whether it is there)`.
 template <int D, class CopyStats>
 __device__ void copy_rows(BackwardShared<D>& shared, bf16 const* rows,
                           typename BackwardShared<D>::RowTile (&tiles)[Tiling<D>::kStages],
@@ -161,7 +153,7 @@ __device__ void copy_rows(BackwardShared<D>& shared, bf16 const* rows,
 #pragma unroll 1
         for (int i = lane; i < T::kRows; i += 32) {
             int32_t const at = shared.at[stage][i];
-            copy_stats(ring, i, max(at, 0), at >= 0);
+            copy_stats(stage, i, max(at, 0), at >= 0);
         }
         int const first = lane / kVectors * kRowsOfGroup;
         auto const* source = reinterpret_cast<unsigned char const*>(rows + vector * 8);

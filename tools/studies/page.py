@@ -22,7 +22,8 @@ import random
 import statistics
 
 DRAWS = 2000
-COLOURS = ("#2a6fb0", "#c2571a", "#3a8f4d", "#8a4fb0", "#b03a4f", "#7a6a1f", "#1f8a8a", "#d06aa8", "#555")
+COLOURS = ("#2a6fb0", "#c2571a", "#3a8f4d", "#8a4fb0", "#b03a4f", "#7a6a1f", "#1f8a8a", "#d06aa8", "#555", "#e0a100",
+           "#84c441", "#6b4226")
 COLUMN_COLOURS = {"all tokens": "#2a6fb0", "far repeats": "#c2571a"}
 COLUMNS = {"all tokens": ("weight", "nll"), "far repeats": ("far_weight", "far_nll")}  # main() drops what has no tokens
 

@@ -77,8 +77,8 @@ void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse
     with_tiling(p.shape, [&]<int D, bool kWindowed>() {
         if constexpr (!kWindowed) {
             if (group % 2 == 0) return forward.template operator()<D, false, Pairs::of_heads>();
-            // Tiles of a range begin anywhere. Two of them may then differ by more key tiles than the ring holds. Of
-            // one head both pairs would be uneven, which costs short documents up to a fifth.
+            // Tiles of a range begin anywhere. Two of them may then differ by more key tiles than the ring holds. With
+            // one head in a group every pair would be uneven: README.md, rejected ideas.
             if (group > 1 && p.queries == p.shape.tokens)
                 return forward.template operator()<D, false, Pairs::of_heads_and_tiles>();
         }

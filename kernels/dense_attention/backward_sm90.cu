@@ -17,7 +17,6 @@ class Consumer {
     using T = BackwardTiling<D>;
     static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
     static constexpr int kSteps = T::kRows / 16;
-    [[maybe_unused]] static constexpr int kScoresBarrier = 1;
     [[maybe_unused]] static constexpr int kBeforeStore = 2;  // steps of dk, of kSteps, before dq is stored
 
   public:
@@ -34,11 +33,11 @@ class Consumer {
             if constexpr (T::kAhead)
                 process_ahead(dk, dv, dq);
             else
-                process_in_turn(dk, dv);
+                process_in_turn(dk, dv, dq);
             Tile const item = shared_.item;
             shared_.keys_free.arrive_as_one();
             finish(item, dk, dv);
-            if constexpr (T::kAhead) hand_over(dq, steps_ - 1);
+            hand_over(dq, steps_ - 1);
         }
     }
 
@@ -157,48 +156,61 @@ class Consumer {
     }
 
     /// As process_ahead(), but a step's scores begin when the step before has given its registers back.
-    __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2]) {
+    __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2], float (&dq)[32]) {
         Tile const& item = shared_.item;
         Step<kOrdered> step(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
+        uint32_t ds[kSteps][4];
         await_rows(ring_);
-        for (bool first = true; step.any(); first = false) {
-            int const stage = ring_.stage;
-            float s[kScores], dp[kScores], dq[32];
-            hopper::products_wait<0>();  // dk of the last tile
-            if (!first) release_last();
-            load_stats(s, 0);
-            hopper::pin(s);
-            start_scores(s, shared_.k, shared_.q[stage]);
-            start_scores<false>(dp, shared_.v, shared_.d_o[stage]);
-            hopper::products_wait<1>();  // all but dP
-            hopper::pin(s);
-            weights(s);
-            mask_borders(s, step.tile);
-            uint32_t p[kSteps][4], ds[kSteps][4];
-            to_left(p, s);
-            hopper::products_wait<0>();
-            hopper::pin(dp);
-            score_gradients(dp, s, stage);
-            to_left(ds, dp);
-            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[steps_ & 1]), hopper::thread_anew(), ds);
-            add_products(dv, p, shared_.d_o[stage]);
-            hopper::fence_shared_for_async();
-            add_products<0, kSteps / 2>(dk, ds, shared_.q[stage]);
-            hopper::named_sync(kScoresBarrier, kConsumers);
-            start_query_gradient(dq, steps_ & 1);
-            hopper::products_wait<2>();  // dv, whose factors' registers are needed
-            add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
-            ring_.advance();
-            step.next(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
-            if (step.any()) await_rows(ring_);
-            hopper::products_wait<1>();  // all but dk
-            hopper::pin(dq);
-            hand_over(dq, steps_++);
-        }
-        hopper::products_wait<0>();
-        hopper::pin(dk);
+        start_gradients_in_turn(ds, dv, step.tile);
+        add_products(dk, ds, shared_.q[ring_.stage]);
+        hopper::products_wait<0>();  // where the loop begins, ptxas knows of no product under way
         hopper::pin(dv);
-        release_last();
+        hopper::pin(dk);
+        for (;;) {
+            ring_.advance();
+            release_last();
+            step.next(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
+            if (!step.any()) break;
+            await_rows(ring_);
+            start_gradients_in_turn(ds, dv, step.tile);
+            start_query_gradient_of<2>(dq);
+            hopper::products_wait<1>();  // dv, whose factors' registers are needed
+            hopper::pin(dv);
+            add_products(dk, ds, shared_.q[ring_.stage]);
+            hopper::products_wait<1>();  // all but dk
+            finish_query_gradient_of<2>(dq);
+            hopper::products_wait<0>();
+            hopper::pin(dk);
+        }
+        start_query_gradient_of<1>(dq);
+        hopper::products_wait<0>();
+        hopper::pin(dq);
+        shared_.ds_free[(steps_ - 1) & 1].arrive_as_one();
+    }
+    __device__ void start_gradients_in_turn(uint32_t (&ds)[kSteps][4], float (&dv)[D / 2], int32_t past) {
+        int const stage = ring_.stage;
+        float s[kScores], dp[kScores];
+        load_stats(s, 0);
+        hopper::pin(s);
+        start_scores(s, shared_.k, shared_.q[stage]);
+        start_scores<false>(dp, shared_.v, shared_.d_o[stage]);
+        hopper::products_wait<1>();  // all but dP
+        hopper::pin(s);
+        weights(s);
+        mask_borders(s, past);
+        uint32_t p[kSteps][4];
+        to_left(p, s);
+        hopper::products_wait<0>();
+        hopper::pin(dp);
+        score_gradients(dp, s, stage);
+        to_left(ds, dp);
+        uint32_t const buffer = steps_ & 1;
+        shared_.ds_free[buffer].wait((steps_ >> 1 & 1) ^ 1);
+        hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer]), hopper::thread_anew(), ds);
+        add_products(dv, p, shared_.d_o[stage]);
+        hopper::fence_shared_for_async();
+        shared_.ds_full[buffer].arrive_as_one();
+        ++steps_;
     }
 
     __device__ void await_rows(RingPosition<T::kStages> const& at) const {

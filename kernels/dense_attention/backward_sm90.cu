@@ -17,7 +17,7 @@ class Consumer {
     using T = BackwardTiling<D>;
     static constexpr int kScores = T::kRows / 2;  // numbers per thread of [64, kRows]
     static constexpr int kSteps = T::kRows / 16;
-    [[maybe_unused]] static constexpr int kBeforeStore = 2;  // steps of dk, of kSteps, before dq is stored
+    static constexpr int kScoresBarrier = 1;
 
   public:
     __device__ Consumer(BackwardArgs const& a, BackwardShared<D>& shared)
@@ -27,70 +27,57 @@ class Consumer {
         for (uint32_t n = 0;; ++n) {
             shared_.keys_full.wait(n & 1);
             if (shared_.item.head < 0) break;
-            float dk[D / 2], dv[D / 2], dq[32];
+            float dk[D / 2], dv[D / 2];
 #pragma unroll
             for (int i = 0; i < D / 2; ++i) dk[i] = dv[i] = 0;
             if constexpr (T::kAhead)
-                process_ahead(dk, dv, dq);
+                process_ahead(dk, dv);
             else
-                process_in_turn(dk, dv, dq);
+                process_in_turn(dk, dv);
             Tile const item = shared_.item;
             shared_.keys_free.arrive_as_one();
             finish(item, dk, dv);
-            hand_over(dq, steps_ - 1);
         }
     }
 
   private:
-    /// A step is a row tile of a query head. Its dq is computed a step later: then no warpgroup waits for the other's
-    /// dS, and each goes on while the other keeps the tensor cores busy.
-    __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2], float (&dq)[32]) {
+    /// A step is a row tile of a query head. The next scores are computed while this step's dq is added. dk comes in
+    /// halves, each where the tensor cores would be idle (README.md).
+    __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const tiles = RowTiles<D, kWindowed>(shared_.item, a_.window).count;
         int32_t left = a_.group * tiles;  // steps
         Step<kOrdered> step(tiles, a_.group);
         float s[kScores], dp[kScores];
         uint32_t ds[kSteps][4];
         await_rows(ring_);
-        start_step(s, dp);
-        start_gradients(ds, s, dp, dv, step.tile, left > 1);
-        add_products(dk, ds, shared_.q[ring_.stage]);
-        hopper::products_wait<0>();  // where the loop begins, ptxas knows of no product under way
-        hopper::pin(dv);
-        hopper::pin(dk);
-        while (--left > 0) {
-            int const stage = ring_.stage;
-            ring_.advance();
-            step.next(tiles, a_.group);
-            start_step(s, dp);
-            shared_.rows_free[stage].arrive_as_one();
-            start_gradients(ds, s, dp, dv, step.tile, left > 1);
-            start_query_gradient_of<2>(dq);
-            add_products<0, kBeforeStore>(dk, ds, shared_.q[ring_.stage]);
-            hopper::products_wait<1>();  // all but dk
-            hopper::pin(dv);
-            finish_query_gradient_of<2>(dq);
-            add_products<kBeforeStore, kSteps>(dk, ds, shared_.q[ring_.stage]);
-        }
-        start_query_gradient_of<1>(dq);
-        hopper::products_wait<0>();
-        hopper::pin(dq);
-        shared_.ds_free[(steps_ - 1) & 1].arrive_as_one();
-        shared_.rows_free[ring_.stage].arrive_as_one();
-        ring_.advance();
-        hopper::pin(dk);
-        hopper::pin(dv);
-    }
-    /// Scores, and dP, which is under way afterwards.
-    __device__ void start_step(float (&s)[kScores], float (&dp)[kScores]) {
         begin_with_stats(s, dp);
         start_scores(s, shared_.k, shared_.q[ring_.stage]);
         start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
         hopper::products_wait<1>();  // all but dP
+        start_gradients(ds, s, dp, dk, dv, step.tile, left > 1);
+        while (--left > 0) {
+            int const stage = ring_.stage;
+            store_query_gradient(ds, dk);
+            step.next(tiles, a_.group);
+            begin_with_stats(s, dp);
+            start_scores(s, shared_.k, shared_.q[ring_.stage]);
+            start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
+            hopper::products_wait<1>();  // all but dP
+            shared_.rows_free[stage].arrive_as_one();
+            start_gradients(ds, s, dp, dk, dv, step.tile, left > 1);
+        }
+        int const stage = ring_.stage;
+        store_query_gradient(ds, dk);
+        hopper::products_wait<0>();
+        shared_.rows_free[stage].arrive_as_one();
+        hopper::pin(dk);
+        hopper::pin(dv);
     }
-    /// From scores to dS, in registers for dk and in shared memory for dq; dv, which is under way afterwards. `past`:
-    /// row tiles from the diagonal's first to this one. Waits for the rows of the next step, if there are `more`.
+    /// From scores to dS, in registers for dk and in shared memory for dq; dv; the first half of dk, which is under way
+    /// afterwards. `past`: row tiles from the diagonal's first to this one. Waits for the rows of the next step, if
+    /// there are `more`.
     __device__ void start_gradients(uint32_t (&ds)[kSteps][4], float (&s)[kScores], float (&dp)[kScores],
-                                    float (&dv)[D / 2], int32_t past, bool more) {
+                                    float (&dk)[D / 2], float (&dv)[D / 2], int32_t past, bool more) {
         hopper::pin(s);
         weights(s);
         mask_borders(s, past);
@@ -102,36 +89,32 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) dp[i] *= s[i];
         to_left(ds, dp);
-        uint32_t const buffer = steps_ & 1;
-        shared_.ds_free[buffer].wait((steps_ >> 1 & 1) ^ 1);
-        hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer]), threadIdx.x, ds);
+        hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), threadIdx.x, ds);
         hopper::fence_shared_for_async();
-        shared_.ds_full[buffer].arrive_as_one();
-        ++steps_;
         if (more) {
             auto next = ring_;
             next.advance();
             await_rows(next);
         }
+        add_products<0, kSteps / 2>(dk, ds, shared_.q[ring_.stage]);
+        hopper::named_sync(kScoresBarrier, kConsumers);
+        hopper::products_wait<1>();  // dv, whose factors' registers are needed
+        hopper::pin(dv);
     }
-    /// Of the step whose dS was stored `kLast` steps ago: 1 is the last one.
-    template <uint32_t kLast>
-    __device__ void start_query_gradient_of(float (&dq)[32]) {
-        uint32_t const step = steps_ - kLast;
-        shared_.ds_full[step & 1].wait(step >> 1 & 1);
-        start_query_gradient(dq, step & 1);
-    }
-    /// When it is there.
-    template <uint32_t kLast>
-    __device__ void finish_query_gradient_of(float (&dq)[32]) {
-        uint32_t const step = steps_ - kLast;
+    /// Puts dq into shared memory for the producer that adds it, and starts the other half of dk.
+    __device__ void store_query_gradient(uint32_t const (&ds)[kSteps][4], float (&dk)[D / 2]) {
+        float dq[32];
+        start_query_gradient(dq);
+        add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[ring_.stage]);
+        ring_.advance();
+        buffer_ ^= 1;
+        hopper::products_wait<1>();  // all but dk
         hopper::pin(dq);
-        shared_.ds_free[step & 1].arrive_as_one();
-        hand_over(dq, step);
+        hand_over(dq);
     }
     /// To the producer warp that adds dq, as soon as it has read the dq of the step before.
-    __device__ void hand_over(float const (&dq)[32], uint32_t step) {
-        shared_.dq_free.wait((step & 1) ^ 1);
+    __device__ void hand_over(float const (&dq)[32]) {
+        shared_.dq_free.wait((steps_++ & 1) ^ 1);
         hopper::store_sums<64, kConsumers>(shared_.dq + threadIdx.x, dq);
         shared_.dq_full.arrive_as_one();
     }
@@ -156,61 +139,49 @@ class Consumer {
     }
 
     /// As process_ahead(), but a step's scores begin when the step before has given its registers back.
-    __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2], float (&dq)[32]) {
+    __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
         Step<kOrdered> step(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
-        uint32_t ds[kSteps][4];
         await_rows(ring_);
-        start_gradients_in_turn(ds, dv, step.tile);
-        add_products(dk, ds, shared_.q[ring_.stage]);
-        hopper::products_wait<0>();  // where the loop begins, ptxas knows of no product under way
-        hopper::pin(dv);
-        hopper::pin(dk);
-        for (;;) {
-            ring_.advance();
-            release_last();
-            step.next(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
-            if (!step.any()) break;
-            await_rows(ring_);
-            start_gradients_in_turn(ds, dv, step.tile);
-            start_query_gradient_of<2>(dq);
-            hopper::products_wait<1>();  // dv, whose factors' registers are needed
-            hopper::pin(dv);
-            add_products(dk, ds, shared_.q[ring_.stage]);
-            hopper::products_wait<1>();  // all but dk
-            finish_query_gradient_of<2>(dq);
+        for (bool first = true; step.any(); first = false) {
+            int const stage = ring_.stage;
+            float s[kScores], dp[kScores], dq[32];
+            hopper::products_wait<0>();  // dk of the last tile
+            if (!first) release_last();
+            load_stats(s, 0);
+            hopper::pin(s);
+            start_scores(s, shared_.k, shared_.q[stage]);
+            start_scores<false>(dp, shared_.v, shared_.d_o[stage]);
+            hopper::products_wait<1>();  // all but dP
+            hopper::pin(s);
+            weights(s);
+            mask_borders(s, step.tile);
+            uint32_t p[kSteps][4], ds[kSteps][4];
+            to_left(p, s);
             hopper::products_wait<0>();
-            hopper::pin(dk);
+            hopper::pin(dp);
+            score_gradients(dp, s, stage);
+            to_left(ds, dp);
+            hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer_]), hopper::thread_anew(), ds);
+            add_products(dv, p, shared_.d_o[stage]);
+            hopper::fence_shared_for_async();
+            add_products<0, kSteps / 2>(dk, ds, shared_.q[stage]);
+            hopper::named_sync(kScoresBarrier, kConsumers);
+            start_query_gradient(dq);
+            hopper::products_wait<2>();  // dv, whose factors' registers are needed
+            add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
+            ring_.advance();
+            buffer_ ^= 1;
+            step.next(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
+            if (step.any()) await_rows(ring_);
+            hopper::products_wait<1>();  // all but dk
+            hopper::pin(dq);
+            hand_over(dq);
         }
-        start_query_gradient_of<1>(dq);
         hopper::products_wait<0>();
-        hopper::pin(dq);
-        shared_.ds_free[(steps_ - 1) & 1].arrive_as_one();
-    }
-    __device__ void start_gradients_in_turn(uint32_t (&ds)[kSteps][4], float (&dv)[D / 2], int32_t past) {
-        int const stage = ring_.stage;
-        float s[kScores], dp[kScores];
-        load_stats(s, 0);
-        hopper::pin(s);
-        start_scores(s, shared_.k, shared_.q[stage]);
-        start_scores<false>(dp, shared_.v, shared_.d_o[stage]);
-        hopper::products_wait<1>();  // all but dP
-        hopper::pin(s);
-        weights(s);
-        mask_borders(s, past);
-        uint32_t p[kSteps][4];
-        to_left(p, s);
-        hopper::products_wait<0>();
-        hopper::pin(dp);
-        score_gradients(dp, s, stage);
-        to_left(ds, dp);
-        uint32_t const buffer = steps_ & 1;
-        shared_.ds_free[buffer].wait((steps_ >> 1 & 1) ^ 1);
-        hopper::store_transposed<T::kRows>(shared_address(shared_.ds[buffer]), hopper::thread_anew(), ds);
-        add_products(dv, p, shared_.d_o[stage]);
-        hopper::fence_shared_for_async();
-        shared_.ds_full[buffer].arrive_as_one();
-        ++steps_;
+        hopper::pin(dk);
+        hopper::pin(dv);
+        release_last();
     }
 
     __device__ void await_rows(RingPosition<T::kStages> const& at) const {
@@ -244,8 +215,8 @@ class Consumer {
         hopper::products_commit();
     }
     /// Head size 64: half of 128 rows, all columns. Others: all 64 rows, a panel of columns.
-    __device__ void start_query_gradient(float (&dq)[32], uint32_t buffer) const {
-        uint32_t const left = shared_address(shared_.ds[buffer]), right = shared_address(shared_.k);
+    __device__ void start_query_gradient(float (&dq)[32]) const {
+        uint32_t const left = shared_address(shared_.ds[buffer_]), right = shared_address(shared_.k);
         int const row = D > 64 ? 0 : warpgroup_ * 64, column_panel = D > 64 ? warpgroup_ : 0;
         hopper::start_products<Inner::columns, Inner::rows, kKvTile / 16>(
             dq, [&](int step) { return hopper::columns_factor<T::kRows>(left, row, step); },
@@ -310,7 +281,8 @@ class Consumer {
     BackwardShared<D>& shared_;
     int warpgroup_;
     RingPosition<T::kStages> ring_;
-    uint32_t steps_ = 0;  ///< whose dS has been stored
+    uint32_t buffer_ = 0;  ///< of dS
+    uint32_t steps_ = 0;
 };
 
 template <int D, bool kOrdered, bool kWindowed>

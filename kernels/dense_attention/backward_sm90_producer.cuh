@@ -26,12 +26,10 @@ struct BackwardShared {
     //   rows_here    TMA                     clear_ends(): q, do of a tile that its document ends in
     //   rows_full    TMA, also clear_ends()  consumers: q, do, stats
     //   rows_free    consumers               bring_rows()
-    //   ds_full      consumers               consumers: dS of both warpgroups, for dq; heads of more than 64
-    //   ds_free      consumers               consumers: both warpgroups have computed dq from it
     //   dq_full      consumers               add_query_gradients()
     //   dq_free      add_query_gradients()   consumers
     // clang-format on
-    Barrier item_wanted, item_known, keys_full, keys_free, keys_here, ds_full[2], ds_free[2], dq_full, dq_free;
+    Barrier item_wanted, item_known, keys_full, keys_free, keys_here, dq_full, dq_free;
     Barrier rows_full[T::kStages], rows_free[T::kStages], rows_here[T::kStages];
 };
 
@@ -43,10 +41,6 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
     shared.keys_here.init(1);
     shared.keys_free.init((kConsumers / 32 + 2) * kArrivalsPerWarp +
                           1);  // consumers, two producer warps, the TMA thread
-    for (int i = 0; i < 2; ++i) {
-        shared.ds_full[i].init(kConsumers / 32 * kArrivalsPerWarp);
-        shared.ds_free[i].init(kConsumers / 32 * kArrivalsPerWarp);
-    }
     shared.dq_full.init(kConsumers / 32 * kArrivalsPerWarp);
     shared.dq_free.init(1);
     for (int i = 0; i < BackwardTiling<D>::kStages; ++i) {

@@ -37,7 +37,16 @@ if ! [[ $ranks =~ ^[1-9][0-9]*$ ]]; then
     exit 2
 fi
 shift
+if ! command -v mpirun >/dev/null; then
+    echo "perigee: there is no mpirun in PATH: install Open MPI (Debian and Ubuntu: openmpi-bin)" >&2
+    exit 2
+fi
+if [ -z "$hostfile" ] && [[ $1 != -* ]] && ! command -v -- "$1" >/dev/null && ! [ -x "./$1" ]; then
+    echo "perigee: there is no program $1 that can be run: $0 $ranks /path/to/perigee train CONFIG" >&2
+    exit 2
+fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export HOME=${HOME:-~}  # without it, mpirun crashes for a user that the system has no name for
 
 if [ -n "$restarts" ]; then
     self=$(readlink -f "${BASH_SOURCE[0]}")
@@ -66,10 +75,11 @@ if [ -n "$hostfile" ]; then
 fi
 
 # mpirun frames its remarks in dashes. Of those on ranks that ended, only the signal is worth knowing: it completes what the
-# other ranks say, or stands alone where they say nothing. What it could not start or reach passes through, as does the
-# rest.
+# other ranks say, or stands alone where they say nothing. Its own errors about a remark that it could not show go. What
+# it could not start or reach passes through, as does the rest.
 one_line() {
-    sed -u -E '/^-{40,}$/{
+    sed -u -E '/^\[.*ORTE_ERROR_LOG: .* in file .*\/show_help\.c at line [0-9]+$/d
+        /^-{40,}$/{
             :frame
             $!{
                 N

@@ -3,6 +3,7 @@
 # does, and prints the package's path last. The package runs on any x86-64 processor, on CPUs only.
 # launch/package.sh
 set -euo pipefail
+[ $# = 0 ] || { echo "usage: $0" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 launch/setup.sh dpkg-dev file >&2
 cmake --preset package >&2

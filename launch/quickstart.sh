@@ -4,6 +4,12 @@
 # are not repeated.
 # launch/quickstart.sh [key=value...]   overrides of configs/quickstart.yaml
 set -euo pipefail
+for argument; do
+    if [[ $argument == -* ]]; then
+        echo "usage: $0 [key=value...]   overrides of configs/quickstart.yaml" >&2
+        exit 2
+    fi
+done
 cd "$(dirname "$0")/.."
 
 say() { printf '\n== %s\n' "$*"; }
@@ -14,8 +20,10 @@ echo "all there"
 
 preset=cpu
 ranks=2
-if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && command -v nvcc >/dev/null; then
+nvcc=${CUDACXX:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && [ -x "$nvcc" ]; then
     preset=cuda
+    export CUDACXX=$nvcc
     ranks=1  # of one GPU
     launch/setup_cuda.sh || echo "building without cuDNN"
 fi

@@ -2,6 +2,7 @@
 # Gets the header-only cudnn-frontend into .deps/ (ignored by git), from its wheel on PyPI. Without it the `cuda` preset
 # builds as well, and runs full attention on its own, slower kernels.
 set -euo pipefail
+[ $# = 0 ] || { echo "usage: $0" >&2; exit 2; }
 cd "$(dirname "$0")/.."
 version=1.32.0
 target=.deps/cudnn-frontend

@@ -83,6 +83,16 @@ std::optional<CommandLineNotice> unknown_command(int argc, char const* const* ar
         static_cast<int>(Category::config)};
 }
 
+/// For keys with dashes, such as --train.steps=5, given to a command that takes keys of the configuration.
+std::string advice_on(CLI::ParseError const& stop, CLI::App const& app) {
+    auto const commands = app.get_subcommands();
+    bool const takes_keys = !commands.empty() && commands.front()->get_option_no_throw("overrides") != nullptr;
+    if (!takes_keys || stop.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError)) return "";
+    auto const is_key = [](std::string const& word) { return word.starts_with("--") && word.find('.') != word.npos; };
+    if (std::ranges::none_of(commands.front()->remaining(), is_key)) return "";
+    return "Keys of the configuration have no dashes, and their values follow after =, as in optimizer.lr=1e-3\n";
+}
+
 }  // namespace
 
 CommandApp::CommandApp() : app("Trains transformers with Mixture of Block Attention", "perigee") {
@@ -111,7 +121,7 @@ Parsed parse_command_line(int argc, char const* const* argv) {
         std::ostringstream out, error;
         bool const is_usage_error = typed.app.exit(stop, out, error) != 0;
         int const code = is_usage_error ? static_cast<int>(Category::config) : 0;
-        return CommandLineNotice{out.str() + error.str(), code};
+        return CommandLineNotice{out.str() + error.str() + advice_on(stop, typed.app), code};
     }
 }
 

@@ -38,6 +38,8 @@ struct CheckpointOptions {
     bool allow_model_change = false;
     bool asynchronous = true;  ///< copy the state, then write it while training goes on
     Retention retention() const { return {.last = keep_last, .every = keep_every}; }
+    /// Whether `resume` is a checkpoint's folder.
+    bool names_folder() const { return resume != "auto" && resume != "never" && resume != "best"; }
 };
 void describe(Schema& schema, CheckpointOptions& options);
 

@@ -62,6 +62,14 @@ std::string set_aside(FileSystem& files, Path const& root, std::string const& na
     return to;
 }
 
+void fail_removed(Path const& folder) {
+    fail(Category::checkpoint,
+         "{} was removed or renamed while it was read, as a run that goes on does with older checkpoints. Try again, "
+         "or let "
+         "the run keep more of them (checkpoint.keep_last)",
+         folder.string());
+}
+
 std::vector<std::string> set_aside_before(FileSystem& files, Path const& root) {
     std::vector<std::string> names;
     for (std::string const& name : files.list(root))

@@ -36,6 +36,8 @@ void discard(FileSystem& files, Path const& root, std::string const& name);
 /// name.
 std::string set_aside(FileSystem& files, Path const& root, std::string const& name,
                       char const* suffix = kDamagedSuffix);
+/// Throws Category::checkpoint: the folder disappeared under a reader.
+[[noreturn]] void fail_removed(Path const& folder);
 /// What was set aside in `root` as damaged.
 std::vector<std::string> set_aside_before(FileSystem& files, Path const& root);
 /// Removes what crashes left in `root`, or gives a folder its name back. What cannot be removed is warned about.

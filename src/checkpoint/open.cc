@@ -43,6 +43,7 @@ void verify_file(FileSystem& files, Path const& folder, Manifest::File const& fi
 
 std::string read_manifest(FileSystem& files, Path const& folder) {
     Path const path = folder / kManifestName;
+    if (!files.exists(folder)) fail_damaged("there is no folder {}", folder.string());
     if (!files.exists(path))
         fail_damaged(
             "{} is not a checkpoint: it has no {}{}", folder.string(), kManifestName,
@@ -65,6 +66,15 @@ std::vector<StepFolder> candidates(FileSystem& files, Path const& root) {
     folders.insert(folders.end(), replaced.begin(), replaced.end());
     std::stable_sort(folders.begin(), folders.end(), [](auto const& a, auto const& b) { return a.step > b.step; });
     return folders;
+}
+
+/// Whether `root` has lost `name` meanwhile. Collective.
+bool is_removed(FileSystem& files, HostComm& world, Path const& root, std::string const& name) {
+    bool removed = false;
+    agree(world, [&] {
+        if (world.rank() == 0) removed = std::ranges::count(files.list(root), name) == 0;
+    });
+    return world.any(removed);
 }
 
 struct DamagedFolder {
@@ -149,6 +159,7 @@ std::optional<Checkpoint> find_latest(FileSystem& files, HostComm& world, Path c
             if (what == Damaged::set_aside) set_all_aside(files, world, root, damaged);
             return found;
         } catch (DamagedError const& e) {
+            if (is_removed(files, world, root, folder.name)) fail_removed(root / folder.name);
             if (what == Damaged::skipped && world.rank() == 0)
                 log::warn("checkpoint {} is skipped: {}", folder.name, e.what());
             damaged.push_back({folder.name, e.what()});

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "io/tensor_file.h"
 
@@ -103,7 +104,9 @@ void Checkpoint::read(std::vector<StoredTensor> const& parts) const {
                 auto const copies = overlap(piece.shard.runs(), want.runs);
                 if (copies.empty()) continue;
                 if (!reader) {
-                    reader = open_tensor_file(*files_, folder_ / manifest_->files[file].name, Category::checkpoint);
+                    Path const path = folder_ / manifest_->files[file].name;
+                    if (!files_->exists(folder_)) fail_removed(folder_);  // it was there when it was verified
+                    reader = open_tensor_file(*files_, path, Category::checkpoint);
                 }
                 if (int64_t const stored = reader->info(piece.dataset).shape.size(); stored != piece.shard.flat_count) {
                     fail(Category::checkpoint, "{}: `{}` in {} has {} elements; the manifest says {}", folder_.string(),

@@ -37,8 +37,10 @@ class SaveFolder {
         int64_t const needed = bytes + bytes / 10;
         int64_t const free = files_.free_bytes(root_);
         if (free <= needed) {
-            fail(Category::checkpoint, "no room for a checkpoint in {}: {} bytes needed, {} bytes free", root_.string(),
-                 needed, free);
+            fail(Category::checkpoint,
+                 "no room for a checkpoint in {}: {} bytes needed, {} bytes free. Make room, or remove older "
+                 "checkpoints: checkpoint.keep_last does so only after a save",
+                 root_.string(), needed, free);
         }
         files_.make_directories(temporary_);
     }

@@ -224,7 +224,7 @@ void verify_run(FileSystem& files, Path const& run) {
         try {
             print_whole(Checkpoint::open(files, *alone, path, {.step = folder.step, .run_id = {}}));
         } catch (Error const& e) {
-            if (!files.exists(path)) continue;  // a run that goes on has removed it meanwhile
+            if (std::ranges::count(files.list(root), folder.name) == 0) continue;  // removed meanwhile, by its run
             bool const damaged = dynamic_cast<DamagedError const*>(&e) != nullptr;
             print_printable("{}: {}: {}\n", path.string(), damaged ? "damaged" : "cannot be verified", e.what());
             ++bad;
@@ -232,6 +232,7 @@ void verify_run(FileSystem& files, Path const& run) {
         ++seen;
     }
     for (std::string const& name : aside) print_printable("{}: set aside as damaged\n", (root / name).string());
+    if (seen == 0 && !folders.empty()) fail_removed(root / folders.front().name);
     if (seen == 0) fail(Category::checkpoint, "there is no checkpoint in {}", run.string());
     if (bad > 0)
         fail(Category::checkpoint, "not every checkpoint in {} is whole: {} of {} are", root.string(), seen - bad,

@@ -12,6 +12,7 @@
 #include "commands/command.h"
 #include "commands/report/run_json.h"
 #include "io/output.h"
+#include "io/port.h"
 
 namespace perigee {
 namespace {
@@ -39,6 +40,7 @@ struct ReportOptions {
 /// Until the process is told to stop. The folders are read anew for every request.
 void serve(ReportOptions const& options, FileSystem& files) {
     httplib::Server server;
+    server.set_socket_options(take_port_alone);
     std::mutex reading;
     auto const answer = [&](httplib::Response& response, char const* type, auto&& make) {
         std::scoped_lock const lock(reading);
@@ -58,7 +60,8 @@ void serve(ReportOptions const& options, FileSystem& files) {
     int const port = options.port == 0                              ? server.bind_to_any_port(kLoopback)
                      : server.bind_to_port(kLoopback, options.port) ? options.port
                                                                     : -1;
-    if (port < 0) fail(Category::config, "port {} of this machine is taken: name another with --port", options.port);
+    if (port < 0)
+        fail(Category::config, "port {} of this machine is taken or reserved: name another with --port", options.port);
     fmt::print("http://{}:{}/   Ctrl-C ends it\n", kLoopback, port);
     std::fflush(stdout);
     server.listen_after_bind();

@@ -140,6 +140,9 @@ void tokenize(TokenizeOptions const& options, FileSystem& files) {
     if (Path const name = output.filename(); name.empty() || name == "." || name == "..")
         fail(Category::config, "--output {}: a folder, where the prefix of the files is expected, such as {}",
              output.string(), (output / "data").string());
+    if (auto const extension = output.extension(); extension == ".bin" || extension == ".idx")
+        fail(Category::config, "--output {}: the prefix of the files is expected, without {}", output.string(),
+             extension.string());
     if (options.mix.empty()) {
         auto found = files_of(options, options.inputs, files);
         check_output(options, found, output, files);

@@ -29,13 +29,27 @@ constexpr char kReferenceHead[] =
     "true; `eval` and `generate` take them from the checkpoint, except those given on the command line.\n"
     "`perigee check CONFIG` shows the resolved configuration without starting anything.\n";
 
+/// What may be meant by a path that cannot be read.
+std::string advice_on(Path const& path) {
+    namespace fs = std::filesystem;
+    std::error_code unknown;
+    if (fs::is_directory(path, unknown))
+        return fs::exists(path / "config.yaml", unknown) ? fmt::format("; give {}", (path / "config.yaml").string())
+                                                         : "; a YAML file is expected";
+    Path const program = fs::read_symlink("/proc/self/exe", unknown);
+    Path const installed = program.parent_path().parent_path() / "share" / "perigee" / path;
+    bool const is_installed =
+        path.is_relative() && !fs::exists(path, unknown) && fs::is_regular_file(installed, unknown);
+    return is_installed ? fmt::format("; the installed one is {}", installed.string()) : "";
+}
+
 /// The configuration's text; the caps on it are the parser's.
 std::string read_text(std::string const& path) {
     try {
         return make_file_system()->read_text(path, static_cast<int64_t>(kMaxYamlBytes));
     } catch (Error const& e) {
         if (e.category() == Category::memory) throw;
-        fail(Category::config, "the configuration cannot be read: {}", e.what());
+        fail(Category::config, "the configuration cannot be read: {}{}", e.what(), advice_on(path));
     }
 }
 
@@ -50,7 +64,11 @@ void read_over(RunOptions& options, std::string const& text, std::string const& 
 RunOptions defaults_of(Path const& folder) {
     RunOptions options;
     auto const files = make_file_system();
-    if (!files->exists(folder)) fail(Category::config, "model.init_from: there is no folder {}", folder.string());
+    if (!files->exists(folder))
+        fail(Category::config, "model.init_from: there is no folder {}{}", folder.string(),
+             folder.string().starts_with("~/") ? "; ~ is not expanded here: write the whole path"
+             : folder.is_relative()            ? "; nothing is downloaded: give the path of a folder"
+                                               : "");
     if (!says_its_model(*files, folder))
         fail(Category::config, "model.init_from: {} has neither {} nor a checkpoint's manifest", folder.string(),
              kConfigName);

@@ -58,7 +58,10 @@ char const* to_string(TokenType type) {
 }
 
 IndexedDataset::IndexedDataset(FileSystem& files, Path const& prefix) : prefix_(prefix) {
-    index_ = files.map(with_extension(prefix, ".idx"));
+    Path const index = with_extension(prefix, ".idx");
+    if (!files.exists(index))
+        fail(Category::data, "there is no {0}.idx; perigee tokenize TEXTS --output {0} makes it", prefix.string());
+    index_ = files.map(index);
     parse_header();
     bin_ = files.map(with_extension(prefix, ".bin"));
     check_sequences(static_cast<int64_t>(bin_->bytes().size()));

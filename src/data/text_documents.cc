@@ -84,7 +84,9 @@ void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument cons
         if (is_blank(line) || skip-- > 0) continue;
         TextFinder finder(options.key);
         json::sax_parse(line, &finder);
-        if (finder.problem.empty() && !finder.found) finder.problem = fmt::format("no \"{}\"", options.key);
+        if (finder.problem.empty() && !finder.found)
+            finder.problem =
+                fmt::format("no \"{}\": --key names the field of the text, --chat reads conversations", options.key);
         if (!finder.problem.empty()) {
             fail(Category::data, "{}:{}: {}", reader.path().string(), reader.line_number(), finder.problem);
         }

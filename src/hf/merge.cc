@@ -24,6 +24,10 @@ MergedWeights::MergedWeights(FileSystem& files, Checkpoint const& checkpoint, Mo
         ops_ = make_host_ops(*host_);
         return;
     }
+    if (!files.exists(base))
+        fail(Category::checkpoint,
+             "there is no folder {}, which the run began with: name the model's folder with --base FOLDER",
+             base.string());
     if (files.exists(base / kManifestName)) {
         base_checkpoint_ = std::make_unique<Checkpoint const>(Checkpoint::open(files, base));
         return;

@@ -53,8 +53,11 @@ MeshShape resolve_mesh(ParallelOptions const& options, int world_size) {
     int64_t const tensor = options.tensor, context = options.context, data = options.data;
     for (int64_t axis : {tensor, context, data == -1 ? 1 : data}) {
         if (axis < 1 || axis > world_size) {
-            fail(Category::config, "parallel: tensor {}, context {}, data {} do not fit a job of {} ranks", tensor,
-                 context, data, world_size);
+            fail(Category::config, "parallel: tensor {}, context {}, data {} do not fit a job of {}", tensor, context,
+                 data,
+                 world_size > 1
+                     ? fmt::format("{} ranks", world_size)
+                     : "1 rank: launch/mpirun.sh N starts N ranks, `perigee check --world-size N` plans for N");
         }
     }
     int64_t const inner = tensor * context;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/held_signals.h"
+#include "io/port.h"
 #include "io/strict_json.h"
 #include "serve/answer.h"
 
@@ -146,6 +147,7 @@ struct HttpServer::Impl {
         // What a refused request leaves unread would be the next request of its connection, past check_host().
         server.set_keep_alive_max_count(1);
         server.set_tcp_nodelay(true);
+        server.set_socket_options(take_port_alone);
         server.set_pre_routing_handler([this](httplib::Request const& request, httplib::Response& response) {
             return check_host(request, response);
         });
@@ -276,8 +278,10 @@ HttpServer::HttpServer(Served const& served) : impl_(std::make_unique<Impl>(serv
                   : impl_->server.bind_to_port(options.host, wanted) ? wanted
                                                                      : -1;
     if (impl_->port < 0)
-        fail(Category::config, "serve.host {} and serve.port {} cannot be had: the port may be taken", options.host,
-             options.port);
+        fail(Category::config,
+             "serve.host {} and serve.port {} cannot be had: the port may be taken or reserved, or the host may not be "
+             "this machine",
+             options.host, options.port);
     impl_->server.let_more_wait();
     HeldSignals const held;  // requests to stop are for the thread of the model
     impl_->listener = std::thread([this] { impl_->server.listen_after_bind(); });

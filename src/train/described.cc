@@ -255,7 +255,8 @@ std::vector<std::string> compare(Checkpoint const& then, RunOptions const& now,
     auto const lr = [step = then.state().step](RunOptions const& o) {
         return learning_rate(o.schedule, o.optimizer.lr, step, o.train.steps);
     };
-    if (lr(now) > lr(*before))
+    constexpr double kTold = 1.01;  // less may be the same in three digits
+    if (lr(now) > kTold * lr(*before))
         sentences.push_back(fmt::format(
             "the learning rate rises again: {:.3g} at step {}, where the checkpoint's options, with train.steps {}, "
             "have {:.3g}",

@@ -1,6 +1,7 @@
 // Held-out loss, and how far the gradients of training spread.
 #pragma once
 
+#include <functional>
 #include <span>
 
 #include "data/data_source.h"
@@ -10,9 +11,11 @@
 namespace perigee {
 
 /// Mean nll and share of right predictions per unit of loss weight over the first eval.samples validation samples,
-/// shared out over the mesh. Collective. Throws Category::data where no validation token carries loss.
-EvalReport evaluate(Session& session, DataSource const& validation, int64_t step,
-                    std::span<Selection const> selections);
+/// shared out over the mesh. All ranks call `between` between micro-batches. Collective. Throws Category::data where no
+/// validation token carries loss.
+EvalReport evaluate(
+    Session& session, DataSource const& validation, int64_t step, std::span<Selection const> selections,
+    std::function<void()> const& between = [] {});
 
 /// Warns where another chat template rendered the validation data than the training data of the checkpoint of `state`.
 void warn_of_other_template(DataOptions const& data, RunState const& state, FileSystem& files);

@@ -354,6 +354,23 @@ void check_generate(SamplingOptions const& options, Sentences& out) {
         out.add("generate.chat and generate.input (\"{}\"): one of them at a time", options.input);
 }
 
+/// A folder named ~ in the current one is hardly meant.
+void check_paths(RunOptions const& options, Sentences& out) {
+    std::vector<std::pair<std::string, std::string>> paths = {{"output_dir", options.output_dir},
+                                                              {"lora.init_from", options.model.lora.init_from},
+                                                              {"data.tokenizer", options.data.tokenizer},
+                                                              {"checkpoint.resume", options.checkpoint.resume}};
+    auto const add_all = [&](char const* key, std::vector<DatasetOptions> const& sets) {
+        for (size_t i = 0; i < sets.size(); ++i) paths.emplace_back(fmt::format("{}.{}.path", key, i), sets[i].path);
+    };
+    add_all("data.train", options.data.train);
+    add_all("data.validation", options.data.validation);
+    for (auto const& [key, path] : paths)
+        if (path.starts_with("~/"))
+            out.add("{} ({}): ~ is not expanded here: write the whole path, or ./{} for a folder of that name", key,
+                    path, path);
+}
+
 }  // namespace
 
 TokensOfRank tokens_of_rank(RunOptions const& options, MeshShape const& mesh) {
@@ -377,6 +394,7 @@ std::vector<std::string> problems(RunOptions const& options, int world_size) {
     check_data(options, out);
     check_suites(options, out);
     check_generate(options.generate, out);
+    check_paths(options, out);
     return std::move(out.list);
 }
 

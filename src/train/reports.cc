@@ -111,7 +111,7 @@ bool Trainer::evaluation_due() const {
 void Trainer::run_evaluation() {
     enter(Section::eval);
     auto const selections = session_.selections(state_.step);
-    EvalReport r = evaluate(session_, *validation_data_, state_.step, selections);
+    EvalReport r = evaluate(session_, *validation_data_, state_.step, selections, [this] { finish_written_save(); });
     if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
     session_.arena().settle();
     log::info("step {}: eval loss {:.4f}, perplexity {:.4f}, accuracy {:.4f}", r.step, r.loss, std::exp(r.loss),

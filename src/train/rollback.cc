@@ -74,8 +74,8 @@ void Trainer::roll_back(StepReport const& r) {
         }
     });
     auto found = find_latest(session_.files(), world, root, Damaged::set_aside, state_.run_id);
-    std::string const& named = options_.checkpoint.resume;
-    if (!found && named != "auto" && named != "never") found = Checkpoint::open(session_.files(), world, named);
+    CheckpointOptions const& where = options_.checkpoint;
+    if (!found && where.names_folder()) found = Checkpoint::open(session_.files(), world, where.resume);
 
     RunState::Spikes const before = state_.spikes;
     state_ = state_of(found);
@@ -91,8 +91,7 @@ void Trainer::roll_back(StepReport const& r) {
     state_.spikes.kept = before.kept;
     saved_step_ = found && !is_own(*found, options_.output_dir) ? -1 : state_.step;
     if (folder_) {
-        folder_->rewind_metrics(state_.step, evaluation_due());
-        if (options_.log.tensorboard) folder_->write_events(state_.step);
+        rewind_folder();
         log::warn("step {}: rolled back to step {}; goes on after sample {} (rollback {} of {})", r.step, state_.step,
                   state_.consumed_samples, state_.spikes.rollbacks, options_.guard.max_rollbacks);
     }

@@ -278,6 +278,7 @@ namespace {
 
 /// `train` would go on from those.
 void warn_of_own_checkpoints(RunOptions const& options, Checkpoint const& found, FileSystem& files) {
+    if (!options.checkpoint.names_folder()) return;
     Path const root = checkpoint_root(options.output_dir);
     if (is_own(found, options.output_dir) || !files.exists(root) || step_folders(files, root).empty()) return;
     log::warn(
@@ -317,21 +318,23 @@ std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& worl
         fail(Category::checkpoint, "no checkpoint in {}: train first, or name one with checkpoint.resume=FOLDER",
              checkpoint_root(options.output_dir).string());
     if (!found) return found;
-    if (where.resume == "auto" || where.resume == "best")
-        for (std::string const& unread : unread_folders(options, *found)) {
-            if (never)
-                fail(
-                    Category::config,
-                    "{} is not read, though checkpoint.resume is `never`: {} holds the run's own weights. Give another "
-                    "output_dir",
-                    unread, found->folder().string());
-            if (world.rank() == 0)
-                log::warn("{} is not read: the weights are those of {}; give another output_dir{} to begin from it",
-                          unread, found->folder().string(),
-                          where.resume == "best" ? " and checkpoint.resume=auto" : "");
-        }
-    if (world.rank() == 0) warn_of_own_checkpoints(options, *found, files);
+    if (never)
+        for (std::string const& unread : unread_folders(options, *found))
+            fail(Category::config,
+                 "{} is not read, though checkpoint.resume is `never`: {} holds the run's own weights. Give another "
+                 "output_dir",
+                 unread, found->folder().string());
+    if (world.rank() != 0) return found;
+    warn_of_unread_folders(options, *found);
+    warn_of_own_checkpoints(options, *found, files);
     return found;
+}
+
+void warn_of_unread_folders(RunOptions const& options, Checkpoint const& found) {
+    if (options.checkpoint.names_folder()) return;
+    for (std::string const& unread : unread_folders(options, found))
+        log::warn("{} is not read: the weights are those of {}; give another output_dir{} to begin from it", unread,
+                  found.folder().string(), options.checkpoint.resume == "best" ? " and checkpoint.resume=auto" : "");
 }
 
 RunState Session::load_weights(std::optional<Checkpoint> const& found) {
@@ -435,7 +438,7 @@ std::optional<Checkpoint> find_checkpoint(CheckpointOptions const& options, std:
         if (step == 0) fail(Category::checkpoint, "no checkpoint in {} was evaluated on held-out data", root.string());
         return Checkpoint::open(files, world, root / step_name(step));
     }
-    if (options.resume != "never") return Checkpoint::open(files, world, options.resume);
+    if (options.names_folder()) return Checkpoint::open(files, world, options.resume);
     if (files.exists(root) && !files.list(root).empty())
         fail(
             Category::config,

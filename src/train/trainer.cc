@@ -34,14 +34,19 @@ std::unique_ptr<RunFolder> open_folder(RunOptions const& options, HostComm& worl
     return std::make_unique<RunFolder>(files, options.output_dir);
 }
 
-/// Whether checkpoint.resume is a checkpoint's folder.
-bool names_folder(CheckpointOptions const& o) {
-    return o.resume != "auto" && o.resume != "best" && o.resume != "never";
-}
 /// However the path is written.
 std::string whole_path(Path const& path) {
     Path const found = std::filesystem::absolute(path).lexically_normal();
     return (found.has_filename() ? found : found.parent_path()).string();
+}
+
+constexpr char kDataSummary[] = "data";  // in RunState::info
+
+/// A summary of data, whatever the folders that they lie in.
+std::string without_paths(std::string summary, DataOptions const& data) {
+    for (DatasetOptions const& set : data.train)
+        if (size_t const at = summary.find(set.path + ": "); at != summary.npos) summary.erase(at, set.path.size());
+    return summary;
 }
 
 bool wants_validation(RunOptions const& options) { return options.eval.every > 0; }
@@ -96,7 +101,7 @@ void Trainer::start() {
               train_data_->summary());
     say_precision();
     state_.seed = static_cast<uint64_t>(options_.seed);
-    state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {"data", train_data_->summary()}};
+    state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {kDataSummary, train_data_->summary()}};
     state_.options = options_text(options_);
     if (folder_) {
         state_.data = fingerprints(options_.data, session_.files());
@@ -118,6 +123,10 @@ void Trainer::start() {
     say_attention();
     if (!folder_) return;
     clean_up(session_.files(), checkpoint_root(options_.output_dir));
+    rewind_folder();
+}
+
+void Trainer::rewind_folder() {
     folder_->rewind_metrics(state_.step, evaluation_due());
     if (options_.log.tensorboard) folder_->write_events(state_.step);
     Path const root = checkpoint_root(options_.output_dir);
@@ -137,7 +146,7 @@ void Trainer::note_chat_template() {
 
 CheckpointOptions Trainer::where_to_begin() {
     CheckpointOptions where = options_.checkpoint;
-    if (!names_folder(where)) return where;
+    if (!where.names_folder()) return where;
     Path const root = checkpoint_root(options_.output_dir);
     auto const began_there = [&](StepFolder const& step) {
         try {
@@ -161,7 +170,7 @@ CheckpointOptions Trainer::where_to_begin() {
 }
 
 std::string Trainer::origin(Checkpoint const& found) const {
-    if (names_folder(options_.checkpoint) && whole_path(options_.checkpoint.resume) == whole_path(found.folder()))
+    if (options_.checkpoint.names_folder() && whole_path(options_.checkpoint.resume) == whole_path(found.folder()))
         return whole_path(found.folder());
     auto const from = found.state().info.find(RunState::kBeganFrom);
     return from == found.state().info.end() ? "" : from->second;
@@ -178,21 +187,9 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
             then.step, checkpoint_root(options_.output_dir).string(), steps.front().name);
     for (std::string const& sentence : compare(found, options_, state_.data))
         if (folder_) log::warn("{}", sentence);
+    if (folder_) warn_of_unread_folders(options_, found);
     session_.check_base(found);
-    for (auto const& [key, now] : state_.info) {
-        auto const before = then.info.find(key);
-        if (key == RunState::kChatTemplate) {
-            if (before != then.info.end() && before->second != now)
-                log::warn("resuming with another chat template than before: that of the training data");
-            continue;
-        }
-        if (folder_ && (before == then.info.end() || before->second != now))
-            log::warn("resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
-                      key, before == then.info.end() ? "unknown" : before->second, now);
-    }
-    if (folder_ && then.seed != state_.seed)
-        log::warn("resuming with seed {} a run that began with {}: the order of samples changes", state_.seed,
-                  then.seed);
+    if (folder_) warn_of_other_numbers(then);
     learner_.read(found);
     take_run_id(found, run_id);
     state_ = state_of(found);
@@ -201,6 +198,26 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
     say_what_is_left();
     for (int64_t const step : state_.spikes.kept) saver_.keep(step);
     log::info("resumed at step {} from {}", state_.step, found.folder().string());
+}
+
+void Trainer::warn_of_other_numbers(RunState const& then) const {
+    auto const stored = stored_options(then);
+    for (auto const& [key, now] : state_.info) {
+        auto const before = then.info.find(key);
+        if (key == RunState::kChatTemplate) {
+            if (before != then.info.end() && before->second != now)
+                log::warn("resuming with another chat template than before: that of the training data");
+            continue;
+        }
+        bool const moved = key == kDataSummary && stored && before != then.info.end() &&
+                           without_paths(before->second, stored->data) == without_paths(now, options_.data);
+        if (!moved && (before == then.info.end() || before->second != now))
+            log::warn("resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
+                      key, before == then.info.end() ? "unknown" : before->second, now);
+    }
+    if (then.seed != state_.seed)
+        log::warn("resuming with seed {} a run that began with {}: the order of samples changes", state_.seed,
+                  then.seed);
 }
 
 void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
@@ -286,6 +303,12 @@ bool Trainer::told_to_stop() {
     Learner::Signs const any = learner_.agree({.stop = stop_requested(), .writing = saver_.writing()});
     if (saver_.in_flight() && !any.writing) finish_save(/*last=*/false);
     return any.stop;
+}
+
+void Trainer::finish_written_save() {
+    if (!saver_.in_flight() || learner_.agree({.stop = false, .writing = saver_.writing()}).writing) return;
+    finish_save(/*last=*/false);
+    enter(Section::eval);
 }
 
 /// A rank that is told to stop before the first step ends the job at once. From here on, and on all ranks, the step

@@ -57,6 +57,8 @@ class Trainer {
     /// Goes on from a checkpoint; `run_id` is that of the folder's run, empty for a new one.
     void resume(Checkpoint const& found, std::string const& run_id);
     void note_chat_template();
+    /// Warns where the layout, the data or the seed differ from those of the checkpoint.
+    void warn_of_other_numbers(RunState const& then) const;
     void take_run_id(Checkpoint const& found, std::string const& run_id);
     /// Where no step is left after the checkpoint, or other data than train.epochs says.
     void say_what_is_left() const;
@@ -66,6 +68,8 @@ class Trainer {
     /// The checkpoint that checkpoint.resume names, now or when the run began; empty if none.
     std::string origin(Checkpoint const& found) const;
     bool told_to_stop();
+    /// Within an evaluation, which may be long: what all ranks have written becomes a checkpoint now.
+    void finish_written_save();
     bool may_begin();
     /// The newest checkpoint whose weights a step before `step` has found good, else the oldest one; 0 where there is
     /// none. One that is being saved counts. Collective.
@@ -92,6 +96,8 @@ class Trainer {
     /// A text that the model writes now, for samples.jsonl.
     void write_sample();
     void consider_best(RunState::Best const& now);
+    /// Brings metrics, event files and the best checkpoint back to the state's step. Rank 0 alone.
+    void rewind_folder();
 
     Session session_;
     RunOptions const& options_;

@@ -148,6 +148,7 @@ TEST(CommandLine, MistakesAreNamedAndEndWithTwo) {
              {{"plto", "a"}, "did you mean \"plot\"?"},
              {{"checkpoint", "show", "a"}, "subcommand"},
              {{"train", "a.yaml", "--fast"}, "--fast"},
+             {{"train", "a.yaml", "--train.steps=5"}, "have no dashes, and their values follow after ="},
              {{"generate", "a.yaml", "--max-tokens", "many"}, "many"},
              {{"generate", "a.yaml", "--prompt"}, "--prompt"}}) {
         auto const said = notice(arguments);

@@ -214,6 +214,24 @@ TEST_F(SetAside, IsLeftToTheRunThatOwnsTheFolder) {
     EXPECT_THAT(disk_->list(root_), Contains("step_00000003"));
 }
 
+TEST_F(SetAside, IsNotForACheckpointThatItsRunRemovesWhileItIsRead) {
+    FaultFileSystem busy(*disk_);
+    busy.after = [&](auto const& operation) {
+        if (operation.path.filename() == "manifest.json" && operation.name == "read") fs::remove_all(newest_);
+    };
+    EXPECT_THAT(checkpoint_error([&] { find_latest(busy, *make_single_host_comm(), root_); }),
+                HasSubstr("step_00000003 was removed or renamed while it was read"));
+    Path const next = root_ / "step_00000002";
+    Checkpoint const verified = Checkpoint::open(*disk_, next);
+    fs::remove_all(next);
+    EXPECT_THAT(checkpoint_error([&] { load(verified, example_tensors(0)); }),
+                HasSubstr("step_00000002 was removed or renamed while it was read"));
+    EXPECT_THAT(checkpoint_error([&] { Checkpoint::open(*disk_, next); }),
+                HasSubstr("there is no folder " + next.string()));
+    fs::create_symlink("/nowhere", root_ / "step_00000004");
+    EXPECT_EQ(find_latest(*disk_, *make_single_host_comm(), root_)->state().step, 1) << "a link to nothing is damage";
+}
+
 TEST_F(SetAside, GivesTheReplacedCheckpointItsNameBack) {
     fs::copy(newest_, root_ / "step_00000003.old", fs::copy_options::recursive);
     flip(newest_ / "manifest.json", 300);

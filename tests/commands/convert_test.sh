@@ -105,6 +105,11 @@ expect_failure 2 'back exists already' perigee convert checkpoint back
 expect_failure 2 'neither a Hugging Face folder nor a checkpoint nor a run' perigee convert "$work/half/.." elsewhere
 mkdir peft && echo '{}' >peft/adapter_config.json
 expect_failure 2 "peft holds adapters in PEFT's format, .* lora.init_from=peft" perigee convert peft elsewhere --merge --base hf
+perigee train next.yaml output_dir=adapted lora.rank=2 model.init_from="$PWD/hf" >log 2>&1 || fail "adapters: $(cat log)"
+mv hf away
+expect_failure 4 "there is no folder $PWD/hf, .* --base FOLDER" perigee convert adapted elsewhere --merge
+perigee convert adapted merged --merge --base away >log 2>&1 || fail "merge with --base: $(cat log)"
+mv away hf
 expect_failure 2 'exists already\|there is no folder /nowhere' perigee check next.yaml model.init_from=/nowhere
 printf 'x' | dd of=checkpoint/rank_0000.h5 bs=1 seek=5000 conv=notrunc 2>/dev/null
 expect_failure 4 'rank_0000.h5 is damaged' perigee checkpoint verify checkpoint

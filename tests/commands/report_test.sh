@@ -50,6 +50,9 @@ echo '{"step":51,"loss":48.125}' >>"$work/run/metrics.jsonl"
 get /data >"$work/data"
 grep -q '48.125' "$work/data" || fail "the data does not follow the run"
 get /etc/passwd | head -1 | grep -q 404 || fail "serves something else"
+code=0
+timeout 20 "$perigee" report "$work/run" --serve --port "$port" >"$work/second" 2>&1 || code=$?
+[ "$code" = 2 ] && grep -q "port $port of this machine is taken" "$work/second" || fail "a port that is taken: exit $code"
 kill -TERM "$server"
 code=0
 wait "$server" || code=$?

@@ -276,6 +276,9 @@ done
 for folder in docs/ . docs/..; do
     expect_failure 2 'a folder, where the prefix of the files is expected, such as .*data' tokenize two.jsonl -o "$folder"
 done
+for name in own/m.bin own/m.idx; do
+    expect_failure 2 "the prefix of the files is expected, without .${name##*.}" tokenize two.jsonl -o "$name"
+done
 
 # A failure keeps the old files and leaves no others.
 printf '{"text": "x"}\n{"text": 5}\n' >bad.jsonl

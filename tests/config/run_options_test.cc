@@ -122,6 +122,29 @@ TEST(RunOptionsYaml, OfAMissingFileNamesIt) {
     EXPECT_THROW(load_config(std::filesystem::temp_directory_path(), {}), Error);
 }
 
+TEST(RunOptionsYaml, OfWeightsThatAreNotHereSaysWhereTheyMustBe) {
+    EXPECT_THAT(refusal("model: {init_from: some/Model-1B}\n"),
+                HasSubstr("there is no folder some/Model-1B; nothing is downloaded"));
+    EXPECT_THAT(refusal("model: {init_from: ~/Model-1B}\n"), HasSubstr("~/Model-1B; ~ is not expanded here"));
+}
+
+TEST(RunOptionsYaml, OfAFolderNamesTheFileToGive) {
+    Path const folder = std::filesystem::path(::testing::TempDir()) / "perigee_a_run";
+    std::filesystem::create_directories(folder);
+    auto const refused = [&] {
+        try {
+            load_config(folder, {});
+        } catch (Error const& error) {
+            return std::string(error.what());
+        }
+        return std::string("accepted");
+    };
+    EXPECT_THAT(refused(), HasSubstr("Is a directory; a YAML file is expected"));
+    std::ofstream(folder / "config.yaml") << "seed: 3\n";
+    EXPECT_THAT(refused(), HasSubstr("Is a directory; give " + (folder / "config.yaml").string()));
+    std::filesystem::remove_all(folder);
+}
+
 /// Sets every field of a schema to a random value it allows.
 class Randomizer {
   public:
@@ -209,12 +232,15 @@ TEST(Problems, NameTheKeysAndBothNumbers) {
          {"global_batch_size (8)", "micro_batch_size (2)", "ranks (3)"}},
         {"train: {global_batch_size: 2, micro_batch_size: 4}", 1, {"global_batch_size (2)", "micro_batch_size (4)"}},
         {"parallel: {data: 4}", 2, {"data 4", "2 ranks"}},
+        {"parallel: {tensor: 2}", 1, {"tensor 2", "launch/mpirun.sh N starts N ranks"}},
         {"model: {max_position_embeddings: 512}", 1, {"sequence_length (1024)", "max_position_embeddings (512)"}},
         {"schedule: {warmup_steps: 2000}", 1, {"warmup_steps (2000)", "train.steps (1000)"}},
         {"schedule: {warmup_steps: 600, decay: wsd, decay_steps: 500}",
          1,
          {"warmup_steps (600)", "decay_steps (500)", "(1000)"}},
         {"output_dir: \"\"", 1, {"output_dir"}},
+        {"output_dir: ~/runs/a", 1, {"output_dir (~/runs/a)", "whole path", "./~/runs/a"}},
+        {"checkpoint: {resume: ~/a}", 1, {"checkpoint.resume (~/a)", "whole path"}},
         {"model: {num_key_value_heads: 2}\nparallel: {tensor: 4}", 4, {"num_key_value_heads (2)", "tensor (4)"}},
         {"model: {intermediate_size: 770}\nparallel: {tensor: 4}", 4, {"intermediate_size (770)", "tensor (4)"}},
         {"model: {vocab_size: 1001}\nparallel: {tensor: 2}", 2, {"vocab_size (1001)", "tensor (2)"}},

@@ -110,7 +110,7 @@ TEST_F(IndexedDatasetTest, FindsTheDocumentOfEveryTokenAmongMany) {
 }
 
 TEST_F(IndexedDatasetTest, MissingOrEmptyFilesAreNamed) {
-    EXPECT_THAT(open_error(), HasSubstr(file(".idx").string()));
+    EXPECT_THAT(open_error(), HasSubstr(file(".idx; perigee tokenize TEXTS --output ").string()));
     write_bytes(file(".idx"), three_.idx());
     EXPECT_THAT(open_error(), HasSubstr(file(".bin").string()));
     write_bytes(file(".bin"), "");

@@ -224,7 +224,8 @@ TEST_F(TextTest, BadJsonLinesAreLocated) {
                 AllOf(HasSubstr("a.jsonl:2: malformed JSON at byte"), HasSubstr("syntax error")));
     EXPECT_THAT(error_of_line("{\"text\": \"a\"} x"), HasSubstr("malformed"));
     EXPECT_THAT(error_of_line("{\"text\": \"\xff\"}"), HasSubstr("malformed"));
-    EXPECT_THAT(error_of_line("{\"other\": \"a\"}"), HasSubstr("a.jsonl:2: no \"text\""));
+    EXPECT_THAT(error_of_line("{\"other\": \"a\"}"),
+                HasSubstr("a.jsonl:2: no \"text\": --key names the field of the text, --chat reads conversations"));
     EXPECT_THAT(error_of_line("{\"text\": 7}"), HasSubstr("\"text\" is a number"));
     EXPECT_THAT(error_of_line("{\"text\": null}"), HasSubstr("\"text\" is null"));
     EXPECT_THAT(error_of_line("{\"text\": [\"a\"]}"), HasSubstr("\"text\" is an array"));

@@ -19,6 +19,7 @@ touch "$STUB/waits"
 while sleep 0.05; do :; done
 STUB
 chmod +x "$scratch/bin/mpirun"
+ln -s mpirun "$scratch/bin/program"
 # stubbed [VARIABLE=VALUE...] -- ARGUMENT...: becomes the script under the stub, with these variables and few others
 stubbed() {
     local variables=()

@@ -14,6 +14,9 @@ for script in launch/setup.sh launch/setup_cuda.sh launch/quickstart.sh; do
 done
 "$scratch/usr/bin/perigee" completion bash | cmp - "$scratch/usr/share/bash-completion/completions/perigee" || complain "completion of bash"
 "$scratch/usr/bin/perigee" completion zsh | cmp - "$scratch"/usr/share/zsh/*/_perigee || complain "completion of zsh"
+for script in quickstart package setup setup_cuda; do  # none installs or builds anything before it has read its arguments
+    says 2 '^usage: ' "$script.sh --help" "$PERIGEE_SOURCE/launch/$script.sh" --help
+done
 
 mkdir "$scratch/here"
 cd "$scratch/here"

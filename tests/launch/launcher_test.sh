@@ -92,6 +92,45 @@ for command in "eval $long_evaluation" "generate generate.prompt=a generate.temp
     at_most "$(since "$since_signal")" 5 || complain "${command%% *}: took $(since "$since_signal") s to end"
 done
 
+# --- What mpirun fails to say while it ends a job says nothing about the job.
+mkdir "$scratch/bin"
+cat >"$scratch/bin/mpirun" <<'STUB'
+#!/bin/sh
+echo "[host:1] [[2,0],0] ORTE_ERROR_LOG: Out of resource in file ../../../orte/util/show_help.c at line 501" >&2
+echo "perigee: config error: no such data" >&2
+exit 2
+STUB
+chmod +x "$scratch/bin/mpirun"
+PATH="$scratch/bin:$PATH" begin "$script" 2 "$perigee" train "${arguments[@]}"
+finish
+expect_code "a job that ends while mpirun fails to say so" 2
+eventually 10 grep -qx "perigee: config error: no such data" "$scratch/log" || complain "what ranks say is not shown"
+grep -q ORTE_ERROR_LOG "$scratch/log" && complain "mpirun's own failures are shown"
+
+# --- What a launch needs.
+mkdir "$scratch/few"
+ln -s "$(command -v bash)" "$scratch/few/bash"
+code=0
+PATH=$scratch/few "$script" 2 "$perigee" train "${arguments[@]}" >"$scratch/log" 2>&1 || code=$?
+expect_code "no mpirun" 2
+grep -q "no mpirun in PATH: install Open MPI" "$scratch/log" || complain "no mpirun: it does not say so"
+code=0
+"$script" 2 "$perigee.not" train "${arguments[@]}" >"$scratch/log" 2>&1 || code=$?
+expect_code "no program" 2
+grep -q "there is no program $perigee.not" "$scratch/log" || complain "no program: it does not say so"
+ln -s "$(type -P true)" "$scratch/nothing"
+code=0
+(cd "$scratch" && "$script" 2 nothing train) >"$scratch/log" 2>&1 || code=$?
+expect_code "a program of this folder" 0
+if [ "$(id -u)" = 0 ]; then
+    code=0
+    chmod 711 "$scratch"
+    mkdir -m 1777 "$scratch/anyone"
+    (cd / && env -u HOME TMPDIR="$scratch/anyone" setpriv --reuid 54321 --regid 54321 --clear-groups bash -s 1 true) \
+        <"$script" >"$scratch/log" 2>&1 || code=$?
+    expect_code "a user without name and HOME" 0
+fi
+
 # --- A signal right after main's first line.
 for command in train eval generate check; do
     PERIGEE_KILL=join PERIGEE_KILL_BY=sleep begin "$PERIGEE_BIN/perigee_faulty" $command "${arguments[@]}"

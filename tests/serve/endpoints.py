@@ -1,5 +1,5 @@
 # Every endpoint of a server, against what `generate --input` wrote.
-import json, math, os, signal, socket, sys, time
+import json, math, os, signal, socket, subprocess, sys, time
 from client import Server, near
 
 folder, ranks = sys.argv[1], int(sys.argv[2])
@@ -182,6 +182,11 @@ assert "error" in json.loads(server.request("GET", "/v1/nothing")[1])
 assert server.request("GET", "/health", headers={"Host": "evil.example:80"})[0] == 403
 assert server.request("GET", "/health", headers={"Host": "127.evil.example"})[0] == 403
 server.idle()
+
+# A port belongs to one server.
+second = subprocess.run([os.environ["PERIGEE_BIN"] + "/perigee", "serve", os.environ["scratch"] + "/run.yaml",
+                         "output_dir=" + folder, f"serve.port={server.port}"], capture_output=True, text=True, timeout=120)
+assert second.returncode == 2 and "cannot be had" in second.stderr, second
 
 # Running answers have time to end when the server is told to stop; what waits is refused.
 connection = server.connect()

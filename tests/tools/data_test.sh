@@ -78,6 +78,10 @@ check "the parts can be tokenized" [ -s "$scratch/long.bin" ]
 
 python3 "$PERIGEE_SOURCE/tools/data/titles.py" "$scratch"/corpus/train_short_*.zst -o "$scratch/titles" --count 5 --kib 20 \
     --questions 3 40 >/dev/null || complain "titles.py"
+zstd -dqc "$scratch"/corpus/train_short_*.zst | sed -E 's/"domain": "manual", //' | grep -v '"domain"' >"$scratch/plain.jsonl"
+python3 "$PERIGEE_SOURCE/tools/data/titles.py" "$scratch/plain.jsonl" -o "$scratch/titles_of_any" --count 5 --kib 20 \
+    --questions 3 >/dev/null || complain "titles.py of texts without domains"
+cmp "$scratch"/titles{,_of_any}/q3.jsonl || complain "titles.py: other texts without domains"
 cat >"$scratch/verify.py" <<'PY'
 import json, sys
 for questions in (3, 40):

@@ -210,6 +210,8 @@ TEST_F(Described, ALongerRunThatRaisesTheLearningRateSaysBothFigures) {
     EXPECT_THAT(train(options({"train.steps=8"})),
                 AllOf(HasSubstr("the learning rate rises again: 0.00026"), HasSubstr("train.steps 2, have 3e-05")));
     EXPECT_THAT(train(options({"train.steps=8", "optimizer.lr=1e-6"})), Not(HasSubstr("rises again")));
+    EXPECT_THAT(train(options({"train.steps=8", "optimizer.lr=3.001e-4"})), Not(HasSubstr("rises again")))
+        << "by nothing that the figures show";
 }
 
 TEST_F(Described, EpochsThatOtherBatchesBeforeMadeShorterOrLongerAreTold) {
@@ -305,12 +307,18 @@ TEST_F(Described, TokensOfEqualLengthAndOtherContentsAreNoticed) {
     train(options(overrides));
     overrides.push_back("train.steps=3");
     EXPECT_THAT(train(options(overrides)), Not(HasSubstr("contents of")));
+    std::filesystem::create_directory(folder_.path() / "moved");
+    for (char const* const name : {"tokens.bin", "tokens.idx"})
+        std::filesystem::copy(folder_.path() / name, folder_.path() / "moved" / name);
+    std::string const moved = (folder_.path() / "moved" / "tokens").string();
+    EXPECT_THAT(train(options({overrides.front(), "data.train.0.path=" + moved, "train.steps=4"})),
+                AllOf(HasSubstr("data.train: "), Not(HasSubstr("bit for bit"))));
     write(8);
     EXPECT_NE(before, fingerprints(options(overrides).data, *files_));
-    overrides.back() = "train.steps=4";
+    overrides.back() = "train.steps=5";
     EXPECT_THAT(train(options(overrides)),
                 AllOf(HasSubstr("  contents of data.train.0: " + before.at("train.0") + " -> "),
-                      HasSubstr("finished at step 4")));
+                      HasSubstr("finished at step 5")));
 }
 
 }  // namespace

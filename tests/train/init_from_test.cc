@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "checkpoint/manifest.h"
 #include "config/config.h"
 #include "hf/convert.h"
 #include "hf/hf_folder.h"
@@ -190,6 +191,20 @@ TEST_F(InitFromTest, a_folder_that_is_not_read_beside_the_runs_own_weights_is_to
                          }),
                 HasSubstr(elsewhere + " is not read, though checkpoint.resume is `never`"));
     ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(said([&] {
+                    RunOptions o = options("run", {elsewhere});
+                    o.train.steps = 1;
+                    Trainer(o, *alone_, *files_, "");
+                }),
+                HasSubstr(elsewhere + " is not read: the weights are those of " + own.string()));
+}
+
+TEST_F(InitFromTest, a_checkpoint_that_a_save_was_replacing_is_the_runs_own) {
+    Path const own = save_at_start("run", 1, 1, 1);
+    std::filesystem::copy(own, own.string() + ".old", std::filesystem::copy_options::recursive);
+    files_->remove_all(own / kManifestName);
+    EXPECT_THAT(said([&] { find_weights(options("run", {}), *alone_, *files_); }),
+                ::testing::Not(HasSubstr("checkpoint.resume names")));
 }
 
 TEST_F(InitFromTest, a_tokenizer_in_the_folder_that_the_data_do_not_have_is_told) {

@@ -5,6 +5,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
 #include "config/config.h"
 #include "data/indexed_dataset.h"
 #include "support/temporary_folder.h"
@@ -201,6 +203,26 @@ TEST_F(Rollback, the_checkpoint_before_a_spike_is_never_pruned) {
     o.train.steps = 180;  // a resumed run knows it too
     run(o);
     EXPECT_THAT(checkpoints(o), ElementsAre("step_00000080", "step_00000180"));
+}
+
+TEST_F(Rollback, the_best_checkpoint_after_it_is_one_that_exists) {
+    RunOptions o = options("best", SpikePolicy::rollback);
+    o.data.validation = o.data.train;
+    o.eval = {.every = 20, .samples = 4};
+    o.checkpoint.keep_best = true;
+    o.train.steps = 80;
+    run(o);
+    // As if the best one had been pruned, as it is where a later one was better before the rollback.
+    Path const manifest = checkpoint_root(o.output_dir) / "step_00000080" / kManifestName;
+    Manifest known = Manifest::parse(files_->read_text(manifest, kMaxManifestBytes), "");
+    known.state.best = {.step = 50, .loss = 0};
+    files_->replace_text(manifest, known.to_text());
+    o.train.steps = kSteps;
+    RunState const state = run(o);
+    EXPECT_EQ(state.spikes.rolled_back_to, 80);
+    ASSERT_TRUE(state.best);
+    EXPECT_EQ(state.best->step % 20, 0);
+    EXPECT_THAT(checkpoints(o), ::testing::Contains(step_name(state.best->step)));
 }
 
 TEST_F(Rollback, the_checkpoint_that_is_being_saved_counts) {

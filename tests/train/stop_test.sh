@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SIGTERM or SIGUSR1 to the launcher of two ranks: a whole checkpoint of the last step, exit code 75, and an exact resume.
-# A second signal ends the job at once.
+# A second signal ends the job at once. A checkpoint that is written during an evaluation is whole before that ends.
 set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
@@ -48,4 +48,13 @@ finish
 [ "$code" != 0 ] || complain "second signal: exit code 0"
 at_most "$(since "$begin")" 60 || complain "second signal: took $(since "$begin") s"
 eventually 10 none_left "$folder" || complain "second signal: processes are left"
+
+# What is written while an evaluation goes on is a checkpoint before that ends.
+make_long_evaluation
+folder=$scratch/evaluated
+start 2 "$folder" perigee checkpoint.every=4 eval.every=4 $long_evaluation
+eventually 120 [ -d "$folder/checkpoints/step_00000004" ] || complain "no checkpoint during an evaluation"
+if grep -q eval_loss "$folder/metrics.jsonl"; then complain "the evaluation is over"; fi
+kill -KILL $(processes "$folder")
+finish
 verdict

@@ -23,7 +23,9 @@ UNDERLINE = set("=-~*#^+")
 
 
 def manuals(paths):
-    return (document["text"] for path in paths for document in texts.documents(path) if document["domain"] == "manual")
+    """Texts of corpus.py's manuals, and all texts that name no domain."""
+    return (document["text"] for path in paths for document in texts.documents(path)
+            if document.get("domain", "manual") == "manual")
 
 
 def titled(text):
@@ -58,7 +60,7 @@ def conversation(pool, most_bytes, questions, draw):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="+", help="JSONL of corpus.py")
+    parser.add_argument("parts", nargs="+", help="JSONL of corpus.py, or with a text a line")
     parser.add_argument("-o", "--output", required=True, help="folder of qN.jsonl")
     parser.add_argument("--questions", type=int, nargs="+", default=[3, 10, 80])
     parser.add_argument("--count", type=int, default=2000, help="conversations")

@@ -163,7 +163,7 @@ int run_eval(Trained const& trained, Job const& job) {
     if (job.launch.world().rank() == 0) warn_of_other_template(options.data, state, job.files);
     auto const selections = session.selections(state.step);
     job.watchdog.enter(Section::eval, state.step);
-    EvalReport report = evaluate(session, *validation, state.step, selections);
+    EvalReport report = *evaluate(session, *validation, state.step, selections);
     if (options.eval.reach)
         report.layers = measure_reach(session, *session.open(Split::train), state.consumed_samples, selections);
     int const code = complete(job);

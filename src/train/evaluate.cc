@@ -72,8 +72,8 @@ void count_reach(BlockChoices const& choices, Batch const& batch, std::vector<Lo
 
 }  // namespace
 
-EvalReport evaluate(Session& session, DataSource const& validation, int64_t step, std::span<Selection const> selections,
-                    std::function<void()> const& between) {
+std::optional<EvalReport> evaluate(Session& session, DataSource const& validation, int64_t step,
+                                   std::span<Selection const> selections, std::function<bool()> const& goes_on) {
     RunOptions const& options = session.options();
     Mesh const& mesh = session.mesh();
     int64_t const samples = std::min(options.eval.samples, validation.samples_per_epoch());
@@ -83,7 +83,7 @@ EvalReport evaluate(Session& session, DataSource const& validation, int64_t step
     TextSize text(session.token_bytes());
     // Weights may be collected as a pass goes on: every rank takes as many.
     for (int64_t round = 0; round < samples; round += mesh.shape().dp * micro) {
-        if (round > 0) between();
+        if (round > 0 && !goes_on()) return std::nullopt;
         int64_t const first = round + mesh.dp_rank() * micro;
         if (first >= samples) {
             session.model_weights().pass_without_tokens();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "data/data_source.h"
@@ -11,11 +12,11 @@
 namespace perigee {
 
 /// Mean nll and share of right predictions per unit of loss weight over the first eval.samples validation samples,
-/// shared out over the mesh. All ranks call `between` between micro-batches. Collective. Throws Category::data where no
-/// validation token carries loss.
-EvalReport evaluate(
+/// shared out over the mesh. All ranks ask `goes_on` between micro-batches; nothing where all are told no. Collective.
+/// Throws Category::data where no validation token carries loss.
+std::optional<EvalReport> evaluate(
     Session& session, DataSource const& validation, int64_t step, std::span<Selection const> selections,
-    std::function<void()> const& between = [] {});
+    std::function<bool()> const& goes_on = [] { return true; });
 
 /// Warns where another chat template rendered the validation data than the training data of the checkpoint of `state`.
 void warn_of_other_template(DataOptions const& data, RunState const& state, FileSystem& files);

@@ -108,10 +108,13 @@ bool Trainer::evaluation_due() const {
     return every > 0 && state_.step > 0 && (state_.step % every == 0 || state_.step >= options_.train.steps);
 }
 
-void Trainer::run_evaluation() {
+bool Trainer::run_evaluation() {
     enter(Section::eval);
     auto const selections = session_.selections(state_.step);
-    EvalReport r = evaluate(session_, *validation_data_, state_.step, selections, [this] { finish_written_save(); });
+    auto found =
+        evaluate(session_, *validation_data_, state_.step, selections, [this] { return evaluation_goes_on(); });
+    if (!found) return false;
+    EvalReport& r = *found;
     if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
     session_.arena().settle();
     log::info("step {}: eval loss {:.4f}, perplexity {:.4f}, accuracy {:.4f}", r.step, r.loss, std::exp(r.loss),
@@ -121,10 +124,18 @@ void Trainer::run_evaluation() {
         if (std::string const map = block_map(session_, *validation_data_, r.step, selections); folder_ && !map.empty())
             folder_->append_blocks(map);
     if (!options_.eval.prompt.empty()) write_sample();
-    if (!std::isfinite(r.loss)) return;
+    if (!std::isfinite(r.loss)) return true;
     RunState::Best const now{r.step, r.loss};
     if (saved_step_ == r.step) consider_best(now);
     if (saver_.in_flight() && saver_.step() == r.step) in_flight_loss_ = now;
+    return true;
+}
+
+bool Trainer::evaluation_goes_on() {
+    bool const saves = saver_.in_flight();
+    bool const stop = told_to_stop();
+    if (saves && !saver_.in_flight()) enter(Section::eval);
+    return !stop;
 }
 
 void Trainer::write_sample() {

@@ -261,7 +261,10 @@ Outcome Trainer::run() {
     }
     for (;;) {
         // A step is saved before it is evaluated, so a run that resumes there evaluates first.
-        if (evaluation_due()) run_evaluation();
+        if (evaluation_due() && !run_evaluation()) {
+            save(/*last=*/true);
+            return leave();
+        }
         if (state_.step >= options_.train.steps) break;
         if (state_.step == first_step_ && !may_begin()) return Outcome::preempted;
         enter(state_.step == first_step_ ? Section::first_step : Section::step);
@@ -278,13 +281,7 @@ Outcome Trainer::run() {
         bool const stop = told_to_stop();
         bool const last = stop || state_.step == options_.train.steps;
         if (last || (options_.checkpoint.every > 0 && state_.step % options_.checkpoint.every == 0)) save(last);
-        if (stop && state_.step < options_.train.steps) {
-            profile_.finish();
-            log::info("told to stop: saved at step {}", state_.step);
-            if (int64_t const missing = folder_ ? folder_->finish_metrics() : 0; missing > 0)
-                log::warn("{} lines of metrics.jsonl could not be written and are lost", missing);
-            return Outcome::preempted;
-        }
+        if (stop && state_.step < options_.train.steps) return leave();
     }
     progress_.clear();
     profile_.finish();
@@ -305,10 +302,12 @@ bool Trainer::told_to_stop() {
     return any.stop;
 }
 
-void Trainer::finish_written_save() {
-    if (!saver_.in_flight() || learner_.agree({.stop = false, .writing = saver_.writing()}).writing) return;
-    finish_save(/*last=*/false);
-    enter(Section::eval);
+Outcome Trainer::leave() {
+    profile_.finish();
+    log::info("told to stop: saved at step {}", state_.step);
+    if (int64_t const missing = folder_ ? folder_->finish_metrics() : 0; missing > 0)
+        log::warn("{} lines of metrics.jsonl could not be written and are lost", missing);
+    return Outcome::preempted;
 }
 
 /// A rank that is told to stop before the first step ends the job at once. From here on, and on all ranks, the step

@@ -68,8 +68,11 @@ class Trainer {
     /// The checkpoint that checkpoint.resume names, now or when the run began; empty if none.
     std::string origin(Checkpoint const& found) const;
     bool told_to_stop();
-    /// Within an evaluation, which may be long: what all ranks have written becomes a checkpoint now.
-    void finish_written_save();
+    /// Within an evaluation, which may be long: whether nobody is told to stop. What all ranks have written becomes a
+    /// checkpoint.
+    bool evaluation_goes_on();
+    /// Told to stop, and saved.
+    Outcome leave();
     bool may_begin();
     /// The newest checkpoint whose weights a step before `step` has found good, else the oldest one; 0 where there is
     /// none. One that is being saved counts. Collective.
@@ -92,7 +95,8 @@ class Trainer {
     /// Says which share of the causal keys MoBA attends, now or from a later step on, by the first micro-batch.
     void say_attention() const;
     bool evaluation_due() const;  ///< of the state after the last step
-    void run_evaluation();
+    /// False where the job was told to stop meanwhile. A resumed run evaluates first.
+    bool run_evaluation();
     /// A text that the model writes now, for samples.jsonl.
     void write_sample();
     void consider_best(RunState::Best const& now);

@@ -56,7 +56,7 @@ threads: 1
             session.ops().upload(values, weights.data() + range.begin);
         session.weights().loaded();
         auto const data = session.open(Split::validation);
-        EvalReport const report = evaluate(session, *data, 0, session.selections(0));
+        EvalReport const report = *evaluate(session, *data, 0, session.selections(0));
         if (!report.bits_per_byte) return {};
         double letters = 0, specials = 0;
         for (int64_t i = 0; i < data->samples_per_epoch(); ++i) {

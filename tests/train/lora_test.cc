@@ -60,7 +60,7 @@ log: {progress: false}
         else
             session.load_weights(std::nullopt);
         auto const data = session.open(Split::validation);
-        return evaluate(session, *data, 0, session.selections(0)).loss;
+        return evaluate(session, *data, 0, session.selections(0))->loss;
     }
     Checkpoint checkpoint(int64_t step) const {
         return Checkpoint::open(files_, fmt::format("/run/checkpoints/step_{:08}", step));

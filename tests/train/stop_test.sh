@@ -49,12 +49,25 @@ finish
 at_most "$(since "$begin")" 60 || complain "second signal: took $(since "$begin") s"
 eventually 10 none_left "$folder" || complain "second signal: processes are left"
 
-# What is written while an evaluation goes on is a checkpoint before that ends.
+# What is written while an evaluation goes on is a checkpoint before that ends. A signal breaks the evaluation off, and the
+# resumed run evaluates first.
 make_long_evaluation
 folder=$scratch/evaluated
-start 2 "$folder" perigee checkpoint.every=4 eval.every=4 $long_evaluation
+arguments=("$scratch/run.yaml" output_dir="$folder" checkpoint.every=4 eval.every=4 $long_evaluation)
+"$PERIGEE_SOURCE/launch/mpirun.sh" 2 "$PERIGEE_BIN/perigee" train "${arguments[@]}" >"$scratch/log" 2>&1 &
+job=$!
 eventually 120 [ -d "$folder/checkpoints/step_00000004" ] || complain "no checkpoint during an evaluation"
 if grep -q eval_loss "$folder/metrics.jsonl"; then complain "the evaluation is over"; fi
-kill -KILL $(processes "$folder")
+begin=$(seconds)
+kill -USR1 "$job"
 finish
+[ "$code" = 75 ] || complain "SIGUSR1 in an evaluation: exit code $code instead of 75"
+at_most "$(since "$begin")" 20 || complain "SIGUSR1 in an evaluation: took $(since "$begin") s"
+eventually 10 none_left "$folder" || complain "SIGUSR1 in an evaluation: processes are left"
+grep -q "told to stop: saved at step 4" "$scratch/log" || complain "SIGUSR1 in an evaluation: not saved there"
+if grep -q eval_loss "$folder/metrics.jsonl"; then complain "an evaluation that was broken off has a loss"; fi
+run 2 "$folder" perigee checkpoint.every=4 eval.every=4 $long_evaluation eval.samples=2
+[ "$code" = 0 ] || complain "after an evaluation that was broken off: resume ended with $code"
+[ "$(grep -c eval_loss "$folder/metrics.jsonl")" = 10 ] || complain "not every evaluation is there"
+grep eval_loss "$folder/metrics.jsonl" | head -n 1 | grep -q '"step":4,' || complain "the resumed run does not evaluate first"
 verdict

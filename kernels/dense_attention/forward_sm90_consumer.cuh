@@ -109,8 +109,8 @@ class Consumer {
                 first_key_tile<T>(a_, tile.row),
                 keys};
     }
-    /// Past `count` KV tiles that these rows do not see. The ring must hold them beside the one whose values are not
-    /// released yet: one of two stages, three of four.
+    /// Skips `count` KV tiles that these rows do not see. The values of the tile before are still held, so the ring
+    /// must have room for one tile more: two stages allow one skipped tile, four stages allow three.
     __device__ Keys pass(Keys at, int32_t count) {
         for (; count > 0; --count, at.advance()) {
             shared_.k_full[at.stage].wait(at.parity());

@@ -255,8 +255,8 @@ std::vector<std::string> compare(Checkpoint const& then, RunOptions const& now,
     auto const lr = [step = then.state().step](RunOptions const& o) {
         return learning_rate(o.schedule, o.optimizer.lr, step, o.train.steps);
     };
-    constexpr double kTold = 1.01;  // less may be the same in three digits
-    if (lr(now) > kTold * lr(*before))
+    constexpr double kLeastRise = 1.01;  // a smaller one may not show in the three digits of the sentence
+    if (lr(now) > kLeastRise * lr(*before))
         sentences.push_back(fmt::format(
             "the learning rate rises again: {:.3g} at step {}, where the checkpoint's options, with train.steps {}, "
             "have {:.3g}",

@@ -354,7 +354,7 @@ void check_generate(SamplingOptions const& options, Sentences& out) {
         out.add("generate.chat and generate.input (\"{}\"): one of them at a time", options.input);
 }
 
-/// A folder named ~ in the current one is hardly meant.
+/// The shell expands ~, the program does not: it would use a folder of that name.
 void check_paths(RunOptions const& options, Sentences& out) {
     std::vector<std::pair<std::string, std::string>> paths = {{"output_dir", options.output_dir},
                                                               {"lora.init_from", options.model.lora.init_from},

@@ -51,7 +51,7 @@ Machine make_machine(RunOptions const& options);
 /// where there would be such a warning and checkpoint.resume is `never`. Collective.
 std::optional<Checkpoint> find_weights(RunOptions const& options, HostComm& world, FileSystem& files);
 
-/// Warns of folders of model.init_from and lora.init_from that are not read, because the run's own `found` is.
+/// Warns of folders in model.init_from and lora.init_from that are not read because the weights come from `found`.
 void warn_of_unread_folders(RunOptions const& options, Checkpoint const& found);
 
 class Session {

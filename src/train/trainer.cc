@@ -42,7 +42,7 @@ std::string whole_path(Path const& path) {
 
 constexpr char kDataSummary[] = "data";  // in RunState::info
 
-/// A summary of data, whatever the folders that they lie in.
+/// The summary of the training data without the paths of its files, so that moved data compare as equal.
 std::string without_paths(std::string summary, DataOptions const& data) {
     for (DatasetOptions const& set : data.train)
         if (size_t const at = summary.find(set.path + ": "); at != summary.npos) summary.erase(at, set.path.size());

@@ -212,7 +212,7 @@ TEST_F(Rollback, the_best_checkpoint_after_it_is_one_that_exists) {
     o.checkpoint.keep_best = true;
     o.train.steps = 80;
     run(o);
-    // As if the best one had been pruned, as it is where a later one was better before the rollback.
+    // The manifest names a best checkpoint that is not there. A run prunes it when a later one is better.
     Path const manifest = checkpoint_root(o.output_dir) / "step_00000080" / kManifestName;
     Manifest known = Manifest::parse(files_->read_text(manifest, kMaxManifestBytes), "");
     known.state.best = {.step = 50, .loss = 0};

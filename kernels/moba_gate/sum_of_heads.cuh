@@ -1,7 +1,7 @@
-// Queries of heads that share a selection. A score is the sum over the heads, which is the score of the queries' sum. The
-// tensor cores take this sum as two bf16 factors, the rounded sum and the rest: together 16 bits of every number. An
-// infinite mean key may then score NaN instead of an infinity, because the second factor may be zero or have the other
-// sign.
+// Queries of heads that share a selection. A score is the sum over the heads, which is the score of the queries' sum.
+// The tensor cores take this sum as two bf16 factors, the rounded sum and the rest: together 16 bits of every number.
+// An infinite mean key may then score NaN instead of an infinity, because the second factor may be zero or have the
+// other sign.
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,10 @@ with open(run / "metrics.jsonl", "w") as file:
     json.dumps({"suite": "position", "attention": name, "begin": b, "end": b + 128, "weight": 2, "nll": 5 - b / 1e3}) + "\n"
     for name in ("moba", "full") for b in range(0, 1024, 128)) + "".join(
     json.dumps({"eval": n, "overrides": f"model.rope_scaling.factor={n}", "suite": "position", "step": 0, "attention": "full",
-                "begin": b, "end": b + 128, "weight": 2, "nll": n * (5 - b / 1e3)}) + "\n" for n in (1, 2) for b in range(0, 1024, 128)))
+                "begin": b, "end": b + 128, "weight": 2, "nll": n * (5 - b / 1e3)}) + "\n" for n in (1, 2) for b in range(0, 1024, 128)) + "".join(
+    json.dumps({"suite": "needle", "step": 7, "attention": name, "task": task, "length": length, "depth": depth, "number": i,
+                "weight": 7, "nll": 1.75, "passed": depth < 0.75 or i == 0}) + "\n"
+    for name in ("moba", "full") for task in ("number", "uuid") for length in (1024, 4096) for depth in (0, 0.5, 1) for i in range(4)))
 (run / "run.json").write_text(json.dumps({"hardware": "2 x NVIDIA H200; 1 host: a", "layout": "dp 2 cp 1 tp 1", "parameters": 1234,
     "memory_planned_bytes": 70 << 30, "program": "perigee 0.1.0 (abc)", "kernels": "for compute capability 9.0a"}))
 (run / "samples.jsonl").write_text("".join(
@@ -59,7 +62,8 @@ Object.assign(seen, {x: svg().dataset.x, y: svg().dataset.y, box: svg().dataset.
     map: (() => { const c = document.querySelector('canvas'), box = c.getBoundingClientRect();
         c.dispatchEvent(new PointerEvent('pointermove', {clientX: box.left + 1, clientY: box.bottom - 1, bubbles: true}));
         return c.parentNode.textContent; })(),
-    wide: document.documentElement.scrollWidth, window: innerWidth, sections: [...document.querySelectorAll('h2')].map(h => h.textContent)});
+    items: [...document.querySelectorAll('tr')].filter(row => row.textContent.startsWith('needle')).map(row => row.textContent),
+    shares: [...document.querySelectorAll('i.share')].slice(0, 3).map(i => [i.title, i.style.getPropertyValue('--share')]), wide: document.documentElement.scrollWidth, window: innerWidth, sections: [...document.querySelectorAll('h2')].map(h => h.textContent)});
 send('pointerdown', .5); send('pointermove', .6); send('pointerup', .6);
 seen.zoomed = svg().dataset.x;
 document.body.append(Object.assign(document.createElement('pre'), {id: 'seen', textContent: JSON.stringify(seen)}));
@@ -113,10 +117,13 @@ for width in (400, 1280):
     assert 0.4 * STEPS < zoom_low < zoom_high < 0.7 * STEPS, seen["zoomed"]
     assert seen["legend"] <= seen["top"], "a legend over a curve"
     assert seen["wide"] <= seen["window"], f"{seen['wide']} pixels wide in a window of {seen['window']}"
-    for title in ("Curves", "Where the time goes", "Held-out loss by position", "Which blocks the heads choose", "Samples", "Warnings"):
+    for title in ("Curves", "Where the time goes", "Held-out loss by position", "Needles and RULER", "Which blocks the heads choose", "Samples", "Warnings"):
         assert title in seen["sections"], (title, seen["sections"])
     assert seen["positions"] == ["run moba step", "run full step", *(
         f"run full step 0 model.rope_scaling.factor={n}" for n in (1, 2))], seen["positions"]
+    assert seen["items"] == [f"needle {task}{length}" + 2 * "75% of 12, 0.25" for task in ("number", "uuid")
+                             for length in ("1,024", "4,096")], seen["items"]
+    assert seen["shares"] == [["depth 0: 4 of 4", "100%"], ["depth 0.5: 4 of 4", "100%"], ["depth 1: 1 of 4", "25%"]], seen["shares"]
     assert "Once <b>upon</b> 10000" in seen["samples"], seen["samples"]
     assert "queries of blocks 60 to 63, keys of blocks 0 to 3: 6.25% of heads" in seen["map"], seen["map"]
     for fact in ("2 x NVIDIA H200", "memory planned70 GiB", "memory used, peak72 GiB", "perigee 0.1.0 (abc)", "9.0a"):

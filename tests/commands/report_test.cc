@@ -156,6 +156,37 @@ TEST_F(ReportTest, AddsUpPositionsOfOneEvaluationOnly) {
     EXPECT_EQ(data()["runs"][0]["position"], curve("", 2, 9));
 }
 
+TEST_F(ReportTest, CountsTheItemsThatPassByTaskLengthAndDepth) {
+    auto const item = [](std::string const& eval, std::string const& place, bool passed, std::string const& nll) {
+        return fmt::format(R"({{"eval":{},"suite":"needle","step":4,"attention":"full",{},"weight":7,"nll":{},)"
+                           R"("passed":{}}})"
+                           "\n",
+                           eval, place, nll, passed);
+    };
+    std::string const shallow = R"("task":"number","length":1024,"depth":0)",
+                      deep = R"("task":"number","length":1024,"depth":0.5)",
+                      chain = R"("task":"variables","length":256)";
+    // Of a repeated evaluation the last counts. Greedy decoding computes no loss.
+    std::string lines =
+        item("0", shallow + R"(,"number":0)", false, "9") + item("0", shallow + R"(,"number":1)", false, "9");
+    lines += item("70", shallow + R"(,"number":0)", true, "1") + item("70", shallow + R"(,"number":1)", false, "3");
+    lines += item("70", deep + R"(,"number":0)", true, "0.5");
+    std::string ruler = item("90", chain + R"(,"number":0)", true, "null");
+    ruler.replace(ruler.find("needle"), 6, "ruler");
+    write("suites.jsonl", lines + ruler + R"({"suite":"needle","passed":true,"length":"long","weight":1})");
+    json const found = data()["runs"][0];  // a run without metrics
+    auto const sum = [](std::string const& suite, std::string const& about, std::string const& sums) {
+        return json::parse(
+            fmt::format(R"({{"suite":"{}","attention":"full","step":4,"overrides":"",{},{}}})", suite, about, sums));
+    };
+    EXPECT_EQ(found["items"], json({sum("needle", shallow, R"("items":2,"passed":1,"weight":14.0,"nll":4.0)"),
+                                    sum("needle", deep, R"("items":1,"passed":1,"weight":7.0,"nll":0.5)"),
+                                    sum("ruler", chain, R"("items":1,"passed":1,"weight":7.0,"nll":null)")}));
+    EXPECT_EQ(found["name"], "run");
+    EXPECT_EQ(found["series"], json::object());
+    EXPECT_EQ(found["position"], json::array());
+}
+
 TEST_F(ReportTest, NoTextOfARunEndsTheScript) {
     write("metrics.jsonl", "{\"step\":1,\"loss\":2.5,\"</script><b>\":1}\n");
     write("config.yaml", "output_dir: </script><script>alert(1)</script>\n");

@@ -24,6 +24,15 @@ code=0
 "$perigee" report "$work/none" 2>"$work/log" || code=$?
 [ "$code" = 3 ] && grep -q 'none: no such file' "$work/log" || fail "a missing run: exit $code"
 
+mkdir "$work/evaluated"
+echo '{"suite":"ruler","task":"keys","length":4096,"attention":"full","step":0,"weight":7,"nll":1,"passed":true}' >"$work/evaluated/suites.jsonl"
+"$perigee" report "$work/evaluated" >/dev/null
+grep -q '"items":\[{.*"task":"keys"' "$work/evaluated/report.html" || fail "a folder with suites alone"
+mkdir "$work/empty"
+code=0
+"$perigee" report "$work/empty" 2>"$work/log" || code=$?
+[ "$code" = 3 ] && grep -q 'expected a run folder with metrics.jsonl' "$work/log" || fail "an empty folder: exit $code"
+
 echo 'seed: 1' >"$work/run/config.yaml"
 cp -r "$work/run" "$work/kept"
 for name in metrics.jsonl config.yaml; do
@@ -35,7 +44,7 @@ done
 
 "$perigee" report "$work/run" --serve --port 0 >"$work/address" 2>"$work/log" &
 server=$!
-for _ in $(seq 200); do grep -q '/   ' "$work/address" && break; sleep 0.05; done
+for _ in $(seq 2400); do grep -q '/   ' "$work/address" && break; sleep 0.05; done
 port=$(sed -nE 's|^http://127\.0\.0\.1:([0-9]+)/.*|\1|p' "$work/address")
 [ -n "$port" ] || fail "no address: $(cat "$work/address" "$work/log")"
 get() {
@@ -51,7 +60,7 @@ get /data >"$work/data"
 grep -q '48.125' "$work/data" || fail "the data does not follow the run"
 get /etc/passwd | head -1 | grep -q 404 || fail "serves something else"
 code=0
-timeout 20 "$perigee" report "$work/run" --serve --port "$port" >"$work/second" 2>&1 || code=$?
+timeout 60 "$perigee" report "$work/run" --serve --port "$port" >"$work/second" 2>&1 || code=$?
 [ "$code" = 2 ] && grep -q "port $port of this machine is taken" "$work/second" || fail "a port that is taken: exit $code"
 kill -TERM "$server"
 code=0

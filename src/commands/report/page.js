@@ -157,7 +157,7 @@ function summary(runs) {
     const best = run => run.series.eval_loss ? Math.min(...run.series.eval_loss.y.filter(y => y !== null)) : null;
     const facts = run => run.facts || {};
     const rows = [
-        ['steps', run => { const s = run.series.loss, n = s ? s.x[s.x.length - 1] : 0; const all = run.config['train.steps']; return number(n) + (all ? ' of ' + number(+all) : ''); }],
+        ['steps', run => { const s = run.series.loss, n = s ? s.x[s.x.length - 1] : 0; const all = run.config['train.steps']; return s || all ? number(n) + (all ? ' of ' + number(+all) : '') : '-'; }],
         ['last loss', run => number(last(run, 'loss'))], ['best held-out loss', run => number(best(run))],
         ['tokens', run => number(last(run, 'tokens_so_far'))], ['epochs', run => number(last(run, 'epochs_so_far'), 3)],
         ['tokens/s, mean', run => number(mean(run, 'tokens_per_s'), 4)], ['MFU, mean', run => { const m = mean(run, 'mfu'); return m === null ? '-' : number(100 * m, 3) + '%'; }],
@@ -202,6 +202,32 @@ function positions(runs) {
     return lines.length ? section('Held-out loss by position', element('div', { class: 'grid' }, chart('nats per token', lines, { key: 'position', ownX: true, wide: true, xName: 'position' }))) : null;
 }
 
+// Items of needle and ruler that pass: a row per task and length, a column per evaluation, a square per depth.
+function itemTable(runs) {
+    const columns = new Map(), rows = new Map(), several = data.runs.length > 1;
+    for (const run of runs)
+        for (const sum of run.items) {
+            const column = `${several ? run.name + ', ' : ''}${sum.attention ?? ''}, step ${sum.step ?? '-'} ${sum.overrides ?? ''}`.trim();
+            const row = `${sum.suite} ${sum.task ?? ''}|${sum.length}`;
+            const cells = rows.get(row) ?? rows.set(row, new Map()).get(row);
+            columns.set(column, true);
+            (cells.get(column) ?? cells.set(column, []).get(column)).push(sum);
+        }
+    if (!rows.size) return null;
+    const total = (sums, key) => sums.reduce((all, sum) => all + (sum[key] ?? NaN), 0);
+    const percent = sums => 100 * total(sums, 'passed') / total(sums, 'items');
+    const cell = sums => {
+        if (!sums) return '-';
+        const loss = total(sums, 'nll') / total(sums, 'weight');
+        const squares = sums.length < 2 ? [] : [...sums].sort((a, b) => a.depth - b.depth).map(sum => element('i',
+            { class: 'share', style: `--share:${percent([sum])}%`, title: `depth ${sum.depth}: ${sum.passed} of ${sum.items}` }));
+        return element('span', {}, `${number(percent(sums), 3)}% of ${number(total(sums, 'items'))}` + (isFinite(loss) ? `, ${number(loss, 3)}` : ''), element('br'), ...squares);
+    };
+    const order = [...rows.keys()].sort((a, b) => { const [x, m] = a.split('|'), [y, n] = b.split('|'); return x < y ? -1 : x > y ? 1 : m - n; });
+    return section('Needles and RULER', element('div', { class: 'soft' }, 'items that pass, then the loss per token of their answers in nats; squares: by depth'),
+        table(['task', 'tokens', ...columns.keys()], order.map(row => [...row.split('|').map((text, i) => i ? number(+text) : text), ...[...columns.keys()].map(column => cell(rows.get(row).get(column)))])));
+}
+
 // Rows: blocks of queries; columns: blocks of keys; darker: chosen by more of the heads and tokens.
 function blockMaps(runs) {
     const found = [];
@@ -238,8 +264,9 @@ function build() {
         element('i', { style: `background:${colors[i % colors.length]}` }), run.name)) : []));
     const controls = element('div', { class: 'bar' }, names, element('button', { onclick: () => { state.zoom = null; redraw(); } }, 'whole run'),
         element('button', { onclick: () => { state.raw = !state.raw; redraw(); } }, 'raw values on/off'), element('span', { class: 'soft' }, 'drag over a curve to zoom, double-click to go back'));
-    body.replaceChildren(summary(runs), section('Curves', controls, element('div', { class: 'grid', style: 'margin-top:10px' }, ...curves(runs))),
-        ...[times(runs), positions(runs), blockMaps(runs), differences(runs), ...texts(runs)].filter(Boolean));
+    const drawn = curves(runs);
+    body.replaceChildren(summary(runs), ...[drawn.length ? section('Curves', controls, element('div', { class: 'grid', style: 'margin-top:10px' }, ...drawn)) : null,
+        times(runs), positions(runs), itemTable(runs), blockMaps(runs), differences(runs), ...texts(runs)].filter(Boolean));
     redraw();
 }
 function redraw() { for (const card of document.querySelectorAll('.card')) if (card.draw) card.draw(); }

@@ -126,62 +126,85 @@ json picked(json const& record, std::initializer_list<char const*> keys) {
     return some;
 }
 
-/// A record of suite `position` that can be added up.
-json position_of(std::string_view line) {
-    if (line.find("\"position\"") == line.npos) return {};
-    json const value = object_of(line);
-    if (value.is_null() || value.value("suite", json()) != "position") return {};
-    for (char const* key : {"begin", "end", "weight", "nll"})
-        if (!value.contains(key) || !value[key].is_number()) return {};
-    return value;
+bool has_numbers(json const& record, std::initializer_list<char const*> keys) {
+    return std::ranges::all_of(keys, [&](char const* key) { return record.contains(key) && record[key].is_number(); });
 }
 
-/// Sums of suite `position` over the samples of an evaluation. Of evaluations with the same attention, step and
-/// overrides the last counts.
-class PositionSums {
+/// A record of suites.jsonl that can be added up.
+json measurement_of(std::string_view line) {
+    json const value = object_of(line);
+    json const suite = value.is_null() ? value : value.value("suite", json());
+    if (suite == "position") return has_numbers(value, {"begin", "end", "weight", "nll"}) ? value : json();
+    if (suite != "needle" && suite != "ruler") return {};
+    bool const judged = value.contains("passed") && value["passed"].is_boolean();
+    return judged && has_numbers(value, {"length", "weight"}) ? value : json();
+}
+
+/// Sums of suites over the items or samples of an evaluation. Of evaluations of one suite with the same attention, step
+/// and overrides the last counts.
+class SuiteSums {
   public:
     void add(std::string_view line) {
-        json const record = position_of(line);
+        json const record = measurement_of(line);
         if (record.is_null()) return;
-        json name = picked(record, {"attention", "step", "overrides"});
+        json name = picked(record, {"suite", "attention", "step", "overrides"});
         name.emplace("overrides", "");  // records of older programs have none
-        json const eval = picked(record, {"eval"}), place = picked(record, {"number", "task", "begin"});
-        auto curve = std::ranges::find(curves_, name, &Curve::name);
-        if (curve == curves_.end()) curve = curves_.insert(curve, Curve{});
+        json const eval = picked(record, {"eval"});
+        json const place = picked(record, {"number", "task", "begin", "length", "depth"});
+        auto found = std::ranges::find(evaluations_, name, &Evaluation::name);
+        if (found == evaluations_.end()) found = evaluations_.insert(found, Evaluation{});
         // Another evaluation begins. Records without its number show that by coming to the first place again.
-        if (curve->eval != eval || curve->first_place == place) *curve = {name, eval, place, {}};
-        Bin& bin = curve->bins[record["begin"]];
-        bin.end = record["end"];
-        bin.weight += record["weight"].get<double>();
-        bin.nll += record["nll"].get<double>();
+        if (found->eval != eval || found->first_place == place) *found = {name, eval, place, {}};
+        bool const is_item = record["suite"] != "position";
+        json const about = is_item ? picked(record, {"task", "length", "depth"}) : picked(record, {"begin", "end"});
+        Sum& sum = found->sums[about];
+        sum.weight += record["weight"].get<double>();
+        sum.nll += has_numbers(record, {"nll"}) ? record["nll"].get<double>() : std::nan("");
+        sum.items += 1;
+        sum.passed += is_item && record["passed"].get<bool>() ? 1 : 0;
     }
-    json bins() const {
-        json all = json::array();
-        for (Curve const& curve : curves_)
-            for (auto const& [begin, bin] : curve.bins) {
-                all.push_back(curve.name);
-                all.back().update({{"begin", begin}, {"end", bin.end}, {"weight", bin.weight}, {"nll", bin.nll}});
-            }
+    /// {attention, step, overrides, begin, end, weight, nll} for each bin of suite `position`, by position.
+    json positions() const {
+        json all = sums_where([](json const& suite) { return suite == "position"; });
+        for (json& one : all) one.erase("suite"), one.erase("items"), one.erase("passed");
         return all;
+    }
+    /// {suite, attention, step, overrides, task, length, depth, weight, nll, items, passed} of the other suites.
+    json items() const {
+        return sums_where([](json const& suite) { return suite != "position"; });
     }
 
   private:
-    struct Bin {
-        json end;
+    struct Sum {
         double weight = 0, nll = 0;
+        int64_t items = 0, passed = 0;
     };
-    struct Curve {
+    struct Evaluation {
         json name, eval, first_place;
-        std::map<json, Bin> bins;  ///< by their first position
+        std::map<json, Sum> sums;  ///< by what they are about
     };
-    std::vector<Curve> curves_;
+    template <class Of>
+    json sums_where(Of&& of) const {
+        json all = json::array();
+        for (Evaluation const& one : evaluations_) {
+            if (!of(one.name["suite"])) continue;
+            for (auto const& [about, sum] : one.sums) {
+                all.push_back(one.name);
+                all.back().update(about);
+                all.back().update(
+                    {{"weight", sum.weight}, {"nll", sum.nll}, {"items", sum.items}, {"passed", sum.passed}});
+            }
+        }
+        return all;
+    }
+    std::vector<Evaluation> evaluations_;
 };
 
-json positions_of(FileSystem& files, Path const& path) {
-    PositionSums sums;
+SuiteSums suites_of(FileSystem& files, Path const& path) {
+    SuiteSums sums;
     if (files.exists(path))
         plot::for_each_line(*files.open(path), [&](std::string_view line, bool) { sums.add(line); });
-    return sums.bins();
+    return sums;
 }
 
 json warning_of(std::string_view line) {
@@ -217,13 +240,22 @@ std::string run_json(FileSystem& files, std::string const& path, plot::Metrics c
     }
     json const blocks = last_lines(files, folder / "blocks.jsonl", 1, blocks_of);
     json const facts = object_of(text_of(files, folder / "run.json"));
+    SuiteSums const suites = suites_of(files, folder / "suites.jsonl");
     text +=
-        fmt::format(R"(}},"config":{},"facts":{},"position":{},"blocks":{},"samples":{},"warnings":{}}})",
+        fmt::format(R"(}},"config":{},"facts":{},"position":{},"items":{},"blocks":{},"samples":{},"warnings":{}}})",
                     dumped(flat_config(text_of(files, folder / "config.yaml"))), facts.is_null() ? "{}" : dumped(facts),
-                    dumped(positions_of(files, folder / "suites.jsonl")), blocks.empty() ? "null" : dumped(blocks[0]),
+                    dumped(suites.positions()), dumped(suites.items()), blocks.empty() ? "null" : dumped(blocks[0]),
                     dumped(last_lines(files, folder / "samples.jsonl", kMostSamples, object_of)),
                     dumped(last_lines(files, folder / "log.txt", kMostWarnings, warning_of)));
     return text;
+}
+
+/// A folder that suites alone wrote to has no metrics.
+plot::Metrics metrics_of(FileSystem& files, std::string const& path) {
+    Path const folder = path;
+    if (files.is_directory(folder) && !files.exists(folder / "metrics.jsonl") && files.exists(folder / "suites.jsonl"))
+        return {.name = files.resolve(folder).filename().string(), .series = {}, .unreadable_lines = 0};
+    return plot::read_metrics(files, path);
 }
 
 /// "</script>" inside a string would end the script.
@@ -240,7 +272,7 @@ Runs read_runs(FileSystem& files, std::vector<std::string> const& folders, bool 
     std::vector<plot::Metrics> metrics;
     size_t series = 0;
     for (std::string const& folder : folders) {
-        metrics.push_back(plot::read_metrics(files, folder));
+        metrics.push_back(metrics_of(files, folder));
         series += metrics.back().series.size();
         if (int64_t const lines = metrics.back().unreadable_lines; lines > 0)
             runs.warnings.push_back(fmt::format("{}: {} unreadable lines left out", printable_name(folder), lines));

@@ -14,9 +14,9 @@ struct Runs {
 };
 
 /// The series of every run, thinned to their extremes so that a page of any number of steps stays small; its config,
-/// facts (run.json), evaluation by position (suites.jsonl), chosen blocks (blocks.jsonl), samples (samples.jsonl) and
-/// warnings (log.txt), as far as they are there. `live` pages ask for news. Throws Category::data where a folder holds
-/// no metrics.
+/// facts (run.json), suites (suites.jsonl), chosen blocks (blocks.jsonl), samples (samples.jsonl) and warnings
+/// (log.txt), as far as they are there. `live` pages ask for news. Throws Category::data where a folder holds neither
+/// metrics nor suites.
 Runs read_runs(FileSystem& files, std::vector<std::string> const& folders, bool live);
 
 /// The page around it: self-contained HTML.

@@ -184,9 +184,11 @@ trap stop TERM INT USR1 HUP
 
 # A process group of its own keeps away signals that are meant for this script's whole group.
 set -m
-exec 3>&2
-mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null 2> >(exec 7<&- 8>&-; remarks >&3) 8>&- &
+exec 3>&2 4> >(trap '' TERM INT USR1 HUP; exec 7<&- 8>&-; remarks >&3)
+said=$!
+mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null 2>&4 4>&- 8>&- &
 mpirun=$!
+exec 4>&-
 guard=
 if [ -z "$hostfile" ]; then
     guard_mpirun </dev/null >/dev/null 2>&1 3>&- &
@@ -196,6 +198,8 @@ fi
 set +m
 code=0
 while wait "$mpirun"; code=$?; kill -0 "$mpirun" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
+if [ "$code" -gt 128 ]; then code=0; wait "$mpirun" || code=$?; fi  # or it was the signal's, and mpirun ended meanwhile
+for _ in {1..500}; do kill -0 "$said" 2>/dev/null || break; sleep 0.02; done  # until all it said is written
 # 138: SIGUSR1 met mpirun or a rank of another host before it handles signals, with nothing to save yet.
 if [ -n "$hostfile" ] && [ -n "$asked" ] && [ "$code" = 138 ]; then code=75; fi
 if [ -e "$private/hung" ]; then

@@ -60,6 +60,7 @@ trap forward TERM USR1
 [ -z "$asked" ] || forward
 code=0
 while wait "$srun"; code=$?; kill -0 "$srun" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
+if [ "$code" -gt 128 ]; then code=0; wait "$srun" || code=$?; fi  # or it was the signal's, and srun ended meanwhile
 # 138 and 143: SIGUSR1 or SIGTERM met srun or a rank in the moment before it handles them, with nothing to save yet.
 case $code in
     75 | 138 | 143) requeue ;;

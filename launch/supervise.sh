@@ -29,6 +29,7 @@ supervise() {  # PROGRAM train CONFIG [key=value...]
         "${job[@]}" "$ranks" "$@" &
         child=$!
         while wait "$child"; code=$?; kill -0 "$child" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
+        if [ "$code" -gt 128 ]; then code=0; wait "$child" || code=$?; fi  # or it was the signal's, and the job ended meanwhile
         child=
         [ -z "$asked" ] || return "$code"
         "$(dirname "$self")/restarts.sh" "$code" "$restarts" "${@:3}" || return "$code"

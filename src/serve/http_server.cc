@@ -288,7 +288,7 @@ HttpServer::HttpServer(Served const& served) : impl_(std::make_unique<Impl>(serv
 }
 
 HttpServer::~HttpServer() {
-    constexpr std::chrono::seconds kPatience{3};
+    constexpr std::chrono::seconds kPatience{kIoSeconds};
     auto const deadline = Clock::now() + kPatience;
     while ((impl_->open > 0 || !impl_->server.is_running()) && Clock::now() < deadline)
         std::this_thread::sleep_for(kLook);

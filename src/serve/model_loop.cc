@@ -64,8 +64,8 @@ ModelLoop::ModelLoop(Session& session, std::vector<Selection> selections, BatchL
 }
 
 void ModelLoop::count() {
+    free_pages_ = generator_.cache().free_pages();  // first: where nothing runs, all pages are free
     running_ = generator_.running();
-    free_pages_ = generator_.cache().free_pages();
 }
 
 std::string ModelLoop::packed(Round const& round) {
@@ -183,9 +183,11 @@ void ModelLoop::run(WaitingTexts* queue, Hooks const& hooks) {
             }
         }
         if (round.last) return;
-        if (!round.scored.empty()) score(round, hooks, queue);
-        for (GeneratedToken& token : generator_.step(hooks.alive)) post(std::move(token));
         count();
+        if (!round.scored.empty()) score(round, hooks, queue);
+        std::vector<GeneratedToken> tokens = generator_.step(hooks.alive);
+        count();  // before a client can ask about the tokens it was sent
+        for (GeneratedToken& token : tokens) post(std::move(token));
     }
 }
 

@@ -24,7 +24,7 @@ YAML
 # Address space that the program's libraries take before main, in KiB: a GPU's are large. With less the loader says so
 # (127) or, at some sizes, crashes (139).
 libraries=20000
-until (ulimit -v $libraries && timeout 5 "$perigee" --version) >/dev/null 2>&1 || [[ ! $? =~ ^(127|139)$ ]]; do
+until (ulimit -v $libraries && timeout 60 "$perigee" --version) >/dev/null 2>&1 || [[ ! $? =~ ^(127|139)$ ]]; do
     libraries=$((libraries + 20000))
 done
 # limited KIB COMMAND...: under a limit of the address space, besides the libraries

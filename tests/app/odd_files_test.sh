@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1
 expect() {
     local code=$1 pattern=$2 name=$3
     shift 3
-    timeout 20 "$@" >"$scratch/printed" 2>"$scratch/log" </dev/null
+    timeout 60 "$@" >"$scratch/printed" 2>"$scratch/log" </dev/null
     local got=$?
     [ "$got" = "$code" ] || complain "$name: exit $got, expected $code"
     grep -qE -- "$pattern" "$scratch/log" || complain "$name: no message matches $pattern"
@@ -74,7 +74,7 @@ expect 3 'pipe.*is a pipe' "study" "$bin/perigee" study "$pipe"
 # A data file that shrinks while a run reads it.
 "$bin/perigee" train "$good" "${files[@]}" output_dir="$scratch/shrinking" train.steps=1000000 log.every=1 >/dev/null 2>"$scratch/log" &
 run=$!
-for _ in $(seq 200); do grep -qE '^ +3 ' "$scratch/log" && break; sleep 0.05; done
+for _ in $(seq 2400); do grep -qE '^ +3 ' "$scratch/log" && break; sleep 0.05; done
 truncate -s 0 "$scratch/tokens.bin"
 wait "$run"
 code=$?

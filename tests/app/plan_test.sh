@@ -15,7 +15,7 @@ threads: 1
 device: cpu
 log: {progress: false}
 YAML
-check() { timeout 10 "$perigee" check "$scratch/run.yaml" "$@" >"$scratch/printed" 2>"$scratch/log"; }
+check() { timeout 60 "$perigee" check "$scratch/run.yaml" "$@" >"$scratch/printed" 2>"$scratch/log"; }
 
 # A plan needs no GPU; a run names the host that has too few.
 check device=cuda model.head_dim=32 --world-size 64

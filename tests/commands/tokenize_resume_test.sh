@@ -25,22 +25,17 @@ for i in $(seq 3000); do
 done >chats.jsonl
 echo 'chat: {template: chatml, malformed: skip}' >chat.yaml
 
-# Kills a run three times, each after it has saved anew, and lets the last one finish.
+# Kills a run three times, each right before its second save, and lets the last one finish.
 killed_three_times() {  # prefix, arguments...
-    local prefix=$1 state before
+    local prefix=$1 before code
     shift
     for kill in 1 2 3; do
         before=$(cksum "$prefix.resume.json" 2>/dev/null || true)
-        "$PERIGEE_BIN/perigee" tokenize "$@" -o "$prefix" --save-every 0 --threads 1 >/dev/null 2>err &
-        state=$before
-        for _ in $(seq 2000); do
-            state=$(cksum "$prefix.resume.json" 2>/dev/null || true)
-            [ "$state" = "$before" ] || break
-            sleep 0.005
-        done
-        kill -9 $! 2>/dev/null || fail "run $kill of $prefix ended before it was killed: $(cat err)"
-        wait $! 2>/dev/null || true
-        [ "$state" != "$before" ] || fail "run $kill of $prefix saved nothing"
+        code=0
+        { PERIGEE_KILL=create:${prefix##*/}.resume.json:2 "$PERIGEE_BIN/perigee_faulty" tokenize "$@" -o "$prefix" \
+            --save-every 0 --threads 1 >/dev/null 2>err; } 2>/dev/null || code=$?
+        [ "$code" = 137 ] || fail "run $kill of $prefix was not killed: exit $code: $(cat err)"
+        [ "$(cksum "$prefix.resume.json" 2>/dev/null || true)" != "$before" ] || fail "run $kill of $prefix saved nothing"
         [ ! -e "$prefix.idx" ] || fail "$prefix.idx is there before the end"
         [ $kill = 1 ] || grep -q 'going on after [0-9]* documents' err || fail "run $kill of $prefix began anew: $(cat err)"
     done

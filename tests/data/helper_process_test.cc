@@ -44,9 +44,9 @@ TEST(HelperProcess, AnswersEveryLineInOrder) {
 TEST(HelperProcess, AnEmptyLineIsASignOfLife) {
     HelperProcess helper({.what = "the helper",
                           .script =
-                              "import time\nfor line in open(0):\n    for _ in range(4):\n        time.sleep(0.4); "
+                              "import time\nfor line in open(0):\n    for _ in range(4):\n        time.sleep(2.5); "
                               "print(flush=True)\n    print('done', flush=True)",
-                          .patience = std::chrono::milliseconds(1200)});
+                          .patience = std::chrono::milliseconds(8000)});
     EXPECT_EQ(helper.ask({"work"}), std::vector<std::string>{"done"});
 }
 

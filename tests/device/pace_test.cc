@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace perigee {
 namespace {
 
@@ -16,20 +18,31 @@ double paced(Device& device, Queue& queue, double seconds) {
     return after.seconds_since(before);
 }
 
+/// The least of some measurements, until one is less than `bound`: the machine may have others to serve.
+template <class Measure>
+double least(double bound, Measure&& measure) {
+    double found = measure();
+    for (int i = 0; i < 20 && found >= bound; ++i) found = std::min(found, measure());
+    return found;
+}
+
 TEST(Pace, KeepsTheHostForAsLongAsItIsTold) {
     auto const device = make_host_device();
     EXPECT_GE(paced(*device, device->queue(), 0.02), 0.02);
-    EXPECT_LT(paced(*device, device->queue(), 0), 0.02);
+    EXPECT_LT(least(0.02, [&] { return paced(*device, device->queue(), 0); }), 0.02);
 }
 
 TEST(Pace, CountsWhatIsDoneSinceTheBeginning) {
     auto const device = make_host_device();
-    auto const pace = make_pace(*device);
-    Event const before = device->queue().stamp();
-    pace->begin(device->queue());
-    pace->end(device->queue(), 0.1);
-    pace->end(device->queue(), 0.1);  // over already
-    EXPECT_LT(device->queue().stamp().seconds_since(before), 0.19);
+    auto const ended_twice = [&] {
+        auto const pace = make_pace(*device);
+        Event const before = device->queue().stamp();
+        pace->begin(device->queue());
+        pace->end(device->queue(), 0.1);
+        pace->end(device->queue(), 0.1);  // over already
+        return device->queue().stamp().seconds_since(before);
+    };
+    EXPECT_LT(least(0.19, ended_twice), 0.19);
 }
 
 TEST(GpuPace, KeepsAQueueForAsLongAsItIsTold) {

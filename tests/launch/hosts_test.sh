@@ -65,9 +65,9 @@ for handled in yes no; do
     if [ $handled = no ]; then touch "$scratch/unhandled"; fi
     stubbed -- --hostfile "$scratch/hosts" 4 program train &
     job=$!
-    eventually 10 test -e "$scratch/waits" || complain "stop: the stub does not run"
+    eventually 60 test -e "$scratch/waits" || complain "stop: the stub does not run"
     kill -USR1 "$job"
-    eventually 10 test -e "$scratch/signalled" || complain "stop: mpirun gets no signal"
+    eventually 60 test -e "$scratch/signalled" || complain "stop: mpirun gets no signal"
     finish
     [ "$code" = 75 ] || complain "stop (handled: $handled): code $code"
 done
@@ -120,10 +120,10 @@ grep -q "warning: 1 of 1 tensor-parallel groups cross hosts.*parallel.tensor 2 w
 # Told to stop, ranks of other hosts save as well.
 rm -rf "$scratch/run"
 start_training train.steps=10000000 log.every=1000000 checkpoint.every=0
-eventually 30 steps_done "$scratch/run" 3 || complain "does not train on two hosts"
-kill -TERM "$job"
+eventually 100 steps_done "$scratch/run" 3 || complain "does not train on two hosts"
+pkill -TERM -P "$job"  # the script alone; `timeout` would send it twice
 finish
 [ "$code" = 75 ] || complain "stopped on two hosts: code $code"
 grep -q "told to stop: saved at step" "$scratch/run/log.txt" || complain "stopped on two hosts: nothing saved"
-none_left "$scratch/run" || complain "stopped on two hosts: processes are left"
+eventually 60 none_left "$scratch/run" || complain "stopped on two hosts: processes are left"
 verdict

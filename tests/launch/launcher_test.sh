@@ -21,7 +21,7 @@ for delay in 0 0.02 0.1 0.3; do
         kill -USR1 "$job"
         finish
         expect_code "stopped after $delay s: $command" 75
-        eventually 10 job_ended "$folder" || complain "stopped after $delay s: processes are left"
+        eventually 60 job_ended "$folder" || complain "stopped after $delay s: processes are left"
         [ -e "$folder/metrics.jsonl" ] || grep -q "told to stop.* nothing to save" "$scratch/log" ||
             complain "stopped after $delay s: it does not say that there was nothing to save"
     done
@@ -31,7 +31,7 @@ clean || complain "left behind: $(left_behind)"
 # --- The script, mpirun or both are killed, or the terminal hangs up.
 mpirun_pid() { pgrep -f "^mpirun .* output_dir=$folder( |\$)"; }
 saved_all() {  # saved_all WHAT: a checkpoint of the last step
-    eventually 10 grep -q "told to stop: saved at step $(grep -c '"loss"' "$folder/metrics.jsonl")" "$folder/log.txt" ||
+    eventually 60 grep -q "told to stop: saved at step $(grep -c '"loss"' "$folder/metrics.jsonl")" "$folder/log.txt" ||
         complain "$1: not saved at the last step"
 }
 for victim in script mpirun both terminal; do
@@ -43,14 +43,14 @@ for victim in script mpirun both terminal; do
     else
         begin "$script" 2 "$perigee" train "${arguments[@]}" "${forever[@]}"
     fi
-    eventually 30 steps_done "$folder" 3 || complain "$victim: does not train"
+    eventually 120 steps_done "$folder" 3 || complain "$victim: does not train"
     case $victim in
         script | terminal) kill -KILL "$job" ;;
         mpirun) kill -KILL "$(mpirun_pid)" ;;
         both) kill -KILL "$job" "$(mpirun_pid)" ;;
     esac
     finish
-    eventually 10 job_ended "$folder" || complain "$victim killed: processes are left: $(processes "$folder")"
+    eventually 60 job_ended "$folder" || complain "$victim killed: processes are left: $(processes "$folder")"
     case $victim in script | terminal) saved_all "$victim killed" ;; esac
     "$perigee" check "${arguments[@]}" >/dev/null 2>&1 || complain "$victim killed: the next start fails"
     clean || complain "$victim killed: left behind: $(left_behind)"
@@ -66,7 +66,7 @@ rm -f "$stale"
 # --- A job that lives keeps what is its own, whoever starts beside it.
 rm -rf "$folder"
 begin "$script" 2 "$perigee" train "${arguments[@]}" "${forever[@]}"
-eventually 30 steps_done "$folder" 3 || complain "does not train"
+eventually 120 steps_done "$folder" 3 || complain "does not train"
 in_use() {
     find "$TMPDIR" -name 'perigee-*' -o -name 'pid.*' | sort
     grep -ho '/dev/shm/[^ ]*' $(processes "$folder" | sed 's|.*|/proc/&/maps|') | sort -u
@@ -84,12 +84,12 @@ make_long_evaluation
 for command in "eval $long_evaluation" "generate generate.prompt=a generate.temperature=0 generate.max_tokens=100000000 \
     model.max_position_embeddings=100000000"; do
     begin "$perigee" ${command%% *} "${arguments[@]}" ${command#* }
-    eventually 20 grep -q "weights of step" "$scratch/log" || complain "$command: does not begin"
+    eventually 120 grep -q "weights of step" "$scratch/log" || complain "$command: does not begin"
     kill -INT "$job"
     since_signal=$(seconds)
     finish
     expect_code "${command%% *}" 75
-    at_most "$(since "$since_signal")" 5 || complain "${command%% *}: took $(since "$since_signal") s to end"
+    at_most "$(since "$since_signal")" 60 || complain "${command%% *}: took $(since "$since_signal") s to end"
 done
 
 # --- What mpirun fails to say while it ends a job says nothing about the job.
@@ -104,7 +104,7 @@ chmod +x "$scratch/bin/mpirun"
 PATH="$scratch/bin:$PATH" begin "$script" 2 "$perigee" train "${arguments[@]}"
 finish
 expect_code "a job that ends while mpirun fails to say so" 2
-eventually 10 grep -qx "perigee: config error: no such data" "$scratch/log" || complain "what ranks say is not shown"
+eventually 60 grep -qx "perigee: config error: no such data" "$scratch/log" || complain "what ranks say is not shown"
 grep -q ORTE_ERROR_LOG "$scratch/log" && complain "mpirun's own failures are shown"
 
 # --- What a launch needs.

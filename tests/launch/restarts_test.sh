@@ -80,12 +80,12 @@ rm -rf "$folder"
 "$script" --restarts 3 2 "$perigee" train "$scratch/run.yaml" output_dir="$folder" train.steps=10000000 checkpoint.every=0 \
     >"$scratch/log" 2>&1 &
 job=$!
-eventually 30 steps_done "$folder" 3 || complain "it does not train"
+eventually 100 steps_done "$folder" 3 || complain "it does not train"
 kill -TERM "$job"
 finish
 expect_code "told to stop" 75
 said 'told to stop: saved at step'
-eventually 10 none_left "$folder" || complain "processes are left"
+eventually 60 none_left "$folder" || complain "processes are left"
 
 # --- Two of four GPUs are lost (invented ones: the ranks compute on the CPU).
 rm -rf "$folder" "$scratch/mark"

@@ -52,7 +52,8 @@ done
 rm -f "$STUB"/code.*
 mpirun -q --oversubscribe --mca orte_abort_on_non_zero_status "$kill_others" -n "$SLURM_NTASKS" "$STUB/bin/task" "$@" &
 tasks=$!
-trap 'kill -USR1 $(pgrep -f "^$1 train ")' USR1  # signals go on to the tasks
+folder=$(printf '%s\n' "$@" | sed -n 's/^output_dir=//p' | tail -n 1)
+trap 'kill -USR1 $(pgrep -f "^$1 train .* output_dir=$folder( |\$)")' USR1  # signals go on to the tasks
 while wait "$tasks"; kill -0 "$tasks" 2>/dev/null; do :; done
 highest=0
 for ((task = 0; task < SLURM_NTASKS; ++task)); do

@@ -56,7 +56,7 @@ class Server:
     def complete(self, prompt, **more):
         return self.post("/v1/completions", prompt=prompt, **more)["choices"][0]
 
-    def idle(self, seconds=20):
+    def idle(self, seconds=60):
         end = time.time() + seconds
         while True:
             state = self.get("/health")

@@ -30,9 +30,11 @@ export PERIGEE_KILL=write:metrics.jsonl:5 PERIGEE_KILL_BY=19
 start 2 "$folder" perigee_faulty "${options[@]}"
 unset PERIGEE_KILL PERIGEE_KILL_BY
 eventually 120 stopped "$folder" || complain "does not stop"
+eventually 60 [ -d "$folder/checkpoints/step_00000002" ] || complain "the first save is not over"
+sleep 1  # for rank 1's part of step 4
 # Room for lines, not for a checkpoint of 470 kB.
 free=$(df --output=avail -k "$scratch/small" | tail -1)
-dd if=/dev/zero of="$scratch/small/filler" bs=1k count=$((free - 200)) 2>/dev/null
+dd if=/dev/zero of="$scratch/small/filler" bs=1k count=$((free - 200)) 2>/dev/null || complain "no room for the filler"
 kill -CONT "$(rank_pid "$folder" 0)"
 finish
 [ "$code" = 4 ] || complain "full disk: exit code $code"

@@ -25,13 +25,13 @@ threads: 1
 }
 
 TEST(Overlap, NoDelayIsHiddenOnACpu) {
-    Delay const delay{.seconds = 0.002, .queue = [](Queue&, double seconds) {
+    Delay const delay{.seconds = 0.005, .queue = [](Queue&, double seconds) {
                           std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
                       }};
     for (ShardStage const stage : {ShardStage::optimizer, ShardStage::weights}) {
         Overlap const found = measure_overlap(small(stage), delay, 0);
         EXPECT_GE(found.collectives, 12) << "a sum and a gather for each of six units";
-        EXPECT_GT(found.shown(), 0.8) << name_of(stage);
+        EXPECT_GT(found.shown(), 0.6) << name_of(stage);
     }
 }
 

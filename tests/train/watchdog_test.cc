@@ -15,6 +15,7 @@ namespace perigee {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace std::chrono_literals;
@@ -60,8 +61,9 @@ TEST_F(WatchdogTest, RankWithoutASignOfLifeIsNamedBeforeOneThatIsBehind) {
     wait_in(ranks_[1], Collective::barrier, 6, false);
     wait_in(ranks_[2], Collective::barrier, 7, true);
     ranks_[2].beat = steady_nanoseconds() - 12'000'000'000;
-    EXPECT_THAT(describe_hang(board_, 10), AllOf(HasSubstr("rank 2 (process"), HasSubstr("no sign of life for 12 s"),
-                                                 HasSubstr("inside barrier #7")));
+    EXPECT_THAT(describe_hang(board_, 10),
+                AllOf(HasSubstr("rank 2 (process"), ContainsRegex("no sign of life for 1[2-9] s"),
+                      HasSubstr("inside barrier #7")));
 }
 
 TEST_F(WatchdogTest, RanksThatAllWaitBlameAnotherHost) {

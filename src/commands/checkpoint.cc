@@ -117,7 +117,7 @@ struct Difference {
         b_squares += b * b;
         product += a * b;
     }
-    double relative() const { return squares == 0 ? 0 : std::sqrt(squares / b_squares); }
+    double relative() const { return squares == 0 ? 0 : std::sqrt(squares / a_squares); }
     double cosine() const {
         if (a_squares == 0 && b_squares == 0) return 1;
         return product / std::sqrt(a_squares * b_squares);
@@ -289,7 +289,7 @@ Action declare_checkpoint(CLI::App& app) {
     };
     add("inspect", "List tensors, shapes, layout and hashes; reads no values", 1);
     add("verify", "Check the files of a checkpoint, or of a run's checkpoints, by their hashes", 1);
-    add("diff", "Difference per tensor: largest, relative, cosine; exit code 1 if there is any", 2);
+    add("diff", "Difference per tensor: largest, relative to the first, cosine; exit code 1 if there is any", 2);
     return [typed](FileSystem& files) { return run(typed->command, typed->folders, files); };
 }
 

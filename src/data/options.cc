@@ -13,9 +13,10 @@ void describe(Schema& schema, DatasetOptions& options) {
     schema.add("path", options.path,
                "prefix of the files: PREFIX.bin and PREFIX.idx (Megatron's format), optionally PREFIX.mask or "
                "PREFIX.weights with the loss weight of each token");
-    schema.add("weight", options.weight, {.low = 0, .high = 1e9, .strict_low = true},
-               "share of the training samples relative to the other data sets'; samples repeat where it asks for more "
-               "than there are");
+    schema.add(
+        "weight", options.weight, {.low = 0, .high = 1e9, .strict_low = true},
+        "share of the training samples relative to the other data sets', rounded to 1/4096 of all; samples repeat "
+        "where it asks for more than there are. For validation it must be 1");
 }
 
 void describe(Schema& schema, MockOptions& options) {

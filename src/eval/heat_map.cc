@@ -76,7 +76,7 @@ class HeatMap {
                     kCellWidth - 2, kCellHeight - 2, color(share));
                 if (!std::isnan(share))
                     add(R"(<text x="{:.0f}" y="{:.0f}">{:.0f}</text>)", x + kCellWidth / 2, row(d) + kCellHeight * 0.7,
-                        100 * share);
+                        percent(share));
             }
         }
     }

@@ -1,6 +1,7 @@
 // Shares of passed items: what the tables and the heat map show.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -13,6 +14,11 @@
 #include "eval/results.h"
 
 namespace perigee {
+
+/// Of a share, to be rounded to whole numbers: it shows 100 only where all pass, and 0 only where none does.
+inline double percent(double share) {
+    return share > 0 && share < 1 ? std::clamp(100 * share, 1.0, 99.0) : 100 * share;
+}
 
 class PassRates {
   public:

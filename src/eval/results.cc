@@ -161,7 +161,7 @@ std::string needle_table(std::span<Measurement const> measurements) {
         for (int64_t const length : rates.lengths()) {
             text += fmt::format("{:<7} {:>8} |", task, length);
             for (double const depth : rates.depths())
-                text += fmt::format("{:>4.0f}", 100 * rates.share(task, length, depth));
+                text += fmt::format("{:>4.0f}", percent(rates.share(task, length, depth)));
             text += "\n";
         }
     return text;
@@ -179,10 +179,10 @@ std::string ruler_table(std::span<Measurement const> measurements) {
         double sum = 0;
         for (std::string const& task : rates.tasks()) {
             double const share = rates.share(task, length);
-            text += fmt::format("{:>10.0f}", 100 * share);
+            text += fmt::format("{:>10.0f}", percent(share));
             sum += share;
         }
-        text += fmt::format("{:>6.0f}\n", 100 * sum / static_cast<double>(rates.tasks().size()));
+        text += fmt::format("{:>6.0f}\n", percent(sum / static_cast<double>(rates.tasks().size())));
     }
     return text;
 }

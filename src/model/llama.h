@@ -64,12 +64,15 @@ struct ForwardFlops {
 };
 /// What a backward skips because of frozen parameters.
 struct Untrained {
-    int64_t elements = 0;  ///< of frozen matrices, whose gradients are skipped
-    int64_t layers = 0;    ///< leading layers without any backward
+    int64_t elements = 0;     ///< of frozen matrices, whose gradients are skipped
+    int64_t layers = 0;       ///< leading layers without any backward
+    bool classifier = false;  ///< one of the frozen matrices is the classifier
 };
 Untrained untrained(std::span<ParamSpec const> params, ModelOptions const& model);
 ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,
                            std::span<int32_t const> cu_seqlens, Untrained const& untrained = {});
+/// Takes the classifier of so many tokens, which carry no loss, out of a training step's count.
+void leave_out_classifier(ForwardFlops& flops, ModelOptions const& model, int64_t tokens, Untrained const& untrained);
 
 /// Where a backward pass adds its gradients.
 struct GradientSink {

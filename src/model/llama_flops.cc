@@ -71,10 +71,19 @@ Untrained untrained(std::span<ParamSpec const> params, ModelOptions const& model
     for (ParamSpec const& spec : params) {
         if (!spec.frozen) first = std::min(first, spec.unit);
         bool const is_product = spec.unit != kEmbeddingUnit || model.tie_word_embeddings;
-        if (spec.frozen && spec.shape.rank() == 2 && is_product) result.elements += spec.shape.size();
+        if (!spec.frozen || spec.shape.rank() != 2 || !is_product) continue;
+        result.elements += spec.shape.size();
+        if (spec.unit == kEmbeddingUnit || spec.unit == head_unit(model)) result.classifier = true;
     }
     result.layers = std::max(first - block_unit(0), 0);
     return result;
+}
+
+void leave_out_classifier(ForwardFlops& flops, ModelOptions const& model, int64_t tokens, Untrained const& untrained) {
+    double const classifier =
+        2.0 * static_cast<double>(tokens) * static_cast<double>(model.vocab_size * model.hidden_size);
+    flops.linear -= classifier;
+    if (untrained.classifier) flops.linear_left_out -= classifier;
 }
 
 ForwardFlops forward_flops(ModelOptions const& model, std::span<Selection const> selections,

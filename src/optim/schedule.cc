@@ -14,7 +14,8 @@ void describe(Schema& schema, ScheduleOptions& options) {
             "decay", options.decay,
             {{"cosine", Decay::cosine}, {"linear", Decay::linear}, {"wsd", Decay::wsd}, {"constant", Decay::constant}},
             "course after the warm-up; wsd stays at the peak and falls linearly at the end")
-        .add("min_lr_ratio", options.min_lr_ratio, between(0, 1), "learning rate at the end, as a share of the peak")
+        .add("min_lr_ratio", options.min_lr_ratio, between(0, 1),
+             "learning rate after the last step, as a share of the peak")
         .add("decay_steps", options.decay_steps, between(0, kMostSteps),
              "wsd: steps of the final fall; 0 takes a fifth of the run");
 }

@@ -46,6 +46,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
         weight = std::accumulate(b.weights_T.begin(), b.weights_T.end(), weight);
         r.tokens += b.tokens();
         flops += forward_flops(options_.model, selections, b.cu_seqlens, untrained_);
+        leave_out_classifier(flops, options_.model, std::ranges::count(b.weights_T, 0.0f), untrained_);
     }
     enter(Phase::communication);
     // Ranks of a cp x tp group hold the same batches; each cp rank computes its tokens of them.

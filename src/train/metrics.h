@@ -29,7 +29,7 @@ struct StepReport {
     double loss_weight = 0;        ///< sum of its loss weights
     int64_t consumed_samples = 0;  ///< after this step
     double seconds = 0;
-    double flops = 0;  ///< executed, all ranks: causal attention over real documents, MoBA's blocks and gate
+    double flops = 0;  ///< of all ranks; docs/runs.md says what counts
     int ranks = 1;
     std::optional<double> peak_flops = {};  ///< of a rank's device, where it is known
     MemoryInUse memory = {};                ///< of this rank's device

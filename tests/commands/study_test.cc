@@ -27,8 +27,20 @@ TEST_F(StudyTableTest, MarkdownEscapesBars) {
     EXPECT_EQ(to_markdown(study_, rows_),
               "| arm | \"key\" | seeds | loss | x,y |\n"
               "|---|---|---|---|---|\n"
-              "| plain | [1, 2] | 1 | 0.500 |  |\n"
+              "| plain | [1, 2] | 1 | 0.500 | - |\n"
               "| a\\|b | say \"x\" | 1 | 2.000 | 1.000 |\n");
+}
+
+TEST_F(StudyTableTest, AMeanSaysOfHowManySeedsItIs) {
+    for (int const seed : {5, 6, 7})
+        study_.runs.push_back({.name = "more", .settings = {"b", "1"}, .seed = seed, .config = {}, .before = {}});
+    rows_ = {{&study_.runs[2], {1.0, 1.0}},
+             {&study_.runs[3], {std::nullopt, std::nullopt}},
+             {&study_.runs[4], {2.0, std::nullopt}}};
+    EXPECT_EQ(to_markdown(study_, rows_),
+              "| arm | \"key\" | seeds | loss | x,y |\n"
+              "|---|---|---|---|---|\n"
+              "| b | 1 | 3 | 1.500 (1.000 to 2.000), 2 of 3 | 1.000, 1 of 3 |\n");
 }
 
 TEST(StudyLabel, IsTheShortestEndOfAKeyThatNamesItAlone) {

@@ -78,6 +78,17 @@ TEST(NeedleTable, FitsATerminalAndShowsShares) {
     EXPECT_EQ(needle_table({}), "");
 }
 
+TEST(NeedleTable, ShowsAHundredOnlyWhereAllPass) {
+    std::vector<Measurement> all;
+    for (auto const& [length, passed] : {std::pair{1, 0}, {2, 1}, {3, 299}, {4, 300}})
+        for (int64_t i = 0; i < 300; ++i)
+            all.push_back({.suite = "needle", .task = "uuid", .length = length, .depth = 0.5, .passed = i < passed});
+    auto const text = lines(needle_table(all));
+    ASSERT_EQ(text.size(), 6u);
+    for (auto const& [line, shown] : {std::pair{2, "   0"}, {3, "   1"}, {4, "  99"}, {5, " 100"}})
+        EXPECT_TRUE(text[static_cast<size_t>(line)].ends_with(shown)) << text[static_cast<size_t>(line)];
+}
+
 TEST(RulerTable, FitsATerminalAndShowsTheMean) {
     std::vector<Measurement> all;
     int64_t passed = 0;

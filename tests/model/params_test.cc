@@ -125,6 +125,25 @@ TEST(ForwardFlops, CountPairsOneByOne) {
     EXPECT_EQ(two_moba.training(), 3 * (two_moba.linear + two_moba.attention) + two_moba.gate);
 }
 
+TEST(ForwardFlops, TokensWithoutLossNeedNoClassifier) {
+    ModelOptions const options = tiny_options();  // 11 tokens, 12 channels
+    std::vector<int32_t> const borders{0, 23, 40};
+    auto const training = [&](int64_t tokens, Untrained const& untrained) {
+        ForwardFlops flops = forward_flops(options, selections(all(AttentionKind::full), {}), borders, untrained);
+        leave_out_classifier(flops, options, tokens, untrained);
+        return flops.training();
+    };
+    EXPECT_EQ(training(0, {}) - training(30, {}), 3 * 2.0 * 30 * 132);
+    Untrained const frozen{.elements = 132, .classifier = true};
+    EXPECT_EQ(training(0, frozen) - training(30, frozen), 2 * 2.0 * 30 * 132) << "its gradient counts for no token";
+    std::vector<ParamSpec> params = llama_params(options);
+    EXPECT_FALSE(untrained(params, options).classifier);
+    freeze(params, std::vector<std::string>{"model.layers.0.*"});
+    EXPECT_FALSE(untrained(params, options).classifier);
+    freeze(params, std::vector<std::string>{"lm_head.weight"});
+    EXPECT_TRUE(untrained(params, options).classifier);
+}
+
 TEST(ForwardFlops, RulesOfPositionExecuteWhatTheGatesLayersDoWithoutTheGate) {
     ModelOptions const options = tiny_options();
     MobaOptions const moba{.block_size = 4, .top_k = 3};

@@ -157,14 +157,15 @@ function summary(runs) {
     const best = run => run.series.eval_loss ? Math.min(...run.series.eval_loss.y.filter(y => y !== null)) : null;
     const facts = run => run.facts || {};
     const rows = [
-        ['steps', run => { const s = run.series.loss, n = s ? s.x[s.x.length - 1] : 0; const all = run.config['train.steps']; return s || all ? number(n) + (all ? ' of ' + number(+all) : '') : '-'; }],
+        ['steps', run => { const s = run.series.tokens_so_far || run.series.loss, n = s ? s.x[s.x.length - 1] : 0; const all = run.config['train.steps']; return s || all ? number(n) + (all ? ' of ' + number(+all) : '') : '-'; }],
         ['last loss', run => number(last(run, 'loss'))], ['best held-out loss', run => number(best(run))],
         ['tokens', run => number(last(run, 'tokens_so_far'))], ['epochs', run => number(last(run, 'epochs_so_far'), 3)],
         ['tokens/s, mean', run => number(mean(run, 'tokens_per_s'), 4)], ['MFU, mean', run => { const m = mean(run, 'mfu'); return m === null ? '-' : number(100 * m, 3) + '%'; }],
         ['hardware', run => facts(run).hardware || '-'], ['layout', run => facts(run).layout || '-'], ['parameters', run => number(facts(run).parameters)],
         ['memory planned', run => gib(facts(run).memory_planned_bytes)], ['memory used, peak', run => gib(last(run, 'memory_peak_bytes') ?? undefined)],
         ['GPU kernels', run => facts(run).kernels || '-'], ['data', run => facts(run).data || '-'], ['started', run => facts(run).started || '-'], ['program', run => facts(run).program || '-']];
-    return table(['', ...runs.map(run => run.name)], rows.filter(([, get]) => runs.some(run => get(run) !== '-')).map(([name, get]) => [name, ...runs.map(get)]));
+    const known = rows.filter(([, get]) => runs.some(run => get(run) !== '-'));
+    return known.length ? table(['', ...runs.map(run => run.name)], known.map(([name, get]) => [name, ...runs.map(get)])) : null;
 }
 
 function times(runs) {
@@ -215,7 +216,10 @@ function itemTable(runs) {
         }
     if (!rows.size) return null;
     const total = (sums, key) => sums.reduce((all, sum) => all + (sum[key] ?? NaN), 0);
-    const percent = sums => 100 * total(sums, 'passed') / total(sums, 'items');
+    const percent = sums => {  // 100 where all pass, 0 where none does
+        const passed = total(sums, 'passed'), items = total(sums, 'items'), share = 100 * passed / items;
+        return passed === 0 || passed === items ? share : Math.min(Math.max(share, 0.1), 99.9);
+    };
     const cell = sums => {
         if (!sums) return '-';
         const loss = total(sums, 'nll') / total(sums, 'weight');
@@ -225,7 +229,7 @@ function itemTable(runs) {
     };
     const order = [...rows.keys()].sort((a, b) => { const [x, m] = a.split('|'), [y, n] = b.split('|'); return x < y ? -1 : x > y ? 1 : m - n; });
     return section('Needles and RULER', element('div', { class: 'soft' }, 'items that pass, then the loss per token of their answers in nats; squares: by depth'),
-        table(['task', 'tokens', ...columns.keys()], order.map(row => [...row.split('|').map((text, i) => i ? number(+text) : text), ...[...columns.keys()].map(column => cell(rows.get(row).get(column)))])));
+        element('div', { class: 'items' }, table(['task', 'tokens', ...columns.keys()], order.map(row => [...row.split('|').map((text, i) => i ? number(+text) : text), ...[...columns.keys()].map(column => cell(rows.get(row).get(column)))]))));
 }
 
 // Rows: blocks of queries; columns: blocks of keys; darker: chosen by more of the heads and tokens.
@@ -265,7 +269,7 @@ function build() {
     const controls = element('div', { class: 'bar' }, names, element('button', { onclick: () => { state.zoom = null; redraw(); } }, 'whole run'),
         element('button', { onclick: () => { state.raw = !state.raw; redraw(); } }, 'raw values on/off'), element('span', { class: 'soft' }, 'drag over a curve to zoom, double-click to go back'));
     const drawn = curves(runs);
-    body.replaceChildren(summary(runs), ...[drawn.length ? section('Curves', controls, element('div', { class: 'grid', style: 'margin-top:10px' }, ...drawn)) : null,
+    body.replaceChildren(...[summary(runs), drawn.length ? section('Curves', controls, element('div', { class: 'grid', style: 'margin-top:10px' }, ...drawn)) : null,
         times(runs), positions(runs), itemTable(runs), blockMaps(runs), differences(runs), ...texts(runs)].filter(Boolean));
     redraw();
 }

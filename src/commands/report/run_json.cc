@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -56,13 +57,21 @@ std::string array(std::vector<plot::Point> const& points, double plot::Point::*m
     return text + "]";
 }
 
-std::string series_json(std::vector<plot::Point> const& all, Room const& room) {
+/// `seconds`: of each step, where the values are rates; then the mean is over time.
+std::string series_json(std::vector<plot::Point> const& all, Room const& room,
+                        std::vector<plot::Point> const* seconds) {
     using plot::Point;
     std::vector<Point> const points = plot::drawable(all), kept = plot::extremes(points, room.stretches),
                              trend = plot::trend(points);
-    double sum = 0;
-    for (Point const& point : points) sum += point.y;
-    std::string text = fmt::format(R"({{"mean":{:.6g},"x":{},"y":{})", sum / static_cast<double>(points.size()),
+    double sum = 0, weights = 0;
+    size_t step = 0;
+    for (Point const& point : points) {
+        while (seconds && step < seconds->size() && (*seconds)[step].x < point.x) ++step;
+        bool const timed = seconds && step < seconds->size() && (*seconds)[step].x == point.x;
+        double const weight = !seconds ? 1 : timed ? (*seconds)[step].y : 0;
+        sum += weight * point.y, weights += weight;
+    }
+    std::string text = fmt::format(R"({{"mean":{:.6g},"x":{},"y":{})", weights > 0 ? sum / weights : 0.0,
                                    array(kept, &Point::x, "{:.0f}"), array(kept, &Point::y, "{}"));
     if (!std::ranges::equal(trend, points, {}, &Point::y, &Point::y)) {
         std::vector<Point> const line = thinned(trend, room.trend_points);
@@ -234,9 +243,13 @@ std::string dumped(json const& value) { return value.dump(-1, ' ', true, json::e
 std::string run_json(FileSystem& files, std::string const& path, plot::Metrics const& run, Room const& room) {
     Path const folder = files.is_directory(path) ? Path(path) : Path(path).parent_path();
     std::string text = fmt::format(R"({{"name":{},"series":{{)", dumped(printable(run.name)));
+    auto const seconds = run.series.find("seconds");
+    constexpr auto kRates = std::to_array<std::string_view>({"tokens_per_s", "tflops", "mfu"});
     for (auto const& [key, points] : run.series) {
         if (text.back() == '}') text += ',';
-        text += fmt::format("{}:{}", dumped(printable(key)), series_json(points, room));
+        bool const over_time = seconds != run.series.end() && std::ranges::find(kRates, key) != kRates.end();
+        text += fmt::format("{}:{}", dumped(printable(key)),
+                            series_json(points, room, over_time ? &seconds->second : nullptr));
     }
     json const blocks = last_lines(files, folder / "blocks.jsonl", 1, blocks_of);
     json const facts = object_of(text_of(files, folder / "run.json"));

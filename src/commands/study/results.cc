@@ -46,17 +46,19 @@ std::string case_name(Study const& study, Run const& run) {
     return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+/// "5.785 (5.781 to 5.788), 2 of 3": mean and range over the seeds that have a value, and how many where not all have.
 std::string cell(std::vector<Row> const& rows, size_t metric) {
     std::vector<double> found;
     for (Row const& row : rows)
         if (row.values[metric]) found.push_back(*row.values[metric]);
-    if (found.empty()) return "";
+    if (found.empty()) return "-";
+    std::string const part = found.size() < rows.size() ? fmt::format(", {} of {}", found.size(), rows.size()) : "";
     double sum = 0;
     for (double const x : found) sum += x;
     std::string const mean = fmt::format("{:.3f}", sum / static_cast<double>(found.size()));
-    if (found.size() == 1) return mean;
+    if (found.size() == 1) return mean + part;
     auto const [low, high] = std::ranges::minmax(found);
-    return fmt::format("{} ({:.3f} to {:.3f})", mean, low, high);
+    return fmt::format("{} ({:.3f} to {:.3f}){}", mean, low, high, part);
 }
 
 /// One of CSV, as RFC 4180 quotes it.

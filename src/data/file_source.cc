@@ -194,6 +194,20 @@ void FileSource::append_cut(Part const& part, int64_t sample, Batch& batch) cons
     append_stretch(stretch, options_.document_mask, batch);
 }
 
+std::string FileSource::uneven_reads() const {
+    if (split_ != Split::train) return {};
+    constexpr double kAboutOnce = 0.1;
+    std::string text;
+    bool uneven = false;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+        double const share = static_cast<double>(blend_.quotas()[i]) / Blend::kPeriod;
+        double const reads = share * static_cast<double>(samples_) / static_cast<double>(parts_[i].samples);
+        uneven = uneven || std::abs(reads - 1) > kAboutOnce;
+        text += fmt::format("{}{} {:.3g} times", i == 0 ? "" : ", ", parts_[i].data->prefix().string(), reads);
+    }
+    return uneven ? text : "";
+}
+
 std::string FileSource::summary() const {
     std::string text;
     for (Part const& part : parts_) {

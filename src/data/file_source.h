@@ -24,6 +24,7 @@ class FileSource : public DataSource {
 
     int64_t samples_per_epoch() const override { return samples_; }
     void append_sample(int64_t index, Batch& batch) const override;
+    std::string uneven_reads() const override;
     std::string summary() const override;
 
   private:

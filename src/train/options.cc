@@ -96,7 +96,8 @@ void describe(Schema& schema, EvalOptions& options) {
         .add("samples", options.samples, between(1, 1 << 30),
              "held-out samples per evaluation, or all where there are fewer")
         .add("reach", options.reach,
-             "also report, per layer, the share of tokens that receive gradient, on as many of the next training "
+             "also report, per layer, the share of tokens, padding included, that receive gradient, on as many of the "
+             "next training "
              "samples, how far the heads of a group agree on their blocks, and for mock data of task far_recall the "
              "share of needed blocks that MoBA chose")
         .add("blocks", options.blocks,

@@ -95,6 +95,7 @@ void Trainer::roll_back(StepReport const& r) {
         log::warn("step {}: rolled back to step {}; goes on after sample {} (rollback {} of {})", r.step, state_.step,
                   state_.consumed_samples, state_.spikes.rollbacks, options_.guard.max_rollbacks);
     }
+    say_what_is_left();
 }
 
 }  // namespace perigee

@@ -76,7 +76,8 @@ TEST_F(ReportTest, AMeanOfRatesIsOverTime) {
     write("metrics.jsonl",
           "{\"step\":1,\"seconds\":9,\"tokens_per_s\":10,\"mfu\":0.1,\"lr\":1}\n"
           "{\"step\":2,\"seconds\":1,\"tokens_per_s\":90,\"lr\":3}\n"
-          "{\"step\":3,\"seconds\":3,\"tokens_per_s\":30,\"mfu\":0.3,\"lr\":5}\n");
+          "{\"step\":3,\"seconds\":3,\"tokens_per_s\":30,\"mfu\":0.3,\"lr\":5}\n"
+          "{\"step\":4,\"seconds\":null,\"tokens_per_s\":70,\"lr\":3}\n");
     json const series = data()["runs"][0]["series"];
     EXPECT_EQ(series["tokens_per_s"]["mean"], 20.7692) << "270 tokens in 13 s";
     EXPECT_EQ(series["mfu"]["mean"], 0.15) << "of the steps that have it";

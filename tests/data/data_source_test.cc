@@ -18,6 +18,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using testing::MegatronFiles;
 
 constexpr int64_t kVocabulary = 60000;
@@ -216,6 +217,8 @@ TEST_F(DataSourceTest, DataSetsAreMixedByWeight) {
     int64_t from_b = 0;
     for (int64_t i = 0; i < 4096; ++i) from_b += make_batch(*source, i, 1).ids_T[0] >= 10000;
     EXPECT_EQ(from_b, 1024);
+    EXPECT_THAT(source->uneven_reads(), MatchesRegex(".*/a 1.5 times, .*/b 0.5 times"));
+    EXPECT_EQ(open(options_for({{counting("c", {3000}), 1.0}, {counting("d", {3200}), 1.0}}, 10))->uneven_reads(), "");
 }
 
 // A change here changes the data of every run that is resumed.

@@ -11,6 +11,7 @@
 #include "data/indexed_dataset.h"
 #include "support/temporary_folder.h"
 #include "support/thread_comm.h"
+#include "train/session.h"
 #include "train/trainer.h"
 
 namespace perigee {
@@ -156,6 +157,17 @@ TEST_F(Rollback, is_said_once_with_its_reason) {
         EXPECT_THAT(said, HasSubstr(line));
         EXPECT_EQ(said.find(line), said.rfind(line)) << line;
     }
+}
+
+TEST_F(Rollback, tells_when_the_run_then_ends_after_more_epochs_than_asked_for) {
+    RunOptions o = options("epochs", SpikePolicy::rollback);
+    o.train.epochs = 1;
+    o = with_steps_of_epochs(o, *files_);
+    ::testing::internal::CaptureStderr();
+    run(o);
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                HasSubstr(fmt::format("train.epochs (1) are {} steps of 4 samples, but the 80 steps before took 400",
+                                      o.train.steps)));
 }
 
 TEST_F(Rollback, is_the_same_bit_for_bit_also_when_resumed_and_alike_on_two_ranks) {

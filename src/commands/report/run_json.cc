@@ -243,13 +243,13 @@ std::string dumped(json const& value) { return value.dump(-1, ' ', true, json::e
 std::string run_json(FileSystem& files, std::string const& path, plot::Metrics const& run, Room const& room) {
     Path const folder = files.is_directory(path) ? Path(path) : Path(path).parent_path();
     std::string text = fmt::format(R"({{"name":{},"series":{{)", dumped(printable(run.name)));
-    auto const seconds = run.series.find("seconds");
+    auto const timed = run.series.find("seconds");
+    auto const seconds = timed == run.series.end() ? std::vector<plot::Point>() : plot::drawable(timed->second);
     constexpr auto kRates = std::to_array<std::string_view>({"tokens_per_s", "tflops", "mfu"});
     for (auto const& [key, points] : run.series) {
         if (text.back() == '}') text += ',';
-        bool const over_time = seconds != run.series.end() && std::ranges::find(kRates, key) != kRates.end();
-        text += fmt::format("{}:{}", dumped(printable(key)),
-                            series_json(points, room, over_time ? &seconds->second : nullptr));
+        bool const over_time = !seconds.empty() && std::ranges::find(kRates, key) != kRates.end();
+        text += fmt::format("{}:{}", dumped(printable(key)), series_json(points, room, over_time ? &seconds : nullptr));
     }
     json const blocks = last_lines(files, folder / "blocks.jsonl", 1, blocks_of);
     json const facts = object_of(text_of(files, folder / "run.json"));

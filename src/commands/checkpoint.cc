@@ -289,7 +289,7 @@ Action declare_checkpoint(CLI::App& app) {
     };
     add("inspect", "List tensors, shapes, layout and hashes; reads no values", 1);
     add("verify", "Check the files of a checkpoint, or of a run's checkpoints, by their hashes", 1);
-    add("diff", "Difference per tensor: largest, relative to the first, cosine; exit code 1 if there is any", 2);
+    add("diff", "Differences by tensor: largest, relative to the first, cosine; code 1 if any", 2);
     return [typed](FileSystem& files) { return run(typed->command, typed->folders, files); };
 }
 

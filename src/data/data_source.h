@@ -28,7 +28,7 @@ class DataSource {
     /// Samples in all data sets together. Training goes on for ever: each data set starts a new epoch, in another
     /// order, whenever its own samples are used up. Validation repeats after this many.
     virtual int64_t samples_per_epoch() const = 0;
-    /// How often as many samples read each data set ("a 0.5 times, b 50.5 times"), where that is not about once.
+    /// How often an epoch reads each data set, as "a 0.5 times, b 50.5 times". Empty if it reads each about once.
     virtual std::string uneven_reads() const { return {}; }
     /// Appends `sequence_length` tokens of sample `index` (any number >= 0) to the batch: a sample is whole documents
     /// or pieces of them, each sample starts a new document, and what is left of it is padding without loss.

@@ -20,8 +20,8 @@ void describe(Schema& schema, TrainOptions& options) {
     schema
         .add("steps", options.steps, between(1, kMostSteps), "optimizer steps of the whole run, resumed parts included")
         .add("epochs", options.epochs, between(0, 1e6),
-             "as many samples as all training sets have together, so passes over each where their weights are in "
-             "proportion to their samples: train.steps follows from it, rounded up; 0: train.steps counts")
+             "an epoch has as many samples as all training sets together, and reads each set once if the weights are "
+             "proportional to the sets' samples; train.steps follows from it, rounded up. 0: train.steps counts")
         .add("global_batch_size", options.global_batch_size, between(1, 1 << 30),
              "samples per step over all ranks; gradient accumulation follows from it")
         .add("micro_batch_size", options.micro_batch_size, between(1, 1 << 16), "samples per rank and forward pass")

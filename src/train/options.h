@@ -33,7 +33,7 @@ void describe(Schema& schema, ProfileOptions& options);
 
 struct TrainOptions {
     int64_t steps = 1000;
-    double epochs = 0;               ///< passes over the training data, from which steps follow; 0: steps counts
+    double epochs = 0;               ///< of all training sets together; steps follows from it. 0: steps counts
     int64_t global_batch_size = 8;   ///< samples per step over all ranks; accumulation follows from it
     int64_t micro_batch_size = 1;    ///< samples per rank and forward pass
     std::string recompute = "none";  ///< levels by layer: parse_recompute()

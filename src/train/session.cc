@@ -130,8 +130,6 @@ RunOptions with_steps_of_epochs(RunOptions options, FileSystem& files) {
     if (train.epochs == 0) return options;
     auto const data =
         open_data(options.data, Split::train, static_cast<uint64_t>(options.seed), options.model.vocab_size, files);
-    if (std::string const reads = data->uneven_reads(); !reads.empty())
-        log::warn("by the data sets' weights one epoch reads {}", reads);
     double const samples = train.epochs * static_cast<double>(data->samples_per_epoch());
     double const steps = std::ceil(samples / static_cast<double>(train.global_batch_size));
     if (steps > static_cast<double>(kMostSteps))

@@ -99,6 +99,8 @@ void Trainer::start() {
     std::string const of_them = trained == all ? "" : fmt::format(", {} of them trained", format_count(trained));
     log::info("{} parameters{}, {}; {}", format_count(all), of_them, layout_text(mesh_, session_.ops()),
               train_data_->summary());
+    if (std::string const reads = train_data_->uneven_reads(); folder_ && options_.train.epochs > 0 && !reads.empty())
+        log::warn("with these weights of the data sets, one epoch reads {}", reads);
     say_precision();
     state_.seed = static_cast<uint64_t>(options_.seed);
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {kDataSummary, train_data_->summary()}};

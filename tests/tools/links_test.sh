@@ -3,7 +3,7 @@
 # folder of the sources.
 set -euo pipefail
 cd "$PERIGEE_SOURCE"
-mapfile -t pages < <(find README.md CONTRIBUTING.md docs kernels -name '*.md')
+mapfile -t pages < <(find README.md CONTRIBUTING.md docs kernels tools -name '*.md')
 [ ${#pages[@]} -gt 10 ] || { echo "only ${#pages[@]} pages"; exit 1; }
 perl -e '
     use strict;

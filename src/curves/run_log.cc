@@ -35,17 +35,23 @@ class LineValues final : public nlohmann::json_sax<nlohmann::json> {
         depth_ = 0;
         step_ = -1;
         is_object_ = false;
+        held_out_.clear();
         return nlohmann::json::sax_parse(line, this) && is_object_ && step_ >= 0 && step_ <= kLargestStep;
     }
     std::span<Value const> values() const { return {values_.data(), count_}; }
     double step() const { return step_; }
+    /// The line's `eval_data`; empty without one.
+    std::string const& held_out() const { return held_out_; }
 
     bool null() override { return take(kNaN); }
     bool boolean(bool) override { return take(kNaN); }
     bool number_integer(number_integer_t value) override { return take(static_cast<double>(value)); }
     bool number_unsigned(number_unsigned_t value) override { return take(static_cast<double>(value)); }
     bool number_float(number_float_t value, string_t const&) override { return take(value); }
-    bool string(string_t&) override { return take(kNaN); }
+    bool string(string_t& text) override {
+        if (depth_ == 1 && is_object_ && !is_step_ && values_[count_].key == "eval_data") held_out_.swap(text);
+        return take(kNaN);
+    }
     bool binary(binary_t&) override { return take(kNaN); }
     bool start_object(size_t) override {
         if (depth_ == 0) is_object_ = true;
@@ -88,6 +94,7 @@ class LineValues final : public nlohmann::json_sax<nlohmann::json> {
     size_t count_ = 0;
     int64_t depth_ = 0;
     double step_ = -1;
+    std::string held_out_;
     bool is_object_ = false;
     bool is_step_ = false;
 };
@@ -144,6 +151,8 @@ Metrics read_metrics(FileSystem& files, std::string const& path) {
             if (ended) ++run.unreadable_lines;  // one without its end is being written
             return;
         }
+        if (std::string const& data = line_values.held_out(); !data.empty() && data != run.held_out)
+            run.held_out = data, run.held_out_since = line_values.step();
         for (auto const& [key, number] : line_values.values()) {
             auto found = run.series.find(key);
             if (found == run.series.end()) found = run.series.emplace(key, std::vector<Point>()).first;

@@ -26,6 +26,8 @@ struct Metrics {
     std::string name;                                               ///< of the run's folder
     std::map<std::string, std::vector<Point>, std::less<>> series;  ///< steps rise strictly; keys with any number
     int64_t unreadable_lines = 0;  ///< not counting a last line that is still being written
+    std::string held_out = {};     ///< `eval_data` of the last evaluation
+    double held_out_since = 0;     ///< step of the first evaluation on it; losses before do not compare
 };
 
 /// Reads `path`/metrics.jsonl, or `path` itself when it is a file. A step that comes again, as after a resume, replaces

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "checkpoint/manifest.h"
 #include "hf/schema_json.h"
+#include "io/sha256.h"
 #include "train/session.h"
 #include "train/snapshot.h"
 
@@ -176,6 +177,22 @@ std::optional<RunOptions> options_in(FileSystem& files, Path const& folder) {
     Path const manifest = folder / kManifestName;
     if (!files.exists(manifest)) return std::nullopt;
     return stored_options(Manifest::parse(files.read_text(manifest, kMaxManifestBytes), manifest.string()).state);
+}
+
+std::string held_out_data(RunOptions const& options, std::map<std::string, std::string> const& contents) {
+    DataOptions const& data = options.data;
+    std::string text =
+        fmt::format("{} samples of {}, packing {}, mask {}, fraction {}", options.eval.samples, data.sequence_length,
+                    static_cast<int>(data.packing), data.document_mask, data.validation_fraction);
+    if (data.mock_data)
+        text += fmt::format(", made up {} {} {} {} {} {}", options.seed, options.model.vocab_size,
+                            static_cast<int>(data.mock.task), data.mock.topic_tokens, data.mock.facts_per_topic,
+                            data.mock.questions);
+    char const* const held_out = data.validation.empty() ? "train." : "validation.";
+    for (auto const& [key, found] : contents)
+        if (key.starts_with(held_out)) text += ", " + found;
+    constexpr size_t kDigits = 16;
+    return sha256(text).substr(0, kDigits);
 }
 
 std::vector<OptionChange> changes(RunOptions const& before, RunOptions const& now) {

@@ -2,6 +2,7 @@
 // differ, which of them define the model (Field::defines_model), whether the data is the same.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,10 @@ std::optional<RunOptions> stored_options(RunState const& state);
 
 /// The same of the checkpoint in `folder`, whose tensors are neither read nor verified; nothing where there is none.
 std::optional<RunOptions> options_in(FileSystem& files, Path const& folder);
+
+/// What tells held-out losses that compare from others: a hash of the held-out data, by `contents` (as fingerprints()
+/// has them), of how samples are made of it, and of how many are read.
+std::string held_out_data(RunOptions const& options, std::map<std::string, std::string> const& contents);
 
 /// An option that differs; values as JSON.
 struct OptionChange {

@@ -77,8 +77,8 @@ Path made(FileSystem& files, Path const& folder) {
 
 EventFile::EventFile(FileSystem& files, Path const& folder, int64_t step) : file_(files, made(files, folder)) {
     record(wall_time() + text(3, "brain.Event:2"));
-    constexpr int64_t kStart = 1;  // SessionLog.START: drops later steps of earlier files
-    record(wall_time() + integer(2, step + 1) + text(7, integer(1, kStart)));
+    constexpr int64_t kStart = 1;  // SessionLog.START: drops these steps of earlier files
+    record(wall_time() + integer(2, step) + text(7, integer(1, kStart)));
 }
 
 void EventFile::append(std::string_view metrics) {

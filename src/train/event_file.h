@@ -12,8 +12,8 @@ namespace perigee {
 
 class EventFile {
   public:
-    /// A new file in `folder`, which is made where it is missing. What earlier files of the folder say about steps
-    /// after `step` no longer counts.
+    /// A new file in `folder`, which is made where it is missing. What earlier files of the folder say about `step` and
+    /// later ones no longer counts.
     EventFile(FileSystem& files, Path const& folder, int64_t step);
     /// The numbers of a line of metrics.jsonl, at its `step`; what begins with `eval_` under eval/, the rest under
     /// train/. On a full disk records wait, as LineFile says.

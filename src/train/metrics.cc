@@ -49,6 +49,7 @@ std::string to_json(EvalReport const& r) {
     std::string text =
         fmt::format(R"({{"step":{},"eval_loss":{},"eval_perplexity":{},"eval_accuracy":{},"eval_loss_weight":{})",
                     r.step, number(r.loss), number(std::exp(r.loss)), number(r.accuracy), number(r.loss_weight));
+    if (!r.data.empty()) text += fmt::format(R"(,"eval_data":"{}")", r.data);
     if (r.bits_per_byte) text += fmt::format(R"(,"eval_bits_per_byte":{})", number(*r.bits_per_byte));
     for (size_t i = 0; i < r.layers.size(); ++i) {
         text += fmt::format(R"(,"eval_reach_{}":{})", i, number(r.layers[i].reach));

@@ -55,6 +55,7 @@ struct EvalReport {
     double loss = 0;
     double accuracy = 0;  ///< share of the loss weight on tokens whose target is the likeliest
     double loss_weight = 0;
+    std::string data = {};                     ///< held_out_data(), where it is known
     std::optional<double> bits_per_byte = {};  ///< of the text that the targets stand for, where it is known
     std::vector<LayerReach> layers = {};       ///< with eval.reach
 };

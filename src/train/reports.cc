@@ -119,6 +119,7 @@ bool Trainer::run_evaluation() {
     session_.arena().settle();
     log::info("step {}: eval loss {:.4f}, perplexity {:.4f}, accuracy {:.4f}", r.step, r.loss, std::exp(r.loss),
               r.accuracy);
+    r.data = held_out_;
     if (folder_) folder_->append_metrics(to_json(r));
     if (options_.eval.blocks)
         if (std::string const map = block_map(session_, *validation_data_, r.step, selections); folder_ && !map.empty())

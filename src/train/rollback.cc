@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "checkpoint/agree.h"
 #include "checkpoint/folders.h"
+#include "train/described.h"
 #include "train/trainer.h"
 
 namespace perigee {
@@ -42,10 +43,20 @@ void Trainer::keep_checkpoint_before(int64_t step) {
     log::info("the checkpoint of step {}, before the spike, will not be pruned", good);
 }
 
+bool Trainer::measured_elsewhere(RunState const& then) const {
+    if (!folder_ || !then.best) return false;
+    auto const before = stored_options(then);
+    if (!before || held_out_data(*before, then.data) == held_out_) return false;
+    log::warn("the held-out data has changed since step {} was the best: only losses on the new data count from now on",
+              then.best->step);
+    return true;
+}
+
 RunState Trainer::state_of(std::optional<Checkpoint> const& found) {
     RunState state = found ? found->state() : RunState{};
     // Losses of another run or of other data are no measure for these; another run's checkpoints lie elsewhere.
     if (!state.run_id.empty() && state.run_id != state_.run_id) state.best = {}, state.spikes = {};
+    if (mesh_.world().any(measured_elsewhere(state))) state.best = {};
     if (mesh_.world().any(folder_ && state.data != state_.data)) state.spikes.losses = {}, state.spikes.grad_norms = {};
     state.seed = state_.seed;
     state.run_id = state_.run_id;

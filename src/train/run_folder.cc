@@ -13,6 +13,7 @@
 #include "base/printable.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
+#include "train/described.h"
 #include "train/failure.h"
 
 namespace perigee {
@@ -83,6 +84,22 @@ void cut(FileSystem& files, Path const& path, Again&& is_done_again) {
     if (files.exists(path)) files.append(path)->truncate(keep);
 }
 
+/// Calls `use` with each evaluation that has a loss.
+template <class Use>
+void for_each_evaluation(FileSystem& files, Path const& path, Use&& use) {
+    for_each_line(files, path, [&](MetricLine const& line) {
+        if (line.text.find("\"eval_loss\"") == line.text.npos) return true;
+        auto const metric = read_metric(line, path);
+        if (!metric) return false;
+        auto const loss = metric->object.find("eval_loss"), data = metric->object.find("eval_data");
+        if (loss == metric->object.end() || !loss->is_number()) return true;
+        EvalReport report{.step = metric->step, .loss = loss->get<double>()};
+        if (data != metric->object.end() && data->is_string()) report.data = data->get<std::string>();
+        use(report);
+        return true;
+    });
+}
+
 }  // namespace
 
 RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::move(path)) {
@@ -132,13 +149,17 @@ void RunFolder::mirror_log() {
     log::mirror([log = log_.get()](std::string const& text) { log->append(text); });
 }
 
-void RunFolder::rewind_metrics(int64_t step, bool evaluates) {
+std::vector<std::string> RunFolder::rewind_metrics(int64_t step, bool evaluates) {
     metrics_.reset(), samples_.reset(), blocks_.reset();
+    std::vector<std::string> of_step;
     auto const again = [=](Metric const& metric) { return metric.step > step || (evaluates && metric.step == step); };
     cut(*files_, path_ / kMetrics, [&](Metric const& metric) {
-        return metric.step > step || (again(metric) && metric.object.contains("eval_loss"));
+        bool const goes = metric.step > step || (again(metric) && metric.object.contains("eval_loss"));
+        if (!goes && metric.step == step) of_step.push_back(metric.object.dump());
+        return goes;
     });
     for (char const* const of_evaluations : {kSamples, kBlocks}) cut(*files_, path_ / of_evaluations, again);
+    return of_step;
 }
 
 bool is_own(Checkpoint const& found, Path const& output_dir) {
@@ -147,43 +168,44 @@ bool is_own(Checkpoint const& found, Path const& output_dir) {
                                        missing);
 }
 
-std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir) {
+std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir, std::string const& held_out) {
     std::optional<EvalReport> best;
-    Path const path = output_dir / kMetrics;
-    for_each_line(files, path, [&](MetricLine const& line) {
-        if (line.text.find("\"eval_loss\"") == line.text.npos) return true;
-        auto const metric = read_metric(line, path);
-        if (!metric) return false;
-        auto const loss = metric->object.find("eval_loss");
-        if (loss == metric->object.end() || !loss->is_number()) return true;
-        EvalReport const report{.step = metric->step, .loss = loss->get<double>()};
+    for_each_evaluation(files, output_dir / kMetrics, [&](EvalReport const& report) {
         bool const better = !best || report.loss < best->loss;
-        if (better && files.exists(checkpoint_root(output_dir) / step_name(report.step))) best = report;
-        return true;
+        if (!better || (!report.data.empty() && report.data != held_out)) return;
+        if (files.exists(checkpoint_root(output_dir) / step_name(report.step))) best = report;
     });
     return best;
 }
 
 std::optional<RunState::Best> best_checkpoint(FileSystem& files, Path const& output_dir) {
-    std::optional<RunState::Best> best;
-    if (auto const evaluated = best_evaluation(files, output_dir)) best = {evaluated->step, evaluated->loss};
     Path const root = checkpoint_root(output_dir);
-    if (!files.exists(root)) return best;
+    if (!files.exists(root)) return std::nullopt;
+    RunState newest;
     for (StepFolder const& folder : step_folders(files, root)) {
         try {
             Path const path = root / folder.name / kManifestName;
-            auto const recorded = Manifest::parse(files.read_text(path, kMaxManifestBytes), path.string()).state.best;
-            bool const better = recorded && (!best || recorded->loss < best->loss);
-            if (better && files.exists(root / step_name(recorded->step))) best = recorded;
-            return best;
+            newest = Manifest::parse(files.read_text(path, kMaxManifestBytes), path.string()).state;
+            break;
         } catch (Error const&) {  // a damaged one: an older one may say
         }
     }
+    auto best = newest.best;
+    if (best && !files.exists(root / step_name(best->step))) best.reset();
+    auto const options = stored_options(newest);
+    std::string held_out = options ? held_out_data(*options, newest.data) : "";
+    EvalReport last;
+    for_each_evaluation(files, output_dir / kMetrics, [&](EvalReport const& report) { last = report; });
+    if (!last.data.empty() && last.data != held_out && (!best || last.step >= newest.step))
+        best.reset(), held_out = last.data;
+    auto const evaluated = best_evaluation(files, output_dir, held_out);
+    if (evaluated && (!best || evaluated->loss <= best->loss)) best = {evaluated->step, evaluated->loss};
     return best;
 }
 
-void RunFolder::write_events(int64_t step) {
+void RunFolder::write_events(int64_t step, std::vector<std::string> const& lines) {
     events_ = std::make_unique<EventFile>(*files_, path_ / "tensorboard", step);
+    for (std::string const& line : lines) events_->append(line);
 }
 
 void RunFolder::append(std::unique_ptr<LineFile>& file, char const* name, std::string const& json_object) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "io/file_system.h"
@@ -33,10 +34,11 @@ class RunFolder {
     /// Copies every log line into log.txt from now on.
     void mirror_log();
     /// Drops what a run resumed at `step` will do again, of metrics, samples and blocks: all later steps and, where it
-    /// `evaluates` first, the evaluation of this one.
-    void rewind_metrics(int64_t step, bool evaluates);
-    /// Metrics go to TensorBoard's event files in `tensorboard` as well, from this step on.
-    void write_events(int64_t step);
+    /// `evaluates` first, the evaluation of this one. Returns the metrics of this step that stay.
+    std::vector<std::string> rewind_metrics(int64_t step, bool evaluates);
+    /// Metrics go to TensorBoard's event files in `tensorboard` as well, beginning with `lines`, which are all that
+    /// there is of this step.
+    void write_events(int64_t step, std::vector<std::string> const& lines);
     /// Appends one JSON object as a line. A failing disk does not stop the run: lines wait in memory, as LineFile says.
     void append_metrics(std::string const& json_object);
     /// The same to samples.jsonl and blocks.jsonl, lines with a step.
@@ -68,11 +70,12 @@ Path checkpoint_root(Path const& output_dir);
 /// Whether the checkpoint is the one of its step in the run's folder, however its path is written.
 bool is_own(Checkpoint const& found, Path const& output_dir);
 
-/// The evaluation with the lowest loss, by the run's metrics, of those whose checkpoint exists; of equal ones the
-/// earliest. A checkpoint itself records only what was evaluated before it, and those of older programs nothing.
-std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir);
+/// The evaluation with the lowest loss, by the run's metrics, of those on this held_out_data() whose checkpoint exists;
+/// of equal ones the earliest. Evaluations of older programs do not say on which data they were, and count. A
+/// checkpoint itself records only what was evaluated before it, and those of older programs nothing.
+std::optional<EvalReport> best_evaluation(FileSystem& files, Path const& output_dir, std::string const& held_out);
 /// The best checkpoint there is, by what the newest one records and by the metrics, which also have the evaluations
-/// after it.
+/// after it. Of several held-out data the last counts.
 std::optional<RunState::Best> best_checkpoint(FileSystem& files, Path const& output_dir);
 
 }  // namespace perigee

@@ -107,6 +107,7 @@ void Trainer::start() {
     state_.options = options_text(options_);
     if (folder_) {
         state_.data = fingerprints(options_.data, session_.files());
+        held_out_ = held_out_data(options_, state_.data);
         note_chat_template();
     }
     HostComm& world = mesh_.world();
@@ -129,11 +130,11 @@ void Trainer::start() {
 }
 
 void Trainer::rewind_folder() {
-    folder_->rewind_metrics(state_.step, evaluation_due());
-    if (options_.log.tensorboard) folder_->write_events(state_.step);
+    auto const of_step = folder_->rewind_metrics(state_.step, evaluation_due());
+    if (options_.log.tensorboard) folder_->write_events(state_.step, of_step);
     Path const root = checkpoint_root(options_.output_dir);
     if (state_.best && !session_.files().exists(root / step_name(state_.best->step))) state_.best.reset();
-    auto const best = best_evaluation(session_.files(), options_.output_dir);
+    auto const best = best_evaluation(session_.files(), options_.output_dir, held_out_);
     if (best) consider_best({best->step, best->loss});
 }
 

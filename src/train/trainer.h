@@ -79,6 +79,9 @@ class Trainer {
     int64_t good_checkpoint(int64_t step);
     void keep_checkpoint_before(int64_t step);
     void roll_back(StepReport const& report);
+    /// Whether the best checkpoint that `then` knows was found on other held-out data, which a warning tells. Rank 0
+    /// knows.
+    bool measured_elsewhere(RunState const& then) const;
     /// The state of a checkpoint, or of the beginning of the run.
     RunState state_of(std::optional<Checkpoint> const& found);
     void begin_save(bool last);
@@ -118,6 +121,7 @@ class Trainer {
     Saver saver_;
     Watchdog* watchdog_;
     RunState state_;
+    std::string held_out_;  ///< held_out_data(); rank 0 only
     Progress progress_;
     /// Stops the log from redrawing the progress bar, even if the constructor throws.
     struct LeavesLog {

@@ -132,6 +132,29 @@ TEST_F(ReportTest, TellsConfigPositionsSamplesBlocksAndWarnings) {
     EXPECT_EQ(data()["defaults"]["train.micro_batch_size"], "1");
 }
 
+TEST_F(ReportTest, OfAWarningOfSeveralLinesShowsAll) {
+    write("metrics.jsonl", "{\"step\":1,\"loss\":2.5}\n");
+    write("log.txt",
+          "2026-01-01 00:00:00  a b\n  no warning\n2026-01-01 00:00:01  warning: options differ:\n  seed: 1 -> 2\n"
+          "  train.steps: 3 -> 4\n2026-01-01 00:00:02  resumed\n  nor this\n2026-01-01 00:00:03  warning: one\n");
+    EXPECT_EQ(data()["runs"][0]["warnings"],
+              json({"2026-01-01 00:00:01  warning: options differ:\n  seed: 1 -> 2\n  train.steps: 3 -> 4",
+                    "2026-01-01 00:00:03  warning: one"}));
+}
+
+TEST_F(ReportTest, TheBestLossIsOfTheHeldOutDataOfTheLastEvaluation) {
+    write("metrics.jsonl", "[\"eval_data\"]\n{\"step\":1,\"loss\":2.5}\n[[\"eval_data\"]]\n");
+    EXPECT_TRUE(data()["runs"][0]["best_loss"].is_null());
+    write("metrics.jsonl",
+          "{\"step\":2,\"eval_loss\":1,\"eval_data\":\"a\"}\n{\"step\":4,\"eval_loss\":3,\"eval_data\":\"b\"}\n"
+          "{\"step\":6,\"eval_loss\":2,\"eval_data\":\"b\"}\n{\"step\":8,\"eval_loss\":null,\"eval_data\":\"b\"}\n");
+    EXPECT_EQ(data()["runs"][0]["best_loss"], 2.0);
+    EXPECT_EQ(data()["runs"][0]["held_out"], "b");
+    write("metrics.jsonl", "{\"step\":2,\"eval_loss\":1}\n{\"step\":4,\"eval_loss\":3}\n");
+    EXPECT_EQ(data()["runs"][0]["best_loss"], 1.0) << "an older program's";
+    EXPECT_EQ(data()["runs"][0]["held_out"], "");
+}
+
 TEST_F(ReportTest, AddsUpPositionsOfOneEvaluationOnly) {
     write("metrics.jsonl", "{\"step\":1,\"loss\":2.5}\n");
     auto const evaluation = [](std::string const& named, int64_t samples, double nll) {

@@ -6,10 +6,12 @@
 #include <cstdlib>
 
 #include "base/log.h"
+#include "checkpoint/folders.h"
 
 namespace perigee {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class RunFolderTest : public ::testing::Test {
@@ -47,9 +49,11 @@ TEST_F(RunFolderTest, rewinding_drops_later_steps_the_last_evaluation_and_a_torn
     }
     RunFolder folder(*files_, path_);
     std::string const before = text("metrics.jsonl");
-    folder.rewind_metrics(5, /*evaluates=*/false);
+    auto stay = folder.rewind_metrics(5, /*evaluates=*/false);
+    EXPECT_THAT(stay, ElementsAre(R"({"step":5})", R"({"eval_loss":2.5,"step":5})"));
     EXPECT_EQ(text("metrics.jsonl") + R"({"st)" + "\n", before) << "a run that does not evaluate here again";
-    folder.rewind_metrics(5, true);
+    stay = folder.rewind_metrics(5, true);
+    EXPECT_THAT(stay, ElementsAre(R"({"step":5})"));
     EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4}\n{\"step\":5}\n");
     folder.rewind_metrics(2, true);
     folder.append_metrics(R"({"step":3,"again":true})");
@@ -87,7 +91,7 @@ TEST_F(RunFolderTest, a_line_that_nobody_could_have_written_is_named_and_no_faul
         RunFolder folder(*files_, path_);
         for (bool const rewinds : {true, false}) {
             try {
-                rewinds ? folder.rewind_metrics(5, true) : (void)best_evaluation(*files_, path_);
+                rewinds ? (void)folder.rewind_metrics(5, true) : (void)best_evaluation(*files_, path_, "");
                 ADD_FAILURE() << "accepted: " << line;
             } catch (Error const& e) {
                 EXPECT_EQ(e.category(), Category::data);
@@ -97,6 +101,17 @@ TEST_F(RunFolderTest, a_line_that_nobody_could_have_written_is_named_and_no_faul
         }
         EXPECT_EQ(text("metrics.jsonl"), fmt::format("{}{}\n{}", whole, line, whole)) << "lines were lost";
     }
+}
+
+TEST_F(RunFolderTest, losses_on_other_held_out_data_are_not_the_best) {
+    files_->replace_text(
+        path_ / "metrics.jsonl",
+        "{\"step\":1,\"eval_loss\":1,\"eval_data\":\"a\"}\n{\"step\":2,\"eval_loss\":3,\"eval_data\":\"b\"}\n"
+        "{\"step\":3,\"eval_loss\":2,\"eval_data\":\"a\"}\n{\"step\":4,\"eval_loss\":4}\n");
+    for (int step = 2; step <= 4; ++step) files_->make_directories(checkpoint_root(path_) / step_name(step));
+    EXPECT_EQ(best_evaluation(*files_, path_, "a")->step, 3) << "step 1 has no checkpoint";
+    EXPECT_EQ(best_evaluation(*files_, path_, "b")->step, 2);
+    EXPECT_EQ(best_evaluation(*files_, path_, "c")->step, 4) << "an older program's, which does not say";
 }
 
 TEST_F(RunFolderTest, log_lines_are_copied_into_the_folder) {

@@ -26,6 +26,7 @@ steps = len(wanted["train/loss"])
 assert steps >= at_least, steps
 for tag, values in wanted.items():
     found = {e.step: e.value for e in events.Scalars(tag)}
+    assert len(found) == len(events.Scalars(tag)), (tag, "has a step twice")
     for step, value in list(values.items())[:at_least]:
         assert abs(found[step] - value) <= 1e-6 * abs(value), (tag, step, found[step], value)
     if at_least == steps:

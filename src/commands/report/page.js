@@ -154,11 +154,12 @@ function curves(runs) {
 function summary(runs) {
     const last = (run, key) => { const s = run.series[key]; return s ? s.y[s.y.length - 1] : null; };
     const mean = (run, key) => run.series[key] ? run.series[key].mean : null;
-    const best = run => run.series.eval_loss ? Math.min(...run.series.eval_loss.y.filter(y => y !== null)) : null;
+    const steps = run => { const s = run.series.tokens_so_far || run.series.loss; return s ? s.x[s.x.length - 1] : 0; };
     const facts = run => run.facts || {};
     const rows = [
-        ['steps', run => { const s = run.series.tokens_so_far || run.series.loss, n = s ? s.x[s.x.length - 1] : 0; const all = run.config['train.steps']; return s || all ? number(n) + (all ? ' of ' + number(+all) : '') : '-'; }],
-        ['last loss', run => number(last(run, 'loss'))], ['best held-out loss', run => number(best(run))],
+        ['steps', run => { const n = steps(run), all = run.config['train.steps']; return n || all ? number(n) + (all ? ' of ' + number(+all) : '') : '-'; }],
+        ['last loss', run => { const s = run.series.loss, at = s ? s.x[s.x.length - 1] : 0; return number(last(run, 'loss')) + (s && at < steps(run) ? ` at step ${at}` : ''); }], ['best held-out loss', run => number(run.best_loss)],
+        ['held-out data', run => new Set(runs.map(other => other.held_out).filter(Boolean)).size > 1 && run.held_out || '-'],
         ['tokens', run => number(last(run, 'tokens_so_far'))], ['epochs', run => number(last(run, 'epochs_so_far'), 3)],
         ['tokens/s, mean', run => number(mean(run, 'tokens_per_s'), 4)], ['MFU, mean', run => { const m = mean(run, 'mfu'); return m === null ? '-' : number(100 * m, 3) + '%'; }],
         ['hardware', run => facts(run).hardware || '-'], ['layout', run => facts(run).layout || '-'], ['parameters', run => number(facts(run).parameters)],

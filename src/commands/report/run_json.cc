@@ -216,9 +216,43 @@ SuiteSums suites_of(FileSystem& files, Path const& path) {
     return sums;
 }
 
-json warning_of(std::string_view line) {
-    if (line.find("warning: ") == line.npos && line.find("error: ") == line.npos) return {};
-    return printable(std::string(line));
+/// Of lines of a log, one after the other: what follows a warning without a time of its own belongs to it.
+class Warnings {
+  public:
+    void add(std::string_view line) {
+        bool const goes_on = line.starts_with(' ');
+        if (!goes_on) warns_ = line.find("warning: ") != line.npos || line.find("error: ") != line.npos;
+        if (!warns_) return;
+        std::string text = printable(std::string(line));
+        if (goes_on && !found_.empty()) {
+            found_.back() += "\n" + text;
+            return;
+        }
+        if (found_.size() == kMostWarnings) found_.pop_front();
+        found_.push_back(std::move(text));
+    }
+    json found() const { return std::vector<std::string>(found_.begin(), found_.end()); }
+
+  private:
+    std::deque<std::string> found_;
+    bool warns_ = false;
+};
+
+json warnings_of(FileSystem& files, Path const& path) {
+    Warnings warnings;
+    if (files.exists(path))
+        plot::for_each_line(*files.open(path), [&](std::string_view line, bool) { warnings.add(line); });
+    return warnings.found();
+}
+
+/// The lowest held-out loss, of those on the data of the last evaluation.
+json best_loss(plot::Metrics const& run) {
+    json best;
+    auto const losses = run.series.find("eval_loss");
+    if (losses == run.series.end()) return best;
+    for (plot::Point const& point : plot::drawable(losses->second))
+        if (point.x >= run.held_out_since && (best.is_null() || point.y < best.get<double>())) best = point.y;
+    return best;
 }
 
 /// Of blocks.jsonl, where every layer has a square of shares.
@@ -254,12 +288,13 @@ std::string run_json(FileSystem& files, std::string const& path, plot::Metrics c
     json const blocks = last_lines(files, folder / "blocks.jsonl", 1, blocks_of);
     json const facts = object_of(text_of(files, folder / "run.json"));
     SuiteSums const suites = suites_of(files, folder / "suites.jsonl");
-    text +=
-        fmt::format(R"(}},"config":{},"facts":{},"position":{},"items":{},"blocks":{},"samples":{},"warnings":{}}})",
-                    dumped(flat_config(text_of(files, folder / "config.yaml"))), facts.is_null() ? "{}" : dumped(facts),
-                    dumped(suites.positions()), dumped(suites.items()), blocks.empty() ? "null" : dumped(blocks[0]),
-                    dumped(last_lines(files, folder / "samples.jsonl", kMostSamples, object_of)),
-                    dumped(last_lines(files, folder / "log.txt", kMostWarnings, warning_of)));
+    text += fmt::format(
+        R"(}},"held_out":{},"best_loss":{},"config":{},"facts":{},"position":{},"items":{},"blocks":{},"samples":{},"warnings":{}}})",
+        dumped(printable(run.held_out)), dumped(best_loss(run)),
+        dumped(flat_config(text_of(files, folder / "config.yaml"))), facts.is_null() ? "{}" : dumped(facts),
+        dumped(suites.positions()), dumped(suites.items()), blocks.empty() ? "null" : dumped(blocks[0]),
+        dumped(last_lines(files, folder / "samples.jsonl", kMostSamples, object_of)),
+        dumped(warnings_of(files, folder / "log.txt")));
     return text;
 }
 

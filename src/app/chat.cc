@@ -31,6 +31,7 @@ class Lines {
             if (interrupts_.take()) return Event::interrupted;
             if (size_t const end = read_.find('\n'); end != std::string::npos) {
                 line = read_.substr(0, end);
+                if (line.ends_with('\r')) line.pop_back();
                 read_.erase(0, end + 1);
                 return Event::line;
             }

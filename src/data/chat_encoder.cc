@@ -50,6 +50,13 @@ size_t instructions(std::vector<Message> const& messages) {
     return end;
 }
 
+/// These templates would leave it out.
+void refuse_only_jinja(ConversationLine const& line) {
+    if (line.only_jinja.empty()) return;
+    fail(Category::data, "{} is not supported by this template; chat.template: auto is the one that may be able to",
+         line.only_jinja);
+}
+
 void append(std::vector<int32_t> const& tokens, float weight, EncodedChat& chat) {
     chat.tokens.insert(chat.tokens.end(), tokens.begin(), tokens.end());
     chat.weights.insert(chat.weights.end(), tokens.size(), weight);
@@ -227,20 +234,18 @@ std::vector<int32_t> ChatEncoder::prompt(std::vector<Message> const& messages) c
     return tokens;
 }
 
-std::vector<int32_t> ChatEncoder::prompt(ConversationLine const& line) { return prompt(line.messages); }
+std::vector<int32_t> ChatEncoder::prompt(ConversationLine const& line) {
+    refuse_only_jinja(line);
+    return prompt(line.messages);
+}
 
 std::vector<EncodedConversation> ChatEncoder::encode_all(std::vector<ConversationLine> const& lines) {
     std::vector<EncodedConversation> all;
     for (ConversationLine const& line : lines) {
         EncodedConversation& encoded = all.emplace_back();
         try {
-            if (line.only_jinja.empty())
-                encoded.documents.push_back(encode(line.messages));
-            else
-                encoded.problem = fmt::format(
-                    "{} is not supported by this template; chat.template: auto is the one that "
-                    "may be able to",
-                    line.only_jinja);
+            refuse_only_jinja(line);
+            encoded.documents.push_back(encode(line.messages));
         } catch (Error const& error) {
             if (error.category() != Category::data) throw;
             encoded.problem = error.what();

@@ -39,6 +39,8 @@ class HelperProcess {
     /// Exactly so many bytes of what it writes. Throws like ask().
     void read(std::span<char> bytes);
 
+    /// An earlier call found that it died, or ended it.
+    bool ended() const { return !process_; }
     /// Which Python runs, for messages.
     std::string const& python() const { return python_; }
     std::string const& what() const { return program_.what; }

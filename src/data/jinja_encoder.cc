@@ -110,7 +110,7 @@ JinjaEncoder::JinjaEncoder(JinjaTemplate chat, ChatOptions options, int64_t max_
 
 JinjaRenderer& JinjaEncoder::renderer(bool tools) {
     auto& wanted = tools && !chat_.tools_text.empty() ? tools_renderer_ : renderer_;
-    if (!wanted)
+    if (!wanted || wanted->ended())  // a server goes on after one conversation that its helper did not survive
         wanted = std::make_unique<JinjaRenderer>(chat_, tools, options_.jinja, special_names(*tokenizer_), patience_);
     return *wanted;
 }

@@ -43,6 +43,8 @@ class JinjaRenderer {
     JinjaRenderer(JinjaTemplate const& chat, bool with_tools, JinjaOptions const& options,
                   std::vector<std::string> const& names, std::chrono::milliseconds patience = kPatience);
 
+    /// Its helper has ended; everything that asks it throws.
+    bool ended() const { return helper_.ended(); }
     /// What ends an answer, as text; may be empty.
     std::string const& stop() const { return stop_; }
     /// What the template writes around short messages of all kinds.

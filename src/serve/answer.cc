@@ -105,6 +105,10 @@ std::string Answer::add(Event const& event) {
 }
 
 std::string Answer::end_now() {
+    if (std::ranges::any_of(choices_, &Choice::lacks_scores)) {
+        failure_ = "the time of this request was over before all prompts were read";
+        return {};
+    }
     std::string events;
     for (size_t i = 0; i < choices_.size(); ++i) {
         choices_[i].end(Finish::length);

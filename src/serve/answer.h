@@ -21,10 +21,13 @@ class Answer {
 
     /// Takes an event, and returns what is to be sent for it: nothing for answers that are not streamed.
     std::string add(Event const& event);
-    /// The time of the request is over: what there is counts as its answers.
+    /// The time of the request is over: what there is counts as its answers. Without the log-probabilities of a prompt
+    /// it has failed: a client would add up none.
     std::string end_now();
     bool complete() const;
     bool complete(size_t task) const { return choices_[task].finish().has_value(); }
+    /// Then what is sent at last is an error.
+    bool failed() const { return !failure_.empty(); }
     /// What is sent at last.
     std::string finish();
 

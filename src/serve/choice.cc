@@ -69,6 +69,7 @@ void Choice::release(std::string const& text) {
 }
 
 void Choice::add(PromptScores const& scores) {
+    scored_ = true;
     for (size_t t = 0; t < prompt_.ids.size(); ++t) {
         int32_t const id = prompt_.ids[t];
         bool const shown = t >= prompt_.names_from || !tokenizer_.is_special(id);

@@ -54,6 +54,8 @@ class Choice {
     void end(Finish finish);
 
     std::optional<Finish> const& finish() const { return finish_; }
+    /// Log-probabilities of the prompt are wanted and have not come.
+    bool lacks_scores() const { return request_.scores_prompt() && !scored_; }
     int64_t tokens() const { return tokens_; }
     /// What has come since the last call: text, an echo first, and tokens where log-probabilities are wanted.
     std::string take_text() { return std::exchange(text_, {}); }
@@ -76,6 +78,7 @@ class Choice {
     int64_t characters_ = 0;  ///< of the reported tokens, whole ones
     std::string begun_;       ///< bytes after them: the start of a character
     int64_t tokens_ = 0;
+    bool scored_ = false;  ///< its prompt
     std::optional<Finish> finish_;
 };
 

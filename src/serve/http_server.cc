@@ -1,6 +1,7 @@
 #include "serve/http_server.h"
 
 #include <httplib.h>
+#include <strings.h>
 
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -85,6 +86,9 @@ void answer_json(httplib::Response& response, Json const& json) {
     response.set_content(json.dump(-1, ' ', false, Json::error_handler_t::replace), kJson);
 }
 
+/// Case does not matter, and parameters may follow.
+bool is_json(std::string const& type) { return ::strncasecmp(type.c_str(), kJson, sizeof(kJson) - 1) == 0; }
+
 /// The host that a Host header names, without its port.
 std::string host_of(std::string const& header) {
     if (header.starts_with("[")) return header.substr(0, header.find(']') + 1);
@@ -129,6 +133,8 @@ bool write_some(Open& open, httplib::DataSink& sink) {
     bool const complete = open.answer.complete();
     if (complete) text += open.answer.finish();
     if (!text.empty() && !sink.write(text.data(), text.size())) return false;
+    // Its status was sent before, so the body stays without an end: clients see that it is no answer.
+    if (complete && open.answer.failed()) return false;
     if (complete) sink.done();
     return true;
 }
@@ -190,7 +196,8 @@ struct HttpServer::Impl {
             server.Post(path, [this, endpoint = endpoint](httplib::Request const& request, httplib::Response& response,
                                                           httplib::ContentReader const& reader) {
                 try {
-                    handle(endpoint, body_of(request, response, reader), response);
+                    std::string const body = body_of(request, response, reader);
+                    handle(endpoint, body, /*chunks=*/request.version != "HTTP/1.0", response);
                 } catch (Refusal const& refusal) {
                     answer_error(response, refusal);
                 }
@@ -222,24 +229,28 @@ struct HttpServer::Impl {
         std::string body;
         bool too_large = false, too_slow = false;
         bool const has_body = request.has_header("Content-Length") || request.has_header("Transfer-Encoding");
-        bool const whole = !has_body || reader([&](char const* data, size_t size) {
+        auto const take = [&](char const* data, size_t size) {
             too_large = too_large || size > most - body.size();
             too_slow = Clock::now() > deadline;
             if (too_large || too_slow) return false;
             body.append(data, size);
             return true;
-        });
+        };
+        // The library reads bodies in parts only by their parts. They are refused below.
+        auto const any_part = [](httplib::MultipartFormData const&) { return true; };
+        bool const whole = !has_body || (request.is_multipart_form_data() ? reader(any_part, take) : reader(take));
         if (too_large || response.status == 413)
             throw Refusal{.status = 413, .message = fmt::format("the body has more than {} bytes", most)};
         if (too_slow) throw Refusal{.status = 408, .message = "the body takes too long"};
         if (!whole) throw Refusal{.message = "the body is not whole"};
         // Bytes that nobody read would make the system reset the connection, and the client miss why.
-        if (!request.get_header_value("Content-Type").starts_with(kJson))
+        if (!is_json(request.get_header_value("Content-Type")))
             throw Refusal{.status = 415, .message = "Content-Type must be application/json"};
         return body;
     }
 
-    void handle(Endpoint endpoint, std::string const& body, httplib::Response& response) {
+    /// `chunks`: the client reads them. Else the answer ends with its connection.
+    void handle(Endpoint endpoint, std::string const& body, bool chunks, httplib::Response& response) {
         ServedRequest request = served.reader.read(endpoint, body);
         if (request.model.empty()) request.model = served.name;
         char const* const type = request.stream ? "text/event-stream" : kJson;
@@ -258,9 +269,12 @@ struct HttpServer::Impl {
         refuse_unless(served.queue.submit(opened->exchange), "too many texts wait; try again");
         refuse_unless(opened->exchange->wait_for_start(opened->deadline),
                       "others took all the time that this request has; try again");
-        response.set_chunked_content_provider(
-            type, [opened](size_t, httplib::DataSink& sink) { return write_some(*opened, sink); },
-            [opened](bool) { opened->exchange->abandon(); });
+        auto const write = [opened](size_t, httplib::DataSink& sink) { return write_some(*opened, sink); };
+        auto const leave = [opened](bool) { opened->exchange->abandon(); };
+        if (chunks)
+            response.set_chunked_content_provider(type, write, leave);
+        else
+            response.set_content_provider(type, write, leave);
     }
 
     Served const served;

@@ -96,6 +96,11 @@ std::map<std::string, std::vector<Json>> const& without_effect() {
     return keys;
 }
 
+bool asks_for_usage(Json const& stream_options) {
+    Json const wanted = stream_options.value("include_usage", Json(nullptr));
+    return !wanted.is_null() && truth("stream_options.include_usage", wanted);
+}
+
 /// True where the key is one that both endpoints have.
 bool read_common(std::string const& key, Json const& value, ServedRequest& request) {
     constexpr int64_t kMost = int64_t{1} << 30;
@@ -124,7 +129,7 @@ bool read_common(std::string const& key, Json const& value, ServedRequest& reque
     else if (key == "stream")
         request.stream = truth("stream", value);
     else if (key == "stream_options" && value.is_object())
-        request.stream_usage = truth("stream_options.include_usage", value.value("include_usage", Json(false)));
+        request.stream_usage = asks_for_usage(value);
     else
         return false;
     return true;

@@ -11,7 +11,8 @@ Conversation::Conversation(Session& session, RunState const& state)
     : session_(session), encoder_(session, state), model_(session, session.selections(state.step)) {
     if (!encoder_.chats())
         fail(Category::config,
-             "a conversation needs a chat template: data.tokenizer ({}) brings none, and chat.template names none",
+             "a conversation needs a chat template: chat.template is none, or it is auto and data.tokenizer ({}) "
+             "brings none",
              session.options().data.tokenizer);
     forget();
 }

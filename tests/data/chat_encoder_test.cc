@@ -156,6 +156,19 @@ TEST_F(ChatEncoderTest, GenerationBeginsAsTrainingDid) {
     EXPECT_THAT(encoder({}).stop(), ElementsAre(256));
 }
 
+TEST_F(ChatEncoderTest, GenerationRefusesWhatTheTemplateWouldLeaveOut) {
+    auto chatml = encoder({.format = ChatFormat::chatml});
+    std::string const asks = R"({"messages": [{"role": "user", "content": "u"})";
+    for (std::string const more : {R"(], "tools": [{"name": "f"}]})",
+                                   R"(, {"role": "assistant", "content": null, "tool_calls": [{"name": "f"}]}]})",
+                                   R"(, {"role": "assistant", "content": "a", "reasoning_content": "r"}]})"})
+        EXPECT_THAT(error_of(Category::data, [&] { chatml.prompt(parse_conversation(asks + more)); }),
+                    HasSubstr("is not supported by this template"))
+            << more;
+    EXPECT_EQ(chatml.prompt(parse_conversation(asks + R"(], "tools": []})")),
+              chatml.prompt(std::vector<Message>{{"user", "u"}}));
+}
+
 TEST_F(ChatEncoderTest, UnknownRolesAreNamed) {
     EXPECT_THAT(error_of(Category::data,
                          [&] {

@@ -147,6 +147,11 @@ hello = [{"role": "user", "content": "hello"}]
 server.post("/v1/chat/completions", messages=hello, max_tokens=2, tools=[], tool_choice="none", parallel_tool_calls=True,
             response_format={"type": "text"}, service_tier="auto", ignore_eos=False, store=False, metadata=None)
 server.refused("/v1/chat/completions", 400, messages=hello, max_tokens=2, response_format={"type": "json_object"})
+tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", **tool}]}
+for more in (dict(messages=hello, tools=[tool]), dict(messages=[*hello, called])):
+    assert "not supported by this template" in server.refused("/v1/chat/completions", 400, **more)
+server.events("/v1/completions", prompt="a", max_tokens=1, stream_options={"include_usage": None})
 assert "logprobs is not true" in server.refused("/v1/chat/completions", 400, messages=hello, top_logprobs=2)
 status, text = server.request("POST", "/v1/completions", '{"prompt": "a", "temperature": 1e400}', raw=True)
 assert status == 400 and b"out of range" in text, (status, text)
@@ -157,9 +162,23 @@ for body, want_status in ((b"{", 400), (b"[1]", 400), (b'{"prompt": "a", "prompt
     status, text = server.request("POST", "/v1/completions", body, raw=True)
     assert status == want_status and "error" in json.loads(text), (status, text)
 assert server.request("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"}, raw=True)[0] == 415
+asks = b'{"prompt": "a", "max_tokens": 2}'
+assert server.request("POST", "/v1/completions", asks, {"Content-Type": "Application/JSON"}, raw=True)[0] == 200
+parts = b'--x\r\nContent-Disposition: form-data; name="prompt"\r\n\r\na\r\n--x--\r\n'
+in_parts = {"Content-Type": "multipart/form-data; boundary=x"}
+assert server.request("POST", "/v1/completions", parts, in_parts, raw=True)[0] == 415
 connection = socket.create_connection(("127.0.0.1", server.port))
 connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n")  # no length: no body
 assert b" 415 " in connection.recv(100)
+
+# A client of HTTP/1.0 knows no chunks.
+for body in (asks, asks[:-1] + b', "stream": true}'):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        head, text = b"".join(iter(lambda: connection.recv(4096), b"")).split(b"\r\n\r\n", 1)
+        assert b"chunked" not in head, head
+        assert text.endswith(b"data: [DONE]\n\n") if b"stream" in body else json.loads(text)["choices"], text
 
 # The body of a refused request is no next request of its connection.
 hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -15,6 +15,10 @@ printf 'one' | chat --max-tokens 12 generate.temperature=0 >"$scratch/one" 2>"$s
 cmp -s <(head -c "$(stat -c %s "$scratch/one")" "$scratch/printed") "$scratch/one" || complain "another first answer"
 tail -c "$(stat -c %s "$scratch/one")" "$scratch/printed" | cmp -s - "$scratch/one" || complain "another answer after /new"
 
+printf 'one\r\n/exit\r\nthree\r\n' | chat --max-tokens 12 generate.temperature=0 >"$scratch/printed" 2>"$scratch/log" ||
+    complain "lines that end with CR LF: exit $?"
+cmp -s "$scratch/one" "$scratch/printed" || complain "another answer where lines end with CR LF"
+
 code=0
 chat chat.template=none </dev/null >"$scratch/printed" 2>"$scratch/log" || code=$?
 [ "$code" = 2 ] && grep -qF 'needs a chat template' "$scratch/log" || complain "no template: exit $code"

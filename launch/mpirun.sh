@@ -12,12 +12,18 @@
 #     (code 7);
 #   - where standard error is a terminal, rank 0 writes to it directly, and shows its progress there;
 #   - of what mpirun says about a rank that died, one line is kept;
+#   - the job outlives the reader of its log; a result that standard output does not take ends it with code 3;
 #   - with --restarts N, a training job that crashed or hung starts again from its last checkpoint, at most N times
 #     (launch/restarts.sh); on this host with fewer ranks where GPUs are lost and the config allows it.
 # The exit code is mpirun's: 0, or the code of a rank (75: told to stop, and saved what there was to save).
 asked=
 trap 'asked=${EPOCHREALTIME/[.,]/}' TERM INT USR1 HUP
+trap '' PIPE
 set -uo pipefail
+# A new file takes the lowest free number. What is written to a closed standard output fails, as it should.
+[ -e /dev/fd/0 ] || exec 0</dev/null
+[ -e /dev/fd/1 ] || exec 1</dev/null
+[ -e /dev/fd/2 ] || exec 2>/dev/null
 hostfile= restarts=
 while [[ ${1:-} == --hostfile || ${1:-} == --restarts ]] && [ $# -gt 1 ]; do
     if [ "$1" = --hostfile ]; then hostfile=$2; else restarts=$2; fi
@@ -137,6 +143,13 @@ until private=$(mktemp -d "${TMPDIR:-/tmp}/perigee-mpirun.$UID.XXXXXX") &&
     fi
 done
 export PERIGEE_LAUNCHER=$private/running
+# Without this room, mpirun hangs or tells of errors in its own files.
+if ! { head -c 8M /dev/zero >"$private/room"; } 2>/dev/null; then
+    [ -z "$asked" ] || leave_early
+    echo "perigee: mpirun needs 8 MiB in ${TMPDIR:-/tmp}, and they cannot be written there" >&2
+    exit 1
+fi
+rm "$private/room"
 
 # What comes through mpirun then takes the place of a progress bar.
 clear=
@@ -184,11 +197,13 @@ trap stop TERM INT USR1 HUP
 
 # A process group of its own keeps away signals that are meant for this script's whole group.
 set -m
-exec 3>&2 4> >(trap '' TERM INT USR1 HUP; exec 7<&- 8>&-; remarks >&3)
+exec 3>&2 4> >(trap '' TERM INT USR1 HUP; exec 7<&- 8>&-; remarks >&3; cat >/dev/null)
 said=$!
-mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null 2>&4 4>&- 8>&- &
+exec 5> >(trap '' TERM INT USR1 HUP; exec 4>&- 7<&- 8>&-; cat 2>/dev/null || { : >"$private/lost"; cat >/dev/null; })
+printed=$!
+mpirun --bind-to none "${placement[@]}" -n "$ranks" "$@" </dev/null >&5 2>&4 4>&- 5>&- 8>&- &
 mpirun=$!
-exec 4>&-
+exec 4>&- 5>&-
 guard=
 if [ -z "$hostfile" ]; then
     guard_mpirun </dev/null >/dev/null 2>&1 3>&- &
@@ -199,12 +214,16 @@ set +m
 code=0
 while wait "$mpirun"; code=$?; kill -0 "$mpirun" 2>/dev/null; do :; done  # a trapped signal ends `wait` early
 if [ "$code" -gt 128 ]; then code=0; wait "$mpirun" || code=$?; fi  # or it was the signal's, and mpirun ended meanwhile
-for _ in {1..500}; do kill -0 "$said" 2>/dev/null || break; sleep 0.02; done  # until all it said is written
+for _ in {1..500}; do kill -0 "$said" "$printed" 2>/dev/null || break; sleep 0.02; done  # until all it said is written
 # 138: SIGUSR1 met mpirun or a rank of another host before it handles signals, with nothing to save yet.
 if [ -n "$hostfile" ] && [ -n "$asked" ] && [ "$code" = 138 ]; then code=75; fi
 if [ -e "$private/hung" ]; then
     echo "perigee: mpirun did not end after the last rank, and was killed" >&2
     code=7
     [ -z "$asked" ] || code=75
+fi
+if [ -e "$private/lost" ] && [ "$code" = 0 ]; then
+    echo "perigee: data error: standard output has not taken the result" >&2
+    code=3
 fi
 exit "$code"

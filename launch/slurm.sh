@@ -27,7 +27,7 @@ if ! [[ ${PERIGEE_RESTARTS:-0} =~ ^[0-9]{1,9}$ ]]; then
     exit 2
 fi
 # sbatch runs a copy of this file, so paths start where the job was submitted.
-cd "${SLURM_SUBMIT_DIR:-.}"
+cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
 builds=(build/cpu)
 [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ] || builds=(build/cuda build/cpu)
 program=perigee  # an installed one
@@ -40,7 +40,7 @@ done
 program=${PERIGEE:-$program}
 
 requeue() {
-    scontrol requeue "$SLURM_JOB_ID"
+    [ -z "${SLURM_JOB_ID:-}" ] || scontrol requeue "$SLURM_JOB_ID"
     exit 75
 }
 
@@ -65,8 +65,16 @@ if [ "$code" -gt 128 ]; then code=0; wait "$srun" || code=$?; fi  # or it was th
 case $code in
     75 | 138 | 143) requeue ;;
 esac
-# This file is a copy: the other one is where the job was submitted, or beside the folder of the build.
-restarts=launch/restarts.sh
-[ -x "$restarts" ] || restarts=$(dirname "$program")/../../../launch/restarts.sh
-if [ -n "${PERIGEE_RESTARTS:-}" ] && "$restarts" "$code" "$PERIGEE_RESTARTS" "$@"; then requeue; fi
+if [ -n "${PERIGEE_RESTARTS:-}" ]; then
+    # This file is a copy: the other one is where the job was submitted, beside the folder of the build, or installed.
+    bin=$(dirname "$(command -v -- "$program")")
+    for restarts in launch/restarts.sh "$bin/../../../launch/restarts.sh" "$bin/../share/perigee/launch/restarts.sh"; do
+        [ ! -x "$restarts" ] || break
+    done
+    if ! [ -x "$restarts" ]; then
+        echo "perigee: there is no launch/restarts.sh in $PWD or near $program: it does not start again" >&2
+    elif "$restarts" "$code" "$PERIGEE_RESTARTS" "$program" "$@"; then
+        requeue
+    fi
+fi
 exit "$code"

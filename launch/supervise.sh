@@ -32,7 +32,7 @@ supervise() {  # PROGRAM train CONFIG [key=value...]
         if [ "$code" -gt 128 ]; then code=0; wait "$child" || code=$?; fi  # or it was the signal's, and the job ended meanwhile
         child=
         [ -z "$asked" ] || return "$code"
-        "$(dirname "$self")/restarts.sh" "$code" "$restarts" "${@:3}" || return "$code"
+        "$(dirname "$self")/restarts.sh" "$code" "$restarts" "$1" "${@:3}" || return "$code"
         [ -z "$hostfile" ] || continue
         now=$(gpus)
         if [ "$now" -lt "$before" ] && [ "$ranks" -gt "$now" ] && [ "$ranks" -le "$before" ]; then

@@ -225,6 +225,10 @@ int run_serve(Trained const& trained, Job const& job) {
 
 int run_check(Job const& job) {
     CommandLine const& asked = job.command;
+    if (asked.folder) {
+        if (job.launch.world().rank() == 0) fmt::print("{}\n", configured(job).output_dir);
+        return complete(job);
+    }
     int const ranks = asked.world_size > 0 ? asked.world_size : job.launch.world().size();
     std::optional<DeviceRates> rates;
     if (!asked.device.empty() || asked.fit)

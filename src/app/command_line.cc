@@ -27,9 +27,9 @@ void declare_job(CLI::App* const sub, Command command, CommandApp& typed) {
         sub->add_option("--device", typed.job.device, "Also the time of a step on h200, h100, a100, or a file's rates")
             ->type_name("NAME|FILE");
         sub->add_flag("--fit", typed.job.fit, "Print the fastest layouts that fit, as YAML to paste; --device or h200");
-    } else {
-        sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
+        sub->add_flag("--folder", typed.job.folder, "Print the run's folder, and nothing else");
     }
+    sub->add_flag("--mock-data", typed.mock_data, "Short for data.mock_data=true");
     if (command == Command::eval)
         sub->add_option("--suite", typed.suite, "Short for eval.suites.run=NAMES: position, mass, needle, ruler")
             ->type_name("NAMES");

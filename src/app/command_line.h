@@ -20,6 +20,7 @@ struct CommandLine {
     int world_size = 0;                  ///< check: ranks to plan for; 0: as many as run it
     std::string device;                  ///< check: whose time; a name or a file of device_rates()
     bool fit = false;                    ///< check: print the best layouts instead
+    bool folder = false;                 ///< check: print output_dir instead
 };
 
 /// A command of one process, whose arguments are read.

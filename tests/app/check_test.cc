@@ -209,6 +209,38 @@ TEST(StepCost, OfMessagesIsWhatTheDocumentationSays) {
     EXPECT_EQ(bytes(sent, "data x context", all_gather, "weights"), 0);
 }
 
+/// The same where the backward computes layers again.
+TEST(StepCost, OfMessagesWithRecomputationIsWhatTheDocumentationSays) {
+    RunOptions options = tiny();
+    options.model.num_attention_heads = 8;
+    options.model.num_key_value_heads = 4;
+    options.model.head_dim = 6;
+    constexpr int n = 2, e = 4;
+    constexpr int64_t D = 48, K = 6, H = 8, G = 4, L = 3, A = 4, T = 2 * 64;
+    using enum Collective;
+    auto const bytes = [&](char const* axis, Collective collective) {
+        Traffic const sent = step_cost(options, n).sent;
+        auto const found = sent.find({axis, collective, "activations"});
+        return found == sent.end() ? 0 : std::llround(found->second.bytes);
+    };
+    for (auto const& [recompute, gathers, scatters, exchanges] : {std::tuple{"none", 6, 4, 2},
+                                                                  {"elementwise", 6, 4, 2},
+                                                                  {"mlp", 7, 4, 2},
+                                                                  {"attention", 8, 5, 3},
+                                                                  {"block", 8, 5, 3}}) {
+        SCOPED_TRACE(recompute);
+        options.train.recompute = recompute;
+        options.parallel = {.tensor = n, .data = 1};
+        EXPECT_EQ(bytes("tensor", all_gather), A * (gathers * L + 2) * e * T * D * (n - 1) / n);
+        EXPECT_EQ(bytes("tensor", reduce_scatter), A * (scatters * L + 2) * e * T * D * (n - 1) / n);
+        options.parallel = {.context = n, .data = 1, .context_mode = ContextMode::ulysses};
+        EXPECT_EQ(bytes("context", all_to_all), A * L * exchanges * e * T / n * (2 * H + 2 * G) * K * (n - 1) / n);
+        options.parallel.context_mode = ContextMode::allgather;
+        EXPECT_EQ(bytes("context", all_gather), A * L * 4 * e * T / n * G * K * (n - 1));
+        EXPECT_EQ(bytes("context", reduce_scatter), A * L * 2 * e * T / n * G * K * (n - 1));
+    }
+}
+
 TEST(ShardAuto, IsTheFirstStageWhoseStepFits) {
     RunOptions options = tiny();
     auto const bytes = [&](ShardStage stage) {

@@ -86,6 +86,12 @@ TEST(CommandLine, CheckTakesTheRanksToPlanFor) {
     EXPECT_EQ(notice({"train", "a.yaml", "--world-size", "2"}).exit_code, 2);
 }
 
+TEST(CommandLine, CheckTellsTheFolderOfWhateverTrainTakes) {
+    auto const line = accepted({"check", "--folder", "--mock-data", "a.yaml", "output_dir=x"});
+    EXPECT_TRUE(line.folder);
+    EXPECT_THAT(line.overrides, ElementsAre("output_dir=x", "data.mock_data=true"));
+}
+
 TEST(CommandLine, ServerAndChatAreShortForKeys) {
     auto const server = accepted({"serve", "a.yaml", "--port", "0", "--host", "0.0.0.0"});
     EXPECT_EQ(server.command, Command::serve);

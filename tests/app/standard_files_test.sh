@@ -35,6 +35,27 @@ code=0
 [ ! -e "$scratch/code" ] || complain "no reader: exit $(cat "$scratch/code")"
 [ -d "$scratch/pipe/checkpoints/step_00000030" ] || complain "no reader: the run has not ended"
 
+# --- The same under launch/mpirun.sh.
+script=$PERIGEE_SOURCE/launch/mpirun.sh
+code=0
+"$script" 2 "$perigee" train "${short[@]}" output_dir="$scratch/closed_job" 0<&- 1>&- 2>&- || code=$?
+[ "$code" = 0 ] && [ -d "$scratch/closed_job/checkpoints/step_00000003" ] || complain "closed, two ranks: exit $code"
+{ "$script" 2 "$perigee" train "${short[@]}" train.steps=30 checkpoint.every=30 log.every=1 output_dir="$scratch/job_pipe" 2>&1 ||
+    echo $? >"$scratch/code"; } | head -n 1 >/dev/null
+[ ! -e "$scratch/code" ] || complain "no reader, two ranks: exit $(cat "$scratch/code")"
+[ -d "$scratch/job_pipe/checkpoints/step_00000030" ] || complain "no reader, two ranks: the run has not ended"
+evaluate() { "$script" 2 "$perigee" eval "${short[@]}" output_dir="$scratch/closed" eval.samples=2 2>"$scratch/log"; }
+not_taken() {  # WHAT
+    [ "$code" = 3 ] || complain "$1 standard output, two ranks: exit $code"
+    grep -q "standard output has not taken the result" "$scratch/log" || complain "$1 standard output, two ranks: not said"
+}
+code=0
+evaluate >/dev/full || code=$?
+not_taken full
+code=0
+evaluate >&- || code=$?
+not_taken closed
+
 ranks 3 "$perigee" eval "${short[@]}" output_dir="$scratch/closed" eval.samples=5 || complain "three ranks evaluate"
 grep -q '"eval_loss"' "$scratch/printed" || complain "three ranks: no loss"
 verdict

@@ -11,6 +11,11 @@ arguments=("$scratch/run.yaml" output_dir="$folder")
 forever=(train.steps=10000000 log.every=1000000 checkpoint.every=0)
 expect_code() { [ "$code" = "$2" ] || complain "$1: exit code $code instead of $2"; }
 
+# --- Without room for mpirun's files it does not begin.
+(ulimit -f 4096 && exec "$script" 2 "$perigee" train "${arguments[@]}") >"$scratch/log" 2>&1 && code=0 || code=$?
+expect_code "no room" 1
+grep -qF "perigee: mpirun needs 8 MiB in $TMPDIR" "$scratch/log" || complain "no room: it does not say so"
+
 # --- While it starts.
 for delay in 0 0.02 0.1 0.3; do
     for command in "$script 2 $perigee" "$perigee"; do

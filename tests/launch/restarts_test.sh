@@ -5,6 +5,7 @@ set -euo pipefail
 source "$PERIGEE_SOURCE/tests/support/mpi.sh"
 source "$PERIGEE_SOURCE/tests/support/jobs.sh"
 script=$PERIGEE_SOURCE/launch/mpirun.sh
+restarts=$PERIGEE_SOURCE/launch/restarts.sh
 perigee=$PERIGEE_BIN/perigee
 expect_code() { [ "$code" = "$2" ] || complain "$1: exit code $code instead of $2"; }
 said() { grep -qE "$1" "$scratch/log" || complain "it does not say '$1'"; }
@@ -57,6 +58,29 @@ supervised 3 2 "$folder" train.global_batch_size=3
 expect_code "a config that cannot run" 2
 grep -q 'starts again' "$scratch/log" && complain "a config that cannot run is started again"
 
+# --- The folder of a run is the one that the program takes, however it is written.
+mkdir "$scratch/it's a #1"
+echo '{"step":7,"loss":1}' >"$scratch/it's a #1/metrics.jsonl"
+finds_folder() {  # CONFIG [ARGUMENT...]
+    printf '%b' "$1" >"$scratch/folder.yaml"
+    code=0
+    (cd "$scratch" && timeout -k 5 60 "$restarts" 7 1 "$perigee" folder.yaml "${@:2}") >"$scratch/log" 2>&1 || code=$?
+    expect_code "folder in '$*'" 0
+    said 'it ended with code 7 after step 7: it starts again'
+    rm -f "$scratch/it's a #1/restarts.txt"
+}
+for config in "output_dir: \"it's a #1\"\n" "output_dir: 'it''s a #1'\r\n" "{output_dir: \"it's a #1\"}\n" "output_dir:\n  \"it's a #1\"\n"; do
+    finds_folder "$config"
+done
+finds_folder 'output_dir: other\n' --mock-data output_dir="\"it's a #1\""
+
+# --- The reader of the log is gone: it goes on all the same.
+rm -rf "$folder" "$scratch/mark"
+{ SCRATCH_KILL=rename:step_00000040:1 "$script" --restarts 3 2 "$scratch/once" train "$scratch/run.yaml" output_dir="$folder" 2>&1 ||
+    echo $? >"$scratch/code"; } | head -n 1 >"$scratch/log"
+[ ! -e "$scratch/code" ] || complain "no reader of the log: exit code $(cat "$scratch/code")"
+diff <(numbers "$whole") <(numbers "$folder") >/dev/null || complain "no reader of the log: the numbers differ"
+
 # --- Numbers that are none.
 refuses() {  # PATTERN COMMAND...
     code=0
@@ -68,8 +92,8 @@ for number in 0 -1 2x 1.5 01 ''; do
     refuses "^(perigee: RANKS must be a whole number from 1 on, not '$number'|usage: .* RANKS )" "$script" "$number" true
 done
 for number in '' x -1 1.5 99999999999999999999; do
-    refuses "CODE and MOST must be whole numbers, not '$number' and '3'" "$PERIGEE_SOURCE/launch/restarts.sh" "$number" 3 "$scratch/run.yaml"
-    refuses "CODE and MOST must be whole numbers, not '7' and '$number'" "$PERIGEE_SOURCE/launch/restarts.sh" 7 "$number" "$scratch/run.yaml"
+    refuses "CODE and MOST must be whole numbers, not '$number' and '3'" "$restarts" "$number" 3 "$perigee" "$scratch/run.yaml"
+    refuses "CODE and MOST must be whole numbers, not '7' and '$number'" "$restarts" 7 "$number" "$perigee" "$scratch/run.yaml"
     [ -z "$number" ] || PERIGEE_RESTARTS=$number refuses "PERIGEE_RESTARTS must be a whole number, not '$number'" \
         "$PERIGEE_SOURCE/launch/slurm.sh" "$scratch/run.yaml"
 done

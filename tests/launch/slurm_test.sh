@@ -88,6 +88,12 @@ submit() {
         train.steps=12 output_dir="$2" "${@:3}") &
     job=$!
 }
+submit_installed() {  # found in PATH
+    rm -f "$scratch/log" "$scratch/asked"
+    (cd "$scratch" && PERIGEE=perigee_faulty exec sbatch --ntasks-per-node=2 "$PERIGEE_SOURCE/launch/slurm.sh" run.yaml \
+        train.steps=12 output_dir="$scratch/installed" checkpoint.every=4 checkpoint.async=false) &
+    job=$!
+}
 asked() { cat "$scratch/asked" 2>/dev/null || true; }
 
 submit perigee "$scratch/whole"
@@ -106,6 +112,12 @@ finish
 for part in --gpu-bind=none --cpu-bind=none; do
     grep -q -- " $part " "$scratch/srun_asked" || complain "with GPUs, srun is not asked for $part"
 done
+
+# The folder it was submitted from is gone: it does not run in another one.
+code=0
+rm "$scratch/srun_asked"
+SLURM_NTASKS=1 SLURM_SUBMIT_DIR=$scratch/gone PERIGEE=/bin/true bash "$PERIGEE_SOURCE/launch/slurm.sh" run.yaml 2>"$scratch/log" || code=$?
+[ "$code" = 2 ] && [ ! -e "$scratch/srun_asked" ] || complain "without its folder: exit code $code"
 
 # Of two builds, jobs with GPUs take the one for them.
 for build in cpu cuda; do
@@ -177,6 +189,15 @@ finish
 [ "$code" != 0 ] || complain "a job that always crashes: exit code 0"
 [ "$(asked)" = "requeue 17" ] || complain "a job that crashed asked for: $(asked)"
 grep -q "the time before: it does not start again" "$scratch/log" || complain "a job that always crashes does not say so"
+
+# --- The same with an installed program, submitted from any folder; its folder of launch scripts is not the one submitted from.
+rm "$scratch/launch"
+mkdir -p "$scratch/usr/bin" "$scratch/usr/share/perigee"
+ln -s "$PERIGEE_BIN/perigee_faulty" "$scratch/usr/bin/perigee_faulty"
+ln -s "$PERIGEE_SOURCE/launch" "$scratch/usr/share/perigee/launch"
+PATH=$scratch/usr/bin:$PATH PERIGEE_RESTARTS=3 PERIGEE_KILL=rename:step_00000004:1 submit_installed
+finish
+[ "$(asked)" = "requeue 17" ] || complain "a job of an installed program that crashed asked for: $(asked)"
 
 submit perigee "$scratch/bad" optimizer.lr=fast
 finish

@@ -1,6 +1,9 @@
 #include "ops/gpu_attention.h"
 
 #include <algorithm>
+#include <mutex>
+#include <set>
+#include <string>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -74,8 +77,13 @@ BlockSparsePlan const& with_warning(BlockSparsePlan const& plan, size_t budget) 
     int64_t passes = plan.passes();
     for (int doublings = 0; doublings < 5 && passes > kManyPasses; ++doublings)
         passes = plan_attention(plan.shape, plan.task, enough *= 2).passes();
-    log::warn("MoBA's {} takes {} passes, which is slow; with train.moba_scratch_mib={} it takes {}",
-              plan.task == AttentionTask::forward ? "forward" : "backward", plan.passes(), enough >> 20, passes);
+    std::string const warning =
+        fmt::format("MoBA's {} takes {} passes, which is slow; with train.moba_scratch_mib={} it takes {}",
+                    plan.task == AttentionTask::forward ? "forward" : "backward", plan.passes(), enough >> 20, passes);
+    static std::mutex mutex;
+    static std::set<std::string> given;  // `perigee check` makes the same plan for many layouts
+    std::scoped_lock const lock(mutex);
+    if (given.insert(warning).second) log::warn("{}", warning);
     return plan;
 }
 

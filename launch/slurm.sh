@@ -66,7 +66,7 @@ case $code in
     75 | 138 | 143) requeue ;;
 esac
 if [ -n "${PERIGEE_RESTARTS:-}" ]; then
-    # This file is a copy: the other one is where the job was submitted, beside the folder of the build, or installed.
+    # sbatch runs a copy of this file, so restarts.sh is not next to it: look in the submit, build and install folders.
     bin=$(dirname "$(command -v -- "$program")")
     for restarts in launch/restarts.sh "$bin/../../../launch/restarts.sh" "$bin/../share/perigee/launch/restarts.sh"; do
         [ ! -x "$restarts" ] || break

@@ -196,6 +196,7 @@ std::optional<RunState::Best> best_checkpoint(FileSystem& files, Path const& out
     std::string held_out = options ? held_out_data(*options, newest.data) : "";
     EvalReport last;
     for_each_evaluation(files, output_dir / kMetrics, [&](EvalReport const& report) { last = report; });
+    // A finished run that starts again with other held-out data evaluates its last step anew and saves nothing.
     if (!last.data.empty() && last.data != held_out && (!best || last.step >= newest.step))
         best.reset(), held_out = last.data;
     auto const evaluated = best_evaluation(files, output_dir, held_out);

@@ -32,7 +32,11 @@ __global__ void __launch_bounds__(kThreads) preprocess_kernel(__grid_constant__ 
         lse[i] = a.lse[at];
     }
     int64_t const tile_of_head = int64_t{head} * a.row_tiles + index;
-    if (threadIdx.x == 0) a.turns[tile_of_head] = 0;
+    if (threadIdx.x == 0) {
+        a.turns[tile_of_head] = 0;
+        if (head % a.group == 0 && index % T::kTilesOfKv == 0)
+            a.parts_done[head / a.group * (a.row_tiles / T::kTilesOfKv) + index / T::kTilesOfKv] = 0;
+    }
     float* const stats = a.stats + tile_of_head * 2 * T::kRows;
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {

@@ -11,6 +11,18 @@ namespace {
 
 using hopper::Inner;
 
+/// Waits until so many parts of a KV tile are done. They began before this part. Consumers wait before they ask for the
+/// next item: while they wait, their thread block has claimed no row tile that it has not got dq for. So the earliest
+/// unfinished item waits for no other.
+__device__ __forceinline__ void await_part(int32_t const* done, int32_t count) {
+    int32_t now;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(done) : "memory");
+    while (now < count);
+}
+__device__ __forceinline__ void set_parts(int32_t* done, int32_t count) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(done), "r"(count) : "memory");
+}
+
 /// A warpgroup's part of a tile: 64 keys against kRows rows, and half of dq.
 template <int D, bool kOrdered, bool kWindowed>
 class Consumer {
@@ -35,18 +47,25 @@ class Consumer {
             else
                 process_in_turn(dk, dv);
             Tile const item = shared_.item;
+            if (in_parts() && item.part > 0) await_part(parts_done(item), item.part);
             shared_.keys_free.arrive_as_one();
             finish(item, dk, dv);
         }
     }
 
   private:
+    __device__ bool in_parts() const { return D == 128 && !kOrdered && !kWindowed && a_.item_heads < a_.group; }
+    __device__ int64_t kv_tile(Tile const& item) const {
+        return int64_t{item.head} * (a_.row_tiles / T::kTilesOfKv) + item.index;
+    }
+    __device__ int32_t* parts_done(Tile const& item) const { return a_.parts_done + kv_tile(item); }
+
     /// A step is a row tile of a query head. The next scores are computed while this step's dq is added. dk comes in
     /// halves, each where the tensor cores would be idle (README.md).
     __device__ void process_ahead(float (&dk)[D / 2], float (&dv)[D / 2]) {
         int32_t const tiles = RowTiles<D, kWindowed>(shared_.item, a_.window).count;
-        int32_t left = a_.group * tiles;  // steps
-        Step<kOrdered> step(tiles, a_.group);
+        int32_t left = a_.item_heads * tiles;  // steps
+        Step<kOrdered> step(tiles, a_.item_heads);
         float s[kScores], dp[kScores];
         uint32_t ds[kSteps][4];
         await_rows(ring_);
@@ -58,7 +77,7 @@ class Consumer {
         while (--left > 0) {
             int const stage = ring_.stage;
             store_query_gradient(ds, dk);
-            step.next(tiles, a_.group);
+            step.next(tiles, a_.item_heads);
             begin_with_stats(s, dp);
             start_scores(s, shared_.k, shared_.q[ring_.stage]);
             start_scores(dp, shared_.v, shared_.d_o[ring_.stage]);
@@ -141,7 +160,7 @@ class Consumer {
     /// As process_ahead(), but a step's scores begin when the step before has given its registers back.
     __device__ void process_in_turn(float (&dk)[D / 2], float (&dv)[D / 2]) {
         Tile const& item = shared_.item;
-        Step<kOrdered> step(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
+        Step<kOrdered> step(RowTiles<D, kWindowed>(item, a_.window).count, a_.item_heads);
         await_rows(ring_);
         for (bool first = true; step.any(); first = false) {
             int const stage = ring_.stage;
@@ -172,7 +191,7 @@ class Consumer {
             add_products<kSteps / 2, kSteps>(dk, ds, shared_.q[stage]);
             ring_.advance();
             buffer_ ^= 1;
-            step.next(RowTiles<D, kWindowed>(item, a_.window).count, a_.group);
+            step.next(RowTiles<D, kWindowed>(item, a_.window).count, a_.item_heads);
             if (step.any()) await_rows(ring_);
             hopper::products_wait<1>();  // all but dk
             hopper::pin(dq);
@@ -271,10 +290,38 @@ class Consumer {
         }
     }
     __device__ void finish(Tile const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
+        if (in_parts() && !add_up(item, dk, dv)) return;
         int32_t const key = item.row + static_cast<int32_t>(hopper::thread_anew() / 128 * 64);
         int64_t const at = (int64_t{item.begin + key} * a_.kv_heads + a_.first_kv_head + item.head) * D;
         hopper::write_rows<D>(a_.dk + at, int64_t{a_.kv_heads} * D, item.end - key, dk, a_.scale, false);
         hopper::write_rows<D>(a_.dv + at, int64_t{a_.kv_heads} * D, item.end - key, dv, 1, false);
+    }
+
+    /// Adds what the parts before have. Stores the sums, unless this is the last part: then returns true.
+    __device__ bool add_up(Tile const& item, float (&dk)[D / 2], float (&dv)[D / 2]) const {
+        float4* const sums = a_.key_sums + kv_tile(item) * (D / 4 * kConsumers) + hopper::thread_anew();
+        if (item.part > 0) {
+            add_sums(dk, sums);
+            add_sums(dv, sums + D / 8 * kConsumers);
+        }
+        if ((item.part + 1) * a_.item_heads == a_.group) return true;
+        store_sums(dk, sums);
+        store_sums(dv, sums + D / 8 * kConsumers);
+        hopper::named_sync(kScoresBarrier, kConsumers);
+        if (hopper::thread_anew() == 0) set_parts(parts_done(item), item.part + 1);
+        return false;
+    }
+    static __device__ void add_sums(float (&x)[D / 2], float4 const* sums) {
+#pragma unroll
+        for (int i = 0; i < D / 8; ++i) {
+            float4 const y = __ldcg(sums + i * kConsumers);
+            x[4 * i] += y.x, x[4 * i + 1] += y.y, x[4 * i + 2] += y.z, x[4 * i + 3] += y.w;
+        }
+    }
+    static __device__ void store_sums(float const (&x)[D / 2], float4* sums) {
+#pragma unroll
+        for (int i = 0; i < D / 8; ++i)
+            __stcg(sums + i * kConsumers, make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]));
     }
 
     BackwardArgs const& a_;
@@ -329,7 +376,8 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
         auto const keys = [&](bf16 const* x) { return hopper::rows_map(x, shape.tokens, shape.kv_heads, D, kKvTile); };
         for (int64_t first = 0; first < shape.kv_heads; first += plan.pass_kv_heads) {
             int64_t const heads = std::min(plan.pass_kv_heads, shape.kv_heads - first);
-            Tiling const tiling{kKvTile, static_cast<int32_t>(heads), 1, 8 * D * group};
+            auto const parts = static_cast<int32_t>(plan.parts);
+            Tiling const tiling{kKvTile, static_cast<int32_t>(heads), 1, 8 * D * group / parts, parts};
             BackwardArgs const args{.schedule = schedule_tiles(p, scratch, tiling),
                                     .q_map = rows(p.q),
                                     .do_map = rows(g.d_o),
@@ -338,6 +386,8 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
                                     .stats = reinterpret_cast<float*>(scratch + plan.stats),
                                     .turns = reinterpret_cast<int32_t*>(scratch + plan.turns),
                                     .sums = reinterpret_cast<float4*>(scratch + plan.sums),
+                                    .parts_done = reinterpret_cast<int32_t*>(scratch + plan.parts_done),
+                                    .key_sums = reinterpret_cast<float4*>(scratch + plan.key_sums),
                                     .o = g.o,
                                     .d_o = g.d_o,
                                     .lse = g.lse,
@@ -348,12 +398,13 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
                                     .heads = static_cast<int32_t>(shape.heads),
                                     .kv_heads = static_cast<int32_t>(shape.kv_heads),
                                     .group = group,
+                                    .item_heads = group / parts,
                                     .first_kv_head = static_cast<int32_t>(first),
                                     .pass_kv_heads = static_cast<int32_t>(heads),
                                     .row_tiles = static_cast<int32_t>(plan.kv_tiles * T::kTilesOfKv),
                                     .window = window_of(shape)};
             preprocess_backward<D>(args, p.stream);
-            launch({"dense_attention_backward", std::min(multiprocessors(), plan.kv_tiles * heads), 1,
+            launch({"dense_attention_backward", std::min(multiprocessors(), plan.kv_tiles * heads * parts), 1,
                     kProducers + kConsumers, sizeof(BackwardShared<D>), p.stream, 1, true},
                    shape.deterministic ? backward_kernel<D, true, kWindowed> : backward_kernel<D, false, kWindowed>,
                    args);

@@ -1,5 +1,6 @@
 // What the kernels of the dense backward share. A work item is a KV tile of a key/value head, with all rows that see it
-// of all query heads of its group. dK and dV stay in registers; KV tiles add to dQ in fp32. `kOrdered`: deterministic.
+// of all query heads of its group, or of one of them: then the KV tile's items add dK and dV up, one after another. In
+// an item dK and dV stay in registers; KV tiles add to dQ in fp32. `kOrdered`: deterministic.
 #pragma once
 
 #include "kernels/dense_attention/stages.h"
@@ -35,20 +36,23 @@ struct BackwardArgs {
     /// [H, row tiles]: KV tiles that have added to dq. Where they do so in any order: 0, -1 once one has claimed to be
     /// the first, 1 when its part is there.
     int32_t* turns;
-    float4* sums;  ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
+    float4* sums;         ///< [H, row tiles, 8, kConsumers]: dq, as the consumers' registers have it
+    int32_t* parts_done;  ///< [G, KV tiles]
+    float4* key_sums;     ///< [G, KV tiles, K / 4, kConsumers]: dk, dv of the parts that are done, in the same way
     bf16 const* o;
     bf16 const* d_o;
     float const* lse;
     bf16 *dq, *dk, *dv;
     float scale;
     int32_t heads, kv_heads, group;
+    int32_t item_heads;                    ///< query heads of an item: a group, or 1
     int32_t first_kv_head, pass_kv_heads;  ///< of this pass; items, stats, turns and sums count heads from its first
     int32_t row_tiles;                     ///< that there is room for, of each head
     int32_t window;                        ///< 0: none
 };
 
 template <int D>
-void preprocess_backward(BackwardArgs const& args, cudaStream_t stream);  ///< stats; turns = 0
+void preprocess_backward(BackwardArgs const& args, cudaStream_t stream);  ///< stats; turns, parts_done = 0
 template <int D>
 void convert_query_gradient(BackwardArgs const& args, cudaStream_t stream);  ///< sums -> dq
 

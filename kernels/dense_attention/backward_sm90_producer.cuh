@@ -103,6 +103,11 @@ struct Step<true> {
     }
 };
 
+/// Query heads of an item in any order, of those of the pass: this one and the `item_heads` - 1 after it.
+__device__ __forceinline__ int32_t first_head(BackwardArgs const& a, Tile const& item) {
+    return item.head * a.group + item.part * a.item_heads;
+}
+
 /// Rows of q and do from `token` on, of query head `head` of all; stats of row tile `tile`, counted over all heads of
 /// the pass, 32 bits of it where it is kept over a loop. `partial`: some of the rows lie past the document's end, so
 /// clear_ends() gets q and do first. Consumers always wait for the stats themselves.
@@ -139,7 +144,8 @@ __device__ void bring_rows(BackwardArgs const& a, BackwardShared<D>& shared,
             copy_rows(a, shared, stage, partial, head_of_all, tile, token);
         }
     } else {
-        for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
+        int32_t const first = first_head(a, item);
+        for (int32_t head = first; head < first + a.item_heads; ++head) {
             int32_t tile = head * a.row_tiles + tiles.index;
             int32_t token = item.begin + tiles.first * T::kRows;
             int32_t const head_of_all = a.first_kv_head * a.group + head;
@@ -228,7 +234,8 @@ __device__ __forceinline__ void add_in_any_order(BackwardArgs const& a, Backward
                                                  uint32_t& count) {
     using T = BackwardTiling<D>;
     RowTiles<D, kWindowed> const tiles(item, a.window);
-    for (int32_t head = item.head * a.group; head < (item.head + 1) * a.group; ++head) {
+    int32_t const first_of_item = first_head(a, item);
+    for (int32_t head = first_of_item; head < first_of_item + a.item_heads; ++head) {
         int64_t at = int64_t{head} * a.row_tiles + tiles.index;
         int32_t before = claim(a.turns + at);
 #pragma unroll 1
@@ -325,7 +332,7 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
         }
         RowTiles<D, kWindowed> const tiles(item, a.window);
         int32_t const rows = (item.document_end - item.begin) % T::kRows;
-        for (int32_t r = 0; r < a.group; ++r) {
+        for (int32_t r = 0; r < a.item_heads; ++r) {
             // The step in which the document ends.
             uint32_t const stage =
                 (kOrdered ? first + static_cast<uint32_t>(r) : first + static_cast<uint32_t>(tiles.count) - 1) %
@@ -338,7 +345,7 @@ __device__ void clear_ends(BackwardArgs const& a, BackwardShared<D>& shared) {
             hopper::clear_rows<T::kRows, D>(shared.d_o[stage], rows);
             if (arrives) shared.rows_full[stage].arrive();
         }
-        if (kOrdered) first += static_cast<uint32_t>(a.group * tiles.count);
+        if (kOrdered) first += static_cast<uint32_t>(a.item_heads * tiles.count);
         if (arrives || kArrivalsPerWarp > 1) shared.keys_free.arrive();
     }
 }

@@ -66,9 +66,12 @@ __global__ void __launch_bounds__(kScanThreads) schedule_kernel(ScheduleArgs con
 Schedule schedule_tiles(DenseAttentionProblem const& p, void* scratch, Tiling const& tiling) {
     auto* const bytes = static_cast<unsigned char*>(scratch);
     ScheduleLayout const layout(p.shape.documents);
-    Schedule const schedule{reinterpret_cast<int32_t*>(bytes), reinterpret_cast<int32_t*>(bytes + layout.first_tile),
+    Schedule const schedule{reinterpret_cast<int32_t*>(bytes),
+                            reinterpret_cast<int32_t*>(bytes + layout.first_tile),
                             reinterpret_cast<Document*>(bytes + layout.documents),
-                            static_cast<int32_t>(p.shape.documents), tiling.heads};
+                            static_cast<int32_t>(p.shape.documents),
+                            tiling.heads,
+                            tiling.parts};
     ScheduleArgs const args{schedule,
                             p.cu_seqlens,
                             static_cast<int32_t>(p.query_begin),

@@ -12,6 +12,7 @@ struct Tile {
     int32_t begin = 0, document_end = 0;  ///< as tokens
     int32_t row = 0, end = 0;
     int32_t index = 0;  ///< among all tiles of a head
+    int32_t part = 0;   ///< of the tile
 };
 
 /// Every lane of a warp walks. One walker per thread block; those of a cluster find the same tiles.
@@ -30,14 +31,16 @@ class TileWalker {
     /// The tile whose number lane 0 has. Called with growing numbers.
     __device__ Tile find(int32_t item) {
         item = __shfl_sync(kernels::kAllLanes, item, 0);
-        if (item >= s_.first_tile[s_.count] * s_.heads) return {};
+        if (item >= s_.first_tile[s_.count] * s_.heads * s_.parts) return {};
         seek(item);
         Document const& d = s_.documents[at_];
         int32_t const first = s_.first_tile[at_], tiles = s_.first_tile[at_ + 1] - first, at_once = d.heads_at_once;
-        int32_t const in_document = item - first * s_.heads;
-        int32_t const head = in_document / (tiles * at_once) * at_once;
-        int32_t const heads = min(at_once, s_.heads - head), rest = in_document - head * tiles;
+        int32_t const in_document = item - first * s_.heads * s_.parts;
+        int32_t const head = in_document / (tiles * at_once * s_.parts) * at_once;
+        int32_t const heads = min(at_once, s_.heads - head), with_parts = in_document - head * tiles * s_.parts;
         Tile tile;
+        tile.part = with_parts / (tiles * heads);
+        int32_t const rest = with_parts - tile.part * tiles * heads;
         tile.head = head + rest % heads;
         tile.begin = d.begin, tile.document_end = d.end;
         int32_t const in_head = kLateFirst ? tiles - 1 - rest / heads : rest / heads;
@@ -52,7 +55,7 @@ class TileWalker {
     __device__ void seek(int32_t item) {
         for (int32_t count = 32; count == 32; at_ += count) {
             int32_t const later = at_ + 1 + static_cast<int32_t>(threadIdx.x % 32);
-            bool const before = later < s_.count && s_.first_tile[later] * s_.heads <= item;
+            bool const before = later < s_.count && s_.first_tile[later] * s_.heads * s_.parts <= item;
             count = __popc(__ballot_sync(kernels::kAllLanes, before));
         }
     }

@@ -33,6 +33,7 @@ struct Tiling {
     int32_t heads;            ///< that have tiles of their own
     int32_t group;            ///< of them, that share keys and values
     int32_t bytes_per_token;  ///< that such a group reads again and again
+    int32_t parts = 1;        ///< of a tile
 };
 /// Makes the order of the problem's tiles in schedule_bytes(documents) of scratch memory.
 Schedule schedule_tiles(DenseAttentionProblem const& problem, void* scratch, Tiling const& tiling);

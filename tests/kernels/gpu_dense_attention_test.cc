@@ -75,9 +75,11 @@ class Problem {
         return {testing::to_double(o.get()), lse.get()};
     }
     /// From the reference's o and lse, so that a fault of the forward is not seen twice.
-    Backward backward(ReferenceResult const& forward, bool deterministic, int64_t sums_bytes = 1 << 30) {
+    Backward backward(ReferenceResult const& forward, bool deterministic, int64_t sums_bytes = 1 << 30,
+                      int64_t cached_bytes = DenseAttentionShape{}.cached_bytes) {
         problem_.shape.deterministic = deterministic;
         problem_.shape.sums_bytes = sums_bytes;
+        problem_.shape.cached_bytes = cached_bytes;
         GpuArray<bf16> const o(*device_, testing::to_bf16(forward.o)), dq(*device_, std::ssize(forward.o));
         GpuArray<float> const lse(*device_, std::vector<float>(forward.lse.begin(), forward.lse.end()));
         int64_t const keys = problem_.shape.tokens * problem_.shape.kv_heads * problem_.shape.head_dim;
@@ -248,6 +250,22 @@ TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
     }
 }
 
+/// As the backward takes them in documents whose rows the cache does not hold.
+TEST_P(GpuDenseKernels, HeadsOfAGroupOneByOne) {
+    if (GetParam() != Pass::backward) GTEST_SKIP() << "of the backward in any order only";
+    std::vector<std::vector<int32_t>> const packs = {
+        {0, 1}, {0, 300, 300, 301, 700, 700}, {0, 512, 2600}, every_length(60), {0, 128, 5000}};
+    for (auto const& [H, G] : {std::pair{2, 1}, {6, 2}, {4, 1}, {7, 1}, {3, 3}})
+        for (auto const& borders : packs) {
+            if (borders.back() > 4000 && H > 2) continue;  // the reference takes long
+            auto const p = make_problem({.cu_seqlens = borders, .heads = H, .kv_heads = G, .head_dim = 128});
+            auto const reference = reference_attention(p);
+            for (int64_t const sums : {1, 1 << 30})
+                expect_right(Problem(p).backward(reference, false, sums, 0), reference,
+                             fmt::format("{}/{} heads, {} tokens", H, G, borders.back()));
+        }
+}
+
 TEST_P(GpuDenseKernels, ARangeOfQueriesMeetsAllKeys) {
     if (!is_forward()) GTEST_SKIP() << "of the forward only";
     for (auto const& [dim, heads] : {std::pair{64, 4}, {96, 4}, {128, 4}, {64, 6}, {96, 6}, {128, 2}}) {
@@ -307,15 +325,19 @@ TEST_P(GpuDenseKernels, NoDocumentFeelsAnother) {
             continue;
         }
         auto const reference = reference_attention(poisoned.clean());
-        Backward const found = Problem(poisoned.problem()).backward(reference, is_deterministic());
-        auto const expect_same = [&](std::vector<double> const& x, std::vector<double> const& right, int64_t width) {
-            for (auto const& [begin, end] : {std::pair{0, 150}, {600, 640}})
-                EXPECT_LT(relative_error(Problem::rows(x, begin, end, width), Problem::rows(right, begin, end, width)),
-                          kDenseTolerance);
-        };
-        expect_same(found.dq, reference.dq, row);
-        expect_same(found.dk, reference.dk, c.kv_heads * dim);
-        expect_same(found.dv, reference.dv, c.kv_heads * dim);
+        for (int64_t const cached : {DenseAttentionShape{}.cached_bytes, int64_t{0}}) {
+            Backward const found = Problem(poisoned.problem()).backward(reference, is_deterministic(), 1 << 30, cached);
+            auto const expect_same = [&](std::vector<double> const& x, std::vector<double> const& right,
+                                         int64_t width) {
+                for (auto const& [begin, end] : {std::pair{0, 150}, {600, 640}})
+                    EXPECT_LT(
+                        relative_error(Problem::rows(x, begin, end, width), Problem::rows(right, begin, end, width)),
+                        kDenseTolerance);
+            };
+            expect_same(found.dq, reference.dq, row);
+            expect_same(found.dk, reference.dk, c.kv_heads * dim);
+            expect_same(found.dv, reference.dv, c.kv_heads * dim);
+        }
     }
 }
 
@@ -364,27 +386,38 @@ TEST_P(GpuDenseKernels, RepeatsBitwise) {
     }
 }
 
-/// KV tiles that add to dq at the same time lose no part of it. A lost part changes dq of some row by a tenth or more.
+int64_t wrong_rows(std::vector<double> const& found, std::vector<double> const& right, int64_t dim) {
+    int64_t wrong = 0;
+    for (int64_t row = 0; row < std::ssize(right); row += dim) {
+        double error = 0, norm = 0;
+        for (auto i = static_cast<size_t>(row); i < static_cast<size_t>(row + dim); ++i)
+            error += (found[i] - right[i]) * (found[i] - right[i]), norm += right[i] * right[i];
+        wrong += !(error <= 0.02 * 0.02 * norm);
+    }
+    return wrong;
+}
+
+/// KV tiles that add to dq at the same time lose no part of it, nor do the heads of a group that add to dk and dv. A
+/// lost part changes some row by a tenth or more.
 TEST_P(GpuDenseKernels, EveryKeyTileAddsToEveryRow) {
     if (GetParam() != Pass::backward) GTEST_SKIP() << "others add in turn, or do not add";
-    for (int64_t const dim : {64, 96, 128}) {
-        Problem problem(make_problem({.cu_seqlens = {0, 6000, 7000}, .heads = 16, .kv_heads = 4, .head_dim = dim}));
+    struct Case {
+        int64_t heads, kv_heads, head_dim, cached_bytes;
+    };
+    int64_t const whole = DenseAttentionShape{}.cached_bytes;
+    for (Case const& c : {Case{16, 4, 64, whole}, Case{16, 4, 96, whole}, Case{16, 4, 128, whole}, Case{16, 4, 128, 0},
+                          Case{32, 16, 128, 0}}) {  // 16 kv heads: ten at a time, and then the rest
+        Problem problem(make_problem(
+            {.cu_seqlens = {0, 6000, 7000}, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim}));
         Forward const forward = problem.forward();
         ReferenceResult given;
         given.o = forward.o, given.lse = {forward.lse.begin(), forward.lse.end()};
-        std::vector<double> const right = problem.backward(given, true).dq;
+        Backward const right = problem.backward(given, true);
         for (int repeat = 0; repeat < 8; ++repeat) {
-            std::vector<double> const dq = problem.backward(given, false).dq;
-            int64_t wrong = 0;
-            for (int64_t row = 0; row < std::ssize(dq); row += dim) {
-                double error = 0, norm = 0;
-                for (int64_t i = row; i < row + dim; ++i) {
-                    double const want = right[static_cast<size_t>(i)], found = dq[static_cast<size_t>(i)];
-                    error += (found - want) * (found - want), norm += want * want;
-                }
-                wrong += !(error <= 0.02 * 0.02 * norm);
-            }
-            ASSERT_EQ(wrong, 0) << "of " << std::ssize(dq) / dim << " rows, head size " << dim;
+            Backward const found = problem.backward(given, false, 1 << 30, c.cached_bytes);
+            ASSERT_EQ(wrong_rows(found.dq, right.dq, c.head_dim), 0) << "dq, head size " << c.head_dim;
+            ASSERT_EQ(wrong_rows(found.dk, right.dk, c.head_dim), 0) << "dk, head size " << c.head_dim;
+            ASSERT_EQ(wrong_rows(found.dv, right.dv, c.head_dim), 0) << "dv, head size " << c.head_dim;
         }
     }
 }

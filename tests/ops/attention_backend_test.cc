@@ -63,12 +63,30 @@ TEST(AttentionBackend, IsBlockSparseForWhatTheOthersDoNotTake) {
 TEST(DenseBackwardPlan, TakesAsManyHeadsAtATimeAsFit) {
     DenseAttentionShape shape{.tokens = 131072, .documents = 1, .heads = 32, .kv_heads = 8, .head_dim = 128};
     DenseBackwardPlan const plan(shape);
-    EXPECT_EQ(plan.pass_kv_heads, 3);  // 269 MB each
+    EXPECT_EQ(plan.pass_kv_heads, 2);  // 269 MB of dq and 134 MB of dk and dv each
     EXPECT_LT(plan.scratch_bytes, (int64_t{1} << 30) * 9 / 8);
+    shape.deterministic = true;
+    EXPECT_EQ(DenseBackwardPlan(shape).pass_kv_heads, 3);  // 269 MB of dq
+    shape.deterministic = false;
     shape.sums_bytes = 1;
     EXPECT_EQ(DenseBackwardPlan(shape).pass_kv_heads, 1);
     shape.sums_bytes = int64_t{1} << 40;
     EXPECT_EQ(DenseBackwardPlan(shape).pass_kv_heads, 8);
+}
+
+TEST(DenseBackwardPlan, TakesHeadsOfAGroupOneByOneWhereTheCacheDoesNotHoldTheirRows) {
+    DenseAttentionShape shape{.tokens = 32768, .documents = 1, .heads = 32, .kv_heads = 8, .head_dim = 128};
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 4);
+    shape.documents = 4;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 1) << "short documents";
+    shape.documents = 1, shape.deterministic = true;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 1);
+    shape.deterministic = false, shape.window = 4096;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 1);
+    shape.window = 0, shape.head_dim = 96;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 1) << "heads of 96 gain nothing";
+    shape.head_dim = 128, shape.kv_heads = 32;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 1) << "a group of one";
 }
 
 }  // namespace

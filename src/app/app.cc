@@ -162,10 +162,17 @@ int run_eval(Trained const& trained, Job const& job) {
     RunState const state = session.load_weights(trained.checkpoint);
     if (job.launch.world().rank() == 0) warn_of_other_template(options.data, state, job.files);
     auto const selections = session.selections(state.step);
-    job.watchdog.enter(Section::eval, state.step);
-    EvalReport report = *evaluate(session, *validation, state.step, selections);
-    if (options.eval.reach)
+    auto const begin_batch = [&] {
+        job.watchdog.enter(Section::eval, state.step);
+        job.launch.world().max(int64_t{0});  // ranks meet, so that one that hangs is noticed within its limit
+        return true;
+    };
+    begin_batch();
+    EvalReport report = *evaluate(session, *validation, state.step, selections, begin_batch);
+    if (options.eval.reach) {
+        begin_batch();
         report.layers = measure_reach(session, *session.open(Split::train), state.consumed_samples, selections);
+    }
     int const code = complete(job);
     if (code == 0 && job.launch.world().rank() == 0) fmt::print("{}\n", to_json(report));
     return code;

@@ -115,7 +115,10 @@ bool Trainer::run_evaluation() {
         evaluate(session_, *validation_data_, state_.step, selections, [this] { return evaluation_goes_on(); });
     if (!found) return false;
     EvalReport& r = *found;
-    if (options_.eval.reach) r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
+    if (options_.eval.reach) {
+        enter(Section::eval);
+        r.layers = measure_reach(session_, *train_data_, state_.consumed_samples, selections);
+    }
     session_.arena().settle();
     log::info("step {}: eval loss {:.4f}, perplexity {:.4f}, accuracy {:.4f}", r.step, r.loss, std::exp(r.loss),
               r.accuracy);
@@ -133,9 +136,8 @@ bool Trainer::run_evaluation() {
 }
 
 bool Trainer::evaluation_goes_on() {
-    bool const saves = saver_.in_flight();
     bool const stop = told_to_stop();
-    if (saves && !saver_.in_flight()) enter(Section::eval);
+    enter(Section::eval);  // each micro-batch has its limit
     return !stop;
 }
 

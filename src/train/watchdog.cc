@@ -71,7 +71,8 @@ void describe(Schema& schema, WatchdogOptions& options) {
         .add("step_s", options.step_s, between(0, kMost),
              "limit for a later step; 0: 10 times the median of recent steps, and 60 at least")
         .add("save_s", options.save_s, between(kLeast, kMost), "limit for what a step waits for a checkpoint")
-        .add("eval_s", options.eval_s, between(kLeast, kMost), "limit for an evaluation");
+        .add("eval_s", options.eval_s, between(kLeast, kMost),
+             "limit for a micro-batch of an evaluation, and for all of `eval.reach`");
 }
 
 std::string describe_place(RankStatus const& status) {

@@ -97,15 +97,15 @@ one_line "mpirun does not end" "^perigee: mpirun did not end after the last rank
 at_most "$(since "$begin")" 25 || complain "mpirun does not end: took $(since "$begin") s"
 if kill -0 "$mpirun_pid" 2>/dev/null; then complain "mpirun does not end: it is left"; fi
 
-# --- `eval` and `generate` have the limits of their sections.
+# --- `eval` and `generate` have the limits of their sections, for each micro-batch and each token.
 make_long_evaluation
 declare -A options_of=([eval]="watchdog.eval_s=$limit $long_evaluation" [generate]="watchdog.step_s=$limit parallel.context=2 generate.prompt=a
     generate.temperature=0 generate.max_tokens=1000000 model.max_position_embeddings=1000000")
 for what in eval generate; do
     command=$what start 2 "$whole" perigee ${options_of[$what]}
     eventually 20 said "weights of step 40" || complain "$what: does not begin"
-    sleep 0.5
-    kill -STOP "$(rank_pid "$whole" 1)"
+    sleep $((limit + 1))
+    kill -STOP "$(rank_pid "$whole" 1)" || complain "$what: ended while it went on"
     begin=$(seconds)
     finish
     one_line "$what" "perigee: hang error: rank 1 \(process [0-9]+ on host .*\) hangs in section (eval|step|first_step) .*no sign of life"

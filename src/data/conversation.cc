@@ -289,15 +289,16 @@ void read_prompt_completion(Json const& record, Collector& into) {
 }
 
 RecordFormat recognised(Json const& record) {
-    bool const pair = record.contains("prompt") || record.contains("completion");
-    if (record.contains("messages")) {
-        if (pair) refuse("both \"messages\" and \"prompt\" or \"completion\"");
+    auto const has = [&](char const* key) { return !value_of(record, key).is_null(); };
+    bool const pair = has("prompt") || has("completion");
+    if (has("messages")) {
+        if (pair) refuse("both \"messages\" and \"prompt\" or \"completion\": chat.records says which of them counts");
         return RecordFormat::messages;
     }
-    if (record.contains("conversations")) return RecordFormat::sharegpt;
-    if (record.contains("instruction")) return RecordFormat::alpaca;
+    if (has("conversations")) return RecordFormat::sharegpt;
+    if (has("instruction")) return RecordFormat::alpaca;
     if (pair) return RecordFormat::prompt_completion;
-    if (record.contains("chosen")) refuse("\"chosen\": preferences between answers are not supported");
+    if (has("chosen")) refuse("\"chosen\": preferences between answers are not supported");
     refuse("neither \"messages\" nor \"prompt\" and \"completion\", nor \"conversations\", nor \"instruction\"");
 }
 

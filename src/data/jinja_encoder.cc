@@ -227,15 +227,12 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
     for (auto at = std::ranges::partition_point(firsts, too_long); at != firsts.end(); ++at) {
         if (too_long(*at)) continue;  // the template refused one before it
         ConversationLine const rest = part_of(line, kept, *at, messages);
-        auto rendered = render({rest})[0];
-        if (!rendered.problem.empty() || rendered.documents.empty()) continue;
-        auto& shown = rendered.documents.back();
-        std::erase_if(shown.answers, [&](JinjaRenderer::Answer const& answer) {  // they carry loss in another document
-            size_t const message = answer.message < kept ? answer.message : answer.message - kept + *at;
-            return std::ranges::find(document.answers, message, &JinjaRenderer::Answer::message) ==
-                   document.answers.end();
-        });
-        EncodedChat shorter = encode(shown, rest.messages);
+        JinjaRenderer::Request asked{rest.messages_json, rest.tools_json, {}, true};
+        for (auto const& answer : document.answers)  // others carry loss in another document
+            if (answer.message >= *at) asked.wanted.push_back(answer.message - *at + kept);
+        auto const rendered = renderer(!rest.tools_json.empty()).documents({asked})[0];
+        if (!rendered.problem.empty()) continue;
+        EncodedChat shorter = encode(rendered.documents[0], rest.messages);
         if (shorter.full_tokens > max_tokens_) continue;
         if (!carries_loss(shorter)) return nothing(Fate::without_loss, chat.full_tokens);
         shorter.fate = Fate::shortened;
@@ -246,7 +243,7 @@ EncodedChat JinjaEncoder::without_oldest(EncodedChat chat, ConversationLine cons
 }
 
 JinjaRenderer::Request JinjaEncoder::request(ConversationLine const& line) const {
-    JinjaRenderer::Request made{line.messages_json, line.tools_json, {}};
+    JinjaRenderer::Request made{line.messages_json, line.tools_json, {}, false};
     for (size_t i = 0; i < line.messages.size(); ++i)
         if (line.messages[i].role == kAnswers && line.messages[i].weight != weight_around() &&
             counts_in_loss(options_, line.messages, i))

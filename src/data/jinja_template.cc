@@ -174,7 +174,7 @@ JinjaRenderer::JinjaRenderer(JinjaTemplate const& chat, bool with_tools, JinjaOp
 std::vector<JinjaRenderer::Rendered> JinjaRenderer::documents(std::vector<Request> const& requests) {
     std::vector<std::string> lines;
     for (Request const& request : requests) {
-        OrderedJson const rest{{"ask", "documents"}, {"wanted", request.wanted}, {"split", split_}};
+        OrderedJson const rest{{"ask", "documents"}, {"wanted", request.wanted}, {"split", split_ && !request.whole}};
         std::string line = rest.dump();
         line.pop_back();
         line += ", \"messages\": " + request.messages_json;

@@ -68,6 +68,7 @@ class JinjaRenderer {
     struct Request {
         std::string messages_json, tools_json;  ///< as in a ConversationLine
         std::vector<size_t> wanted;             ///< answers to look for
+        bool whole = false;                     ///< one document of all messages, whatever JinjaOptions::rewritten says
     };
     std::vector<Rendered> documents(std::vector<Request> const& requests);
 

@@ -78,7 +78,8 @@ TEST(Conversation, EveryMistakeHasItsReason) {
              {R"({"completion": "a"})", "\"completion\" without \"prompt\""},
              {R"({"prompt": "a", "completion": ["b"]})", "message 2: a text follows, where an object"},
              {R"({"prompt": "a", "completion": 5})", "\"completion\" is a number, where text is expected"},
-             {R"({"prompt": "a", "completion": "b", "messages": [{"role": "user", "content": "x"}]})", "both"},
+             {R"({"prompt": "a", "completion": "b", "messages": [{"role": "user", "content": "x"}]})",
+              "both \"messages\" and \"prompt\" or \"completion\": chat.records says"},
              {"{\"x\": " + deep, "nested more than 100 deep"}}) {
         auto const line = parse_conversation(text);
         EXPECT_THAT(line.problem, HasSubstr(reason)) << text;
@@ -125,6 +126,13 @@ TEST(Conversation, ShareGptTurnsAreMessages) {
     EXPECT_EQ(line.tools_json, R"([{"name":"f"}])");
     EXPECT_THAT(line.messages_json,
                 HasSubstr(R"("tool_calls":[{"type":"function","function":{"name":"f","arguments":{}}}])"));
+}
+
+TEST(Conversation, AKeyThatIsNullIsNotThere) {
+    EXPECT_THAT(said(parse_conversation(R"({"prompt": null, "messages": [{"role": "user", "content": "u"}]})")),
+                ElementsAre("user: u"));
+    EXPECT_THAT(said(parse_conversation(R"({"messages": null, "conversations": [{"from": "human", "value": "u"}]})")),
+                ElementsAre("user: u"));
 }
 
 TEST(Conversation, MessagesUnderShareGptsKeyAreMessages) {

@@ -14,6 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -545,6 +546,46 @@ TEST_F(JinjaEncoderTest, OfManyTurnsAsManyStayAsFit) {
         EXPECT_EQ(std::ssize(rest.tokens), kept * turn);
         EXPECT_THAT(shown(rest), StartsWith(fmt::format("<|im_start|>user\nu{}<|im_end|>", 60 - kept)));
     }
+}
+
+TEST_F(JinjaEncoderTest, RewrittenAnswersAreEachRenderedOnceAlsoWhereTheirDocumentsLoseTheOldestTurns) {
+    use("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{{ '<|eos|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    std::vector<Message> messages;
+    for (int i = 0; i < 150; ++i) messages.insert(messages.end(), {{"user", "u"}, {"assistant", "a"}});
+    auto const chat = encoder({.too_long = TooLong::drop_oldest}, 1000);
+    auto const start = std::chrono::steady_clock::now();
+    auto const found = chat->encode_all({conversation_line(messages)})[0].documents;
+    ASSERT_EQ(found.size(), 150u);
+    EXPECT_EQ(found[149].fate, EncodedChat::Fate::shortened);
+    EXPECT_THAT(shown(found[149]), EndsWith("<|im_end|><|im_start|>assistant\n[a<|eos|>]"));
+    // Rendering every answer of every shortened document would take minutes, not 2 s.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+}
+
+TEST_F(JinjaEncoderTest, WhatFitsWithoutATokenThatCarriesLossIsNotTooLong) {
+    use(kPlain);
+    ConversationLine const line = parse_conversation(
+        R"({"messages": [{"role": "user", "content": "a long first question"}, {"role": "assistant", "content": "a"},
+            {"role": "user", "content": "v"}, {"role": "assistant", "content": "b", "weight": 0}]})");
+    auto const encode = [&](int64_t most) {
+        return encoder({.too_long = TooLong::drop_oldest}, most)->encode_all({line})[0].documents.at(0).fate;
+    };
+    EXPECT_EQ(encode(1000), Fate::whole);
+    EXPECT_EQ(encode(40), Fate::without_loss);
+    EXPECT_EQ(encode(5), Fate::too_long);
+}
+
+TEST_F(JinjaEncoderTest, ToolsAndCallsThatTheTemplateDoesNotWriteAreRefused) {
+    use(kPlain);
+    std::string const asks = R"("messages": [{"role": "user", "content": "u"}, )";
+    EXPECT_THAT(documents(R"({"tools": [{"type": "function", "function": {"name": "weather"}}], )" + asks +
+                          R"({"role": "assistant", "content": "a"}]})"),
+                ElementsAre(HasSubstr("the template does not write tools")));
+    EXPECT_THAT(documents("{" + asks + R"({"role": "assistant", "content": "", "tool_calls": [{"type": "function",
+                    "function": {"name": "weather", "arguments": {}}}]}]})"),
+                ElementsAre(HasSubstr("the template does not write tool calls")));
 }
 
 TEST_F(JinjaEncoderTest, WeightsOfAnswersAndLossOnAllTokens) {

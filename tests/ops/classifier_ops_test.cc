@@ -113,6 +113,22 @@ TEST(CrossEntropy, Fp32AgreesWithFp64AndOnAnyNumberOfThreads) {
     EXPECT_EQ(one.gradients, two.gradients);
 }
 
+TEST(CrossEntropy, SmallTermsOfALargeVocabularyCount) {
+    int64_t constexpr vocab = 131072;
+    HostTensor<float> logits({1, vocab}, Values(vocab, -17.0)), max({1}), sum({1}), target({1});
+    logits.values[5] = 0;
+    std::vector<int32_t> const targets = {5};
+    auto const device = make_host_device();
+    make_host_ops(*device, 1)
+        ->softmax_stats({.max_T = max.view(),
+                         .sum_T = sum.view(),
+                         .target_T = target.view(),
+                         .logits_TV = logits.view(),
+                         .targets_T = ConstView(targets.data(), {1})});
+    double const right = 1 + static_cast<double>(vocab - 1) * std::exp(-17.0);  // each term is below half a bit of 1
+    EXPECT_NEAR(sum.values[0] / right, 1, 1e-6);
+}
+
 TEST(CrossEntropy, MaskedTokensGiveZeroEvenWhereLogitsAreNotFinite) {
     auto const device = make_host_device();
     auto const ops = make_host_ops(*device, 2);

@@ -77,6 +77,13 @@ def text_of(part):
     return part if isinstance(part, str) else part["text"]
 
 
+def function_name(tool):
+    """Of a tool or a call of one; empty where there is none to be found."""
+    tool = tool.get("function", tool) if isinstance(tool, dict) else {}
+    name = tool.get("name") if isinstance(tool, dict) else None
+    return name if isinstance(name, str) else ""
+
+
 def in_one_text(message):
     """The same with content in parts as one text."""
     parts = message.get("content")
@@ -128,7 +135,11 @@ class Chat:
                           else f"the template fails: {type(error).__name__}: {error}") from None
         if json.dumps(self.guard)[1:-1] in text:
             raise Problem("the template escapes characters, so that names of special tokens cannot be told from text")
+        if tools and not any(name in text for name in map(function_name, tools)):
+            raise Problem("the template does not write tools")
         for message in messages:
+            if not all(function_name(call) in text for call in message.get("tool_calls") or []):
+                raise Problem("the template does not write tool calls")
             if isinstance(parts := message.get("content"), list):
                 if str(parts) in text:
                     raise Problem("the template writes content in parts as Python shows a list")

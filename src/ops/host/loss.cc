@@ -21,11 +21,11 @@ void softmax_stats(SoftmaxStats const& args) {
             Real largest = -std::numeric_limits<Real>::infinity();
 #pragma omp simd reduction(max : largest)
             for (int64_t i = 0; i < vocab; ++i) largest = largest < row[i] ? row[i] : largest;
-            Real total = 0;
+            double total = 0;  // in fp32, most terms of a large vocabulary would be lost beside one of 1
 #pragma omp simd reduction(+ : total)
             for (int64_t i = 0; i < vocab; ++i) total += exp_approx(row[i] - largest);
             max[t] = largest;
-            sum[t] = total;
+            sum[t] = static_cast<Real>(total);
             int64_t const local = targets[t] - args.vocab_begin;
             target[t] = 0 <= local && local < vocab ? row[local] : Real(0);
         }

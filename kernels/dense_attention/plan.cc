@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kKeys = 128, kPanel = 64;
 
+/// Heads of other sizes gain nothing by parts (README.md), so the kernel has them for 128 alone.
 int64_t parts_of(DenseAttentionShape const& shape) {
     if (shape.head_dim != 128 || shape.deterministic || shape.window > 0 || shape.documents == 0) return 1;
     int64_t const row_bytes = 8 * shape.head_dim * shape.group();  // q, do; dq's sum

@@ -16,6 +16,12 @@ using ::testing::StartsWith;
 using testing::write_bytes;
 using Fate = EncodedChat::Fate;
 
+/// Writes another end where more is said.
+constexpr char kRewrites[] =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    "{{ '<|eos|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
 TEST_F(JinjaEncoderTest, RendersTheFoldersTemplateAndFindsAnswersByPrefixes) {
     EXPECT_THAT(documents(talk_),
                 ElementsAre("<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n[a<|im_end|>]\n"
@@ -50,9 +56,7 @@ TEST_F(JinjaEncoderTest, AnswersThatLaterTurnsRewriteGetDocumentsOfTheirOwn) {
 }
 
 TEST_F(JinjaEncoderTest, ManyRewrittenAnswersAreEachRenderedOnce) {
-    use("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
-        "{{ '<|eos|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    use(kRewrites);
     std::vector<Message> messages;
     for (int i = 0; i < 200; ++i) messages.insert(messages.end(), {{"user", "u"}, {"assistant", "a"}});
     auto const chat = encoder();
@@ -437,9 +441,7 @@ TEST_F(JinjaEncoderTest, OfManyTurnsAsManyStayAsFit) {
 }
 
 TEST_F(JinjaEncoderTest, RewrittenAnswersAreEachRenderedOnceAlsoWhereTheirDocumentsLoseTheOldestTurns) {
-    use("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
-        "{{ '<|eos|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    use(kRewrites);
     std::vector<Message> messages;
     for (int i = 0; i < 150; ++i) messages.insert(messages.end(), {{"user", "u"}, {"assistant", "a"}});
     auto const chat = encoder({.too_long = TooLong::drop_oldest}, 1000);

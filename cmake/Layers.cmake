@@ -53,8 +53,8 @@ perigee_layer(kernels ROOT ${CMAKE_SOURCE_DIR}/kernels LAYERS base device tensor
 # Kernels share constexpr code, such as Philox, with the host.
 target_compile_options(perigee_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 perigee_layer(ops LAYERS base device tensor kernels LIBRARIES openblas OpenMP::OpenMP_CXX ${cuda_libraries} EXCLUDE ${other_backend})
-# A square root that may set errno does not vectorise.
-target_compile_options(perigee_ops PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno> $<$<COMPILE_LANGUAGE:CXX>:-fno-trapping-math>)
+# Neither a square root that may set errno vectorises, nor a choice between two floats whose comparison may trap.
+target_compile_options(perigee_ops PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno;-fno-trapping-math>")
 perigee_layer(comm LAYERS base device tensor kernels LIBRARIES MPI::MPI_C $<TARGET_NAME_IF_EXISTS:nccl> EXCLUDE ${other_backend})
 perigee_layer(parallel LAYERS base device tensor comm ops)
 perigee_layer(model LAYERS base device tensor kernels ops comm parallel)

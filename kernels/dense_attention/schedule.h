@@ -24,7 +24,7 @@ struct Schedule {
     Document* documents;  ///< longest first
     int32_t count;        ///< of documents
     int32_t heads;        ///< query, key/value, or pairs of query heads: what has tiles of its own, or pairs of tiles
-    int32_t parts = 1;    ///< of a tile, each taken by itself, part by part
+    int32_t parts = 1;    ///< of a tile: the walker finds all tiles for one part, then for the next
 };
 
 /// Where they lie in memory.

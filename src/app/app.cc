@@ -144,7 +144,7 @@ int run_suites(Trained const& trained, Job const& job) {
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     int64_t const step = session.load_weights(trained.checkpoint).step;
     SuiteResults const results = run_suites(session, step, session.selections(step), [&] {
-        job.watchdog.enter(Section::eval, step);  // each forward has the limit of an evaluation
+        job.watchdog.enter(Section::eval, step);  // each forward has its limit
     });
     int const code = complete(job);
     if (code != 0 || !writes) return code;

@@ -21,7 +21,7 @@ void softmax_stats(SoftmaxStats const& args) {
             Real largest = -std::numeric_limits<Real>::infinity();
 #pragma omp simd reduction(max : largest)
             for (int64_t i = 0; i < vocab; ++i) largest = largest < row[i] ? row[i] : largest;
-            double total = 0;  // in fp32, most terms of a large vocabulary would be lost beside one of 1
+            double total = 0;  // the largest term is 1: next to it, fp32 rounds the many small ones away
 #pragma omp simd reduction(+ : total)
             for (int64_t i = 0; i < vocab; ++i) total += exp_approx(row[i] - largest);
             max[t] = largest;

@@ -1,5 +1,5 @@
 // What the kernels of the dense backward share. A work item is a KV tile of a key/value head, with all rows that see it
-// of all query heads of its group, or of one of them: then the KV tile's items add dK and dV up, one after another. In
+// of all query heads of its group, or of one or two: then the KV tile's items add dK and dV up, one after another. In
 // an item dK and dV stay in registers; KV tiles add to dQ in fp32. `kOrdered`: deterministic.
 #pragma once
 
@@ -45,7 +45,7 @@ struct BackwardArgs {
     bf16 *dq, *dk, *dv;
     float scale;
     int32_t heads, kv_heads, group;
-    int32_t item_heads;                    ///< query heads of an item: a group, or 1
+    int32_t item_heads;                    ///< query heads of an item: a group, 2 or 1
     int32_t first_kv_head, pass_kv_heads;  ///< of this pass; items, stats, turns and sums count heads from its first
     int32_t row_tiles;                     ///< that there is room for, of each head
     int32_t window;                        ///< 0: none

@@ -14,7 +14,8 @@ constexpr int64_t kKeys = 128, kPanel = 64;
 int64_t parts_of(DenseAttentionShape const& shape) {
     if (shape.head_dim != 128 || shape.deterministic || shape.window > 0 || shape.documents == 0) return 1;
     int64_t const row_bytes = 8 * shape.head_dim * shape.group();  // q, do; dq's sum
-    return shape.tokens / shape.documents * row_bytes < shape.cached_bytes ? 1 : shape.group();
+    if (shape.tokens / shape.documents * row_bytes < shape.cached_bytes) return 1;
+    return shape.group() % 2 == 0 && shape.group() > 2 ? shape.group() / 2 : shape.group();
 }
 
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }

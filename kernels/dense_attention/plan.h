@@ -16,7 +16,8 @@ struct DenseAttentionShape {
     bool deterministic = false;             ///< the backward repeats bitwise, as the forward always does
     int64_t sums_bytes = int64_t{1} << 30;  ///< of the backward's fp32 sums at a time, but one kv head's at least
 
-    /// Of q, do and dq of a document and a group of heads of 128, from which on the backward takes heads one by one.
+    /// Of q, do and dq of a document and a group of heads of 128, from which on the backward takes one or two heads
+    /// at a time.
     int64_t cached_bytes = int64_t{64} << 20;
 
     int64_t group() const { return heads / kv_heads; }
@@ -26,8 +27,8 @@ struct DenseAttentionShape {
 struct DenseBackwardPlan {
     int64_t kv_tiles = 0;       ///< of a head, at most
     int64_t pass_kv_heads = 0;  ///< the last pass may have fewer
-    /// Of a KV tile, one after another: the query heads of its group, or 1, which takes them all. Parts keep the rows
-    /// that thread blocks read at a time in the L2 cache.
+    /// Of a KV tile, one after another: pairs of query heads of its group, heads where their number is odd or 2, or 1,
+    /// which takes them all. Parts keep the rows that thread blocks read at a time in the L2 cache.
     int64_t parts = 1;
     int64_t stats = 0, turns = 0, parts_done = 0, sums = 0, key_sums = 0, scratch_bytes = 0;
 

@@ -27,7 +27,7 @@ __device__ Document document_at(ScheduleArgs const& a, int32_t index) {
     int64_t const bytes = int64_t{max(d.end - d.begin, 1)} * a.bytes_per_token;
     int64_t const cached = max(kCached / bytes, int64_t{1}) * a.group;
     int32_t const tiles = max(tiles_of(a, d), 1);
-    int64_t const busy = tiles < kFewTiles ? 2 * kFewTiles / tiles : 1;
+    int64_t const busy = tiles < kFewTiles ? kFewTiles / tiles : 1;
     d.heads_at_once = static_cast<int32_t>(min(max(cached, busy), int64_t{a.schedule.heads}));
     return d;
 }

@@ -251,7 +251,7 @@ TEST_P(GpuDenseKernels, PassesOfHeadsThatFit) {
 }
 
 /// As the backward takes them in documents whose rows the cache does not hold.
-TEST_P(GpuDenseKernels, HeadsOfAGroupOneByOne) {
+TEST_P(GpuDenseKernels, OneOrTwoHeadsOfAGroupAtATime) {
     if (GetParam() != Pass::backward) GTEST_SKIP() << "of the backward in any order only";
     std::vector<std::vector<int32_t>> const packs = {
         {0, 1}, {0, 300, 300, 301, 700, 700}, {0, 512, 2600}, every_length(60), {0, 128, 5000}};
@@ -406,7 +406,7 @@ TEST_P(GpuDenseKernels, EveryKeyTileAddsToEveryRow) {
     };
     int64_t const whole = DenseAttentionShape{}.cached_bytes;
     for (Case const& c : {Case{16, 4, 64, whole}, Case{16, 4, 96, whole}, Case{16, 4, 128, whole}, Case{16, 4, 128, 0},
-                          Case{32, 16, 128, 0}}) {  // 16 kv heads: ten at a time, and then the rest
+                          Case{32, 16, 128, 0}}) {  // 16 kv heads: five at a time
         Problem problem(make_problem(
             {.cu_seqlens = {0, 6000, 7000}, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim}));
         Forward const forward = problem.forward();

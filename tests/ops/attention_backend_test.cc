@@ -74,10 +74,12 @@ TEST(DenseBackwardPlan, TakesAsManyHeadsAtATimeAsFit) {
     EXPECT_EQ(DenseBackwardPlan(shape).pass_kv_heads, 8);
 }
 
-TEST(DenseBackwardPlan, TakesHeadsOfAGroupOneByOneWhereTheCacheDoesNotHoldTheirRows) {
+TEST(DenseBackwardPlan, TakesOneOrTwoHeadsOfAGroupWhereTheCacheDoesNotHoldTheirRows) {
     DenseAttentionShape shape{.tokens = 32768, .documents = 1, .heads = 32, .kv_heads = 8, .head_dim = 128};
-    EXPECT_EQ(DenseBackwardPlan(shape).parts, 4);
-    shape.documents = 4;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 2);
+    shape.heads = 24;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 3) << "an odd number of heads";
+    shape.heads = 32, shape.documents = 4;
     EXPECT_EQ(DenseBackwardPlan(shape).parts, 1) << "short documents";
     shape.documents = 1, shape.deterministic = true;
     EXPECT_EQ(DenseBackwardPlan(shape).parts, 1);

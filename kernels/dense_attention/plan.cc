@@ -41,7 +41,7 @@ DenseBackwardPlan::DenseBackwardPlan(DenseAttentionShape const& shape)
 
 size_t dense_forward_scratch(DenseAttentionShape const& shape) { return dense::schedule_bytes(shape.documents); }
 size_t dense_backward_scratch(DenseAttentionShape const& shape) {
-    // Whether heads are taken one by one depends on how many documents the tokens are: the same tokens fit either way.
+    // Whether a KV tile has parts depends on how many documents the tokens are: the same tokens fit either way.
     DenseAttentionShape whole_groups = shape;
     whole_groups.cached_bytes = std::numeric_limits<int64_t>::max();
     return static_cast<size_t>(

@@ -14,12 +14,12 @@ using hopper::Inner;
 /// Waits until so many parts of a KV tile are done. They began before this part. Consumers wait before they ask for the
 /// next item: while they wait, their thread block has claimed no row tile that it has not got dq for. So the earliest
 /// unfinished item waits for no other.
-__device__ __forceinline__ void await_part(int32_t const* done, int32_t count) {
+[[maybe_unused]] __device__ __forceinline__ void await_part(int32_t const* done, int32_t count) {
     int32_t now;
     do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(done) : "memory");
     while (now < count);
 }
-__device__ __forceinline__ void set_parts(int32_t* done, int32_t count) {
+[[maybe_unused]] __device__ __forceinline__ void set_parts(int32_t* done, int32_t count) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(done), "r"(count) : "memory");
 }
 

@@ -36,12 +36,14 @@ int64_t jobs_that_fit(Study const& study, RunnerOptions const& options) {
 void write_results(Study const& study, FileSystem& files) {
     auto const rows = collect(study, files);
     std::string const table = to_markdown(study, rows);
-    files.replace_text(study.output_dir / "table.md", table);
+    auto const sentences = cautions(study, rows, files);
+    std::string const notes = sentences.empty() ? "" : fmt::format("\n{}\n", fmt::join(sentences, "\n\n"));
+    files.replace_text(study.output_dir / "table.md", table + notes);
     files.replace_text(study.output_dir / "table.csv", to_csv(study, rows));
     if (auto const found = curves(study, rows, files); !found.empty())
         files.replace_text(study.output_dir / "figure.svg", plot::draw_svg(plot::make_chart(study.figure, found)));
     fmt::print("{}", table);
-    for (std::string const& sentence : unlogged_keys(study, rows, files)) fmt::print(stderr, "perigee: {}\n", sentence);
+    for (std::string const& sentence : sentences) fmt::print(stderr, "perigee: {}\n", sentence);
     std::vector<std::string> folders;
     for (Row const& row : rows) folders.push_back(study.folder(*row.run).string());
     if (folders.empty()) return;

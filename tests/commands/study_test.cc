@@ -1,9 +1,14 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "commands/study/results.h"
+#include "support/memory_file_system.h"
 
 namespace perigee::study {
 namespace {
+
+using ::testing::ElementsAre, ::testing::IsEmpty, ::testing::StartsWith;
 
 class StudyTableTest : public ::testing::Test {
   protected:
@@ -41,6 +46,27 @@ TEST_F(StudyTableTest, AMeanSaysOfHowManySeedsItIs) {
               "| arm | \"key\" | seeds | loss | x,y |\n"
               "|---|---|---|---|---|\n"
               "| b | 1 | 3 | 1.500 (1.000 to 2.000), 2 of 3 | 1.000, 1 of 3 |\n");
+}
+
+TEST_F(StudyTableTest, LossesOfOtherHeldOutSamplesAreNamed) {
+    testing::MemoryFileSystem files;
+    auto const evaluated = [&](study::Run const& run, std::string const& data) {
+        files.make_directories(study_.folder(run));
+        files.replace_text(study_.folder(run) / "metrics.jsonl",
+                           fmt::format("{{\"step\":1,\"x,y\":1,\"loss\":2}}\n"
+                                       "{{\"step\":1,\"eval_loss\":3,\"eval_data\":\"{}\"}}\n",
+                                       data));
+    };
+    evaluated(study_.runs[0], "a"), evaluated(study_.runs[1], "b");
+    study_.metrics.push_back("eval_loss");
+    EXPECT_THAT(cautions(study_, rows_, files), IsEmpty()) << "seeds may differ";
+    study_.runs[1].seed = study_.runs[0].seed;
+    EXPECT_THAT(cautions(study_, rows_, files), ElementsAre(StartsWith("one and two were evaluated on different")));
+    evaluated(study_.runs[1], "a");
+    EXPECT_THAT(cautions(study_, rows_, files), IsEmpty());
+    evaluated(study_.runs[1], "b");
+    study_.metrics = {"loss"};
+    EXPECT_THAT(cautions(study_, rows_, files), IsEmpty()) << "no held-out loss is compared";
 }
 
 TEST(StudyLabel, IsTheShortestEndOfAKeyThatNamesItAlone) {

@@ -86,6 +86,36 @@ std::string markdown_line(std::vector<std::string> const& fields) {
     return line + "\n";
 }
 
+/// A sentence for each key that no run logged, if there are runs.
+std::vector<std::string> unlogged_keys(std::set<std::string> const& wanted, std::vector<plot::Metrics> const& runs) {
+    std::set<std::string> logged;
+    for (plot::Metrics const& run : runs)
+        for (auto const& [key, points] : run.series) logged.insert(key);
+    std::vector<std::string> const known(logged.begin(), logged.end());
+    std::vector<std::string> sentences;
+    for (std::string const& key : wanted) {
+        if (runs.empty() || logged.contains(key)) continue;
+        std::string const guess = nearest(key, known);
+        sentences.push_back(fmt::format("no run that has finished logged {}; {}", key,
+                                        guess.empty() ? fmt::format("known are {}", fmt::join(known, ", "))
+                                                      : fmt::format("did you mean {}?", guess)));
+    }
+    return sentences;
+}
+
+/// Names the first two runs of one seed that evaluated other samples. Seeds may differ: made-up data depends on them.
+std::optional<std::string> held_out_differs(std::vector<Row> const& rows, std::vector<plot::Metrics> const& runs) {
+    std::map<int64_t, size_t> first;  // of a seed, that evaluated
+    for (size_t i = 0; i < rows.size(); ++i) {
+        if (runs[i].held_out.empty()) continue;
+        size_t const other = first.try_emplace(rows[i].run->seed, i).first->second;
+        if (runs[other].held_out != runs[i].held_out)
+            return fmt::format("{} and {} were evaluated on different held-out samples: their losses do not compare",
+                               rows[other].run->name, rows[i].run->name);
+    }
+    return std::nullopt;
+}
+
 }  // namespace
 
 std::vector<Row> collect(Study const& study, FileSystem& files) {
@@ -103,22 +133,15 @@ std::vector<Row> collect(Study const& study, FileSystem& files) {
     return rows;
 }
 
-std::vector<std::string> unlogged_keys(Study const& study, std::vector<Row> const& rows, FileSystem& files) {
-    std::set<std::string> logged;
-    for (Row const& row : rows)
-        for (auto const& [key, points] : plot::read_metrics(files, study.folder(*row.run).string()).series)
-            logged.insert(key);
+std::vector<std::string> cautions(Study const& study, std::vector<Row> const& rows, FileSystem& files) {
     std::set<std::string> wanted(study.metrics.begin(), study.metrics.end());
     wanted.insert(study.figure);
-    std::vector<std::string> const known(logged.begin(), logged.end());
-    std::vector<std::string> sentences;
-    for (std::string const& key : wanted) {
-        if (rows.empty() || logged.contains(key)) continue;
-        std::string const guess = nearest(key, known);
-        sentences.push_back(fmt::format("no run that has finished logged {}; {}", key,
-                                        guess.empty() ? fmt::format("known are {}", fmt::join(known, ", "))
-                                                      : fmt::format("did you mean {}?", guess)));
-    }
+    std::vector<plot::Metrics> runs;
+    for (Row const& row : rows) runs.push_back(plot::read_metrics(files, study.folder(*row.run).string()));
+    std::vector<std::string> sentences = unlogged_keys(wanted, runs);
+    bool const held_out = std::ranges::any_of(wanted, [](std::string const& key) { return key.starts_with("eval_"); });
+    if (auto sentence = held_out ? held_out_differs(rows, runs) : std::nullopt)
+        sentences.push_back(std::move(*sentence));
     return sentences;
 }
 

@@ -16,8 +16,9 @@ struct Row {
     std::vector<std::optional<double>> values;  ///< the last of each metric; none where the run did not log it
 };
 std::vector<Row> collect(Study const& study, FileSystem& files);
-/// A sentence for each key of the metrics and the figure that none of the rows' runs logged, if there are rows.
-std::vector<std::string> unlogged_keys(Study const& study, std::vector<Row> const& rows, FileSystem& files);
+/// What to know before the rows are compared, a sentence each: keys of the metrics and the figure that none of the
+/// rows' runs logged, and held-out losses of two runs of a seed that are of different samples.
+std::vector<std::string> cautions(Study const& study, std::vector<Row> const& rows, FileSystem& files);
 
 /// One line per run, at full precision.
 std::string to_csv(Study const& study, std::vector<Row> const& rows);

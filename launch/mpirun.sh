@@ -38,8 +38,8 @@ if [ $# -lt 2 ] || [[ $1 == -* ]] || [[ ! $restarts =~ ^[0-9]{0,9}$ ]] || [[ -n 
     exit 2
 fi
 ranks=$1
-if ! [[ $ranks =~ ^[1-9][0-9]*$ ]]; then
-    echo "perigee: RANKS must be a whole number from 1 on, not '$ranks'" >&2
+if ! [[ $ranks =~ ^[1-9][0-9]{0,5}$ ]]; then
+    echo "perigee: RANKS must be a whole number from 1 to 999999, not '$ranks'" >&2
     exit 2
 fi
 shift

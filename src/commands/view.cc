@@ -49,9 +49,10 @@ void show(ViewRequest const& request, FileSystem& files) {
     Session session(options, *world, files);
     std::string const& folder = options.model.init_from;
     std::string weights = folder.empty() ? "fresh weights" : fmt::format("the weights of {}", folder);
-    int64_t done = 0;
+    int64_t done = 0, consumed = 0;
     if (trained) {
-        done = session.load_weights(trained).step;
+        RunState const state = session.load_weights(trained);
+        done = state.step, consumed = state.consumed_samples;
         weights = fmt::format("the weights of step {}", done);
     } else if (request.weights != "none") {
         session.load_weights(std::nullopt);
@@ -60,7 +61,10 @@ void show(ViewRequest const& request, FileSystem& files) {
     if (step > kMostSamples / options.train.global_batch_size)
         fail(Category::config, "--step {} times train.global_batch_size ({}) must be at most {} samples", step,
              options.train.global_batch_size, kMostSamples);
-    view::View view = view::make_view(session, step, request.samples, request.weights != "none");
+    int64_t const global = options.train.global_batch_size;
+    // Steps before may have taken other numbers of samples.
+    int64_t const first = step > done ? consumed + (step - 1 - done) * global : (step - 1) * global;
+    view::View view = view::make_view(session, step, first, request.samples, request.weights != "none");
     view.weights = weights;
     if (request.html.empty())
         fmt::print("{}", view::draw_terminal(view, ::isatty(STDOUT_FILENO) == 1));

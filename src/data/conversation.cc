@@ -106,10 +106,18 @@ Json const& list_of(Json const& object, char const* key) {
     return value;
 }
 
+/// The parser would end at a NUL character.
+void parse(std::string_view text, Checker& checker) {
+    if (size_t const nul = text.find('\0'); nul != text.npos)
+        checker.problem = json_problem(nul + 1, "a NUL character");
+    else
+        nlohmann::json::sax_parse(text, &checker);
+}
+
 /// JSON that a record holds as text.
 Json json_in_text(std::string const& text, char const* name) {
     Checker checker({});
-    nlohmann::json::sax_parse(text, &checker);
+    parse(text, checker);
     if (!checker.problem.empty()) refuse("\"{}\": {}", name, checker.problem);
     return Json::parse(text);
 }
@@ -339,7 +347,7 @@ char const* to_string(RecordFormat format) {
 ConversationLine parse_conversation(std::string_view line, RecordFormat format) {
     ConversationLine failed;
     Checker checker(kSaid);
-    nlohmann::json::sax_parse(line, &checker);
+    parse(line, checker);
     failed.problem = std::move(checker.problem);
     if (!failed.problem.empty()) return failed;
     try {

@@ -199,7 +199,7 @@ void IndexedDatasetWriter::write_index() {
     for (int64_t border = 0; border <= documents(); ++border) index_->number(border);
 }
 
-void IndexedDatasetWriter::finish(std::function<void()> const& all_written) {
+void IndexedDatasetWriter::finish(std::function<void()> const& all_written, std::function<void()> const& records) {
     if (tokens_ == 0) fail(Category::data, "{}: no tokens to write", prefix_.string());
     write_index();
     if (mask_) finish_weights();
@@ -215,6 +215,7 @@ void IndexedDatasetWriter::finish(std::function<void()> const& all_written) {
     bin_->rename();
     if (mask_) mask_->rename();
     if (weights_) weights_->rename();
+    if (records) records();
     index_->rename();
     files_.sync_directory(prefix_.has_parent_path() ? prefix_.parent_path() : Path("."));
 }

@@ -83,6 +83,8 @@ void check_weights(std::vector<DatasetOptions> const& datasets, std::vector<std:
     }
 }
 
+std::string whole_path(std::string const& path) { return std::filesystem::absolute(path).lexically_normal().string(); }
+
 }  // namespace
 
 std::vector<std::string> problems(DataOptions const& options) {
@@ -90,12 +92,12 @@ std::vector<std::string> problems(DataOptions const& options) {
     std::set<std::string> train_paths;
     for (size_t i = 0; i < options.train.size(); ++i) {
         check_path(options.train[i], fmt::format("train[{}]", i), found);
-        train_paths.insert(std::filesystem::path(options.train[i].path).lexically_normal().string());
+        train_paths.insert(whole_path(options.train[i].path));
     }
     for (size_t i = 0; i < options.validation.size(); ++i) {
         auto const& dataset = options.validation[i];
         check_path(dataset, fmt::format("validation[{}]", i), found);
-        if (train_paths.contains(std::filesystem::path(dataset.path).lexically_normal().string())) {
+        if (train_paths.contains(whole_path(dataset.path))) {
             found.push_back(fmt::format("validation[{}]: {} is also trained on", i, dataset.path));
         }
         if (dataset.weight != 1.0) {

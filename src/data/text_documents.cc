@@ -83,7 +83,10 @@ void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument cons
     while (reader.read_line(line, kMaxJsonLineBytes)) {
         if (is_blank(line) || skip-- > 0) continue;
         TextFinder finder(options.key);
-        json::sax_parse(line, &finder);
+        if (size_t const nul = line.find('\0'); nul != line.npos)  // where the parser would end
+            finder.problem = json_problem(nul + 1, "a NUL character");
+        else
+            json::sax_parse(line, &finder);
         if (finder.problem.empty() && !finder.found)
             finder.problem =
                 fmt::format("no \"{}\": --key names the field of the text, --chat reads conversations", options.key);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "data/binary_file.h"
 #include "data/dataset_files.h"
@@ -57,10 +58,12 @@ class Lister {
     std::vector<Path> found;
 
     void add(Path const& input) {
+        ++inputs_;
         if (files_.exists(input)) {
             if (files_.is_directory(input)) return below(input, 0);
             if (auto const why = unclear_json(input, format_)) fail(Category::data, "{}: {}", input.string(), *why);
-            return found.push_back(input);
+            if (is_new(input)) found.push_back(input);
+            return;
         }
         if (!is_pattern(input.string())) fail(Category::data, "{}: no such file or folder", input.string());
         bool any = false;
@@ -77,6 +80,7 @@ class Lister {
         if (!suffixes_.empty() &&
             std::ranges::none_of(suffixes_, [&](auto const& suffix) { return name.ends_with(suffix); }))
             return;
+        if (!is_new(path)) return;
         if (!files_.exists(path)) return skipped_.push_back({path, "a link to nothing"});
         if (is_lock(files_, path)) return skipped_.push_back({path, "the lock of another tokenize"});
         if (belongs_to_data_set(files_, path))
@@ -88,6 +92,14 @@ class Lister {
             skipped_.push_back({path, *kind});
         else
             found.push_back(path);
+    }
+
+    /// False where it was met before: a pattern may match a folder and what is in it, and an input may name what an
+    /// earlier one did.
+    bool is_new(Path const& path) {
+        auto const [at, added] = met_.try_emplace(path.lexically_normal().string(), inputs_);
+        if (!added && at->second < inputs_) skipped_.push_back({path, "an earlier input has it"});
+        return added;
     }
 
     void below(Path const& folder, int depth) {
@@ -133,6 +145,8 @@ class Lister {
         }
     }
 
+    int inputs_ = 0;
+    std::map<std::string, int> met_;  ///< the first input that has a file
     FileSystem& files_;
     std::vector<std::string> const& suffixes_;
     std::vector<SkippedFile>& skipped_;

@@ -56,6 +56,8 @@ class Checker : public nlohmann::json_sax<Json> {
 }  // namespace
 
 void check_json(std::string_view text, std::string const& where, Category category, int max_depth) {
+    if (size_t const nul = text.find('\0'); nul != text.npos)  // where the parser would end
+        fail(category, "{}: {}", where, json_problem(nul + 1, "a NUL character"));
     Checker checker(where, category, max_depth);
     Json::sax_parse(text.begin(), text.end(), &checker);
 }

@@ -168,22 +168,28 @@ void Llama::Impl::normalise(Needed const& of_head, Forward const& state) const {
 }
 
 /// temporary.dx_PD holds the gradient of the last block's output, and becomes that of the embedding's.
-void Llama::Impl::backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
-                           std::span<Selection const> selections, TensorView counts) const {
+void Llama::Impl::backward(WeightUnits& weights, GradientSink const& sink, Forward& state,
+                           BlockGradients const& temporary, std::span<Selection const> selections) const {
     // Offloaded activations come back in layer order, so every layer takes part.
     int64_t const last = policy.offload > 0 ? 0 : first_trained;
     for (int64_t layer = std::ssize(selections); layer-- > last;) {
         auto const index = static_cast<size_t>(layer);
         int const unit = block_unit(layer);
         Needed const needed(weights, unit, layer > last ? block_unit(layer - 1) : -1);
-        TensorView const unit_grads = begin_gradients(grads, unit);
+        TensorView const unit_grads = begin_gradients(sink.grads, unit);
         offload->begin_backward(index);
         state.pass.precision = precision_of(state.pass, layer);
-        state.pass.backward_counts = layer_counts(counts, layer);
-        block_backward(state.pass, block(layer, needed.memory()), block(layer, unit_grads), state.blocks[index],
-                       temporary, selections[index]);
+        state.pass.backward_counts = layer_counts(sink.counts, layer);
+        BlockTensors const weights_of = block(layer, needed.memory());
+        block_backward(state.pass, weights_of, block(layer, unit_grads), state.blocks[index], temporary,
+                       selections[index]);
+        if (!sink.stream_LP.empty())  // the norm's statistics; what it writes besides is not read
+            ops.rmsnorm_forward({.y_TD = temporary.dnormed_PD,
+                                 .rstd_T = sink.stream_LP.rows(layer, layer + 1).reshape({sink.stream_LP[1]}),
+                                 .x_TD = temporary.dx_PD,
+                                 .w_D = weights_of.input_norm_D});
         if (auto const earlier = offload->before(index)) offload->bring_back(*earlier, state.blocks[*earlier].kept);
-        end_gradients(grads, unit);
+        end_gradients(sink.grads, unit);
     }
 }
 
@@ -263,7 +269,7 @@ void Llama::Impl::train(WeightUnits& weights, GradientSink const& sink, TensorVi
              .rstd_T = state.rstd_P});
     }
     end_gradients(grads, head());
-    backward(weights, grads, state, temporary, selections, sink.counts);
+    backward(weights, sink, state, temporary, selections);
     if (!trains(kEmbeddingUnit)) return;
     ops.embedding_backward(
         {embedding.in(options.tie_word_embeddings ? embedding_grads : begin_gradients(grads, kEmbeddingUnit)),
@@ -295,7 +301,7 @@ namespace {
 std::vector<int64_t> training_key(std::initializer_list<void const*> memory, Arena const& arena,
                                   GradientSink const& sink, Batch const& batch, std::span<Selection const> selections) {
     std::vector<int64_t> key = {arena.growths(), std::bit_cast<int64_t>(sink.scale), int64_t{sink.grads.fresh()},
-                                std::bit_cast<int64_t>(sink.counts.data)};
+                                std::bit_cast<int64_t>(sink.counts.data), std::bit_cast<int64_t>(sink.stream_LP.data)};
     for (void const* address : memory) key.push_back(std::bit_cast<int64_t>(address));
     add_rules(key, selections);
     key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());

@@ -216,8 +216,8 @@ struct Llama::Impl {
     std::vector<int32_t> take_places(std::span<int32_t const> ids, KvCache& cache, int64_t rows) const;
     std::vector<float> join_logits(TensorView part_SV, int64_t texts, Arena& arena) const;
     void normalise(Needed const& of_head, Forward const& state) const;
-    void backward(WeightUnits& weights, GradientUnits& grads, Forward& state, BlockGradients const& temporary,
-                  std::span<Selection const> selections, TensorView counts) const;
+    void backward(WeightUnits& weights, GradientSink const& sink, Forward& state, BlockGradients const& temporary,
+                  std::span<Selection const> selections) const;
     void train(WeightUnits& weights, GradientSink const& sink, TensorView loss_accumulated, Inputs const& inputs,
                std::span<Selection const> selections, Arena& arena) const;
     void add_choices(Pass const& pass, AttentionActivations const& acts, Selection const& selection,

@@ -33,6 +33,7 @@ Learner::Learner(Session& session)
                   ? Buffer()
                   : Buffer(session.ops().device(),
                            static_cast<size_t>(options_.model.num_hidden_layers * kLayerCounts) * sizeof(double))),
+      participation_(session.ops(), options_, mesh_.shape()),
       optimizer_(options_.optimizer, session.layout(), session.sharding().ownership, session.weights().updated(),
                  session.ops(), static_cast<uint64_t>(options_.seed)),
       untrained_(untrained(params_of(options_), options_.model)) {}
@@ -60,6 +61,7 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     Work const work{r.step, batches, selections, r.loss_weight > 0 ? r.loss_weight : 1};
     Sums const sums = loss_and_gradient(work);
     r.precision = precision_report(counts(r.step));
+    r.participation = participation_.report(mesh_.world(), r.tokens);
     add_up(sums, r);
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
     if (r.loss_weight > 0)
@@ -137,7 +139,8 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
                             .scale = 1.0 / work.loss_weight,
                             .seed = static_cast<uint64_t>(options_.seed),
                             .step = work.step,
-                            .counts = counts};
+                            .counts = counts,
+                            .stream_LP = participation_.begin(work.step)};
     for (Batch const& b : batches) {
         grads_.begin_pass(&b == &batches.front(), &b == &batches.back());
         enter(Phase::forward);
@@ -153,6 +156,7 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
                                 .activations = session_.arena().capacity_bytes()};
             throw OutOfMemory(out_of_memory_report(error.what(), use, options_));
         }
+        participation_.add();
     }
     ops.device().queue().wait(std::exchange(read_until_, {}));
     optimizer_.begin_update();

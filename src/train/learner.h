@@ -9,6 +9,7 @@
 #include "parallel/sharded_gradients.h"
 #include "tensor/batch.h"
 #include "train/metrics.h"
+#include "train/participation.h"
 #include "train/session.h"
 
 namespace perigee {
@@ -91,6 +92,7 @@ class Learner {
 
     Buffer sums_;    ///< a Sums on the device
     Buffer counts_;  ///< as GradientSink's, if precision.report_every is not 0
+    Participation participation_;
     AdamWOptimizer optimizer_;
     Untrained const untrained_;
     Event read_until_;                ///< by a save

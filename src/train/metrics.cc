@@ -37,6 +37,9 @@ std::string to_json(StepReport const& r) {
                  {std::pair{"peak", of->peak}, std::pair{"underflow", of->underflow}, std::pair{"top", of->top}})
                 text += fmt::format(R"(,"fp8_{}_{}_{}":{})", name, measure, layer, number(value));
         }
+    for (size_t layer = 0; layer < r.participation.size(); ++layer)
+        if (auto const& share = r.participation[layer])
+            text += fmt::format(R"(,"participation_{}":{})", layer, number(*share));
     text += fmt::format(R"(,"seconds":{:.6g},"tokens_per_s":{:.6g},"tflops":{:.6g})", r.seconds, tokens_per_second(r),
                         r.flops / r.seconds / r.ranks * 1e-12);
     if (auto const mfu = model_flops_utilisation(r)) text += fmt::format(R"(,"mfu":{:.6g})", *mfu);

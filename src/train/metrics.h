@@ -39,6 +39,9 @@ struct StepReport {
     std::vector<PrecisionReport> precision = {};  ///< by layer, on steps that report it
     std::optional<double> attended_share =
         {};  ///< of the causal keys, in MoBA layers: executed pairs over causal pairs
+    /// By layer, on steps that report it: (sum of |g|)^2 / (T * sum of |g|^2) over the tokens of the global batch,
+    /// where g is the gradient of the stream as it enters the layer. None where it is zero or not computed.
+    std::vector<std::optional<double>> participation = {};
 };
 
 /// What one layer's attention means for learning, see model/reach.h.

@@ -132,7 +132,10 @@ void describe(Schema& schema, LogOptions& options) {
              "seconds between log lines, where log.every is 0; the first and the last step always have one")
         .add("progress", options.progress, "show a progress bar on a terminal")
         .add("tensorboard", options.tensorboard,
-             "also write the metrics as TensorBoard's event files: tensorboard --logdir OUTPUT_DIR/tensorboard");
+             "also write the metrics as TensorBoard's event files: tensorboard --logdir OUTPUT_DIR/tensorboard")
+        .add("participation_every", options.participation_every, at_least(0),
+             "steps between reports, per layer, of how evenly the tokens of the batch take part in the gradient "
+             "(participation_L in docs/runs.md). 0: never");
 }
 
 void describe(Schema& schema, RunOptions& options) {

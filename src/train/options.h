@@ -87,6 +87,7 @@ struct LogOptions {
     double seconds = 10;   ///< between lines
     bool progress = true;  ///< progress bar on a terminal
     bool tensorboard = false;
+    int64_t participation_every = 0;  ///< steps; 0: never
 };
 void describe(Schema& schema, LogOptions& options);
 

@@ -125,13 +125,17 @@ RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files) {
     return options;
 }
 
+double steps_of_epochs(double epochs, int64_t samples, int64_t batch) {
+    double const batches = epochs * static_cast<double>(samples) / static_cast<double>(batch);
+    return std::ceil(batches * (1 - 1e-12));  // of 100 samples 1.1 epochs are 110, not 110.00000000000001
+}
+
 RunOptions with_steps_of_epochs(RunOptions options, FileSystem& files) {
     TrainOptions& train = options.train;
     if (train.epochs == 0) return options;
     auto const data =
         open_data(options.data, Split::train, static_cast<uint64_t>(options.seed), options.model.vocab_size, files);
-    double const samples = train.epochs * static_cast<double>(data->samples_per_epoch());
-    double const steps = std::ceil(samples / static_cast<double>(train.global_batch_size));
+    double const steps = steps_of_epochs(train.epochs, data->samples_per_epoch(), train.global_batch_size);
     if (steps > static_cast<double>(kMostSteps))
         fail(Category::config, "train.epochs ({}) are {:.0f} steps of {} samples: at most {}", train.epochs, steps,
              train.global_batch_size, kMostSteps);

@@ -22,6 +22,9 @@ namespace perigee {
 /// cores this process may use, shared by the ranks of this host.
 RunOptions resolve(RunOptions options, int local_ranks, FileSystem& files);
 
+/// Batches that so many epochs of so many samples take, the last one rounded up.
+double steps_of_epochs(double epochs, int64_t samples, int64_t batch);
+
 /// With train.steps of train.epochs, where that is set: it opens the training data. Options are free of problems.
 /// Throws Category::config where so many steps are too many, or too few for the schedule; else as open_data.
 RunOptions with_steps_of_epochs(RunOptions options, FileSystem& files);

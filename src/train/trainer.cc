@@ -215,8 +215,12 @@ void Trainer::warn_of_other_numbers(RunState const& then) const {
         bool const moved = key == kDataSummary && stored && before != then.info.end() &&
                            without_paths(before->second, stored->data) == without_paths(now, options_.data);
         if (!moved && (before == then.info.end() || before->second != now))
-            log::warn("resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one",
-                      key, before == then.info.end() ? "unknown" : before->second, now);
+            log::warn(
+                "resuming with another {} ({} before, {} now): the run is no longer bit for bit the unbroken one{}",
+                key, before == then.info.end() ? "unknown" : before->second, now,
+                key == kDataSummary ? ". Samples are numbered anew: some that were read come again, and others of "
+                                      "this epoch may not come"
+                                    : "");
     }
     if (then.seed != state_.seed)
         log::warn("resuming with seed {} a run that began with {}: the order of samples changes", state_.seed,

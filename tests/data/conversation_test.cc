@@ -38,6 +38,8 @@ TEST(Conversation, EveryMistakeHasItsReason) {
              {"", "malformed JSON"},
              {"nonsense", "malformed JSON"},
              {"{} {}", "malformed JSON at byte 4"},
+             {std::string("{}\0{}", 5), "malformed JSON at byte 3: a NUL character"},
+             {R"({"messages": [{"role": "user", "content": "x"}], "tools": "[]\u0000[]"})", "byte 3: a NUL character"},
              {R"({"messages": [{"role": "user", "content": "a)", "malformed JSON"},
              {"{\"prompt\": \"\xff\", \"completion\": \"\"}", "UTF-8"},
              {R"({"x": {"a": 1, "a": 2}})", "two \"a\" in one object"},

@@ -319,13 +319,19 @@ TEST_F(WriterTest, WritesExactlyTheFormat) {
     for (size_t i = 0; i < documents.size(); ++i) writer.add_document(documents[i], loss[i]);
     EXPECT_FALSE(files_->exists(file(".idx")));
     EXPECT_FALSE(files_->exists(file(".bin")));
-    bool written = false;
-    writer.finish([&] {
-        written = true;
-        EXPECT_EQ(read_bytes(file(".bin.tmp")).size(), 18u);
-        EXPECT_FALSE(files_->exists(file(".bin")));
-    });
-    EXPECT_TRUE(written);
+    bool written = false, beside = false;
+    writer.finish(
+        [&] {
+            written = true;
+            EXPECT_EQ(read_bytes(file(".bin.tmp")).size(), 18u);
+            EXPECT_FALSE(files_->exists(file(".bin")));
+        },
+        [&] {
+            beside = true;
+            EXPECT_TRUE(files_->exists(file(".bin")));
+            EXPECT_FALSE(files_->exists(file(".idx"))) << "the data set opens once all that belongs to it is there";
+        });
+    EXPECT_TRUE(written && beside);
     MegatronFiles const expected{.sequences = {{1, 2, 256}, {4, 5}, {6, 7, 8, 9}}, .borders = {}};
     EXPECT_EQ(read_bytes(file(".idx")), expected.idx());
     EXPECT_EQ(read_bytes(file(".bin")), expected.bin());

@@ -40,6 +40,8 @@ TEST(DataOptionsProblems, ValidationMustNotBeTrainedOn) {
     options.validation = {{"./x/../b"}};
     options.train[1].path = "./b";
     EXPECT_THAT(problems(options), ElementsAre(HasSubstr("also trained on")));
+    options.train[1].path = std::filesystem::absolute("b").string();
+    EXPECT_THAT(problems(options), ElementsAre(HasSubstr("also trained on")));
 }
 
 TEST(DataOptionsProblems, AllAreReportedAtOnce) {

@@ -223,6 +223,8 @@ TEST_F(TextTest, BadJsonLinesAreLocated) {
     EXPECT_THAT(error_of_line("{\"text\": "),
                 AllOf(HasSubstr("a.jsonl:2: malformed JSON at byte"), HasSubstr("syntax error")));
     EXPECT_THAT(error_of_line("{\"text\": \"a\"} x"), HasSubstr("malformed"));
+    EXPECT_THAT(error_of_line(std::string("{\"text\": \"a\"}\0{\"text\": \"b\"}", 27)),
+                HasSubstr("byte 14: a NUL character"));
     EXPECT_THAT(error_of_line("{\"text\": \"\xff\"}"), HasSubstr("malformed"));
     EXPECT_THAT(error_of_line("{\"other\": \"a\"}"),
                 HasSubstr("a.jsonl:2: no \"text\": --key names the field of the text, --chat reads conversations"));
@@ -338,6 +340,13 @@ TEST_F(TextTest, PatternsMatchFilesAndFolders) {
     EXPECT_THAT(skipped, ::testing::SizeIs(1));
     EXPECT_THAT(names({"*/?.jsonl"}), ElementsAre("books/d.jsonl", "web/a.jsonl"));
     EXPECT_THAT(names({"**/*.jsonl"}), ElementsAre("books/d.jsonl", "web/a.jsonl", "web/2024/c.jsonl"));
+    // What a pattern matches more than once is one file, and so is what two inputs name.
+    EXPECT_THAT(names({"web/**/*"}), ElementsAre("web/2024/c.jsonl", "web/a.jsonl", "web/b.txt"));
+    EXPECT_THAT(skipped, ::testing::SizeIs(1)) << "the image";
+    EXPECT_THAT(names({"**/**/*.jsonl"}), ElementsAre("books/d.jsonl", "web/a.jsonl", "web/2024/c.jsonl"));
+    EXPECT_THAT(names({"web/a.jsonl", "web/*.jsonl", "web"}),
+                ElementsAre("web/a.jsonl", "web/2024/c.jsonl", "web/b.txt"));
+    EXPECT_THAT(std::ranges::count(skipped, "an earlier input has it", &SkippedFile::reason), 3);
     EXPECT_THAT(names({"books/d*", "web/b.t[xy]t"}), ElementsAre("books/d.jsonl", "web/b.txt"));
     EXPECT_THAT(names({"w*"}), ElementsAre("web/2024/c.jsonl", "web/a.jsonl", "web/b.txt"));
     EXPECT_THAT(names({"books/[x].txt"}), ElementsAre("books/[x].txt"));  // a file of that very name

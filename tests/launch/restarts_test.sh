@@ -88,8 +88,8 @@ refuses() {  # PATTERN COMMAND...
     expect_code "${*:2}" 2
     said "$1"
 }
-for number in 0 -1 2x 1.5 01 ''; do
-    refuses "^(perigee: RANKS must be a whole number from 1 on, not '$number'|usage: .* RANKS )" "$script" "$number" true
+for number in 0 -1 2x 1.5 01 1000000 99999999999 ''; do
+    refuses "^(perigee: RANKS must be a whole number from 1 to 999999, not '$number'|usage: .* RANKS )" "$script" "$number" true
 done
 for number in '' x -1 1.5 99999999999999999999; do
     refuses "CODE and MOST must be whole numbers, not '$number' and '3'" "$restarts" "$number" 3 "$perigee" "$scratch/run.yaml"

@@ -104,6 +104,34 @@ TEST(Reach, IsWhereTheGradientIs) {
     }
 }
 
+TEST(StreamGradient, IsThatOfTheEmbeddingBelowTheFirstLayerAndZeroWhereNothingIsReached) {
+    ModelOptions options = tiny_options();
+    options.vocab_size = 80;
+    TinyModel<double> model(options, {.block_size = 4, .top_k = 2}, 31);
+    Batch batch = random_batch({37, 1, 26, 16}, options.vocab_size, 32);
+    for (int32_t i = 0; i < 80; ++i) batch.ids_T[static_cast<size_t>(i)] = (7 * i + 3) % 80;  // all differ
+    std::ranges::fill(batch.weights_T, 0.0f);
+    batch.weights_T[36] = batch.weights_T[50] = 0.5f;
+    auto const embedding = static_cast<size_t>(model.layout.entry("model.embed_tokens.weight").offset);
+    for (auto const& kinds : {all(AttentionKind::moba), mixed(), all(AttentionKind::full)}) {
+        Reached const reached = model.choices(batch, kinds).reached(batch.weights_T);
+        std::vector<double> scales_LT(3 * 80);
+        model.gradient(batch, kinds, 1, /*fresh=*/true, TensorView(scales_LT.data(), {3, 80}));
+        for (size_t layer = 0; layer < 3; ++layer)
+            for (size_t t = 0; t < 80; ++t)
+                EXPECT_EQ(std::isfinite(scales_LT[layer * 80 + t]), reached[layer][t] != 0) << layer << " " << t;
+        for (size_t t = 0; t < 80; ++t) {
+            double squares = 0;
+            for (size_t i = 0; i < 12; ++i) {
+                double const g = model.grads[embedding + static_cast<size_t>(batch.ids_T[t]) * 12 + i];
+                squares += g * g;
+            }
+            double const root_mean = std::isinf(scales_LT[t]) ? 0 : 1 / scales_LT[t];
+            EXPECT_NEAR(root_mean, std::sqrt(squares / 12), 1e-12) << t;
+        }
+    }
+}
+
 TEST(Reach, CountsTheHeadsThatAttendNeededBlocks) {
     std::vector<int32_t> const borders{0, 3, 15};  // blocks of the second document: 3-6, 7-10, 11-14
     BlockChoices choices(borders, 4, 5);

@@ -111,6 +111,27 @@ check "no column of what there is not" [ -z "$(grep -l 'far repeats' "$scratch/n
 check "all tokens all the same" [ "$(grep -c "^| nearest | 2 | [12].* | +0\.04" "$scratch/near/table.md")" = 1 ]
 check "draws that miss them are left out" grep -Eq '^\| nearest \| 2 \| .* \| \+0\.2500 \[\+0\.2500, \+0\.2500\]' "$scratch/few/table.md"
 
+# --- Rows that do not compare are refused.
+spoilt() {  # WHAT MESSAGE AWK: of samples.csv
+    mkdir -p "$scratch/spoilt"
+    awk -F, -v OFS=, "$3" "$rows/samples.csv" >"$scratch/spoilt/samples.csv"
+    python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$scratch/spoilt" -o "$scratch/spoilt" --draws 10 >"$scratch/printed" 2>&1 && complain "$1: was taken"
+    check "$1" grep -q "$2" "$scratch/printed"
+}
+spoilt "a run on fewer samples" "arm nearest, seed 2, attention .* was evaluated on other samples than arm" '!($1 == "nearest" && $2 == 2 && $4 == 7)'
+spoilt "on others" "arm gate, seed 1, attention moba was evaluated on other samples than arm" '{if ($1 == "gate" && $3 == "moba" && $4 == 3) $5 += 1} 1'
+spoilt "a row that is there twice" "sample 3 of arm gate, seed 1, attention moba is there twice" '{print} $1 == "gate" && $2 == 1 && $3 == "moba" && $4 == 3'
+spoilt "a loss that is none" "has a value that is not finite" '{if ($1 == "gate" && $4 == 3) $6 = "nan"} 1'
+spoilt "an arm without a seed of the base" "arm gate has no seed of arm full" '{if ($1 == "gate") $2 += 5} 1'
+one=$(echo "$scratch"/study/runs/arm=gate,seed=1/suites.jsonl)
+cp "$one" "$scratch/kept.jsonl"
+for line in '{"suite":"position","attention":"moba","number":1,"begin":0,"end":512,"length":1024,"task":"far","weight":10,"nll":null}' \
+    '{"suite":"needle","task":"uuid","attention":"moba","length":512,"depth":0.0,"number":1,"passed":true,"overrides":["attention.top_k=2"]}'; do
+    echo "$line" >>"$one"
+    check "$line" grep -Eq "not finite|same items with other options" <(python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$scratch/none" 2>&1)
+    cp "$scratch/kept.jsonl" "$one"
+done
+
 for wrong in "--own gate" "--own gate=mobb" "--own gaet=moba" "--switched gaet"; do
     check "$wrong is refused" grep -q -e "$wrong: .* has no such arm" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" $wrong -o "$scratch" 2>&1)
 done
@@ -185,11 +206,18 @@ import page, rows
 assert page.of_seeds([1.0]) == "" and page.of_seeds([1.0, 2.0]) == "; seeds +1.0000 to +2.0000"
 assert page.of_seeds([1.0, 2.0, 3.0]) == "; seeds +1.0000 to +3.0000, t [-0.4843, +4.4843]"  # 2 -+ 4.303 / sqrt(3)
 class Pairs:
-    def __init__(self, *by_seed): self.by_seed = by_seed
-arms = [("full", {}, {}, 3), *((arm, {"all tokens": Pairs(*x), "far repeats": Pairs(x[0])}, {}, 3) for arm, x in (("a", (1, 2, 3)), ("b", (5, 7))))]
-said = page.scatter(arms)  # deviations: -1, 0, 1 and -1, 1; sqrt(4 / 3), t of 3 is 3.182
-assert "pooled over all arms: 1.1547 (3 degrees" in said and "±2.5981 (2 seeds), ±2.1213 (3 seeds)" in said, said
+    def __init__(self, *by_seed): self.by_seed, self.seeds = by_seed, list("123"[:len(by_seed)])
+def scattered(base, **arms):
+    """What page.scatter says of arms with these losses by seed."""
+    minus = lambda losses: Pairs(*(x - y for x, y in zip(losses, arms[base])))
+    return page.scatter([(base, {}, {}, 3), *((arm, {"all tokens": minus(x), "far repeats": minus(x[:1])}, {}, 3)
+                                              for arm, x in arms.items() if arm != base)])
+said = scattered("full", full=(10, 20, 30), a=(11, 22, 36), b=(15, 27), before=(0, 9, 5))
+# Differences of full and a: 1, 2, 6; their standard deviation is sqrt(7), t of 2 is 4.303.
+assert "from 2 arms: 2.6458 (2 degrees" in said and "±8.0502 (2 seeds), ±6.5729 (3 seeds)" in said, said
 assert "far repeats" not in said
+three = dict(full=(1, 2, 9), a=(2, 5, 3), b=(7, 1, 1))
+assert scattered("full", **three) == scattered("a", **three) == scattered("b", **three) != ""
 assert page.apart([(50, 1), (98, 2), (99, 3), (100, 4)]) == [(50, 1), (100, 4)]
 table = {("full_90_gate_10", "full"): {}, ("full_90_gate_10", "moba"): {}}
 assert page.own_attention(table, "full_90_gate_10") == "full"

@@ -226,6 +226,15 @@ TEST_F(Described, EpochsThatOtherBatchesBeforeMadeShorterOrLongerAreTold) {
                 AllOf(Not(HasSubstr("train.epochs (")), HasSubstr("finished at step 6")));
 }
 
+TEST(StepsOfEpochs, RoundUpButNotForRounding) {
+    EXPECT_EQ(steps_of_epochs(1, 100, 10), 10);
+    EXPECT_EQ(steps_of_epochs(1, 101, 10), 11);
+    EXPECT_EQ(steps_of_epochs(1.1, 100, 10), 11);
+    EXPECT_EQ(steps_of_epochs(2.2, 25, 1), 55);
+    EXPECT_EQ(steps_of_epochs(1.001, 1000000, 1), 1001000);
+    EXPECT_EQ(steps_of_epochs(1.0000001, 100, 1), 101);
+}
+
 TEST_F(Described, ARunWithoutAStepLeftIsTold) {
     train(options());
     std::string const none = "no step is left: the checkpoint is of step 2, and train.steps ";

@@ -120,6 +120,8 @@ def main():
     if args.all not in names or len(numbers) < 2 or len(table) < len(names) * len(numbers):
         parser.error(f"{args.rows}: needs arm {args.all}, two numbers of full layers, and each number of each arm")
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in table.values())))
+    if lacking := sorted(f"{name} last={last}" for (name, last), by_seed in table.items() if len(by_seed) > len(seeds)):
+        parser.error(f"{args.rows}: {lacking[0]} has seeds that other runs lack")
     samples = sorted(set.intersection(*(set(by_seed[seed]) for by_seed in table.values() for seed in seeds))) if seeds else []
     if not samples:
         parser.error(f"{args.rows}: no seed and sample is in all runs")

@@ -20,6 +20,7 @@ import math
 import pathlib
 import random
 import statistics
+import sys
 
 DRAWS = 2000
 COLOURS = ("#2a6fb0", "#c2571a", "#3a8f4d", "#8a4fb0", "#b03a4f", "#7a6a1f", "#1f8a8a", "#d06aa8", "#555", "#e0a100",
@@ -29,13 +30,30 @@ COLUMNS = {"all tokens": ("weight", "nll"), "far repeats": ("far_weight", "far_n
 
 
 def read(path):
-    """{(arm, attention): {seed: {sample: row}}}"""
+    """{(arm, attention): {seed: {sample: row}}}. Ends the program where arms were not evaluated on the same samples: their
+    losses do not compare. A stage that was evaluated on others is left out."""
     table = collections.defaultdict(lambda: collections.defaultdict(dict))
     with path.open() as file:
         for row in csv.DictReader(file):
             numbers = {key: float(row[key]) for key in ("weight", "nll", "far_weight", "far_nll")}
-            table[row["arm"], row["attention"]][row["seed"]][row["sample"]] = numbers
-    return table
+            of_run = table[row["arm"], row["attention"]][row["seed"]]
+            name = f"{path}: sample {row['sample']} of arm {row['arm']}, seed {row['seed']}, attention {row['attention']}"
+            if row["sample"] in of_run:
+                sys.exit(f"{name} is there twice")
+            if not all(map(math.isfinite, numbers.values())):
+                sys.exit(f"{name} has a value that is not finite")
+            of_run[row["sample"]] = numbers
+    weights = lambda rows: {sample: (row["weight"], row["far_weight"]) for sample, row in rows.items()}
+    first = None
+    for arm, attention in sorted(table, key=lambda key: is_stage(key[0])):
+        for seed, rows in table[arm, attention].items():
+            first = first or (f"arm {arm}, seed {seed}, attention {attention}", weights(rows))
+            if weights(rows) == first[1]:
+                continue
+            if not is_stage(arm):
+                sys.exit(f"{path}: arm {arm}, seed {seed}, attention {attention} was evaluated on other samples than {first[0]}")
+            table[arm, attention] = {}
+    return {key: seeds for key, seeds in table.items() if seeds}
 
 
 OWN = {}  # --own
@@ -86,6 +104,7 @@ class Comparison:
     def __init__(self, seeds, base, column, draws=DRAWS):
         shared = [set(rows) for rows in (*seeds.values(), *base.values())]
         self.samples = sorted(set.intersection(*shared)) if shared else []
+        self.seeds = sorted(seeds.keys() & base.keys())
         self.by_seed = paired(seeds, base, column, self.samples) if self.samples else []
         self.difference = sum(self.by_seed) / len(self.by_seed) if self.by_seed else float("nan")
         self.low, self.high = self.interval(seeds, base, column, draws)
@@ -124,19 +143,27 @@ def of_seeds(by_seed):
 
 
 def scatter(found):
-    """The standard deviation of one seed's difference around its arm's mean, pooled over all arms, and the 95% interval
-    that it gives a mean of as many seeds as arms have."""
+    """How far seeds scatter: the standard deviation of one seed's difference between two arms, and the 95% interval that it
+    gives a mean of as many seeds as arms have. It comes from the residuals of all arms' losses around the means of their
+    arm and of their seed, so what a seed changes alike in all arms falls out, and no arm is the base. Of the arms that have
+    all the base's seeds, stages left out."""
     text = ""
     for column in COLUMNS:
-        arms = [against[column].by_seed for _, against, *_ in found if against and len(against[column].by_seed) > 1]
-        degrees = sum(len(by_seed) - 1 for by_seed in arms)
-        if not degrees:
+        arms = [(arm, against.get(column)) for arm, against, *_ in found if not is_stage(arm)]
+        seeds = max((c.seeds for _, c in arms if c), key=len, default=[])
+        rows = [c.by_seed if c else [0.0] * len(seeds) for _, c in arms if not c or c.seeds == seeds]  # minus the base's
+        degrees = (len(rows) - 1) * (len(seeds) - 1)
+        if degrees < 1:
             continue
-        deviation = math.sqrt(sum(statistics.variance(x) * (len(x) - 1) for x in arms) / degrees)
+        of_seed = [statistics.fmean(row[s] for row in rows) for s in range(len(seeds))]
+        middle = statistics.fmean(of_seed)
+        squares = sum((x - statistics.fmean(row) - mean_of_seed + middle) ** 2 for row in rows for x, mean_of_seed in zip(row, of_seed))
+        deviation = math.sqrt(2 * squares / degrees)
         t = STUDENT[min(degrees, len(STUDENT)) - 1]
-        means = ", ".join(f"±{t * deviation / math.sqrt(n):.4f} ({n} seeds)" for n in sorted({len(x) for x in arms}))
-        text += (f"\nStandard deviation of one seed's difference, {column}, pooled over all arms: {deviation:.4f} "
-                 f"({degrees} degrees of freedom). 95% interval of an arm's mean by it: {means}.\n")
+        counts = sorted({len(c.seeds) for _, c in arms if c and c.seeds})
+        means = ", ".join(f"±{t * deviation / math.sqrt(n):.4f} ({n} seeds)" for n in counts)
+        text += (f"\nStandard deviation of one seed's difference between two arms, {column}, from {len(rows)} arms: "
+                 f"{deviation:.4f} ({degrees} degrees of freedom). 95% interval of a mean difference by it: {means}.\n")
     return text
 
 
@@ -146,6 +173,8 @@ def compare(table, base, draws=DRAWS):
     found = []
     for arm in arms:
         seeds = table[arm, own_attention(table, arm)]
+        if not seeds.keys() & table[base, own_attention(table, base)].keys():
+            sys.exit(f"arm {arm} has no seed of arm {base}")
         losses = {column: sum(mean(rows.values(), column) for rows in seeds.values()) / len(seeds) for column in COLUMNS}
         against = {} if arm == base else {
             column: Comparison(seeds, table[base, own_attention(table, base)], column, draws) for column in COLUMNS}
@@ -161,9 +190,10 @@ def markdown(found, base):
         for column in COLUMNS:
             cells.append(f"{losses[column]:.4f}")
             c = against.get(column)
-            cells.append(f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]{of_seeds(c.by_seed)}" if c else "")
+            pairs = f", {len(c.seeds)} pairs" if c and len(c.seeds) < seeds else ""
+            cells.append(f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]{pairs}{of_seeds(c.by_seed)}" if c else "")
         text += f"| {' | '.join(cells)} |\n"
-    return text + scatter(found)
+    return text
 
 
 def matrix(table, draws=DRAWS):
@@ -251,8 +281,10 @@ def courses(rows, base):
         for (seed, tokens), loss in losses[arm].items():
             if (seed, tokens) in losses[base]:
                 at[tokens].append(loss - losses[base][seed, tokens])
-        found[arm] = {tokens: sum(gap) / len(gap) for tokens, gap in sorted(at.items())}
-    return found, stopped
+        pairs = len({seed for seed, _ in losses[arm]} & {seed for seed, _ in losses[base]})
+        # A mean over fewer seeds would make a jump.
+        found[arm] = {tokens: sum(gap) / len(gap) for tokens, gap in sorted(at.items()) if len(gap) == pairs}
+    return found, set(losses) if base in stopped else stopped
 
 
 def gaps(found, stopped, base):
@@ -605,7 +637,7 @@ def main():
     text = ""
     if table:
         compared = compare(table, args.base, args.draws)
-        text = markdown(compared, args.base)
+        text = markdown(compared, args.base) + scatter(compared)
         for arm in args.also:
             text += "\n" + markdown(compare(table, arm, args.draws), arm)
         text += positions(args.rows, table, args.base) + matrix(table, args.draws)

@@ -102,13 +102,19 @@ def records(path):
         steps.add(record.get("step"))
         if record["suite"] == "mass":
             if record["mass"] is None:
-                continue
+                sys.exit(f"{path}: mass, {record['attention']}: sample {record['number']} has a share that is not finite")
             key = record["attention"], record["number"], record["layer"], record["task"]
             repeats.keep(masses, key, record, "mass")
         elif record["suite"] != "position":
             task = f"{record['suite']} {record.get('task', '')}"
-            items[record["attention"], task, record.get("length", 0), record.get("depth", ""), record["number"]] = record
-        elif record.get("nll") is not None:
+            key = record["attention"], task, record.get("length", 0), record.get("depth", ""), record["number"]
+            if record.get("overrides") != items.get(key, record).get("overrides"):
+                sys.exit(f"{path}: {task}, {record['attention']}: two evaluations of the same items with other options; keep "
+                         "the records of one")
+            items[key] = record
+        elif record.get("nll") is None:
+            sys.exit(f"{path}: position, {record['attention']}: sample {record['number']} has a loss that is not finite")
+        else:
             repeats.keep(found, (record["attention"], record["number"], record["end"], record["task"]), record, "nll")
     if len(steps) > 1:
         sys.exit(f"{path}: evaluations of steps {', '.join(map(str, sorted(steps, key=str)))}; keep the records of one step")

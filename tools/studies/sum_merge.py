@@ -253,14 +253,16 @@ def check(args):
 
 
 def table(args):
-    """Markdown from the rows alone. Only rates that every arm has run count."""
+    """Markdown from the rows alone. Only rates count that every arm has run with every seed, once each."""
     runs, begins = collections.defaultdict(list), {}
     for run in read(args.output / "runs.csv"):
         runs[run["arm"], float(run["lr"])].append(run)
     for row in read(args.output / "steps.csv"):
         begins.setdefault((row["arm"], row["lr"], row["seed"]), row["max_logit"])
     arms = [arm for arm in ARMS if any(arm == a for a, _ in runs)]
-    rates = [rate for rate in sorted({rate for _, rate in runs}) if all((arm, rate) in runs for arm in arms)]
+    seeds = sorted({run["seed"] for mine in runs.values() for run in mine})
+    whole = lambda arm, rate: sorted(run["seed"] for run in runs.get((arm, rate), ())) == seeds
+    rates = [rate for rate in sorted({rate for _, rate in runs}) if all(whole(arm, rate) for arm in arms)]
     every = [run for mine in runs.values() for run in mine]
     said = (f"{key} {', '.join(sorted({run[key] for run in every}))}" for key in ("commit", "device", "setup"))
     print(f"Rows of {'; '.join(said)}.\n\n| arm | runs | best rate | loss there | "

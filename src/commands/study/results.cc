@@ -137,7 +137,10 @@ std::vector<std::string> cautions(Study const& study, std::vector<Row> const& ro
     std::set<std::string> wanted(study.metrics.begin(), study.metrics.end());
     wanted.insert(study.figure);
     std::vector<plot::Metrics> runs;
-    for (Row const& row : rows) runs.push_back(plot::read_metrics(files, study.folder(*row.run).string()));
+    for (Row const& row : rows) {
+        Path const metrics = study.folder(*row.run) / "metrics.jsonl";
+        runs.push_back(files.exists(metrics) ? plot::read_metrics(files, metrics.string()) : plot::Metrics());
+    }
     std::vector<std::string> sentences = unlogged_keys(wanted, runs);
     bool const held_out = std::ranges::any_of(wanted, [](std::string const& key) { return key.starts_with("eval_"); });
     if (auto sentence = held_out ? held_out_differs(rows, runs) : std::nullopt)

@@ -112,7 +112,9 @@ class ChatRun {
             fail(Category::data, "{}: no conversation is left to write{}{}", inputs_.output.string(),
                  why.empty() ? "" : ": ", why);
         }
-        writer_.finish([this] { journal_.finish(); });
+        writer_.finish([this] { journal_.finish(); }, [this] { write_records(); });
+    }
+    void write_records() {
         write_tokenizer_record(files_, inputs_.output, *tokenizer_, options_.data.tokenizer, writer_.tokens());
         if (std::string const text = encoder_->template_text(); !text.empty())
             write_chat_record(files_, inputs_.output,

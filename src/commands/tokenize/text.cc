@@ -154,8 +154,11 @@ class TextRun {
         }
         pipeline_.finish();
         meter_.clear();
-        writer_.finish([this] { journal_.finish(); });
-        write_tokenizer_record(files_, inputs_.output, tokenizer_, inputs_.tokenizer, writer_.tokens());
+        writer_.finish([this] { journal_.finish(); },
+                       [this] {
+                           write_tokenizer_record(files_, inputs_.output, tokenizer_, inputs_.tokenizer,
+                                                  writer_.tokens());
+                       });
     }
 
     void print_summary() const {

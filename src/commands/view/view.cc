@@ -113,11 +113,11 @@ std::vector<int64_t> add_reach(BlockChoices const& choices, Batch const& batch, 
 
 }  // namespace
 
-View make_view(Session& session, int64_t step, int64_t samples, bool weights) {
+View make_view(Session& session, int64_t step, int64_t first, int64_t samples, bool weights) {
     RunOptions const& options = session.options();
     auto const source = session.open(Split::train);
     int64_t const global = options.train.global_batch_size, micro = options.train.micro_batch_size;
-    int64_t const first = (step - 1) * global, length = options.data.sequence_length;
+    int64_t const length = options.data.sequence_length;
     auto const selections = session.selections(step - 1);
     Names const names(options.data, session.files());
     View view{.step = step,

@@ -44,9 +44,9 @@ struct View {
     std::vector<Sample> samples;
 };
 
-/// Of the global batch of step `step`, the first `samples` samples in full, counts over all. With `weights`, MoBA's
-/// choices are those of the session's weights; without, nothing is known of layers.
-View make_view(Session& session, int64_t step, int64_t samples, bool weights);
+/// Of the global batch of step `step`, which begins with sample `first`: the first `samples` samples in full, counts
+/// over all. With `weights`, MoBA's choices are those of the session's weights; without, nothing is known of layers.
+View make_view(Session& session, int64_t step, int64_t first, int64_t samples, bool weights);
 
 /// For a terminal; without `color`, tokens with loss stand in double brackets.
 std::string draw_terminal(View const& view, bool color);

@@ -142,18 +142,18 @@ __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
     RingPosition<T::kKeyStages> at;
     RingPosition<1> mail;
     bool const talks = threadIdx.x % 32 == 0;
-    auto const rank = [] { return T::kCluster > 1 ? hopper::cluster_rank() : 0; };  // registers are few
+    uint32_t const rank = T::kCluster > 1 ? hopper::cluster_rank() : 0;
     auto const next_tile = [&] {
         for (;;) {
             int32_t item = 0;
-            if (talks && rank() == 0) item = walk.take();
-            if (T::kCluster > 1 && talks && rank() == 0) shared.items.send(item, mail);
-            if (T::kCluster > 1 && talks && rank() == 1) item = shared.items.receive(mail);
+            if (talks && rank == 0) item = walk.take();
+            if (T::kCluster > 1 && talks && rank == 0) shared.items.send(item, mail);
+            if (T::kCluster > 1 && talks && rank == 1) item = shared.items.receive(mail);
             Tile const tile = walk.find(item);
             if (tile.head < 0 || share_of<T>(args, tile, 0).pair_end > 0) return tile;
         }
     };
-    uint32_t block = rank();
+    uint32_t block = rank;
     for (Tile tile = next_tile(), next; tile.head >= 0; tile = next, rows.advance()) {
         Share const mine = share_of<T>(args, tile, block);
         if (mine.uneven) block ^= 1;  // later rows are more work
@@ -178,7 +178,7 @@ __device__ void bring_tiles(ForwardArgs const& args, ForwardShared<T>& shared) {
                 // `full`.
                 auto const bring = [&](uint32_t loader, unsigned char* to, CUtensorMap const& map, Barrier& free,
                                        Barrier& full, Barrier& landed) {
-                    bool const loads = T::kCluster == 1 || rank() == loader;
+                    bool const loads = T::kCluster == 1 || rank == loader;
                     (loads ? free : full).wait(at.free_parity());
                     landed.arrive_and_expect(hopper::tile_bytes<T::kKeys, T::D>());
                     if (loads) hopper::copy_tile<T::kKeys, T::D, 1, T::kCluster>(to, map, landed, kv_head, key);

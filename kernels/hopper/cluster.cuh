@@ -7,10 +7,10 @@
 
 namespace perigee::hopper {
 
-/// This thread block's number in its cluster, read anew at every call.
+/// This thread block's number in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 

@@ -185,12 +185,13 @@ for arm, gain in gains.items():
                 for task, mass in (("gate", 6), ("best", 9)):
                     file.write(json.dumps({"suite": "mass", "task": task, "attention": own, "number": 0, "layer": 0,
                                            "mass": mass, "weight": 10}) + "\n")
-            steps = [{"step": 5, "tokens_so_far": 50, "eval_loss": 2 - gain * last}, {"step": 9, "loss": 1 - last / 8, "eval_loss": 3,
+            steps = [{"step": 4, "participation_1": 0.25, "loss": 2}, {"step": 5, "tokens_so_far": 50, "eval_loss": 2 - gain * last},
+                     {"step": 8, "participation_1": 0.5, "loss": 2}, {"step": 9, "loss": 1 - last / 8, "eval_loss": 3,
                      "eval_accuracy": 0.5 + 0.1 * seed, "eval_reach_0": 1, "eval_reach_1": 0.25 * (last + 1)}]
             (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
 PY
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/grid" -o "$scratch/gridrows" >"$scratch/printed" || complain "rows.py of a grid"
-check "reach by layer" grep -q '^few last=1,2,1,0\.5,$' "$scratch/gridrows/layers.csv"
+check "reach and participation by layer" grep -q '^few last=1,2,1,0\.5,,0\.375$' "$scratch/gridrows/layers.csv"
 python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all all --draws 200 >"$scratch/printed" || complain "interaction.py"
 check "a run of the grid" grep -Eq '^\| few \| 1 \| [0-9.]+ \([0-9.]+ to [0-9.]+\) \| 1\.600 \| 5, 5 \| 0\.875 \| 0\.650 \(0\.600 to 0\.700\) \| 1\.000, 0\.500 \| 60\.0%, 90\.0% \|$' "$scratch/printed"
 check "its interaction, in pairs" grep -q '^| few | +0\.4000 \[+0\.4000, +0\.4000\] | +0\.3000 \[+0\.3000, +0\.3000\] | +0\.3000, +0\.3000 | +0\.8000, +0\.8000 |$' "$scratch/printed"

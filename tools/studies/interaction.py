@@ -46,7 +46,8 @@ def reaches(path):
     """{(arm, seed): [reach of each layer]}"""
     found = collections.defaultdict(list)
     for row in sorted(rows(path), key=lambda row: int(row["layer"])) if path.exists() else ():
-        found[row["arm"], row["seed"]].append(float(row["reach"]))
+        if row["reach"]:
+            found[row["arm"], row["seed"]].append(float(row["reach"]))
     return found
 
 

@@ -11,7 +11,8 @@ From the records of `eval --suite` in every finished run (docs/evaluation.md) it
     needles.csv    per arm, seed, attention, task, length and depth of needle and ruler, if any: items, and those passed
     curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss
     runs.csv       per arm and seed: steps, tokens, losses, accuracy, seconds, mean speed, program, commit and hardware
-    layers.csv     with eval.reach: per arm, seed and layer: reach and gate recall at the last evaluation
+    layers.csv     with eval.reach or log.participation_every: per arm, seed and layer: reach and gate recall at the last
+                   evaluation, participation as the mean over the steps that report it
     losses.csv     with --losses FIRST LAST: per arm, seed and logged step between the two: training loss
 With --stopped it also takes runs that have begun and not finished; `finished` is 0 there in curves.csv and runs.csv.
 Runs that went before all others stand there as arm `before`, or `before 1`, `before 2` in the order of training. With a
@@ -158,12 +159,16 @@ def training(folder):
     held-out losses as (step, tokens, loss), and its training losses as (step, loss). Of a step that a resumed run repeated,
     the last record counts. A held-out loss before the run's first step belongs to the stage before."""
     last, curve, losses, shares, seconds, tokens, work = {}, {}, {}, {}, {}, {}, {}
+    taking_part = collections.defaultdict(dict)
     for record in lines(folder / "metrics.jsonl"):
         last.update(record)
         step = record.get("step")
         for key, of_step in (("seconds", seconds), ("attended_share", shares), ("loss", losses)):
             if record.get(key) is not None:
                 of_step[step] = record[key]
+        for key in record:
+            if key.startswith("participation_") and record[key] is not None:
+                taking_part[key][step] = record[key]
         if record.get("seconds") is not None:
             tokens[step], work[step] = record.get("tokens", 0), record["seconds"] * record.get("tflops", 0)
         if record.get("eval_loss") is not None and "tokens_so_far" in last:
@@ -174,6 +179,7 @@ def training(folder):
     share = f"{sum(shares.values()) / len(shares):.4f}" if shares else ""
     spent = sum(seconds.values())
     said |= {"seconds": round(spent, 2), "attended_share": share}
+    said |= {key: round(sum(of_step.values()) / len(of_step), 5) for key, of_step in taking_part.items()}
     if spent:
         said["tokens_per_s"] = round(sum(tokens.values()) / spent)
         said["tflops"] = round(sum(work.values()) / spent, 3) or ""
@@ -224,8 +230,9 @@ def main():
         mass += [name + [*key] + [number(x) for x in sums] for key, sums in sorted(shares.items())]
         said, curve, course = training(folder)
         runs.append(name + [said.get(key, "") for key in RUN_KEYS] + [int(finished)])
-        for layer in range(sum(key.startswith("eval_reach_") for key in said)):
-            layers.append(name + [layer, said[f"eval_reach_{layer}"], said.get(f"eval_gate_recall_{layer}", "")])
+        of_layers = ("eval_reach", "eval_gate_recall", "participation")
+        for layer in sorted({int(key.rpartition("_")[2]) for key in said if key.rpartition("_")[0] in of_layers}):
+            layers.append(name + [layer, *(said.get(f"{key}_{layer}", "") for key in of_layers)])
         curves += [name + list(point) + [int(finished)] for point in curve]
         losses += [name + list(point) for point in course if args.losses[0] <= point[0] <= args.losses[1]]
     if samples:
@@ -238,7 +245,7 @@ def main():
     write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss", "finished"], curves)
     write(args.output / "runs.csv", ["arm", "seed", *RUN_KEYS, "finished"], runs)
     if layers:
-        write(args.output / "layers.csv", ["arm", "seed", "layer", "reach", "gate_recall"], layers)
+        write(args.output / "layers.csv", ["arm", "seed", "layer", "reach", "gate_recall", "participation"], layers)
     if losses:
         write(args.output / "losses.csv", ["arm", "seed", "step", "loss"], losses)
 

@@ -41,7 +41,8 @@ void show(ViewRequest const& request, FileSystem& files) {
     if (!request.html.empty()) refuse_replacing(inputs(request, options), request.html, "--html");
     auto const world = make_single_host_comm();
     std::optional<Checkpoint> trained;
-    if (request.weights == "auto") trained = find_checkpoint(options.checkpoint, options.output_dir, *world, files);
+    std::optional<Checkpoint> const newest = find_checkpoint(options.checkpoint, options.output_dir, *world, files);
+    if (request.weights == "auto") trained = newest;
     if (trained) follow(options, *trained, {request.config, request.overrides}, /*speaks=*/true);
     options.parallel = {.tensor = 1, .context = 1, .data = 1};  // the batch is the same under every layout
     refuse_problems(options, 1, request.config);
@@ -49,10 +50,9 @@ void show(ViewRequest const& request, FileSystem& files) {
     Session session(options, *world, files);
     std::string const& folder = options.model.init_from;
     std::string weights = folder.empty() ? "fresh weights" : fmt::format("the weights of {}", folder);
-    int64_t done = 0, consumed = 0;
+    int64_t done = 0;
     if (trained) {
-        RunState const state = session.load_weights(trained);
-        done = state.step, consumed = state.consumed_samples;
+        done = session.load_weights(trained).step;
         weights = fmt::format("the weights of step {}", done);
     } else if (request.weights != "none") {
         session.load_weights(std::nullopt);
@@ -62,8 +62,9 @@ void show(ViewRequest const& request, FileSystem& files) {
         fail(Category::config, "--step {} times train.global_batch_size ({}) must be at most {} samples", step,
              options.train.global_batch_size, kMostSamples);
     int64_t const global = options.train.global_batch_size;
+    RunState const now = newest ? newest->state() : RunState();
     // Steps before may have taken other numbers of samples.
-    int64_t const first = step > done ? consumed + (step - 1 - done) * global : (step - 1) * global;
+    int64_t const first = step > now.step ? now.consumed_samples + (step - 1 - now.step) * global : (step - 1) * global;
     view::View view = view::make_view(session, step, first, request.samples, request.weights != "none");
     view.weights = weights;
     if (request.html.empty())

@@ -106,10 +106,9 @@ Json const& list_of(Json const& object, char const* key) {
     return value;
 }
 
-/// The parser would end at a NUL character.
 void parse(std::string_view text, Checker& checker) {
-    if (size_t const nul = text.find('\0'); nul != text.npos)
-        checker.problem = json_problem(nul + 1, "a NUL character");
+    if (auto const problem = nul_problem(text))
+        checker.problem = *problem;
     else
         nlohmann::json::sax_parse(text, &checker);
 }

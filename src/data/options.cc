@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <set>
 
 #include "data/blend.h"
+#include "io/file_system.h"
 
 namespace perigee {
 
@@ -82,8 +82,6 @@ void check_weights(std::vector<DatasetOptions> const& datasets, std::vector<std:
                         weights[i], datasets[i].path, Blend::kPeriod));
     }
 }
-
-std::string whole_path(std::string const& path) { return std::filesystem::absolute(path).lexically_normal().string(); }
 
 }  // namespace
 

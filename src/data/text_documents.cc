@@ -83,8 +83,8 @@ void read_jsonl(TextReader& reader, TextOptions const& options, UseDocument cons
     while (reader.read_line(line, kMaxJsonLineBytes)) {
         if (is_blank(line) || skip-- > 0) continue;
         TextFinder finder(options.key);
-        if (size_t const nul = line.find('\0'); nul != line.npos)  // where the parser would end
-            finder.problem = json_problem(nul + 1, "a NUL character");
+        if (auto const problem = nul_problem(line))
+            finder.problem = *problem;
         else
             json::sax_parse(line, &finder);
         if (finder.problem.empty() && !finder.found)

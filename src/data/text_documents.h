@@ -34,7 +34,7 @@ struct SkippedFile {
 /// In the order given, folders and matches sorted by name. Of folders and matches only names that end in one of
 /// `suffixes` (all if none given; .gz and .zst do not count). Of these, files without text, links to nothing, what
 /// `perigee tokenize` writes and what unclear_json() is about go to `skipped`. Throws Category::data for what does not
-/// exist, patterns that match nothing, and a file in `inputs` that unclear_json() is about.
+/// exist, patterns that match nothing, and a file in `inputs` that unclear_json() is about. Each file comes once.
 std::vector<Path> list_text_files(FileSystem& files, std::vector<Path> const& inputs,
                                   std::vector<std::string> const& suffixes, std::vector<SkippedFile>& skipped,
                                   TextOptions::Format format = TextOptions::Format::automatic);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "data/binary_file.h"
 #include "data/dataset_files.h"
@@ -62,8 +63,7 @@ class Lister {
         if (files_.exists(input)) {
             if (files_.is_directory(input)) return below(input, 0);
             if (auto const why = unclear_json(input, format_)) fail(Category::data, "{}: {}", input.string(), *why);
-            if (is_new(input)) found.push_back(input);
-            return;
+            return take(input);
         }
         if (!is_pattern(input.string())) fail(Category::data, "{}: no such file or folder", input.string());
         bool any = false;
@@ -80,26 +80,26 @@ class Lister {
         if (!suffixes_.empty() &&
             std::ranges::none_of(suffixes_, [&](auto const& suffix) { return name.ends_with(suffix); }))
             return;
-        if (!is_new(path)) return;
-        if (!files_.exists(path)) return skipped_.push_back({path, "a link to nothing"});
-        if (is_lock(files_, path)) return skipped_.push_back({path, "the lock of another tokenize"});
-        if (belongs_to_data_set(files_, path))
-            return skipped_.push_back({path, "by its name, of a tokenized data set"});
-        if (auto const why = unclear_json(path, format_)) return skipped_.push_back({path, *why});
-        if (is_parquet(path)) return found.push_back(path);
+        if (!files_.exists(path)) return skip(path, "a link to nothing");
+        if (is_lock(files_, path)) return skip(path, "the lock of another tokenize");
+        if (belongs_to_data_set(files_, path)) return skip(path, "by its name, of a tokenized data set");
+        if (auto const why = unclear_json(path, format_)) return skip(path, *why);
+        if (is_parquet(path)) return take(path);
         TextReader reader(files_, path);
-        if (auto const kind = binary_kind(reader))
-            skipped_.push_back({path, *kind});
-        else
-            found.push_back(path);
+        if (auto const kind = binary_kind(reader)) return skip(path, *kind);
+        take(path);
     }
 
-    /// False where it was met before: a pattern may match a folder and what is in it, and an input may name what an
-    /// earlier one did.
-    bool is_new(Path const& path) {
-        auto const [at, added] = met_.try_emplace(path.lexically_normal().string(), inputs_);
-        if (!added && at->second < inputs_) skipped_.push_back({path, "an earlier input has it"});
-        return added;
+    // Once each: a pattern may match a folder and what is in it, and an input may name what an earlier one did.
+    void take(Path const& path) {
+        auto const [at, is_new] = taken_.try_emplace(whole_path(path), inputs_);
+        if (is_new)
+            found.push_back(path);
+        else if (at->second < inputs_)
+            skip(path, "an earlier input has it");
+    }
+    void skip(Path const& path, std::string const& reason) {
+        if (told_.insert(whole_path(path)).second) skipped_.push_back({path, reason});
     }
 
     void below(Path const& folder, int depth) {
@@ -146,7 +146,8 @@ class Lister {
     }
 
     int inputs_ = 0;
-    std::map<std::string, int> met_;  ///< the first input that has a file
+    std::map<std::string, int> taken_;  ///< files by their whole paths: the first input that has them
+    std::set<std::string> told_;        ///< that are skipped
     FileSystem& files_;
     std::vector<std::string> const& suffixes_;
     std::vector<SkippedFile>& skipped_;

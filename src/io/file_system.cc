@@ -278,6 +278,13 @@ std::string FileSystem::read_text(Path const& path, int64_t max_bytes) {
     return text;
 }
 
+std::string whole_path(Path const& path) {
+    std::error_code none;
+    Path const absolute = std::filesystem::absolute(path, none);
+    Path const found = (none ? path : absolute).lexically_normal();
+    return (found.has_filename() ? found : found.parent_path()).string();
+}
+
 void FileSystem::replace_text(Path const& path, std::string const& text) {
     Path const temporary = temporary_of(path);
     try {

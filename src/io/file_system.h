@@ -105,6 +105,10 @@ class FileSystem {
     void remove_temporaries(Path const& path);
 };
 
+/// However the path is written: absolute, without `.` and `..` and a slash at its end; links stay. The path itself
+/// where it is empty or there is no current folder.
+std::string whole_path(Path const& path);
+
 /// The real one.
 std::unique_ptr<FileSystem> make_file_system();
 

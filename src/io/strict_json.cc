@@ -56,8 +56,7 @@ class Checker : public nlohmann::json_sax<Json> {
 }  // namespace
 
 void check_json(std::string_view text, std::string const& where, Category category, int max_depth) {
-    if (size_t const nul = text.find('\0'); nul != text.npos)  // where the parser would end
-        fail(category, "{}: {}", where, json_problem(nul + 1, "a NUL character"));
+    if (auto const problem = nul_problem(text)) fail(category, "{}: {}", where, *problem);
     Checker checker(where, category, max_depth);
     Json::sax_parse(text.begin(), text.end(), &checker);
 }
@@ -66,6 +65,11 @@ std::string json_excerpt(nlohmann::ordered_json const& value) {
     constexpr size_t kMost = 80;
     std::string const text = value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
     return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
+}
+
+std::optional<std::string> nul_problem(std::string_view text) {
+    size_t const nul = text.find('\0');
+    return nul == text.npos ? std::nullopt : std::optional(json_problem(nul + 1, "a NUL character"));
 }
 
 std::string json_problem(size_t position, std::string_view what) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,9 @@ void check_json(std::string_view text, std::string const& where, Category catego
 
 /// The beginning of a value as JSON in ASCII, for messages: text cut inside a character would be no UTF-8.
 std::string json_excerpt(nlohmann::ordered_json const& value);
+
+/// What to say of a NUL character in the text, where nlohmann's parser would end as if the text did.
+std::optional<std::string> nul_problem(std::string_view text);
 
 /// "malformed JSON at byte 4: syntax error ...", from what the exception of nlohmann's parser says.
 std::string json_problem(size_t position, std::string_view what);

@@ -183,7 +183,7 @@ void Llama::Impl::backward(WeightUnits& weights, GradientSink const& sink, Forwa
         BlockTensors const weights_of = block(layer, needed.memory());
         block_backward(state.pass, weights_of, block(layer, unit_grads), state.blocks[index], temporary,
                        selections[index]);
-        if (!sink.stream_LP.empty())  // the norm's statistics; what it writes besides is not read
+        if (!sink.stream_LP.empty() && layer >= first_trained)  // the norm's statistics; its result is not read
             ops.rmsnorm_forward({.y_TD = temporary.dnormed_PD,
                                  .rstd_T = sink.stream_LP.rows(layer, layer + 1).reshape({sink.stream_LP[1]}),
                                  .x_TD = temporary.dx_PD,

@@ -60,14 +60,14 @@ StepReport Learner::step(std::vector<Batch> const& batches, RunState& state) {
     // Steps without loss are computed as all others, so that they take as long and ranks are compared.
     Work const work{r.step, batches, selections, r.loss_weight > 0 ? r.loss_weight : 1};
     Sums const sums = loss_and_gradient(work);
-    r.precision = precision_report(counts(r.step));
-    r.participation = participation_.report(mesh_.world(), r.tokens);
     add_up(sums, r);
     r.lr = learning_rate(options_.schedule, options_.optimizer.lr, state.step, options_.train.steps);
     if (r.loss_weight > 0)
         judge_and_update(work, sums, r, state);
     else
         leave_out(r, state);
+    r.precision = precision_report(counts(r.step));
+    r.participation = participation_.report(mesh_.world(), r.tokens);
     if (options_.guard.hash_every > 0 && r.step % options_.guard.hash_every == 0) check_replicas(work);
     ++state.step;
     // Samples before may have been of another length.

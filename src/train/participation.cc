@@ -40,7 +40,7 @@ void Participation::add() {
     bool const wide = stream_LP_.dtype == DType::f64;
     auto const scales = wide ? downloaded<double>(ops_, stream_LP_) : downloaded<float>(ops_, stream_LP_);
     for (size_t i = 0; i < scales.size(); ++i) {
-        if (scales[i] == 0) continue;  // of a layer that is not trained
+        if (scales[i] == 0) continue;  // of a layer that is not trained, or of an infinite gradient
         double const square = static_cast<double>(width_) / (scales[i] * scales[i]);
         Sums& sums = sums_[i / static_cast<size_t>(tokens_)];
         sums.norms += std::sqrt(square), sums.squares += square;

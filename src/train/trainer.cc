@@ -34,12 +34,6 @@ std::unique_ptr<RunFolder> open_folder(RunOptions const& options, HostComm& worl
     return std::make_unique<RunFolder>(files, options.output_dir);
 }
 
-/// However the path is written.
-std::string whole_path(Path const& path) {
-    Path const found = std::filesystem::absolute(path).lexically_normal();
-    return (found.has_filename() ? found : found.parent_path()).string();
-}
-
 constexpr char kDataSummary[] = "data";  // in RunState::info
 
 /// The summary of the training data without the paths of its files, so that moved data compare as equal.

@@ -205,7 +205,7 @@ check "is said" says 'there are no arms and no grid'
 
 sed 's/^  gate: {}/  before 2: {}/' "$scratch/named.yaml" >"$scratch/early.yaml"
 check "an arm with the name of a stage" exits 2 study early
-check "is refused" says 'early.yaml:[0-9]*: "before 2" names what is trained before all arms'
+check "is refused" says 'early.yaml:[0-9]*:[0-9]*: "before 2" names what is trained before all arms'
 
 # What is wrong with the file is said before anything runs.
 grid wrong 's/steps: 12/stepps: 12/; s/^seeds:.*/seeds: [3, 3]/; s/^figure/figures/'

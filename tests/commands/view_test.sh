@@ -67,6 +67,13 @@ check "with markup as text" grep -qF '>&lt;</span>' "$scratch/page.html"
 check "loss marked" grep -qE '<span class="l"[^>]*title="id [0-9]+, loss weight 1, gradient in the lowest [12] of 2' \
     "$scratch/page.html"
 
+for weights in auto none; do
+    check "a step after two of other batches" show "$scratch/text.yaml" --weights $weights --step 3 train.global_batch_size=4
+    check "begins with the first sample that is not read" prints 'sample 4'
+done
+check "a step before the checkpoint" show "$scratch/text.yaml" --step 1
+check "begins where it did" prints 'sample 0'
+
 says() { grep -qE -- "$1" "$scratch/log"; }
 cp "$scratch/text.yaml" "$scratch/kept.yaml"
 ln -s text.yaml "$scratch/link.html"

@@ -255,7 +255,7 @@ TEST_P(GpuDenseKernels, OneOrTwoHeadsOfAGroupAtATime) {
     if (GetParam() != Pass::backward) GTEST_SKIP() << "of the backward in any order only";
     std::vector<std::vector<int32_t>> const packs = {
         {0, 1}, {0, 300, 300, 301, 700, 700}, {0, 512, 2600}, every_length(60), {0, 128, 5000}};
-    for (auto const& [H, G] : {std::pair{2, 1}, {6, 2}, {4, 1}, {7, 1}, {3, 3}})
+    for (auto const& [H, G] : {std::pair{2, 1}, {6, 2}, {4, 1}, {7, 1}, {3, 3}, {8, 1}})
         for (auto const& borders : packs) {
             if (borders.back() > 4000 && H > 2) continue;  // the reference takes long
             auto const p = make_problem({.cu_seqlens = borders, .heads = H, .kv_heads = G, .head_dim = 128});

@@ -79,7 +79,11 @@ TEST(DenseBackwardPlan, TakesOneOrTwoHeadsOfAGroupWhereTheCacheDoesNotHoldTheirR
     EXPECT_EQ(DenseBackwardPlan(shape).parts, 2);
     shape.heads = 24;
     EXPECT_EQ(DenseBackwardPlan(shape).parts, 3) << "an odd number of heads";
-    shape.heads = 32, shape.documents = 4;
+    shape.heads = 16;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 2) << "a group of two, at the limit";
+    shape.tokens = 32767;
+    EXPECT_EQ(DenseBackwardPlan(shape).parts, 1) << "below it";
+    shape.heads = 32, shape.tokens = 32768, shape.documents = 4;
     EXPECT_EQ(DenseBackwardPlan(shape).parts, 1) << "short documents";
     shape.documents = 1, shape.deterministic = true;
     EXPECT_EQ(DenseBackwardPlan(shape).parts, 1);

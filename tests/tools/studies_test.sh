@@ -61,7 +61,7 @@ check "needles" [ "$(grep -c '^gate,.*,needle uuid,512,0\.[05],40,' "$rows/needl
 check "what has not finished is left out" [ -z "$(grep -lE 'unfinished|stopped' "$rows"/*.csv)" ]
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" --stopped -o "$scratch/all" >"$scratch/printed" || complain "rows.py --stopped"
 check "unless asked for" grep -q '^stopped,1,1,100,2.5,2.4,.*,0$' "$scratch/all/runs.csv"
-check "with its course" grep -q '^stopped,1,1,100,2.4,0$' "$scratch/all/curves.csv"
+check "with its course" grep -q '^stopped,1,1,100,2.4,0,$' "$scratch/all/curves.csv"
 check "what has not begun has no rows" [ -z "$(grep -l unfinished "$scratch/all"/*.csv)" ]
 python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" -o "$scratch/page" --also gate --draws 300 >"$scratch/printed" || complain "page.py"
 cat >"$scratch/verify.py" <<'PY'
@@ -125,12 +125,19 @@ spoilt "a loss that is none" "has a value that is not finite" '{if ($1 == "gate"
 spoilt "an arm without a seed of the base" "arm gate has no seed of arm full" '{if ($1 == "gate") $2 += 5} 1'
 one=$(echo "$scratch"/study/runs/arm=gate,seed=1/suites.jsonl)
 cp "$one" "$scratch/kept.jsonl"
-for line in '{"suite":"position","attention":"moba","number":1,"begin":0,"end":512,"length":1024,"task":"far","weight":10,"nll":null}' \
-    '{"suite":"needle","task":"uuid","attention":"moba","length":512,"depth":0.0,"number":1,"passed":true,"overrides":["attention.top_k=2"]}'; do
-    echo "$line" >>"$one"
-    check "$line" grep -Eq "not finite|same items with other options" <(python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$scratch/none" 2>&1)
+refused() {  # MESSAGE RECORD
+    echo "$2" >>"$one"
+    check "$2" grep -q "$1" <(python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/study" -o "$scratch/none" 2>&1)
     cp "$scratch/kept.jsonl" "$one"
-done
+}
+refused "sample 1 has a loss that is not finite" '{"suite":"position","attention":"moba","number":1,"begin":0,"end":512,"length":1024,"task":"far","weight":10,"nll":null}'
+refused "sample 1 has a share that is not finite" '{"suite":"mass","task":"best","attention":"moba","number":1,"layer":0,"mass":null,"weight":80}'
+refused "the same items with other options" '{"suite":"needle","task":"uuid","attention":"moba","length":512,"depth":0.0,"number":1,"passed":true,"overrides":["attention.top_k=2"]}'
+mkdir "$scratch/stages"
+sed -n '1p; s/^full,1,full,\([0-9]*\),[0-9]*/before,1,full,\1,7/p' "$rows/samples.csv" >"$scratch/stages/samples.csv"
+sed 1d "$rows/samples.csv" >>"$scratch/stages/samples.csv"
+python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$scratch/stages" -o "$scratch/stages" --draws 10 >"$scratch/printed" 2>&1 || complain "page.py with a stage on other samples"
+check "which has no row" [ "$(grep -c "^| before" "$scratch/stages/table.md"):$(grep -c "^| gate" "$scratch/stages/table.md")" = 0:3 ]
 
 for wrong in "--own gate" "--own gate=mobb" "--own gaet=moba" "--switched gaet"; do
     check "$wrong is refused" grep -q -e "$wrong: .* has no such arm" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$rows" $wrong -o "$scratch" 2>&1)
@@ -163,6 +170,11 @@ check "tokens since the arms parted" grep -q "^| arm | 0.0 | 10.0 | 20.0 | 30.0 
 check "the stage is no arm" [ -z "$(grep "^| before" "$scratch/staged/table.md")" ]
 check "speed of the arm's own tokens" grep -q "^| gate | 3,000,000 | 3.3M | +0.1000 | -0.1415 | -0.1415 |" "$scratch/staged/table.md"
 check "before the base's first tokens its loss is not known" grep -q "^| brief | 2,000,000 | 5.0M | +0.2000 |  |  |$" "$scratch/staged/table.md"
+
+sed 's/$/,a/; s/^gate,1,3.*/&b/' "$scratch/staged/curves.csv" | sed '1s/,a$/,eval_data/' >"$scratch/other.csv"
+mkdir -p "$scratch/otherdata"
+mv "$scratch/other.csv" "$scratch/otherdata/curves.csv"
+check "curves of other held-out data are refused" grep -q "seed 1: arms full and gate were evaluated on different held-out data" <(python3 "$PERIGEE_SOURCE/tools/studies/page.py" "$scratch/otherdata" -o "$scratch/otherdata" 2>&1)
 
 # --- A grid: full last layers gain 0.1 nat with loss on all tokens and 0.4 where few carry it.
 python3 - "$scratch/grid" <<'PY'
@@ -199,6 +211,11 @@ python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all
 check "one full layer against none" grep -q '^| few | +0\.2000 .* | +0\.4000, +0\.4000 |$' "$scratch/printed"
 check "a picture: four lines and twelve dots in each of two panels" test "$(grep -c "<polyline" "$scratch/losses.svg") $(grep -c "<circle" "$scratch/losses.svg")" = "4 24"
 
+awk -F, '!($1 == "few last=1" && $2 == 2)' "$scratch/gridrows/samples.csv" >"$scratch/seedless.csv"
+mkdir -p "$scratch/seedless"
+cp "$scratch"/gridrows/*.csv "$scratch/seedless/"
+mv "$scratch/seedless.csv" "$scratch/seedless/samples.csv"
+check "a seed that a run lacks" grep -q "has seeds that other runs lack" <(python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/seedless" --all all 2>&1)
 check "a run that is missing" grep -q "each number of each arm" <(grep -v "few last=1," "$scratch/gridrows/samples.csv" >"$scratch/cut.csv"; mv "$scratch/cut.csv" "$scratch/gridrows/samples.csv"; python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all all 2>&1)
 cat >"$scratch/parts.py" <<'PY'
 import json, pathlib, sys
@@ -215,7 +232,7 @@ def scattered(base, **arms):
                                               for arm, x in arms.items() if arm != base)])
 said = scattered("full", full=(10, 20, 30), a=(11, 22, 36), b=(15, 27), before=(0, 9, 5))
 # Differences of full and a: 1, 2, 6; their standard deviation is sqrt(7), t of 2 is 4.303.
-assert "from 2 arms: 2.6458 (2 degrees" in said and "±8.0502 (2 seeds), ±6.5729 (3 seeds)" in said, said
+assert "from 2 arms: 2.6458 (2 degrees of freedom; full has 50% of the squares)" in said and "±8.0502 (2 seeds), ±6.5729 (3 seeds)" in said, said
 assert "far repeats" not in said
 three = dict(full=(1, 2, 9), a=(2, 5, 3), b=(7, 1, 1))
 assert scattered("full", **three) == scattered("a", **three) == scattered("b", **three) != ""
@@ -228,10 +245,10 @@ folder = pathlib.Path(sys.argv[2])
 folder.mkdir()
 (folder / "metrics.jsonl").write_text('{"step": 0, "eval_loss": 6}\n{"step": 1, "tokens_so_far": 9, "seconds": 2, "loss": 3}\n'
                                       '{"step": 1, "eval_loss": 5}\n{"step": 1, "tokens_so_far": 9, "seconds": 2.5, "loss": 3}\n'
-                                      '{"step": 1, "eval_loss": 4}\n{"step": 2, "eval')
+                                      '{"step": 1, "eval_loss": 4, "eval_data": "b"}\n{"step": 2, "eval')
 last, curve, losses = rows.training(folder)
 # A repeated step counts once, a loss before the first step not at all.
-assert last["seconds"] == 2.5 and curve == [(1, 9, 4)] and losses == [(1, 3)]
+assert last["seconds"] == 2.5 and curve == [(1, 9, 4, "b")] and losses == [(1, 3)]
 
 path = folder / "suites.jsonl"
 def record(**changes):

@@ -2,11 +2,14 @@
 // changes.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <limits>
 #include <mutex>
 
 #include "config/config.h"
 #include "support/memory_file_system.h"
 #include "support/thread_comm.h"
+#include "train/participation.h"
 #include "train/trainer.h"
 
 namespace perigee {
@@ -43,6 +46,31 @@ log: {progress: false, participation_every: 2}
     return found;
 }
 
+TEST(ParticipationOfTokens, IsTheSquareOfTheSumOverTokensTimesSquares) {
+    auto const device = make_host_device();
+    auto const ops = make_host_ops(*device, 1);
+    auto const world = make_single_host_comm();
+    RunOptions options;
+    options.log.participation_every = 3;
+    options.model.hidden_size = 4, options.model.num_hidden_layers = 3;
+    options.train.micro_batch_size = 2, options.data.sequence_length = 2;
+    Participation participation(*ops, options, {});
+    EXPECT_TRUE(participation.begin(4).empty());
+    EXPECT_TRUE(participation.report(*world, 8).empty());
+    float* const scales = participation.begin(6).as<float>();
+    float const none = std::numeric_limits<float>::infinity();
+    // Norms are sqrt(4) over the scale. Two micro-batches of 4 tokens; the last layer is not trained.
+    std::ranges::copy(std::vector<float>{2, 2.0f / 3, none, none, 1, 1, 1, 1}, scales);
+    participation.add();
+    std::ranges::copy(std::vector<float>{none, none, none, none, 1, 1, 1, 1}, scales);
+    participation.add();
+    auto const found = participation.report(*world, 8);
+    ASSERT_EQ(found.size(), 3u);
+    EXPECT_NEAR(*found[0], 16.0 / (8 * 10), 1e-6) << "norms 1, 3 and six zeros";
+    EXPECT_NEAR(*found[1], 1, 1e-6);
+    EXPECT_FALSE(found[2]);
+}
+
 TEST(ParticipationOfTokens, IsReportedOnRequestAndChangesNothing) {
     auto const with = steps_of({}), without = steps_of({"log.participation_every=0"});
     ASSERT_EQ(with.size(), 4u);
@@ -68,6 +96,7 @@ TEST(ParticipationOfTokens, IsTheSameOnEveryLayout) {
                                                                {2, {"parallel.data=2"}},
                                                                {2, {"parallel.context=2"}},
                                                                {2, {"parallel.tensor=2"}},
+                                                               {1, {"train.offload=1"}},
                                                                {2, {"parallel.shard=weights"}}}) {
         auto const found = steps_of(overrides, ranks);
         for (size_t layer = 0; layer < 3; ++layer)
@@ -82,6 +111,10 @@ TEST(ParticipationOfTokens, FrozenLayersAtTheBottomHaveNone) {
     EXPECT_FALSE(found[1].participation[0]);
     EXPECT_TRUE(found[1].participation[1]);
     EXPECT_THAT(to_json(found[1]), Not(HasSubstr("participation_0")));
+    // Offloaded activations come back in all layers, frozen or not.
+    EXPECT_FALSE(steps_of({"train.freeze=[model.embed_tokens.weight, 'model.layers.0.*']",
+                           "model.tie_word_embeddings=false", "train.offload=1"})[1]
+                     .participation[0]);
 }
 
 }  // namespace

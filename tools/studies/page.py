@@ -145,25 +145,30 @@ def of_seeds(by_seed):
 def scatter(found):
     """How far seeds scatter: the standard deviation of one seed's difference between two arms, and the 95% interval that it
     gives a mean of as many seeds as arms have. It comes from the residuals of all arms' losses around the means of their
-    arm and of their seed, so what a seed changes alike in all arms falls out, and no arm is the base. Of the arms that have
-    all the base's seeds, stages left out."""
+    arm and of their seed, so what a seed changes alike in all arms falls out, and no arm is the base. It assumes that all
+    arms scatter alike: the arm with the largest share of the squares is named. Of the arms that have as many seeds as any,
+    stages left out."""
     text = ""
     for column in COLUMNS:
         arms = [(arm, against.get(column)) for arm, against, *_ in found if not is_stage(arm)]
         seeds = max((c.seeds for _, c in arms if c), key=len, default=[])
-        rows = [c.by_seed if c else [0.0] * len(seeds) for _, c in arms if not c or c.seeds == seeds]  # minus the base's
+        rows = {arm: c.by_seed if c else [0.0] * len(seeds) for arm, c in arms if not c or c.seeds == seeds}  # minus the base's
         degrees = (len(rows) - 1) * (len(seeds) - 1)
         if degrees < 1:
             continue
-        of_seed = [statistics.fmean(row[s] for row in rows) for s in range(len(seeds))]
+        of_seed = [statistics.fmean(row[s] for row in rows.values()) for s in range(len(seeds))]
         middle = statistics.fmean(of_seed)
-        squares = sum((x - statistics.fmean(row) - mean_of_seed + middle) ** 2 for row in rows for x, mean_of_seed in zip(row, of_seed))
-        deviation = math.sqrt(2 * squares / degrees)
+        squares = {arm: sum((x - statistics.fmean(row) - mean_of_seed + middle) ** 2 for x, mean_of_seed in zip(row, of_seed))
+                   for arm, row in rows.items()}
+        deviation = math.sqrt(2 * sum(squares.values()) / degrees)
+        largest = max(squares, key=squares.get)
+        share = squares[largest] / sum(squares.values()) if deviation else 0
         t = STUDENT[min(degrees, len(STUDENT)) - 1]
         counts = sorted({len(c.seeds) for _, c in arms if c and c.seeds})
         means = ", ".join(f"±{t * deviation / math.sqrt(n):.4f} ({n} seeds)" for n in counts)
         text += (f"\nStandard deviation of one seed's difference between two arms, {column}, from {len(rows)} arms: "
-                 f"{deviation:.4f} ({degrees} degrees of freedom). 95% interval of a mean difference by it: {means}.\n")
+                 f"{deviation:.4f} ({degrees} degrees of freedom; {largest} has {100 * share:.0f}% of the squares). 95% interval of a mean "
+                 f"difference by it: {means}.\n")
     return text
 
 
@@ -268,10 +273,15 @@ def courses(rows, base):
     where the arms part, and the arms that have a stopped run."""
     if not (rows / "curves.csv").exists():
         return {}, set()
-    losses, stopped, start = collections.defaultdict(dict), set(), tokens_before(rows)
+    losses, stopped, start, held_out = collections.defaultdict(dict), set(), tokens_before(rows), {}  # hash and arm, by seed
     with (rows / "curves.csv").open() as file:
         for row in csv.DictReader(file):
             if not is_stage(row["arm"]):
+                if data := row.get("eval_data"):
+                    other, arm = held_out.setdefault(row["seed"], (data, row["arm"]))
+                    if other != data:
+                        sys.exit(f"{rows / 'curves.csv'}: seed {row['seed']}: arms {arm} and {row['arm']} were evaluated on "
+                                 "different held-out data")
                 losses[row["arm"]][row["seed"], int(row["tokens"]) - start[row["seed"]]] = float(row["eval_loss"])
             if row.get("finished") == "0":
                 stopped.add(row["arm"])
@@ -284,7 +294,7 @@ def courses(rows, base):
         pairs = len({seed for seed, _ in losses[arm]} & {seed for seed, _ in losses[base]})
         # A mean over fewer seeds would make a jump.
         found[arm] = {tokens: sum(gap) / len(gap) for tokens, gap in sorted(at.items()) if len(gap) == pairs}
-    return found, set(losses) if base in stopped else stopped
+    return found, stopped
 
 
 def gaps(found, stopped, base):
@@ -320,8 +330,8 @@ def speeds(rows, found, stopped, base, switched=()):
     """Finished arms: tokens per second of training, executed FLOPs per token, and the last loss minus the base arm's of
     the same seed after as many tokens, FLOPs and seconds, interpolated over the logarithm of tokens. Means over the seeds
     of both. No FLOPs of `switched` arms, whose rows may have those of the
-    last step alone."""
-    if not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
+    last step alone. Nothing beside a base with a stopped run."""
+    if base in stopped or not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
         return ""
     runs, curve, start = collections.defaultdict(dict), collections.defaultdict(list), tokens_before(rows)
     with (rows / "runs.csv").open() as file:
@@ -399,8 +409,10 @@ def apart(points):
 
 
 def laws(found, stopped, base):
-    """Fits of finished arms with enough points and gaps above zero."""
+    """Fits of finished arms with enough points and gaps above zero; none beside a base with a stopped run."""
     text = ""
+    if base in stopped:
+        return text
     for arm in sorted(found.keys() - stopped - {base}):
         points = apart([(tokens, gap) for tokens, gap in found[arm].items() if tokens > 0])
         if len(points) < 6 or min(gap for _, gap in points) <= 0:

@@ -9,7 +9,7 @@ From the records of `eval --suite` in every finished run (docs/evaluation.md) it
     mass.csv       per arm, seed, attention, layer and rule of suite mass, if any: pairs of a query and a head, and the sum
                    of the shares of full attention's softmax inside the blocks of the rule
     needles.csv    per arm, seed, attention, task, length and depth of needle and ruler, if any: items, and those passed
-    curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss
+    curves.csv     per arm, seed and evaluation while training: step, tokens so far, held-out loss, hash of the held-out data
     runs.csv       per arm and seed: steps, tokens, losses, accuracy, seconds, mean speed, program, commit and hardware
     layers.csv     with eval.reach or log.participation_every: per arm, seed and layer: reach and gate recall at the last
                    evaluation, participation as the mean over the steps that report it
@@ -156,7 +156,7 @@ def name_of(folder):
 
 def training(folder):
     """What the run logged last, the sum of its seconds, its mean speed and share of attended keys over all steps, its
-    held-out losses as (step, tokens, loss), and its training losses as (step, loss). Of a step that a resumed run repeated,
+    held-out losses as (step, tokens, loss, held-out data), and its training losses as (step, loss). Of a step that a resumed run repeated,
     the last record counts. A held-out loss before the run's first step belongs to the stage before."""
     last, curve, losses, shares, seconds, tokens, work = {}, {}, {}, {}, {}, {}, {}
     taking_part = collections.defaultdict(dict)
@@ -172,7 +172,7 @@ def training(folder):
         if record.get("seconds") is not None:
             tokens[step], work[step] = record.get("tokens", 0), record["seconds"] * record.get("tflops", 0)
         if record.get("eval_loss") is not None and "tokens_so_far" in last:
-            curve[step] = (step, last["tokens_so_far"], record["eval_loss"])
+            curve[step] = (step, last["tokens_so_far"], record["eval_loss"], record.get("eval_data", ""))
     said = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     said = {key: said.get(key, "") for key in ("program", "hardware", "parameters")}
     said["hardware"] = said["hardware"].split(";")[0]  # not the names of hosts
@@ -233,7 +233,7 @@ def main():
         of_layers = ("eval_reach", "eval_gate_recall", "participation")
         for layer in sorted({int(key.rpartition("_")[2]) for key in said if key.rpartition("_")[0] in of_layers}):
             layers.append(name + [layer, *(said.get(f"{key}_{layer}", "") for key in of_layers)])
-        curves += [name + list(point) + [int(finished)] for point in curve]
+        curves += [name + [*point[:3], int(finished), point[3]] for point in curve]
         losses += [name + list(point) for point in course if args.losses[0] <= point[0] <= args.losses[1]]
     if samples:
         write(args.output / "samples.csv", ["arm", "seed", "attention", "sample", "weight", "nll", "far_weight", "far_nll"], samples)
@@ -242,7 +242,7 @@ def main():
         write(args.output / "mass.csv", ["arm", "seed", "attention", "layer", "rule", "pairs", "mass"], mass)
     if needles:
         write(args.output / "needles.csv", ["arm", "seed", "attention", "task", "length", "depth", "items", "passed"], needles)
-    write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss", "finished"], curves)
+    write(args.output / "curves.csv", ["arm", "seed", "step", "tokens", "eval_loss", "finished", "eval_data"], curves)
     write(args.output / "runs.csv", ["arm", "seed", *RUN_KEYS, "finished"], runs)
     if layers:
         write(args.output / "layers.csv", ["arm", "seed", "layer", "reach", "gate_recall", "participation"], layers)

@@ -135,7 +135,7 @@ class Reader {
     std::vector<std::pair<std::string, Overrides>> named(std::string const& section, YamlNode const& node) {
         std::vector<std::pair<std::string, Overrides>> all;
         for (auto const& [name, changes] : entries(node)) {
-            if (name->text == "before" || name->text.starts_with("before "))
+            if (section == "arms" && (name->text == "before" || name->text.starts_with("before ")))
                 findings_.add(name->place, fmt::format("\"{}\" names what is trained before all arms", name->text));
             all.emplace_back(name->text, overrides(section, *changes));
         }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
 #include "commands/bench/timed_ops.h"
 #include "config/config.h"
@@ -46,7 +47,7 @@ optimizer: {lr: 0.003, stochastic_rounding: true}
 constexpr uint64_t kSteps = 30, kMicroBatches = 3;
 
 struct TrainedByGraphs {
-    std::vector<double> losses;
+    std::vector<double> losses, participation;
     std::vector<uint16_t> weights;
     int64_t repeats = 0, bodies = 0;
 };
@@ -75,7 +76,9 @@ TrainedByGraphs train(RunOptions const& options, std::function<float(uint64_t)> 
             batches.push_back(random_batch(lengths(step), 512, kMicroBatches * step + i));
             batches.back().weights_T.assign(512, weight(step));
         }
-        result.losses.push_back(learner.step(batches, state).loss);
+        StepReport const report = learner.step(batches, state);
+        result.losses.push_back(report.loss);
+        for (auto const& share : report.participation) result.participation.push_back(share.value());
         if (step % 8 == 6) {  // a validation, the first of which takes more memory than a step
             result.losses.push_back(session.model()
                                         .loss(session.weights(), random_batch({700, 900, 1}, 512, 9999),
@@ -109,6 +112,41 @@ TEST(GpuGraphs, GiveTheBitsOfTrainingWithoutThem) {
         EXPECT_EQ(replayed.losses, plain.losses);
         EXPECT_EQ(replayed.weights, plain.weights);
     }
+}
+
+/// The shares of each layer in the first step, on the CPU.
+std::vector<std::optional<double>> participation_on_cpu(RunOptions options) {
+    options.device = DeviceChoice::cpu;
+    auto const world = make_single_host_comm();
+    auto const files = make_file_system();
+    Session session(options, *world, *files);
+    Learner learner(session);
+    learner.initialise(1);
+    std::vector<Batch> batches;
+    for (uint64_t i = 0; i < kMicroBatches; ++i) {
+        batches.push_back(random_batch(lengths(0), 512, i));
+        batches.back().weights_T.assign(512, 1.0f);
+    }
+    RunState state;
+    return learner.step(batches, state).participation;
+}
+
+TEST(GpuGraphs, LeaveParticipationAsItIs) {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU";
+    auto const one = [](uint64_t) { return 1.0f; };
+    TrainedByGraphs const silent = train(tiny(true, true), one);
+    RunOptions asked = tiny(true, false), replayed = tiny(true, true);
+    asked.log.participation_every = replayed.log.participation_every = 1;
+    TrainedByGraphs const plain = train(asked, one), again = train(replayed, one);
+    EXPECT_LT(again.bodies, plain.bodies);
+    EXPECT_EQ(plain.losses, silent.losses);
+    EXPECT_EQ(again.losses, silent.losses);
+    ASSERT_EQ(plain.participation.size(), 3 * kSteps);
+    EXPECT_EQ(again.participation, plain.participation);
+    auto const on_cpu = participation_on_cpu(asked);
+    ASSERT_EQ(on_cpu.size(), 3u);
+    for (size_t layer = 0; layer < 3; ++layer)
+        EXPECT_NEAR(plain.participation[layer], *on_cpu[layer], 0.02 * *on_cpu[layer]) << layer;
 }
 
 TEST(GpuGraphs, AreNotReplayedWhereTheLossIsScaledOtherwise) {

@@ -104,7 +104,8 @@ class Lister {
 
     void below(Path const& folder, int depth) {
         if (depth > kMaxFolderDepth)
-            fail(Category::data, "{}: more than {} folders deep", folder.string(), kMaxFolderDepth);
+            fail(Category::data, "{}: more than {} folders deep, as where a link leads to a folder above",
+                 folder.string(), kMaxFolderDepth);
         for (auto const& name : files_.list(folder)) {
             Path const path = folder / name;
             if (files_.is_directory(path))
@@ -117,7 +118,8 @@ class Lister {
     /// What `parts` match from `folder` on; `any` becomes true where something does.
     void match(Path const& folder, std::span<std::string const> parts, int depth, bool& any) {
         if (depth > kMaxFolderDepth)
-            fail(Category::data, "{}: more than {} folders deep", folder.string(), kMaxFolderDepth);
+            fail(Category::data, "{}: more than {} folders deep, as where a link leads to a folder above",
+                 folder.string(), kMaxFolderDepth);
         if (parts.empty()) {
             any = true;
             return files_.is_directory(folder) ? below(folder, depth) : consider(folder);

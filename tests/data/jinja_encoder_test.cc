@@ -53,6 +53,22 @@ TEST_F(JinjaEncoderTest, AnswersThatLaterTurnsRewriteGetDocumentsOfTheirOwn) {
     EXPECT_THAT(documents(line, {.loss = ChatLoss::last}), ElementsAre(first + "a<|im_end|>\n" + second));
     auto const all = encoder()->encode_all({parse_conversation(line)});
     EXPECT_EQ(all[0].rewritten, 1);
+    EXPECT_EQ(all[0].silent, 0) << "each answer has its reasoning where it is generated";
+}
+
+TEST_F(JinjaEncoderTest, AnswersWhoseReasoningTheTemplateLeavesOutAreCounted) {
+    use("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+    auto const all = encoder()->encode_all(
+        {parse_conversation(R"({"messages": [{"role": "user", "content": "u"},
+            {"role": "assistant", "content": "a", "reasoning": "why"}, {"role": "user", "content": "v"},
+            {"role": "assistant", "content": "b", "thinking": " so  "}, {"role": "user", "content": "w"},
+            {"role": "assistant", "content": "c", "reasoning_content": ""}]})"),
+         parse_conversation(
+             R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]})")});
+    EXPECT_EQ(all[0].problem, "");
+    EXPECT_EQ(all[0].silent, 2);
+    EXPECT_EQ(all[1].silent, 0);
 }
 
 TEST_F(JinjaEncoderTest, ManyRewrittenAnswersAreEachRenderedOnce) {

@@ -76,6 +76,7 @@ std::vector<int64_t*> numbers_of(ChatCounts& counts) {
     std::vector<int64_t*> all{&counts.whole,     &counts.shortened, &counts.too_long,     &counts.without_loss,
                               &counts.malformed, &counts.rewritten, &counts.conversations};
     for (int64_t& count : counts.formats) all.push_back(&count);
+    all.push_back(&counts.silent);
     return all;
 }
 
@@ -150,11 +151,13 @@ class ChatRun {
         if (!counts_.unanswered_roles.empty())
             without_loss += fmt::format(" (some have no message of role {}; roles found: {})", kAnswers,
                                         fmt::join(counts_.unanswered_roles, ", "));
-        for (auto const& [count, what] : {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
-                                          {counts_.too_long, "longer than chat.max_tokens, dropped"},
-                                          {counts_.without_loss, without_loss.c_str()},
-                                          {counts_.rewritten, rewritten_what()},
-                                          {counts_.malformed, "malformed, skipped"}})
+        for (auto const& [count, what] :
+             {std::pair{counts_.shortened, "longer than chat.max_tokens, shortened"},
+              {counts_.too_long, "longer than chat.max_tokens, dropped"},
+              {counts_.without_loss, without_loss.c_str()},
+              {counts_.rewritten, rewritten_what()},
+              {counts_.silent, "answers without their reasoning, which the template leaves out"},
+              {counts_.malformed, "malformed, skipped"}})
             if (count > 0) told.push_back(fmt::format("{} {}", fmt::group_digits(count), what));
         if (counts_.malformed > 0) told.push_back("the first malformed one is " + counts_.first_malformed);
         return told;
@@ -202,7 +205,9 @@ class ChatRun {
         counts_.first_malformed = place.at("first_malformed");
         counts_.unanswered_roles = place.value("unanswered_roles", std::set<std::string>{});
         size_t i = 0;
-        for (int64_t* const number : numbers_of(counts_)) *number = place.at("counts").at(i++);
+        nlohmann::json const& counts = place.at("counts");  // of an earlier program: without the last ones
+        for (int64_t* const number : numbers_of(counts_))
+            *number = i < counts.size() ? counts.at(i++).get<int64_t>() : 0;
     }
 
     ChatInputs const& inputs_;

@@ -101,7 +101,7 @@ class ChatBatch {
         if (!encoded.problem.empty()) return skip(i, encoded.problem);
         ++counts.conversations;
         counts.rewritten += encoded.rewritten;
-        counts.silent += encoded.silent;
+        counts.without_reasoning += encoded.without_reasoning;
         for (EncodedChat const& chat : encoded.documents) {
             if (chat.fate == Fate::too_long && options_.too_long == TooLong::stop)
                 fail(Category::data, "{}: {} tokens; chat.max_tokens allows {}", records_.where(places_[i].records),
@@ -137,7 +137,7 @@ ChatCounts& ChatCounts::operator+=(ChatCounts const& other) {
     without_loss += other.without_loss;
     malformed += other.malformed;
     rewritten += other.rewritten;
-    silent += other.silent;
+    without_reasoning += other.without_reasoning;
     conversations += other.conversations;
     for (size_t i = 0; i < formats.size(); ++i) formats[i] += other.formats[i];
     unanswered_roles.insert(other.unanswered_roles.begin(), other.unanswered_roles.end());

@@ -20,7 +20,7 @@ struct ChatCounts {
     int64_t without_loss = 0;          ///< dropped: no token would have counted
     int64_t malformed = 0;             ///< lines skipped
     int64_t rewritten = 0;             ///< answers that the template wrote otherwise in the whole conversation
-    int64_t silent = 0;                ///< answers whose reasoning the template left out
+    int64_t without_reasoning = 0;     ///< answers whose reasoning the template left out
     int64_t conversations = 0;         ///< lines that were read
     std::array<int64_t, 5> formats{};  ///< of these, by RecordFormat
     std::string first_malformed;       ///< file:line: reason

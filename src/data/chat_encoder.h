@@ -26,7 +26,7 @@ struct EncodedConversation {
     std::string problem;                 ///< empty where all is well
     std::vector<EncodedChat> documents;  ///< one, or more where a Jinja template writes earlier answers otherwise
     int64_t rewritten = 0;               ///< answers that it wrote otherwise in the whole conversation
-    int64_t silent = 0;                  ///< answers whose reasoning it left out
+    int64_t without_reasoning = 0;       ///< answers whose reasoning it left out
 };
 
 /// By one template or another. One thread at a time.

@@ -96,8 +96,8 @@ class IndexedDatasetWriter {
     /// Makes what was written so far durable.
     WriterState save();
     /// Throws Category::data when there are no tokens: the reader would refuse such files. `all_written` is called when
-    /// the files are whole, before they take their names. From then on the work cannot be resumed. `records` is called
-    /// before the index appears, to write what belongs beside it.
+    /// the files are whole, before they take their names. From then on the work cannot be resumed. `records` then
+    /// writes the files beside the data set, before the index takes its name: until that, nothing can open it.
     void finish(std::function<void()> const& all_written = {}, std::function<void()> const& records = {});
 
     int64_t documents() const { return static_cast<int64_t>(lengths_.size()); }

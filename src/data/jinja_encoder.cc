@@ -285,7 +285,7 @@ std::vector<EncodedConversation> JinjaEncoder::encode_all(std::vector<Conversati
     for (size_t i = 0; i < lines.size(); ++i) {
         all[i].problem = rendered[i].problem;
         all[i].rewritten = rendered[i].rewritten;
-        all[i].silent = rendered[i].silent;
+        all[i].without_reasoning = rendered[i].without_reasoning;
         if (std::string const problem = problem_of(lines[i], rendered[i]); !problem.empty()) all[i].problem = problem;
         if (!all[i].problem.empty()) continue;
         for (auto const& document : rendered[i].documents)

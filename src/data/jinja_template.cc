@@ -190,7 +190,7 @@ std::vector<JinjaRenderer::Rendered> JinjaRenderer::documents(std::vector<Reques
             continue;
         }
         rendered.rewritten = answer["rewritten"];
-        rendered.silent = answer["silent"];
+        rendered.without_reasoning = answer["without_reasoning"];
         for (OrderedJson const& document : answer["documents"]) {
             Document& made = rendered.documents.emplace_back();
             made.text = document["text"];

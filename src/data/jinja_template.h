@@ -63,8 +63,8 @@ class JinjaRenderer {
     struct Rendered {
         std::string problem;  ///< empty where all is well
         std::vector<Document> documents;
-        int64_t rewritten = 0;  ///< answers that the whole conversation shows otherwise
-        int64_t silent = 0;     ///< answers whose reasoning the template leaves out
+        int64_t rewritten = 0;          ///< answers that the whole conversation shows otherwise
+        int64_t without_reasoning = 0;  ///< answers whose reasoning the template leaves out
     };
     struct Request {
         std::string messages_json, tools_json;  ///< as in a ConversationLine

@@ -96,16 +96,20 @@ class Lister {
         if (is_new)
             found.push_back(path);
         else if (at->second < inputs_)
-            skip(path, "an earlier input has it");
+            skip(path, "already given by an earlier input");
     }
     void skip(Path const& path, std::string const& reason) {
         if (told_.insert(whole_path(path)).second) skipped_.push_back({path, reason});
     }
 
-    void below(Path const& folder, int depth) {
+    static void check_depth(Path const& folder, int depth) {
         if (depth > kMaxFolderDepth)
-            fail(Category::data, "{}: more than {} folders deep, as where a link leads to a folder above",
-                 folder.string(), kMaxFolderDepth);
+            fail(Category::data, "{}: more than {} folders deep: is there a link to a parent folder?", folder.string(),
+                 kMaxFolderDepth);
+    }
+
+    void below(Path const& folder, int depth) {
+        check_depth(folder, depth);
         for (auto const& name : files_.list(folder)) {
             Path const path = folder / name;
             if (files_.is_directory(path))
@@ -117,9 +121,7 @@ class Lister {
 
     /// What `parts` match from `folder` on; `any` becomes true where something does.
     void match(Path const& folder, std::span<std::string const> parts, int depth, bool& any) {
-        if (depth > kMaxFolderDepth)
-            fail(Category::data, "{}: more than {} folders deep, as where a link leads to a folder above",
-                 folder.string(), kMaxFolderDepth);
+        check_depth(folder, depth);
         if (parts.empty()) {
             any = true;
             return files_.is_directory(folder) ? below(folder, depth) : consider(folder);

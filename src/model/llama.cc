@@ -180,14 +180,14 @@ void Llama::Impl::backward(WeightUnits& weights, GradientSink const& sink, Forwa
         offload->begin_backward(index);
         state.pass.precision = precision_of(state.pass, layer);
         state.pass.backward_counts = layer_counts(sink.counts, layer);
-        BlockTensors const weights_of = block(layer, needed.memory());
-        block_backward(state.pass, weights_of, block(layer, unit_grads), state.blocks[index], temporary,
+        BlockTensors const tensors = block(layer, needed.memory());
+        block_backward(state.pass, tensors, block(layer, unit_grads), state.blocks[index], temporary,
                        selections[index]);
-        if (!sink.stream_LP.empty() && layer >= first_trained)  // the norm's statistics; its result is not read
+        if (!sink.stream_rstd_LP.empty() && layer >= first_trained)  // the norm's statistics; its result is not read
             ops.rmsnorm_forward({.y_TD = temporary.dnormed_PD,
-                                 .rstd_T = sink.stream_LP.rows(layer, layer + 1).reshape({sink.stream_LP[1]}),
+                                 .rstd_T = sink.stream_rstd_LP.rows(layer, layer + 1).reshape({sink.stream_rstd_LP[1]}),
                                  .x_TD = temporary.dx_PD,
-                                 .w_D = weights_of.input_norm_D});
+                                 .w_D = tensors.input_norm_D});
         if (auto const earlier = offload->before(index)) offload->bring_back(*earlier, state.blocks[*earlier].kept);
         end_gradients(sink.grads, unit);
     }
@@ -301,7 +301,8 @@ namespace {
 std::vector<int64_t> training_key(std::initializer_list<void const*> memory, Arena const& arena,
                                   GradientSink const& sink, Batch const& batch, std::span<Selection const> selections) {
     std::vector<int64_t> key = {arena.growths(), std::bit_cast<int64_t>(sink.scale), int64_t{sink.grads.fresh()},
-                                std::bit_cast<int64_t>(sink.counts.data), std::bit_cast<int64_t>(sink.stream_LP.data)};
+                                std::bit_cast<int64_t>(sink.counts.data),
+                                std::bit_cast<int64_t>(sink.stream_rstd_LP.data)};
     for (void const* address : memory) key.push_back(std::bit_cast<int64_t>(address));
     add_rules(key, selections);
     key.insert(key.end(), batch.cu_seqlens.begin(), batch.cu_seqlens.end());

@@ -84,7 +84,7 @@ struct GradientSink {
     TensorView counts = {};  ///< of quantised operands, f64 [layers * kLayerCounts], added to; empty: not wanted
     /// Reciprocal root mean squares of the stream's gradient as it enters each layer, of this rank's tokens: statistics
     /// [layers, T / (cp tp)]. Layers below the first trained one are left out. Empty: not wanted.
-    TensorView stream_LP = {};
+    TensorView stream_rstd_LP = {};
 };
 
 /// Over the tokens of a batch, each times its loss weight.

@@ -140,7 +140,7 @@ Learner::Sums Learner::loss_and_gradient(Work const& work) {
                             .seed = static_cast<uint64_t>(options_.seed),
                             .step = work.step,
                             .counts = counts,
-                            .stream_LP = participation_.begin(work.step)};
+                            .stream_rstd_LP = participation_.begin(work.step)};
     for (Batch const& b : batches) {
         grads_.begin_pass(&b == &batches.front(), &b == &batches.back());
         enter(Phase::forward);

@@ -26,19 +26,19 @@ Participation::Participation(Ops& ops, RunOptions const& options, MeshShape cons
 }
 
 TensorView Participation::begin(int64_t step) {
-    stream_LP_ = {};
+    stream_rstd_LP_ = {};
     sums_.clear();
     if (every_ == 0 || step % every_ != 0) return {};
-    stream_LP_ = {static_cast<std::byte*>(memory_.data()), ops_.main_dtype(), {layers_, tokens_}};
-    ops_.fill_zero(stream_LP_);
+    stream_rstd_LP_ = {static_cast<std::byte*>(memory_.data()), ops_.main_dtype(), {layers_, tokens_}};
+    ops_.fill_zero(stream_rstd_LP_);
     sums_.resize(static_cast<size_t>(layers_));
-    return stream_LP_;
+    return stream_rstd_LP_;
 }
 
 void Participation::add() {
-    if (stream_LP_.empty()) return;
-    bool const wide = stream_LP_.dtype == DType::f64;
-    auto const scales = wide ? downloaded<double>(ops_, stream_LP_) : downloaded<float>(ops_, stream_LP_);
+    if (stream_rstd_LP_.empty()) return;
+    bool const wide = stream_rstd_LP_.dtype == DType::f64;
+    auto const scales = wide ? downloaded<double>(ops_, stream_rstd_LP_) : downloaded<float>(ops_, stream_rstd_LP_);
     for (size_t i = 0; i < scales.size(); ++i) {
         if (scales[i] == 0) continue;  // of a layer that is not trained, or of an infinite gradient
         double const square = static_cast<double>(width_) / (scales[i] * scales[i]);

@@ -17,7 +17,7 @@ class Participation {
   public:
     Participation(Ops& ops, RunOptions const& options, MeshShape const& mesh);
 
-    /// A step begins. Where it reports, memory for GradientSink::stream_LP, zeros; otherwise empty.
+    /// A step begins. Where it reports, memory for GradientSink::stream_rstd_LP, zeros; otherwise empty.
     TensorView begin(int64_t step);
     /// Waits for the backward of a micro-batch and adds up what it left there.
     void add();
@@ -32,8 +32,8 @@ class Participation {
     Ops& ops_;
     int64_t every_, width_, layers_, tokens_;  ///< tokens of a micro-batch on this rank
     Buffer memory_;
-    TensorView stream_LP_;    ///< on a step that reports
-    std::vector<Sums> sums_;  ///< of each layer
+    TensorView stream_rstd_LP_;  ///< on a step that reports
+    std::vector<Sums> sums_;     ///< of each layer
 };
 
 }  // namespace perigee

@@ -53,7 +53,7 @@ TEST_F(JinjaEncoderTest, AnswersThatLaterTurnsRewriteGetDocumentsOfTheirOwn) {
     EXPECT_THAT(documents(line, {.loss = ChatLoss::last}), ElementsAre(first + "a<|im_end|>\n" + second));
     auto const all = encoder()->encode_all({parse_conversation(line)});
     EXPECT_EQ(all[0].rewritten, 1);
-    EXPECT_EQ(all[0].silent, 0) << "each answer has its reasoning where it is generated";
+    EXPECT_EQ(all[0].without_reasoning, 0) << "each answer has its reasoning where it is generated";
 }
 
 TEST_F(JinjaEncoderTest, AnswersWhoseReasoningTheTemplateLeavesOutAreCounted) {
@@ -67,8 +67,8 @@ TEST_F(JinjaEncoderTest, AnswersWhoseReasoningTheTemplateLeavesOutAreCounted) {
          parse_conversation(
              R"({"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]})")});
     EXPECT_EQ(all[0].problem, "");
-    EXPECT_EQ(all[0].silent, 2);
-    EXPECT_EQ(all[1].silent, 0);
+    EXPECT_EQ(all[0].without_reasoning, 2);
+    EXPECT_EQ(all[1].without_reasoning, 0);
 }
 
 TEST_F(JinjaEncoderTest, ManyRewrittenAnswersAreEachRenderedOnce) {

@@ -95,12 +95,12 @@ class TinyModel {
     BlockChoices choices(Batch const& batch, std::vector<AttentionKind> const& kinds) {
         return model_.choices(flat_, batch, selections(kinds), arena);
     }
-    /// Adds to `grads`, or overwrites them where they are `fresh`. `stream_LP`: as GradientSink's.
+    /// Adds to `grads`, or overwrites them where they are `fresh`. `stream_rstd_LP`: as GradientSink's.
     double gradient(Batch const& batch, std::vector<AttentionKind> const& kinds, double scale = 1, bool fresh = false,
-                    TensorView stream_LP = {}) {
+                    TensorView stream_rstd_LP = {}) {
         FlatGradients sums(layout, view(grads), fresh);
-        double const value = model_.loss_and_gradient(flat_, {.grads = sums, .scale = scale, .stream_LP = stream_LP},
-                                                      batch, selections(kinds), arena);
+        double const value = model_.loss_and_gradient(
+            flat_, {.grads = sums, .scale = scale, .stream_rstd_LP = stream_rstd_LP}, batch, selections(kinds), arena);
         arena.settle();
         return value;
     }

@@ -102,20 +102,18 @@ class Comparison:
     """An arm against the base: difference, interval, spread of seeds."""
 
     def __init__(self, seeds, base, column, draws=DRAWS):
-        shared = [set(rows) for rows in (*seeds.values(), *base.values())]
-        self.samples = sorted(set.intersection(*shared)) if shared else []
         self.seeds = sorted(seeds.keys() & base.keys())
-        self.by_seed = paired(seeds, base, column, self.samples) if self.samples else []
+        self.samples = sorted(next(iter(seeds.values())))  # read() has seen to it that all runs have the same
+        self.by_seed = paired(seeds, base, column, self.samples)
         self.difference = sum(self.by_seed) / len(self.by_seed) if self.by_seed else float("nan")
         self.low, self.high = self.interval(seeds, base, column, draws)
 
     def interval(self, seeds, base, column, draws):
-        common = sorted(seeds.keys() & base.keys())
-        if not common or not self.samples:
+        if not self.seeds:
             return float("nan"), float("nan")
         weight, nll = COLUMNS[column]
         sums = [[(seeds[s][i][nll], seeds[s][i][weight], base[s][i][nll], base[s][i][weight]) for i in self.samples]
-                for s in common]
+                for s in self.seeds]
         draw, found = random.Random(20251), []
         for _ in range(draws):
             chosen = draw.choices(range(len(self.samples)), k=len(self.samples))
@@ -329,8 +327,8 @@ def first_step(rows, base):
 def speeds(rows, found, stopped, base, switched=()):
     """Finished arms: tokens per second of training, executed FLOPs per token, and the last loss minus the base arm's of
     the same seed after as many tokens, FLOPs and seconds, interpolated over the logarithm of tokens. Means over the seeds
-    of both. No FLOPs of `switched` arms, whose rows may have those of the
-    last step alone. Nothing beside a base with a stopped run."""
+    of both. No FLOPs of `switched` arms, whose rows may have those of the last step alone. Nothing beside a base with a
+    stopped run."""
     if base in stopped or not (rows / "runs.csv").exists() or len(found.get(base, ())) < 3:
         return ""
     runs, curve, start = collections.defaultdict(dict), collections.defaultdict(list), tokens_before(rows)
@@ -552,8 +550,7 @@ def matrix_svg(table):
     for (arm, attention), seeds in table.items():
         own = table[arm, own_attention(table, arm)]
         if attention != own_attention(table, arm):
-            samples = sorted(set.intersection(*(set(rows) for rows in (*seeds.values(), *own.values()))))
-            if by_seed := paired(seeds, own, column, samples):
+            if by_seed := paired(seeds, own, column, next(iter(seeds.values()))):
                 cells[arm, attention.split(" + ")[0]] = sum(by_seed) / len(by_seed)
     arms, most = sorted({arm for arm, _ in table}), max([abs(x) for x in cells.values()] or [1])
     left, top, width, height = 150, 46, 92, 26

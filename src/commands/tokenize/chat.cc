@@ -76,7 +76,7 @@ std::vector<int64_t*> numbers_of(ChatCounts& counts) {
     std::vector<int64_t*> all{&counts.whole,     &counts.shortened, &counts.too_long,     &counts.without_loss,
                               &counts.malformed, &counts.rewritten, &counts.conversations};
     for (int64_t& count : counts.formats) all.push_back(&count);
-    all.push_back(&counts.silent);
+    all.push_back(&counts.without_reasoning);
     return all;
 }
 
@@ -156,7 +156,7 @@ class ChatRun {
               {counts_.too_long, "longer than chat.max_tokens, dropped"},
               {counts_.without_loss, without_loss.c_str()},
               {counts_.rewritten, rewritten_what()},
-              {counts_.silent, "answers without their reasoning, which the template leaves out"},
+              {counts_.without_reasoning, "answers without their reasoning, which the template leaves out"},
               {counts_.malformed, "malformed, skipped"}})
             if (count > 0) told.push_back(fmt::format("{} {}", fmt::group_digits(count), what));
         if (counts_.malformed > 0) told.push_back("the first malformed one is " + counts_.first_malformed);

@@ -217,7 +217,7 @@ class Chat:
     def documents(self, messages, tools, wanted, split):
         made, end, total = [], len(messages), None
         found = {}  # answers that stand otherwise in the documents so far
-        silent = set()  # answers whose reasoning the template leaves out
+        without_reasoning = set()  # answers whose reasoning the template leaves out
         while True:
             text = self.render(messages[:end], tools)
             answers, rewritten = [], []
@@ -226,7 +226,7 @@ class Chat:
                 prompt, said = found.pop(i, None) or self.answer(messages, tools, i)
                 reasoning = messages[i].get("reasoning_content")
                 if isinstance(reasoning, str) and reasoning.strip() not in said:
-                    silent.add(i)
+                    without_reasoning.add(i)
                 if not text.startswith(said, len(prompt)) or not text.startswith(prompt):
                     rewritten.append(i)
                     found[i] = prompt, said
@@ -237,7 +237,7 @@ class Chat:
             if answers or not split:
                 made.append({"messages": end, "text": text, "answers": answers})
             if not rewritten or not split:
-                return {"documents": made[::-1], "rewritten": total, "silent": len(silent)}
+                return {"documents": made[::-1], "rewritten": total, "without_reasoning": len(without_reasoning)}
             wanted, end = rewritten, rewritten[-1] + 1
 
     def show_life(self):

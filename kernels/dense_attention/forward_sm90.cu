@@ -78,9 +78,10 @@ void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse
         if constexpr (!kWindowed) {
             if (group % 2 == 0) return forward.template operator()<D, false, Pairs::of_heads>();
             // Tiles of a range begin anywhere. Two of them may then differ by more key tiles than the ring holds. With
-            // one head in a group every pair would be uneven: README.md, rejected ideas.
-            if (group > 1 && p.queries == p.shape.tokens)
-                return forward.template operator()<D, false, Pairs::of_heads_and_tiles>();
+            // one head in a group every pair would be uneven: README.md, rejected ideas. Heads of 64 gain nothing.
+            if constexpr (D > 64)
+                if (group > 1 && p.queries == p.shape.tokens)
+                    return forward.template operator()<D, false, Pairs::of_heads_and_tiles>();
         }
         forward.template operator()<D, kWindowed, Pairs::none>();
     });

@@ -1,5 +1,6 @@
 #include "data/chat_record.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "data/dataset_files.h"
@@ -17,6 +18,7 @@ Path path_of(Path const& prefix) { return prefix.string() + kChatRecordExtension
 void write_chat_record(FileSystem& files, Path const& prefix, ChatRecord const& record) {
     nlohmann::ordered_json json{{"template", record.text}, {"source", record.source}};
     if (!record.continued.empty()) json["continued"] = record.continued;
+    if (!record.stop.empty()) json["stop"] = record.stop;
     files.replace_text(path_of(prefix), json.dump(1) + "\n");
 }
 
@@ -28,7 +30,13 @@ std::optional<ChatRecord> read_chat_record(FileSystem& files, Path const& prefix
         fail(Category::data, "{}: expected an object with a \"template\"", path.string());
     if (json.contains("continued") && !json["continued"].is_string())
         fail(Category::data, "{}: \"continued\" must be a text", path.string());
-    return ChatRecord{json["template"], json.value("source", ""), json.value("continued", "")};
+    ChatRecord record{json["template"], json.value("source", ""), json.value("continued", "")};
+    for (auto const& id : json.value("stop", nlohmann::json::array())) {
+        if (!id.is_number_unsigned() || id > std::numeric_limits<int32_t>::max())
+            fail(Category::data, "{}: \"stop\" must be a list of tokens", path.string());
+        record.stop.push_back(id);
+    }
+    return record;
 }
 
 std::string continued_documents(FileSystem& files, Path const& prefix, int64_t documents) {

@@ -2,6 +2,7 @@
 // model carries with it; and which documents are of the same conversation.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@ struct ChatRecord {
     /// A character per document, '1' for one that is of the same conversation as the one before it, else '0'. Empty
     /// where each conversation is one document.
     std::string continued = {};
+    std::vector<int32_t> stop = {};  ///< tokens that end an answer, in this order; empty in records that lack them
     bool operator==(ChatRecord const& other) const { return text == other.text; }
 };
 

@@ -153,6 +153,12 @@ void IndexedDataset::open_sidecars(FileSystem& files) {
     if (has_mask && has_weights) {
         fail(Category::data, "both {} and {} say which tokens carry loss: keep one", mask.string(), weights.string());
     }
+    if (Path const chat = with_extension(prefix_, kChatRecordExtension);
+        !has_mask && !has_weights && files.exists(chat)) {
+        fail(Category::data,
+             "{} is there, so the data set is of conversations, but neither {} nor {}: prompts would carry loss",
+             chat.string(), mask.string(), weights.string());
+    }
     if (has_weights) weights_ = open_sidecar(files, weights, kWeightsMagic, 4 * tokens_);
     if (!has_mask) return;
     mask_ = open_sidecar(files, mask, kMaskMagic, (tokens_ + 7) / 8);

@@ -117,8 +117,12 @@ std::vector<int32_t> encoded(Prompt const& prompt, PromptEncoder const& encoder,
     if (!encoder.chats() && !prompt.system.empty())
         fail(Category::data, "{}: a system message needs a chat template, and there is none (chat.template)",
              prompt.where);
-    std::vector<int32_t> ids =
-        encoder.chats() ? encoder.encode(prompt.system, prompt.text) : encoder.encode(prompt.text);
+    std::vector<int32_t> ids;
+    try {
+        ids = encoder.chats() ? encoder.encode(prompt.system, prompt.text) : encoder.encode(prompt.text);
+    } catch (Error const& error) {  // of the template
+        fail(error.category(), "{}: {}", prompt.where, error.what());
+    }
     if (ids.empty())
         fail(Category::data, "{}: prompt is empty: at least one token is needed to go on from", prompt.where);
     std::string const problem = room_problem(std::ssize(ids), most);

@@ -280,6 +280,7 @@ TEST_F(DataSourceTest, ASplitThatLeavesNothingToTrainOnIsRefused) {
 
 TEST_F(DataSourceTest, AConversationOfSeveralDocumentsIsHeldOutAsAWhole) {
     std::string const prefix = counting("chats", {10, 10, 10, 10, 10, 10, 10, 10, 10, 10});
+    testing::write_bytes(prefix + ".mask", testing::MegatronFiles::mask(std::vector<int>(100, 1)));
     auto options = options_for({{prefix}}, 1);
     options.validation_fraction = 0.2;
     auto const held_out = [&] {

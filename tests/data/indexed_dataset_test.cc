@@ -269,6 +269,14 @@ TEST_F(IndexedDatasetTest, DamagedWeightsAreRefused) {
     EXPECT_THAT(open_error(), HasSubstr("keep one"));
 }
 
+TEST_F(IndexedDatasetTest, ConversationsWithoutLossWeightsAreRefused) {
+    three_.write(prefix_);
+    write_bytes(file(".chat.json"), R"({"template": ""})");
+    EXPECT_THAT(open_error(), AllOf(HasSubstr(file(".mask").string()), HasSubstr("prompts would carry loss")));
+    write_bytes(file(".mask"), MegatronFiles::mask({1, 0, 0, 1, 1, 0, 1, 0, 1}));
+    EXPECT_EQ(IndexedDataset(*files_, prefix_).loss_weight(1), 0.0f);
+}
+
 class WriterTest : public IndexedDatasetTest {};
 
 TEST_F(WriterTest, GoesOnAfterASaveAsIfNeverBroken) {

@@ -56,6 +56,15 @@ TEST_F(JinjaEncoderTest, AnswersThatLaterTurnsRewriteGetDocumentsOfTheirOwn) {
     EXPECT_EQ(all[0].without_reasoning, 0) << "each answer has its reasoning where it is generated";
 }
 
+TEST_F(JinjaEncoderTest, AnAnswerToNothingIsToldWhereTheTemplateWantsAQuestion) {
+    use("{% if messages[0].role == 'system' %}S{% endif %}" + std::string(kPlain));
+    std::string const line = R"({"messages": [{"role": "assistant", "content": "a")";
+    std::string const rest = R"(}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]})";
+    EXPECT_THAT(documents(line + rest), ElementsAre(AllOf(HasSubstr("message 1: what it answers cannot be rendered"),
+                                                          HasSubstr("with \"weight\": 0"))));
+    EXPECT_THAT(documents(line + R"(, "weight": 0)" + rest), ElementsAre(HasSubstr("[b<|im_end|>]")));
+}
+
 TEST_F(JinjaEncoderTest, AnswersWhoseReasoningTheTemplateLeavesOutAreCounted) {
     use("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
@@ -492,6 +501,19 @@ TEST_F(JinjaEncoderTest, ToolsAndCallsThatTheTemplateDoesNotWriteAreRefused) {
     EXPECT_THAT(documents("{" + asks + R"({"role": "assistant", "content": "", "tool_calls": [{"type": "function",
                     "function": {"name": "weather", "arguments": {}}}]}]})"),
                 ElementsAre(HasSubstr("the template does not write tool calls")));
+}
+
+TEST_F(JinjaEncoderTest, NamesOfToolsThatOtherTextsHaveAreNotTakenForTools) {
+    use(kPlain);
+    std::string const tools = R"("tools": [{"type": "function", "function": {"name": "weather"}}], )";
+    EXPECT_THAT(documents("{" + tools + R"("messages": [{"role": "user", "content": "the weather?"},
+                    {"role": "assistant", "content": "a"}]})"),
+                ElementsAre(HasSubstr("the template does not write tools")));
+    std::string const calls = R"("messages": [{"role": "user", "content": "the weather?"}, {"role": "assistant",
+                    "content": "a", "tool_calls": [{"type": "function", "function": {"name": "weather"}}]}]})";
+    EXPECT_THAT(documents("{" + calls), ElementsAre(HasSubstr("the template does not write tool calls")));
+    use("{{ tools | tojson }}" + std::string(kPlain));  // the list names what is called
+    EXPECT_THAT(documents("{" + tools + calls), ElementsAre(HasSubstr("the template does not write tool calls")));
 }
 
 TEST_F(JinjaEncoderTest, WeightsOfAnswersAndLossOnAllTokens) {

@@ -31,11 +31,14 @@ TEST(JinjaRenderer, ContentInPartsIsOneTextWhereTheTemplateTakesNoParts) {
         {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]},
         {"role": "assistant", "content": "a"}]})");
     for (char const* const written : {"{{ m.role + ':' + (m.content or m.tool_calls[0].function.name) }}",
-                                      "{{ m.role ~ ':' ~ (m.content | default('f', true) | trim) }}",
-                                      "{{ m.role + ':' + ('f' if m.content is none else m.content) }}",
+                                      "{{ m.role ~ ':' ~ (m.content | default(called, true) | trim) }}",
+                                      "{{ m.role + ':' + (called if m.content is none else m.content) }}",
                                       "{{ m.role + ':' + (m.content if m.content is string else "
-                                      "'f' if not m.content else '') }}"}) {
-        JinjaRenderer renderer = renderer_of("<|im_start|>" + std::string(written) + "<|im_end|>");
+                                      "called if not m.content else '') }}"}) {
+        JinjaRenderer renderer = renderer_of(
+            "{% set called = m.tool_calls[0].function.name if m.tool_calls else '' %}"
+            "<|im_start|>" +
+            std::string(written) + "<|im_end|>");
         auto const text = renderer.text(in_one.messages_json, "");
         ASSERT_TRUE(text.has_value());
         EXPECT_THAT(*text, HasSubstr("im_end|>z<|im_end|><|im_start|>assistant:f<|im_end|>"));

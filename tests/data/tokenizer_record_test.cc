@@ -80,7 +80,10 @@ TEST_F(TokenizerRecordTest, TheDefaultIsWarnedOfOnceForEachOpening) {
 
 TEST_F(TokenizerRecordTest, ConversationsOfAnotherTokenizerAreRefusedUnderTheDefaultToo) {
     Path const chats = data_of("chats", tokenizer("tiny")), bytes = data_of("bytes_data", "bytes");
-    for (Path const& prefix : {chats, bytes}) write_chat_record(*files_, prefix, {"{{ messages }}", "tiny"});
+    for (Path const& prefix : {chats, bytes}) {
+        write_chat_record(*files_, prefix, {"{{ messages }}", "tiny"});
+        testing::write_bytes(prefix.string() + ".mask", testing::MegatronFiles::mask(std::vector<int>(8, 1)));
+    }
     open({bytes}, DataOptions{}.tokenizer);
     EXPECT_THAT(error({chats}, DataOptions{}.tokenizer), AllOf(HasSubstr(chats.string() + ": tokenized with"),
                                                                HasSubstr("data.tokenizer is bytes (257 tokens)")));

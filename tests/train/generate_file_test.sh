@@ -48,16 +48,18 @@ answer 1 "$scratch/out.jsonl"
 [ "$code" = 3 ] && grep -qF 'in.jsonl:5: unknown key "temprature"; known are' "$scratch/log" || complain "an unknown key: exit $code"
 [ ! -e "$scratch/out.jsonl" ] || complain "answers to a file that was refused"
 
-# refused LINE MESSAGE: a file whose second line is LINE is refused with MESSAGE before anything is written
+# refused LINE MESSAGE [key=value...]: a file whose second line is LINE is refused with MESSAGE before anything is written
 refused() {
     printf '{"prompt": "abc"}\n%s\n' "$1" >"$scratch/in.jsonl"
-    answer 1 "$scratch/out.jsonl"
+    answer 1 "$scratch/out.jsonl" "${@:3}"
     [ "$code" = 3 ] && grep -qF "in.jsonl:2: $2" "$scratch/log" || complain "$2: exit $code"
     [ -z "$(ls "$scratch" | grep '^out')" ] || complain "an output although: $2"
 }
 refused '{"prompt": "x", "max_tokens": 1073741825}' \
     'max_tokens is 1073741825, not a whole number from 1 to 1073741824'
 refused '{"prompt": "x", "system": "S"}' 'a system message needs a chat template'
+refused '{"prompt": "x", "system": "S"}' 'the template has no role "system"' \
+    'chat={template: custom, stop: "~", roles: [{role: user, prefix: "u", suffix: "~"}, {role: assistant, prefix: "a", suffix: "~"}]}'
 refused '{"prompt": "x", "max_tokens": 9223372036854775807}' 'max_tokens is 9223372036854775807, not a whole number'
 refused '{"prompt": ""}' 'prompt is empty: at least one token is needed'
 refused "{\"prompt\": \"$(printf 'a%.0s' {1..8192})\"}" \

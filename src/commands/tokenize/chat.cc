@@ -119,7 +119,8 @@ class ChatRun {
         write_tokenizer_record(files_, inputs_.output, *tokenizer_, options_.data.tokenizer, writer_.tokens());
         if (std::string const text = encoder_->template_text(); !text.empty())
             write_chat_record(files_, inputs_.output,
-                              {text, options_.data.tokenizer, conversations() < writer_.documents() ? continued_ : ""});
+                              {text, options_.data.tokenizer, conversations() < writer_.documents() ? continued_ : "",
+                               encoder_->stop()});
     }
 
     void print_summary() {

@@ -12,6 +12,7 @@ The environment is the one that transformers documents for chat templates: sandb
 continue, raise_exception, strftime_now, tojson without HTML escapes, and the generation block, which changes nothing here.
 """
 import datetime
+import itertools
 import json
 import re
 import resource
@@ -77,11 +78,14 @@ def text_of(part):
     return part if isinstance(part, str) else part["text"]
 
 
-def function_name(tool):
-    """Of a tool or a call of one; empty where there is none to be found."""
-    tool = tool.get("function", tool) if isinstance(tool, dict) else {}
-    name = tool.get("name") if isinstance(tool, dict) else None
-    return name if isinstance(name, str) else ""
+def renamed(tool, name):
+    """A tool, or a call of one, with another name; nothing where it has none."""
+    if not isinstance(tool, dict):
+        return None
+    if isinstance(tool.get("function"), dict):
+        inner = renamed(tool["function"], name)
+        return inner and {**tool, "function": inner}
+    return {**tool, "name": name} if isinstance(tool.get("name"), str) else None
 
 
 def in_one_text(message):
@@ -92,7 +96,7 @@ def in_one_text(message):
     return {**message, "content": "".join(map(text_of, parts))}
 
 
-PROBE = "fourscore"  # an answer that no template writes by itself
+PROBE = "fourscore"  # an answer, or the beginning of a name, that no template writes by itself
 
 
 class Chat:
@@ -135,17 +139,38 @@ class Chat:
                           else f"the template fails: {type(error).__name__}: {error}") from None
         if json.dumps(self.guard)[1:-1] in text:
             raise Problem("the template escapes characters, so that names of special tokens cannot be told from text")
-        if tools and not any(name in text for name in map(function_name, tools)):
-            raise Problem("the template does not write tools")
         for message in messages:
-            if not all(function_name(call) in text for call in message.get("tool_calls") or []):
-                raise Problem("the template does not write tool calls")
             if isinstance(parts := message.get("content"), list):
                 if str(parts) in text:
                     raise Problem("the template writes content in parts as Python shows a list")
                 if not all(text_of(part).strip() in text for part in parts):
                     raise Problem("the template leaves out content in parts")
         return text
+
+    def check_tools(self, messages, tools, opening):
+        """Whether the template writes tools and calls of them: under names that no other text has."""
+        names = (f"{PROBE}_{i}_" for i in itertools.count())
+        probes = {"tools": [], "tool calls": []}
+
+        def probe(what, items):
+            made = []
+            for item in items or []:
+                name = next(names)
+                changed = renamed(item, name)
+                probes[what] += [name] if changed else []
+                made.append(changed or item)
+            return made
+
+        listed = probe("tools", tools) or tools
+        told = [{**message, "tool_calls": probe("tool calls", message["tool_calls"])} if message.get("tool_calls") else message
+                for message in messages]
+        text = self.attempt(told, listed, opening) if any(probes.values()) else None
+        if text is None:  # nothing to look for, or names that the template does not take
+            return
+        if probes["tools"] and not any(name in text for name in probes["tools"]):
+            raise Problem("the template does not write tools")
+        if not all(name in text for name in probes["tool calls"]):
+            raise Problem("the template does not write tool calls")
 
     def after_probe(self, more):
         """What the template writes after an answer that `more` messages follow."""
@@ -203,7 +228,11 @@ class Chat:
 
     def answer(self, messages, tools, i):
         """The text that generation of message i starts from, and what it goes on with up to its end."""
-        prompt = self.render(messages[:i], tools, opening=True)
+        try:
+            prompt = self.render(messages[:i], tools, opening=True)
+        except Problem as problem:
+            raise Problem(f"message {i + 1}: what it answers cannot be rendered without it: {problem}; with \"weight\": 0 it "
+                          "carries no loss, and this is not needed") from None
         text = self.render(messages[:i + 1], tools)
         if not text.startswith(prompt):
             prompt, text = prompt.replace(self.guard, ""), text.replace(self.guard, "")
@@ -252,6 +281,7 @@ class Chat:
     def answer_to(self, request, messages):
         self.shown = time.monotonic()
         tools = self.guarded(request.get("tools"))
+        self.check_tools(messages, tools, request["ask"] == "prompt")
         if request["ask"] == "documents":
             return self.documents(messages, tools, request["wanted"], request["split"])
         return {"text": self.render(messages, tools, opening=request["ask"] == "prompt")}

@@ -70,6 +70,12 @@ struct Field {
     /// Of an integer: the word that stands for a value outside the range; empty: none.
     std::string word = {};
     int64_t word_value = 0;
+
+    bool takes_word(std::string_view text) const { return !word.empty() && text == word; }
+    bool has_word() const {
+        auto const* const integer = std::get_if<int64_t*>(&target);
+        return integer != nullptr && !word.empty() && **integer == word_value;
+    }
 };
 
 class Schema {

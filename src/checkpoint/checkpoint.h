@@ -76,6 +76,8 @@ struct RunState {
     std::map<std::string, std::string> info;
     /// In `info`: the Jinja chat template that rendered the training data.
     static constexpr char kChatTemplate[] = "chat_template";
+    /// In `info`: the token that ended the answers of the training data, if it was a single one.
+    static constexpr char kChatStop[] = "chat_stop";
     /// In `info`: fingerprint of the frozen weights that the tensors were trained with.
     static constexpr char kBase[] = "base";
     /// The checkpoint that checkpoint.resume named when the run began.

@@ -8,6 +8,7 @@
 #include "config/yaml_tree.h"
 #include "hf/config.h"
 #include "train/described.h"
+#include "train/run_folder.h"
 
 namespace perigee {
 namespace {
@@ -60,15 +61,19 @@ void read_over(RunOptions& options, std::string const& text, std::string const& 
     read_yaml(schema, text, name, overrides);
 }
 
-/// Defaults for a run that starts from the weights in `folder`.
-RunOptions defaults_of(Path const& folder) {
+/// Defaults for a run in `output_dir` that starts from the weights in `folder`.
+RunOptions defaults_of(Path const& folder, std::string const& output_dir) {
     RunOptions options;
     auto const files = make_file_system();
     if (!files->exists(folder))
-        fail(Category::config, "model.init_from: there is no folder {}{}", folder.string(),
+        fail(Category::config, "model.init_from: there is no folder {}{}{}", folder.string(),
              folder.string().starts_with("~/") ? "; ~ is not expanded here: write the whole path"
              : folder.is_relative()            ? "; nothing is downloaded: give the path of a folder"
-                                               : "");
+                                               : "",
+             files->exists(checkpoint_root(output_dir))
+                 ? "; a run with checkpoints of all its weights goes on without it: model.init_from='\"\"', and "
+                   "data.tokenizer where it was the folder's"
+                 : "");
     if (!says_its_model(*files, folder))
         fail(Category::config, "model.init_from: {} has neither {} nor a checkpoint's manifest", folder.string(),
              kConfigName);
@@ -90,7 +95,7 @@ RunOptions parse_config(std::string const& text, std::string const& name, std::v
     RunOptions options;
     read_over(options, text, name, overrides);
     if (options.model.init_from.empty()) return options;
-    RunOptions over = defaults_of(options.model.init_from);
+    RunOptions over = defaults_of(options.model.init_from, options.output_dir);
     read_over(over, text, name, overrides);
     return over;
 }

@@ -133,7 +133,7 @@ class Reader {
     }
 
     void read(Field const& field, int64_t* target, std::string const& path, YamlNode const& node) {
-        if (!field.word.empty() && node.kind == YamlNode::Kind::scalar && node.text == field.word) {
+        if (node.kind == YamlNode::Kind::scalar && field.takes_word(node.text)) {
             *target = field.word_value;
             return;
         }

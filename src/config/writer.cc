@@ -8,13 +8,6 @@ namespace {
 
 constexpr int kIndent = 2;
 
-/// That an integer stands for.
-std::optional<std::string> word_of(Field const& field) {
-    auto const* const integer = std::get_if<int64_t*>(&field.target);
-    if (integer == nullptr || field.word.empty() || **integer != field.word_value) return std::nullopt;
-    return field.word;
-}
-
 std::string list_of(std::vector<std::string> const& texts) {
     std::vector<std::string> items;
     for (std::string const& text : texts) items.push_back(write_text(text));
@@ -28,8 +21,8 @@ class Writer {
             if (field.alias) continue;
             start_line(indent);
             out_ += field.key + ":";
-            if (auto const word = word_of(field))
-                scalar(*word);
+            if (field.has_word())
+                scalar(field.word);
             else
                 std::visit([&](auto const& target) { value(target, indent); }, field.target);
         }
@@ -80,7 +73,8 @@ Row row(Field const&, bool const* target) { return {"boolean", *target ? "true" 
 Row row(Field const& field, int64_t const* target) {
     Row cells{"integer", fmt::format("{}", *target), to_string(field.range)};
     if (field.word.empty()) return cells;
-    return {"integer or word", word_of(field).value_or(cells.value), fmt::format("{}, {}", cells.allowed, field.word)};
+    return {"integer or word", field.has_word() ? field.word : cells.value,
+            fmt::format("{}, {}", cells.allowed, field.word)};
 }
 Row row(Field const& field, double const* target) { return {"number", write_number(*target), to_string(field.range)}; }
 Row row(Field const&, std::string const* target) { return {"text", write_text(*target), ""}; }

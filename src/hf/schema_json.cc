@@ -39,7 +39,10 @@ class Reader {
                                   if (!json.is_boolean()) refuse(json, "true or false");
                                   *to = json.get<bool>();
                               },
-                              [&](int64_t* to) { *to = integer(json, field.range); },
+                              [&](int64_t* to) {
+                                  bool const word = json.is_string() && field.takes_word(text(json));
+                                  *to = word ? field.word_value : integer(json, field.range);
+                              },
                               [&](double* to) {
                                   if (!json.is_number()) refuse(json, "a number");
                                   in_range(json.get<double>(), field.range, json);
@@ -100,6 +103,7 @@ class Reader {
 OrderedJson to_json(Schema const& schema);
 
 OrderedJson to_json(Field const& field) {
+    if (field.has_word()) return field.word;
     return std::visit(
         Overloaded{[](auto* value) { return OrderedJson(*value); },
                    [](Field::Choice const& choice) { return OrderedJson(choice.names.at(choice.selected())); },

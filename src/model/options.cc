@@ -11,6 +11,24 @@
 
 namespace perigee {
 
+RopeScaling normalised(RopeScaling const& rope, int64_t max_position_embeddings) {
+    RopeScaling said{.type = rope.type};
+    if (rope.type == RopeType::standard) return said;
+    said.factor = rope.factor;
+    if (rope.type == RopeType::linear) return said;
+    said.original_max_position_embeddings =
+        rope.original_max_position_embeddings > 0 ? rope.original_max_position_embeddings : max_position_embeddings;
+    if (rope.type == RopeType::llama3) {
+        said.low_freq_factor = rope.low_freq_factor;
+        said.high_freq_factor = rope.high_freq_factor;
+    } else {
+        said.beta_fast = rope.beta_fast;
+        said.beta_slow = rope.beta_slow;
+        said.attention_factor = rope.attention_factor;
+    }
+    return said;
+}
+
 void describe(Schema& schema, RopeScaling& o) {
     schema.choice("rope_type", o.type,
                   {{"default", RopeType::standard},

@@ -27,6 +27,10 @@ struct RopeScaling {
 };
 void describe(Schema& schema, RopeScaling& options);
 
+/// The same frequencies in one way of writing: what is left open is filled in, what `rope.type` does not use is as by
+/// default.
+RopeScaling normalised(RopeScaling const& rope, int64_t max_position_embeddings);
+
 /// Low-rank adapters on the blocks' linear layers (LoRA; Hu et al., arXiv 2106.09685):
 /// y = W x + alpha / rank B A dropout(x). Only A [rank, in] and B [out, rank] are trained.
 struct LoraOptions {

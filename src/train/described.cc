@@ -78,20 +78,11 @@ void collect(Schema const& schema, std::string const& path, Json const& before, 
     }
 }
 
-/// An unset original_max_position_embeddings means max_position_embeddings, which does not define the model otherwise;
-/// filled in, so that a change of the frequencies is seen.
-void fill_original_length(ModelOptions& model) {
-    RopeScaling& rope = model.rope_scaling;
-    if (rope.type != RopeType::standard && rope.original_max_position_embeddings == 0)
-        rope.original_max_position_embeddings = model.max_position_embeddings;
-}
-
 /// The same model in one way of writing: what is left open is filled in, what has no effect is as by default.
 RunOptions normalised(RunOptions o) {
     o.model.num_key_value_heads = o.model.kv_heads();
     o.model.head_dim = o.model.head_size();
-    if (o.model.rope_scaling.type == RopeType::standard) o.model.rope_scaling = {};
-    fill_original_length(o.model);
+    o.model.rope_scaling = normalised(o.model.rope_scaling, o.model.max_position_embeddings);
     MobaOptions& moba = o.attention.moba;
     if (o.attention.selection != MobaOptions::kName) moba = {.block_size = moba.block_size, .top_k = moba.top_k};
     return o;
@@ -234,7 +225,7 @@ void check_alike(RunOptions options, HostComm& world) {
 void take_model(RunOptions& to, RunOptions const& from) {
     Schema const schema = schema_of(to);
     RunOptions filled = from;
-    fill_original_length(filled.model);
+    filled.model.rope_scaling = normalised(from.model.rope_scaling, from.model.max_position_embeddings);
     read_json(schema, model_part(schema, json_of(std::move(filled))).dump(), "the checkpoint's options");
     if (to.data.tokenizer == DataOptions{}.tokenizer) to.data.tokenizer = from.data.tokenizer;
 }

@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -58,19 +60,26 @@ std::string wall_time() {
     return float64(1, std::chrono::duration<double>(now).count());
 }
 
-/// The names by which TensorBoard finds its files have the second of their making.
-std::string file_name() {
-    using std::chrono::seconds;
-    auto const now = std::chrono::duration_cast<seconds>(std::chrono::system_clock::now().time_since_epoch());
-    return fmt::format("events.out.tfevents.{:010}.{}.{}", now.count(), host_name(), ::getpid());
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+/// The second in a file's name; 0 where it has none.
+int64_t second_of(std::string_view name) {
+    int64_t second = 0;
+    if (name.starts_with(kPrefix)) std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), second);
+    return second;
 }
 
+/// TensorBoard finds files by their names, and reads them in the order of the second in it: that of their making, or
+/// later than that of any file before, wherever the clock stands.
 Path made(FileSystem& files, Path const& folder) {
+    using std::chrono::seconds;
+    int64_t second = std::chrono::duration_cast<seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
     try {
         files.make_directories(folder);
+        for (std::string const& name : files.list(folder)) second = std::max(second, second_of(name) + 1);
     } catch (Error const&) {  // the file will say so
     }
-    return folder / file_name();
+    return folder / fmt::format("{}{:010}.{}.{}", kPrefix, second, host_name(), ::getpid());
 }
 
 }  // namespace

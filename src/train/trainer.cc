@@ -138,7 +138,10 @@ void Trainer::note_chat_template() {
     if (!found.others.empty())
         log::warn("several chat templates rendered the data: checkpoints carry that of {}, and {} {} another one",
                   found.prefix, fmt::join(found.others, ", "), found.others.size() == 1 ? "has" : "have");
-    if (found.first) state_.info[RunState::kChatTemplate] = found.first->text;
+    if (!found.first) return;
+    state_.info[RunState::kChatTemplate] = found.first->text;
+    state_.info.erase(RunState::kChatStop);
+    if (found.first->stop.size() == 1) state_.info[RunState::kChatStop] = std::to_string(found.first->stop[0]);
 }
 
 CheckpointOptions Trainer::where_to_begin() {

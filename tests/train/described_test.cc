@@ -5,8 +5,10 @@
 
 #include "checkpoint/folders.h"
 #include "config/config.h"
+#include "data/chat_record.h"
 #include "data/fingerprint.h"
 #include "data/indexed_dataset.h"
+#include "hf/hf_folder.h"
 #include "support/temporary_folder.h"
 #include "support/thread_comm.h"
 #include "train/described.h"
@@ -168,6 +170,49 @@ TEST_F(Described, AnotherWayToWriteTheSameModelIsNone) {
     EXPECT_THAT(keys({}, {"attention.kind=full", "attention.top_k=1"}), ElementsAre("attention.kind"));
     std::string const nearest = "attention.selection=nearest";
     EXPECT_THAT(keys({nearest}, {nearest, "attention.force_previous=true"}), IsEmpty());
+    auto const rope = [&](std::string const& type, std::string const& other) {
+        std::string const scaling = "model.rope_scaling.rope_type=" + type, factor = "model.rope_scaling.factor=2";
+        std::vector<std::string> found;
+        for (OptionChange const& c : model_changes(options({scaling, factor}), options({scaling, factor, other})))
+            found.push_back(c.key);
+        return found;
+    };
+    EXPECT_THAT(rope("linear", "model.max_position_embeddings=4096"), IsEmpty());
+    EXPECT_THAT(rope("linear", "model.rope_scaling.beta_fast=9"), IsEmpty());
+    EXPECT_THAT(rope("llama3", "model.rope_scaling.beta_fast=9"), IsEmpty());
+    EXPECT_THAT(rope("yarn", "model.rope_scaling.beta_fast=9"), ElementsAre("model.rope_scaling.beta_fast"));
+    EXPECT_THAT(rope("yarn", "model.max_position_embeddings=4096"),
+                ElementsAre("model.rope_scaling.original_max_position_embeddings"));
+}
+
+TEST_F(Described, WordsThatStandForNumbersReadBack) {
+    RunState state;
+    state.options = options_text(options({"train.offload=auto"}));
+    auto const stored = stored_options(state);
+    ASSERT_TRUE(stored.has_value());
+    EXPECT_THAT(to_yaml(*stored), HasSubstr("offload: auto"));
+    EXPECT_THAT(train(options({"train.offload=auto"})), HasSubstr("saved step 2"));
+}
+
+TEST_F(Described, TheTokenThatEndsAnswersGoesWithTheWeights) {
+    std::string const data = (folder_.path() / "chats").string();
+    IndexedDatasetWriter writer(*files_, data, 257, /*with_weights=*/true);
+    writer.add_document(std::vector<int32_t>(200, 1), std::vector<float>(200, 1.0f));
+    writer.finish();
+    auto const stop_of = [&](std::string const& run, std::vector<int32_t> const& stop) {
+        write_chat_record(*files_, data, {"{{ messages }}", "tiny", "", stop});
+        EXPECT_EQ(read_chat_record(*files_, data)->stop, stop);
+        train(options({"data.mock_data=false", "data.train=[{path: " + data + "}]", "train.steps=1"}, run));
+        auto const info = checkpoint(1, run).state().info;
+        auto const found = info.find(RunState::kChatStop);
+        return found == info.end() ? "none" : found->second;
+    };
+    EXPECT_EQ(stop_of("one", {5}), "5");
+    EXPECT_EQ(stop_of("two", {5, 6}), "none") << "eos_token_id lists tokens, none of them a sequence";
+    EXPECT_EQ(stop_of("unsaid", {}), "none");
+    files_->replace_text(data + ".chat.json", R"({"template": "", "stop": [-1]})");
+    EXPECT_EQ(testing::error_of(Category::data, [&] { read_chat_record(*files_, data); }),
+              data + ".chat.json: \"stop\" must be a list of tokens");
 }
 
 TEST_F(Described, TheModelOfACheckpointIsTakenWithTheLengthThatItsFrequenciesAreStretchedFrom) {

@@ -129,5 +129,18 @@ TEST(EventFile, HasTheNumbersOfTheMetrics) {
     EXPECT_EQ(scalars(found[3]), (std::map<std::string, float>{{"eval/loss", 3.25f}}));
 }
 
+TEST(EventFile, ComesAfterThoseOfAClockThatWasAhead) {
+    testing::TemporaryFolder const folder;
+    auto const files = make_file_system();
+    std::string const ahead = "events.out.tfevents.4000000000.host.1";
+    files->create(folder.path() / ahead);
+    for (int64_t step : {1, 2}) EventFile(*files, folder.path(), step);
+    std::vector<std::string> const names = files->list(folder.path());
+    ASSERT_EQ(names.size(), 3U);
+    EXPECT_EQ(names[0], ahead);
+    EXPECT_TRUE(names[1].starts_with("events.out.tfevents.4000000001.")) << names[1];
+    EXPECT_TRUE(names[2].starts_with("events.out.tfevents.4000000002.")) << names[2];
+}
+
 }  // namespace
 }  // namespace perigee

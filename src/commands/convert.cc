@@ -1,5 +1,6 @@
 // Hugging Face folder to checkpoint, checkpoint or run to Hugging Face folder: `perigee convert SOURCE OUTPUT`.
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <chrono>
 #include <memory>
 
@@ -115,21 +116,30 @@ ExportOptions describe_checkpoint(FileSystem& files, ConvertOptions const& optio
     if (files.exists(run.model.init_from)) result.origin = run.model.init_from;  // it may be gone
     result.base = options.base.empty() ? Path(run.model.init_from) : options.base;
     Path const tokenizer = run.data.tokenizer;
-    if (result.origin.empty() && files.exists(tokenizer))
+    if (result.origin.empty() && files.exists(tokenizer)) {
         result.companions = files.is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
+        result.ends.push_back(make_tokenizer(files, tokenizer.string())->end_of_document());
+    }
     result.model = run.model;
     result.attention = attention_at(run.attention, checkpoint.state().step);
-    if (!result.origin.empty() && files.exists(result.origin / kConfigName) &&
-        !files.exists(result.origin / kManifestName))
+    if (!result.origin.empty() && files.exists(result.origin / kManifestName))
+        result.type = source_type(Checkpoint::open(files, result.origin));
+    else if (!result.origin.empty() && files.exists(result.origin / kConfigName))
         result.type = HfWeights(files, result.origin).type(base_params(result.model));
     return result;
 }
 
 /// What training rendered goes into the folder, whatever the one that it began with has.
 void take_chat_template(FileSystem& files, Checkpoint const& checkpoint, ExportOptions& to) {
-    auto const trained = checkpoint.state().info.find(RunState::kChatTemplate);
-    if (trained == checkpoint.state().info.end()) return;
+    auto const& info = checkpoint.state().info;
+    auto const trained = info.find(RunState::kChatTemplate);
+    if (trained == info.end()) return;
     to.chat_template = trained->second;
+    if (auto const stop = info.find(RunState::kChatStop); stop != info.end()) {
+        int32_t id = 0;
+        auto const [end, error] = std::from_chars(stop->second.data(), stop->second.data() + stop->second.size(), id);
+        if (error == std::errc{}) to.ends.push_back(id);
+    }
     Path const& companions = to.companions.empty() ? to.origin : to.companions;
     auto const own = companions.empty() ? std::nullopt : find_jinja_template(files, companions.string(), {});
     if (own && own->text != to.chat_template)

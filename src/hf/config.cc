@@ -15,7 +15,6 @@ namespace {
 
 using Json = nlohmann::json;  // sorted keys, as transformers writes them
 
-constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;
 constexpr int kMaxConfigDepth = 16;
 constexpr char kOwnKey[] = "perigee";
 
@@ -44,7 +43,7 @@ constexpr char const* kShared[] = {
 constexpr char const* kRequired[] = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                                      "num_attention_heads"};
 
-/// Fields that say nothing about what the model computes.
+/// Fields that say nothing about what the model computes: of the file, of tokens, of programs, of sampling.
 constexpr char const* kWithoutMeaning[] = {"architectures",
                                            "model_type",
                                            "transformers_version",
@@ -55,7 +54,9 @@ constexpr char const* kWithoutMeaning[] = {"architectures",
                                            "eos_token_id",
                                            "pad_token_id",
                                            "unk_token_id",
+                                           "sep_token_id",
                                            "_name_or_path",
+                                           "_commit_hash",
                                            "max_window_layers",
                                            "id2label",
                                            "label2id",
@@ -64,6 +65,8 @@ constexpr char const* kWithoutMeaning[] = {"architectures",
                                            "output_attentions",
                                            "chunk_size_feed_forward",
                                            "is_encoder_decoder",
+                                           "is_decoder",
+                                           "is_llama_config",
                                            "_attn_implementation_autoset",
                                            "_attn_implementation",
                                            "attn_implementation",
@@ -71,7 +74,29 @@ constexpr char const* kWithoutMeaning[] = {"architectures",
                                            "name_or_path",
                                            "num_labels",
                                            "problem_type",
+                                           "model_max_length",
+                                           "prefix",
+                                           "transformers.js_config",
+                                           "max_length",
+                                           "max_new_tokens",
+                                           "min_length",
+                                           "do_sample",
+                                           "temperature",
+                                           "top_k",
+                                           "top_p",
+                                           "typical_p",
+                                           "repetition_penalty",
+                                           "length_penalty",
+                                           "no_repeat_ngram_size",
+                                           "encoder_no_repeat_ngram_size",
+                                           "num_beams",
+                                           "num_beam_groups",
+                                           "num_return_sequences",
+                                           "diversity_penalty",
                                            kOwnKey};
+
+/// Whether a field is a note of the program that wrote the file.
+bool is_note(std::string const& key) { return key.starts_with("unsloth_"); }
 
 /// What describes a way of scaling.
 std::vector<std::string> rope_keys(RopeType type) {
@@ -104,6 +129,8 @@ Schema schema_of(Options& options) {
 /// The same model, wherever it began.
 bool equal(ModelOptions a, ModelOptions b) {
     a.init_from = b.init_from;
+    for (ModelOptions* const model : {&a, &b})
+        model->rope_scaling = normalised(model->rope_scaling, model->max_position_embeddings);
     return write_json(schema_of(a)) == write_json(schema_of(b));
 }
 
@@ -142,7 +169,7 @@ class Parser {
         check_causal();
         check_window(architecture, model);
         for (auto const& [key, value] : root_.items())
-            if (!used_.contains(key) && !is_in(key, kWithoutMeaning) && !is_off(value))
+            if (!used_.contains(key) && !is_in(key, kWithoutMeaning) && !is_note(key) && !is_off(value))
                 refuse(key, "a field this program does not know");
         for (std::string const& problem : problems(model)) fail(Category::config, "{}: {}", where_, problem);
         return model;
@@ -296,7 +323,9 @@ void write_model(Json& root, ModelOptions model) {
     // The folder's window was as long as its model; this model may be longer, and attends to all keys.
     if (root.contains("sliding_window")) root["sliding_window"] = nullptr;
     root.erase("rope_parameters");
-    root["rope_scaling"] = model.rope_scaling.type == RopeType::standard ? Json() : rope_json(model.rope_scaling);
+    RopeScaling rope = model.rope_scaling;
+    if (rope.type == RopeType::llama3) rope = normalised(rope, model.max_position_embeddings);  // no key may be missing
+    root["rope_scaling"] = rope.type == RopeType::standard ? Json() : rope_json(rope);
 }
 
 /// What an export without an origin has to say beyond the model's options.
@@ -356,6 +385,21 @@ std::string write_hf_config(ModelOptions const& model, AttentionOptions const& a
     root[root.contains("dtype") ? "dtype" : "torch_dtype"] = config_name(type);
     AttentionOptions own = attention;
     root[kOwnKey] = {{"attention", Json::parse(write_json(schema_of(own)))}};
+    return root.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
+}
+
+std::string with_ends(std::string const& text, std::vector<int32_t> const& ends, std::string const& where) {
+    if (ends.empty()) return text;
+    check_json(text, where, Category::config, kMaxConfigDepth);
+    Json root = Json::parse(text);
+    if (!root.is_object()) fail(Category::config, "{}: not a JSON object", where);
+    Json const said = root.value("eos_token_id", Json());
+    Json ids = said.is_array() ? said : said.is_null() ? Json::array() : Json::array({said});
+    size_t const before = ids.size();
+    for (int32_t const id : ends)
+        if (std::ranges::find(ids, Json(id)) == ids.end()) ids.push_back(id);
+    if (ids.size() == before) return text;
+    root["eos_token_id"] = ids.size() == 1 ? ids[0] : ids;
     return root.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
 }
 

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "hf/element_type.h"
 #include "io/file_system.h"
@@ -14,6 +15,7 @@
 namespace perigee {
 
 inline constexpr char kConfigName[] = "config.json";
+inline constexpr int64_t kMaxConfigBytes = int64_t{1} << 20;  ///< of the files that are accepted
 
 struct HfConfig {
     ModelOptions model;
@@ -33,6 +35,10 @@ bool says_its_model(FileSystem& files, Path const& folder);
 /// architecture of Hugging Face describes.
 std::string write_hf_config(ModelOptions const& model, AttentionOptions const& attention, ElementType type,
                             std::string const& base);
+
+/// A config.json or generation_config.json whose eos_token_id names these tokens too, after its own. Throws
+/// Category::config where the text is damaged and there are such tokens.
+std::string with_ends(std::string const& text, std::vector<int32_t> const& ends, std::string const& where);
 
 /// Why write_hf_config() refuses this model, or writes what another model reads; empty where it does neither.
 std::string export_problem(ModelOptions const& model, AttentionOptions const& attention);

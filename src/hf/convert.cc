@@ -14,35 +14,35 @@ namespace perigee {
 
 namespace {
 
-constexpr char const* kCompanions[] = {"tokenizer.json",
-                                       "tokenizer_config.json",
-                                       "special_tokens_map.json",
-                                       "added_tokens.json",
-                                       "vocab.json",
-                                       "merges.txt",
-                                       "tokenizer.model",
-                                       "chat_template.jinja",
-                                       "chat_template.json",
-                                       "generation_config.json"};
+constexpr char kGenerationConfigName[] = "generation_config.json";
+constexpr char const* kCompanions[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json", kGenerationConfigName};
 constexpr char kTypeKey[] = "hf_dtype";
 constexpr int64_t kBatchBytes = int64_t{128} << 20;  ///< tensors are read from a checkpoint in groups of this size
 constexpr int64_t kCopyBytes = int64_t{1} << 20;
 constexpr int64_t kSpareBytes = int64_t{64} << 20;  ///< room for all that is not values
 
-/// A folder that gets its name when all is in it. Left before, it goes.
+/// A folder that gets its name when all is in it. Left before, it goes. One at a time makes it.
 class NewFolder {
   public:
     NewFolder(FileSystem& files, Path path) : files_(files), path_(std::move(path)), temporary_(path_) {
         if (!path_.has_filename()) path_ = temporary_ = path_.parent_path();
         temporary_ += ".tmp";
-        if (files_.exists(path_))
+        lock_path_ = temporary_.string() + ".lock";
+        if (path_.has_parent_path()) files_.make_directories(path_.parent_path());
+        lock_ = files_.lock(lock_path_, "another conversion");
+        if (files_.exists(path_)) {
+            files_.remove_all(lock_path_);
             fail(Category::config, "{} exists already: choose another name, or remove it", path_.string());
+        }
         files_.remove_all(temporary_);
         make_durable_folder(files_, temporary_);
     }
     ~NewFolder() {
         try {
             files_.remove_all(temporary_);
+            files_.remove_all(lock_path_);
         } catch (std::exception const&) {  // the next conversion to this name removes it
         }
     }
@@ -64,7 +64,8 @@ class NewFolder {
 
   private:
     FileSystem& files_;
-    Path path_, temporary_;
+    Path path_, temporary_, lock_path_;
+    std::unique_ptr<FileLock> lock_;
 };
 
 void write_text(FileSystem& files, Path const& path, std::string const& text) {
@@ -224,9 +225,13 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
     weights.check_base();
     nlohmann::json const index{{"metadata", {{"total_size", total}}}, {"weight_map", map}};
     if (shards.size() > 1) write_text(files, made.path() / kIndexName, index.dump(2) + "\n");
-    write_text(files, made.path() / kConfigName, config);
+    write_text(files, made.path() / kConfigName, with_ends(config, options.ends, kConfigName));
     Path const& companions = options.companions.empty() ? options.origin : options.companions;
     if (!companions.empty()) copy_companions(files, companions, made.path());
+    if (Path const path = made.path() / kGenerationConfigName; files.exists(path)) {
+        std::string const text = files.read_text(path, kMaxConfigBytes);
+        files.replace_text(path, with_ends(text, options.ends, path.string()));
+    }
     // transformers prefers this file to what the tokenizer's configuration says.
     if (!options.chat_template.empty()) write_text(files, made.path() / "chat_template.jinja", options.chat_template);
     made.commit(made.path());

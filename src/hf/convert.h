@@ -30,6 +30,7 @@ struct ExportOptions {
     Path companions;                         ///< folder of companion files to take along; empty takes those of `origin`
     Path base;                               ///< base model of an adapter checkpoint; may be empty
     std::string chat_template;               ///< Jinja, which the model was trained with; empty: the companions' own
+    std::vector<int32_t> ends;               ///< tokens that end a text or an answer, for eos_token_id
 };
 /// Makes `output` a Hugging Face folder with a checkpoint's weights. Adapters are merged into the weights.
 void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOptions const& options, Path const& output,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
@@ -75,6 +76,17 @@ void refuse_part(Checkpoint const& checkpoint, std::vector<StoredTensor> const& 
          "{} has no tensor `{}`: it holds {} alone. `perigee convert {} FOLDER{}` makes a whole model, for "
          "model.init_from=FOLDER",
          folder, missing->name, adapters ? "adapters" : "trained parameters", folder, adapters ? " --merge" : "");
+}
+
+/// Throws where the checkpoint has weights that the model lacks.
+void refuse_others(Checkpoint const& checkpoint, ModelOptions const& model) {
+    std::set<std::string> known;
+    for (ParamSpec const& spec : base_params(model)) known.insert(spec.name);
+    for (auto const& [name, shape] : checkpoint.tensors())
+        if (!name.starts_with(kFirstMoment) && !name.starts_with(kSecondMoment) && !is_adapter(name) &&
+            !known.contains(name))
+            fail(Category::checkpoint, "{}: tensor `{}` has no place in the model that the options describe",
+                 checkpoint.folder().string(), name);
 }
 
 int usable_cores() {
@@ -411,6 +423,7 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
         Checkpoint const checkpoint = Checkpoint::open(*files_, mesh_.world(), from);
         leave_out([&](std::string const& name) { return !checkpoint.tensors().contains(name); });
         refuse_part(checkpoint, parts);
+        refuse_others(checkpoint, model);
         read(checkpoint, parts);
         say_changes(checkpoint, options_);
     } else {

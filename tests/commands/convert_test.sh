@@ -71,6 +71,12 @@ perigee train run.yaml output_dir=made-up model.init_from=hf data.tokenizer=byte
 perigee convert made-up made-up-hf >out 2>&1
 ! grep -q warning out || fail "a tokenizer that made-up data do not need: $(cat out)"
 
+# Weights of a run that began from an imported checkpoint have the type of the folder it was made from.
+perigee train run.yaml output_dir=typed model.init_from=half-checkpoint data.tokenizer=bytes train.steps=1 >log 2>&1 ||
+    fail "training: $(cat log)"
+perigee convert typed typed-hf >out
+perigee checkpoint inspect typed-hf | grep -q "BF16 *\[320, 32\] *model.embed_tokens.weight" || fail "type: $(perigee checkpoint inspect typed-hf)"
+
 # Options that would have no effect are refused.
 expect_failure 2 '--companions nowhere: no such folder' perigee convert checkpoint refused --companions nowhere
 expect_failure 2 '--base nowhere: no such folder' perigee convert run refused --base nowhere

@@ -271,6 +271,8 @@ TEST(HfConfig, an_export_without_origin_describes_every_model_that_an_architectu
         if (kind >= 3) o.rope_scaling.factor = 4;
         if (o.rope_scaling.type == RopeType::yarn) o.rope_scaling.attention_factor = 1.5;
         std::string const text = write_hf_config(o, {}, ElementType::bf16, "");
+        if (o.rope_scaling.type == RopeType::llama3)  // transformers wants it said
+            o.rope_scaling.original_max_position_embeddings = o.max_position_embeddings;
         EXPECT_EQ(text_of(parse_hf_config(text, "config.json").model), text_of(o)) << text;
         EXPECT_EQ(json::parse(text)["torch_dtype"], "bfloat16");
     }
@@ -279,6 +281,23 @@ TEST(HfConfig, an_export_without_origin_describes_every_model_that_an_architectu
     EXPECT_EQ(
         error_of(Category::config, [&] { write_hf_config(both, {}, ElementType::f32, ""); }),
         "no architecture of Hugging Face has both model.qkv_bias and model.qk_norm: the model cannot be exported");
+}
+
+TEST(HfConfig, tokens_that_end_an_answer_join_those_that_end_a_text) {
+    auto const ends = [](json const& eos, std::vector<int32_t> const& more) {
+        json root{{"a", 1}};
+        if (!eos.is_null()) root["eos_token_id"] = eos;
+        return json::parse(with_ends(root.dump(), more, "config.json"))["eos_token_id"];
+    };
+    EXPECT_EQ(ends(0, {2}), json({0, 2}));
+    EXPECT_EQ(ends(2, {2}), json(2));
+    EXPECT_EQ(ends({3, 4}, {4, 5}), json({3, 4, 5}));
+    EXPECT_EQ(ends(nullptr, {2}), json(2));
+    EXPECT_EQ(ends(nullptr, {2, 7}), json({2, 7}));
+    EXPECT_EQ(with_ends("{ \"eos_token_id\": [2]}", {2}, "config.json"), "{ \"eos_token_id\": [2]}");
+    EXPECT_EQ(with_ends("no JSON", {}, "config.json"), "no JSON");
+    EXPECT_EQ(error_of(Category::config, [] { with_ends("[]", {2}, "generation_config.json"); }),
+              "generation_config.json: not a JSON object");
 }
 
 TEST(HfConfig, a_convolution_of_keys_is_refused_by_name) {

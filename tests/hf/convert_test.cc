@@ -261,6 +261,28 @@ TEST(Convert, the_output_must_be_new_and_room_is_checked_first) {
               fmt::format("no room for /back: {} bytes needed, 1000 bytes free", bytes));
     EXPECT_THAT(error_of(Category::checkpoint, [&] { convert_in(files, "/there", "/more"); }), HasSubstr("no room"));
     EXPECT_EQ(memory.list("/"), (std::vector<std::string>{"checkpoint", "there"}));
+    auto const other = memory.lock("/back.tmp.lock", "another conversion");
+    EXPECT_EQ(error_of(Category::config, [&] { convert_out(memory, "/checkpoint", "/back"); }),
+              "/back.tmp.lock is held by another conversion");
+}
+
+TEST(Convert, TokensThatEndAnswersAreInBothConfigs) {
+    MemoryFileSystem files;
+    write_folder(files, "/there", small_config("llama", false), ElementType::bf16, 1);
+    files.replace_text("/there/generation_config.json", R"({"eos_token_id": 0, "temperature": 0.6})");
+    convert_in(files, "/there", "/checkpoint");
+    Checkpoint const checkpoint = Checkpoint::open(files, "/checkpoint");
+    ExportOptions options;
+    options.model = read_hf_config(files, "/checkpoint").model;
+    options.origin = "/checkpoint";
+    options.ends = {2};
+    export_folder(files, checkpoint, options, "/back", [](int64_t, int64_t) {});
+    auto const back = [&](char const* name) {
+        return nlohmann::json::parse(files.read_text(Path("/back") / name, 10000));
+    };
+    EXPECT_EQ(back("generation_config.json"), (nlohmann::json{{"eos_token_id", {0, 2}}, {"temperature", 0.6}}));
+    nlohmann::json const eos = back("config.json")["eos_token_id"];
+    EXPECT_EQ(eos.is_array() ? eos.back() : eos, 2);
 }
 
 TEST(Convert, a_value_beyond_fp16_is_an_error_and_leaves_nothing) {

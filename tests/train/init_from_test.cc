@@ -224,6 +224,9 @@ TEST_F(InitFromTest, what_does_not_fit_is_named) {
                   ": tensor `model.layers.0.mlp.gate_proj.weight` is [20, 12]; the model's options make it [24, 12]");
     EXPECT_EQ(error_of(Category::config, [&] { options("run", {"model.init_from=/nowhere/at/all"}); }),
               "model.init_from: there is no folder /nowhere/at/all");
+    std::string const whole = save_at_start("whole", 1, 1, 1).string();
+    EXPECT_THAT(error(options("fewer", {"model.init_from=" + whole, "model.num_hidden_layers=1"})),
+                HasSubstr("tensor `model.layers.1.input_layernorm.weight` has no place in the model"));
     Path const silent = folder_.path() / "silent";
     files_->make_directories(silent);
     write_text(*files_, silent / "tokenizer.json", "{}");

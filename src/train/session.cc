@@ -84,7 +84,7 @@ void refuse_others(Checkpoint const& checkpoint, ModelOptions const& model) {
     for (ParamSpec const& spec : base_params(model)) known.insert(spec.name);
     for (auto const& [name, shape] : checkpoint.tensors())
         if (!name.starts_with(kFirstMoment) && !name.starts_with(kSecondMoment) && !is_adapter(name) &&
-            !known.contains(name))
+            !(is_key_conv(name) && model.key_conv > 0) && !known.contains(name))
             fail(Category::checkpoint, "{}: tensor `{}` has no place in the model that the options describe",
                  checkpoint.folder().string(), name);
 }

@@ -168,7 +168,7 @@ class Chat:
         if text is None:  # nothing to look for, or names that the template does not take
             return
         if probes["tools"] and not any(name in text for name in probes["tools"]):
-            raise Problem("the template does not write tools")
+            raise Problem("the template does not write tools: without the key \"tools\" the conversation can be taken")
         if not all(name in text for name in probes["tool calls"]):
             raise Problem("the template does not write tool calls")
 

@@ -42,8 +42,8 @@ GLM = dict(as_text=["[gMASK]", "<sop>"], opens=r"<\|assistant\|>", ends=["<|user
            special=["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"])
 LFM = dict(IM, bos="<|startoftext|>", special=["<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>"])
 # file: PACKAGE/NAME, a file of axolotl or trl, a name of unsloth's chat_templates.py, a version of mistral-common.
-# What the conversations have: tools, reasoning and thinking (keys of an answer; "always": of each), think (in the text of
-# each answer), parts (content in parts); one_call: at most one call in an answer, text_arguments: as JSON in a text,
+# What the conversations have: tools ("calls": calls, as the template lists no tools), reasoning and thinking (keys of an
+# answer; "always": of each), think (in the text of each answer), parts (content in parts); one_call: at most one call in an answer, text_arguments: as JSON in a text,
 # no_content: what an answer that calls has instead of content, no_system: no system message.
 # as_text: names that another template could mean as text, so that a tokenizer without them is taken.
 # rewrites: later turns change what earlier answers look like. generation: the template marks what a model writes, from
@@ -79,7 +79,7 @@ FAMILIES = {
     "mistral_v7": dict(MISTRAL, file="axolotl/mistral_v7_tekken.jinja"),
     "mistral_v11": dict(MISTRAL, file="mistral-common/v11", tools=True, parts=True, rewrites=True,
                         special=[*MISTRAL["special"], "[TOOL_CONTENT]", "[CALL_ID]", "[ARGS]"]),
-    "deepseek_v3": dict(DEEPSEEK, file="axolotl/deepseek_v3.jinja", tools=True, text_arguments=True, no_content=""),
+    "deepseek_v3": dict(DEEPSEEK, file="axolotl/deepseek_v3.jinja", tools="calls", text_arguments=True, no_content=""),
     "deepseek_r1_distill_training": dict(DEEPSEEK, file="trl/deepseek_r1_distill_training.jinja", think=True, generation=True,
                                          opens="<\uff5cAssistant\uff5c><think>\n", lead="<\uff5cAssistant\uff5c><think>\n?",
                                          added=["<think>", "</think>"]),

@@ -141,7 +141,7 @@ class Maker:
                 for made in calls:
                     messages.append({"role": "tool", "name": made["function"]["name"], "tool_call_id": made["id"], "content": self.text()})
             messages.append(self.answer())
-        return messages, tools
+        return messages, None if family.get("tools") == "calls" else tools
 
 
 class Reference:

@@ -24,18 +24,18 @@ constexpr std::chrono::seconds kBodyPatience{30};  // for a whole body
 constexpr std::chrono::milliseconds kLook{20};     // between looks at whether the client is still there
 constexpr char kJson[] = "application/json";
 
-/// Threads, and a queue of connections that makes the listener wait when it is full.
+/// As many threads as connections need, up to a number; after that a queue of connections that makes the listener wait
+/// when it is full.
 class Workers : public httplib::TaskQueue {
   public:
     using Enqueued = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));  // void or bool, by version
 
-    explicit Workers(size_t threads) : most_(threads) {
-        for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-    }
+    explicit Workers(size_t most) : most_(most) {}
     Enqueued enqueue(std::function<void()> task) override {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return tasks_.size() < most_ || stops_; });
         tasks_.push_back(std::move(task));
+        if (tasks_.size() > idle_ && threads_.size() < most_) threads_.emplace_back([this] { work(); });
         changed_.notify_all();
         return Enqueued(true);
     }
@@ -52,7 +52,9 @@ class Workers : public httplib::TaskQueue {
     void work() {
         for (;;) {
             std::unique_lock lock(mutex_);
+            ++idle_;
             changed_.wait(lock, [this] { return !tasks_.empty() || stops_; });
+            --idle_;
             if (tasks_.empty()) return;
             auto const task = std::move(tasks_.front());
             tasks_.pop_front();
@@ -66,6 +68,7 @@ class Workers : public httplib::TaskQueue {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<std::function<void()>> tasks_;
+    size_t idle_ = 0;
     bool stops_ = false;
     std::vector<std::thread> threads_;
 };
@@ -88,16 +91,6 @@ void answer_json(httplib::Response& response, Json const& json) {
 
 /// Case does not matter, and parameters may follow.
 bool is_json(std::string const& type) { return ::strncasecmp(type.c_str(), kJson, sizeof(kJson) - 1) == 0; }
-
-/// The host that a Host header names, without its port.
-std::string host_of(std::string const& header) {
-    if (header.starts_with("[")) return header.substr(0, header.find(']') + 1);
-    return header.substr(0, header.find(':'));
-}
-bool is_loopback(std::string const& host) {
-    bool const numbers = host.find_first_not_of("0123456789.") == std::string::npos;  // 127.example.org is a name
-    return host == "localhost" || host == "::1" || host == "[::1]" || (numbers && host.starts_with("127."));
-}
 
 /// A request whose answer is being written, and the tasks behind it, which end with it.
 struct Open {
@@ -144,8 +137,8 @@ bool write_some(Open& open, httplib::DataSink& sink) {
 struct HttpServer::Impl {
     explicit Impl(Served const& served) : served(served) {
         server.new_task_queue = [texts = served.texts + served.options.queue] {
-            constexpr int64_t kMore = 16, kMost = 256;  // for those that only look
-            return new Workers(static_cast<size_t>(std::min(texts + kMore, kMost)));
+            constexpr int64_t kMore = 64;  // for those that only look, are refused, or are slow to say what they want
+            return new Workers(static_cast<size_t>(texts + kMore));
         };
         server.set_payload_max_length(static_cast<size_t>(served.options.body_mib) << 20);
         server.set_read_timeout(kIoSeconds);
@@ -212,7 +205,7 @@ struct HttpServer::Impl {
                 {"max_model_len", served.loop.most_tokens()}};
     }
 
-    /// A page of the web must not reach a server on the loopback by a name that it made to point there.
+    /// See is_loopback().
     httplib::Server::HandlerResponse check_host(httplib::Request const& request, httplib::Response& response) const {
         std::string const host = host_of(request.get_header_value("Host"));
         if (!is_loopback(served.options.host) || host.empty() || is_loopback(host))

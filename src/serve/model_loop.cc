@@ -133,7 +133,7 @@ ModelLoop::Round ModelLoop::plan(WaitingTexts& queue, Hooks const& hooks) {
             round.begun.push_back(task.generation);
         }
         entry->exchange->start();
-        queue.pop();
+        queue.remove(*entry);
     }
     return round;
 }

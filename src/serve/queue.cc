@@ -1,5 +1,7 @@
 #include "serve/queue.h"
 
+#include <functional>
+
 namespace perigee::serve {
 
 void Exchange::start() {
@@ -29,6 +31,7 @@ std::deque<Event> Exchange::take(std::chrono::milliseconds patience) {
 
 bool WaitingTexts::submit(std::shared_ptr<Exchange> const& exchange) {
     std::scoped_lock const lock(mutex_);
+    drop_abandoned();
     if (!why_closed_.empty() || std::ssize(entries_) + std::ssize(exchange->tasks()) > most_) return false;
     for (size_t task = 0; task < exchange->tasks().size(); ++task) entries_.push_back({exchange, task});
     changed_.notify_all();
@@ -49,22 +52,26 @@ std::string WaitingTexts::why_closed() {
 
 int64_t WaitingTexts::size() {
     std::scoped_lock const lock(mutex_);
+    drop_abandoned();
     return std::ssize(entries_);
 }
 
 std::optional<WaitingTexts::Entry> WaitingTexts::front(std::chrono::milliseconds patience) {
     std::unique_lock lock(mutex_);
-    auto const skip = [this] {
-        while (!entries_.empty() && entries_.front().abandoned()) entries_.pop_front();
+    changed_.wait_for(lock, patience, [this] {
+        drop_abandoned();
         return !entries_.empty();
-    };
-    changed_.wait_for(lock, patience, skip);
+    });
     return entries_.empty() ? std::nullopt : std::optional(entries_.front());
 }
 
-void WaitingTexts::pop() {
+void WaitingTexts::drop_abandoned() { std::erase_if(entries_, std::mem_fn(&Entry::abandoned)); }
+
+void WaitingTexts::remove(Entry const& entry) {
     std::scoped_lock const lock(mutex_);
-    if (!entries_.empty()) entries_.pop_front();
+    std::erase_if(entries_, [&](Entry const& waiting) {
+        return waiting.exchange == entry.exchange && waiting.task == entry.task;
+    });
 }
 
 void WaitingTexts::put_back(Entry entry) {

@@ -83,10 +83,12 @@ class WaitingTexts {
     };
     /// The first that is not abandoned; waits for one so long at most. Only the model's thread takes.
     std::optional<Entry> front(std::chrono::milliseconds patience);
-    void pop();
+    void remove(Entry const& entry);
     void put_back(Entry entry);
 
   private:
+    void drop_abandoned();
+
     int64_t const most_;
     std::mutex mutex_;
     std::condition_variable changed_;

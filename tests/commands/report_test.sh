@@ -49,7 +49,7 @@ port=$(sed -nE 's|^http://127\.0\.0\.1:([0-9]+)/.*|\1|p' "$work/address")
 [ -n "$port" ] || fail "no address: $(cat "$work/address" "$work/log")"
 get() {
     exec 5<>"/dev/tcp/127.0.0.1/$port"
-    printf 'GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' "$1" >&5
+    printf 'GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' "$1" "${2:-localhost:$port}" >&5
     cat <&5
     exec 5>&-
 }
@@ -59,6 +59,7 @@ echo '{"step":51,"loss":48.125}' >>"$work/run/metrics.jsonl"
 get /data >"$work/data"
 grep -q '48.125' "$work/data" || fail "the data does not follow the run"
 get /etc/passwd | head -1 | grep -q 404 || fail "serves something else"
+get /data evil.example | head -1 | grep -q 403 || fail "answers to a name that a page of the web made to point here"
 code=0
 timeout 60 "$perigee" report "$work/run" --serve --port "$port" >"$work/second" 2>&1 || code=$?
 [ "$code" = 2 ] && grep -q "port $port of this machine is taken" "$work/second" || fail "a port that is taken: exit $code"

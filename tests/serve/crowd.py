@@ -1,5 +1,5 @@
 # A thousand requests from many threads.
-import collections, json, random, socket, sys, threading, time
+import collections, json, random, select, socket, sys, threading, time
 from client import Server
 
 server = Server(sys.argv[1], "generate.batch=4", "serve.queue=24", "serve.body_mib=1", "serve.request_s=60",
@@ -190,4 +190,26 @@ for stream in (True, False):
     took = min(leave(stream) for _ in range(5))  # the machine may have others to serve just then
     print(f"an answer takes {whole:.2f} s, four of them end {took:.2f} s after their clients leave")
     assert took < whole / 2
+server.stop()
+
+# More clients than texts may run and wait: those beyond are told, and the server still says how it is.
+server = Server(sys.argv[1], "generate.batch=2", "serve.queue=290", "generate.cache_gib=0.001")
+connections = []
+for _ in range(330):
+    connections.append(server.connect())
+    connections[-1].request("POST", "/v1/completions", json.dumps(ENDLESS), {"Content-Type": "application/json"})
+refused, silent, answers = 0, list(connections), []
+while refused < 30:  # texts that end meanwhile leave their places to others
+    answered, _, _ = select.select([connection.sock for connection in silent], [], [], 60)
+    assert answered, f"{refused} clients are refused"
+    for connection in [connection for connection in silent if connection.sock in answered]:
+        silent.remove(connection)
+        answers.append(connection.getresponse())
+        if answers[-1].status == 503:
+            assert b"too many texts wait" in answers[-1].read()
+            refused += 1
+    assert server.get("/health")["waiting"] > 200
+for connection in connections + answers:
+    connection.close()
+server.idle(60)
 server.stop()

@@ -199,6 +199,7 @@ assert server.request("GET", "/v1/nothing")[0] == 404
 assert "error" in json.loads(server.request("GET", "/v1/nothing")[1])
 assert server.request("GET", "/health", headers={"Host": "evil.example:80"})[0] == 403
 assert server.request("GET", "/health", headers={"Host": "127.evil.example"})[0] == 403
+assert server.request("GET", "/health", headers={"Host": "LocalHost:80"})[0] == 200
 server.idle()
 
 # A port belongs to one server.

@@ -172,19 +172,23 @@ BlockSparseShape as_full_attention(BlockSparseShape shape, int64_t longest_docum
 }
 
 std::string attention_refusal(BlockSparseShape const& s) {
+    constexpr int64_t kMostHeads = 1 << 16, kTooMany = 1 << 30;
     if (!kernels::attention_takes_head(s.head_dim))
         return fmt::format("head_dim {} is not 32, 64, 96 or 128", s.head_dim);
+    if (s.heads > kMostHeads) return fmt::format("{} heads are more than {}", s.heads, kMostHeads);
     if (s.heads < 1 || s.kv_heads < 1 || s.heads % s.kv_heads != 0)
         return fmt::format("{} heads are no multiple of {} key/value heads", s.heads, s.kv_heads);
     if (s.block_size < 1) return fmt::format("block_size {} is not positive", s.block_size);
     if (s.top_k < 1 || s.top_k > 64) return fmt::format("top_k {} is not in 1..64", s.top_k);
-    if (s.tokens < 0 || s.documents < 0 || s.queries < 0 || s.queries > s.tokens)
+    if (s.tokens < 0 || s.documents < (s.tokens > 0 ? 1 : 0) || s.queries < 0 || s.queries > s.tokens)
         return fmt::format("{} queries of {} tokens in {} documents", s.queries, s.tokens, s.documents);
-    if (s.tokens >= int64_t{1} << 30) return fmt::format("{} tokens in one pack are too many", s.tokens);
+    if (s.tokens >= kTooMany || s.documents >= kTooMany)
+        return fmt::format("{} tokens in {} documents in one pack are too many", s.tokens, s.documents);
     if (s.queries * s.group() > int64_t{1} << 26 || s.slots_per_kv_head() >= int64_t{1} << 31)
         return fmt::format("{} queries x {} heads of a group x {} slots are too many", s.queries, s.group(), s.slots());
     int64_t const block = std::min(s.block_size, s.tokens);
-    if (max_blocks(s) * ceil_div(block * s.group(), kMinRowTile) * s.kv_heads >= int64_t{1} << 31)
+    double const row_tiles = static_cast<double>(ceil_div(block * s.group(), kMinRowTile));  // a product may overflow
+    if (row_tiles * static_cast<double>(max_blocks(s)) * static_cast<double>(s.kv_heads) >= 0x1p31)
         return fmt::format("{} tokens in up to {} documents of blocks of {} are too many", s.tokens, s.documents,
                            block);
     return "";

@@ -1,6 +1,7 @@
 #include "kernels/c_interface/perigee_moba.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -34,12 +35,15 @@ int guarded(char* message, Body&& body) {
     }
 }
 
-void require(void const* pointer, char const* name) {
+void require(void const* pointer, char const* name, size_t alignment = 1) {
     if (pointer == nullptr) fail(Category::config, "{} is null", name);
+    if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0)
+        fail(Category::config, "{} is not aligned to {} bytes", name, alignment);
 }
+constexpr size_t kOfTensors = 16, kOfScratch = 256;  ///< alignments
 
-/// Throws Category::config where the kernels refuse it.
-BlockSparseShape checked(perigee_moba_shape const* c) {
+/// Throws Category::config where the kernels refuse it, whatever the GPU.
+BlockSparseShape shape_of(perigee_moba_shape const* c) {
     require(c, "shape");
     BlockSparseShape const shape{.tokens = c->tokens,
                                  .queries = c->tokens,
@@ -49,9 +53,14 @@ BlockSparseShape checked(perigee_moba_shape const* c) {
                                  .head_dim = c->head_dim,
                                  .block_size = c->block_size,
                                  .top_k = c->top_k,
-                                 .arch = kernel_arch(),
                                  .deterministic = c->deterministic != 0};
     if (std::string const refusal = attention_refusal(shape); !refusal.empty()) fail(Category::config, "{}", refusal);
+    return shape;
+}
+
+/// With the kernels of the current GPU. The last check, so that wrong arguments are named without a GPU.
+BlockSparseShape on_this_gpu(BlockSparseShape shape) {
+    shape.arch = kernel_arch();
     return shape;
 }
 
@@ -59,7 +68,13 @@ BlockSparseShape checked(perigee_moba_shape const* c) {
 /// size depends on the shape alone.
 BlockSparsePlan plan_of(BlockSparseShape const& shape, AttentionTask task) {
     size_t const row_stats = static_cast<size_t>(shape.queries * shape.heads) * 4 * sizeof(float);
-    return plan_attention(shape, task, kAttentionScratchBytes + routing_bytes(shape) + row_stats);
+    try {
+        return plan_attention(shape, task, kAttentionScratchBytes + routing_bytes(shape) + row_stats);
+    } catch (Error const& error) {
+        if (error.category() != Category::config) throw;
+        fail(Category::config, "attention of {} needs more than {} GiB of scratch memory for partial results",
+             to_string(shape), kAttentionScratchBytes >> 30);
+    }
 }
 
 MobaGatePlan gate_plan(perigee_moba_shape const& c, BlockSparseShape const& shape) {
@@ -69,15 +84,22 @@ MobaGatePlan gate_plan(perigee_moba_shape const& c, BlockSparseShape const& shap
                                   .selection = c.per_group != 0 ? MobaSelection::per_group : MobaSelection::per_head});
 }
 
-BlockSparseProblem attention_problem(perigee_moba_problem const* c, int64_t slots) {
+/// What the gate and attention both take.
+void require_inputs(perigee_moba_problem const* c, int64_t slots) {
     require(c, "problem");
-    require(c->cu_seqlens, "cu_seqlens");
-    require(c->q, "q");
-    require(c->k, "k");
-    require(c->v, "v");
-    if (slots > 0) require(c->chosen, "chosen");
-    require(c->scratch, "scratch");
-    if (!(c->scale > 0)) fail(Category::config, "scale is {}; a positive number was expected", c->scale);
+    require(c->cu_seqlens, "cu_seqlens", sizeof(int32_t));
+    require(c->q, "q", kOfTensors);
+    require(c->k, "k", kOfTensors);
+    if (slots > 0) require(c->chosen, "chosen", kOfTensors);
+    require(c->scratch, "scratch", kOfScratch);
+}
+
+BlockSparseProblem attention_problem(perigee_moba_problem const* c, int64_t slots) {
+    require_inputs(c, slots);
+    require(c->v, "v", kOfTensors);
+    if (c->routing != nullptr) require(c->routing, "routing", kOfScratch);
+    if (!(c->scale > 0) || !std::isfinite(c->scale))
+        fail(Category::config, "scale is {}; a positive number was expected", c->scale);
     return {.cu_seqlens = c->cu_seqlens,
             .scale = c->scale,
             .q = static_cast<bf16 const*>(c->q),
@@ -97,7 +119,7 @@ using namespace perigee;
 int perigee_moba_get_sizes(perigee_moba_shape const* shape, perigee_moba_sizes* sizes, char* message) {
     return guarded(message, [&] {
         require(sizes, "sizes");
-        BlockSparseShape const checked_shape = checked(shape);
+        BlockSparseShape const checked_shape = on_this_gpu(shape_of(shape));
         sizes->scratch_bytes = std::max({gate_plan(*shape, checked_shape).scratch_bytes,
                                          plan_of(checked_shape, AttentionTask::forward).scratch_bytes,
                                          plan_of(checked_shape, AttentionTask::backward).scratch_bytes});
@@ -108,15 +130,10 @@ int perigee_moba_get_sizes(perigee_moba_shape const* shape, perigee_moba_sizes* 
 
 int perigee_moba_select(perigee_moba_shape const* shape, perigee_moba_problem const* problem, char* message) {
     return guarded(message, [&] {
-        MobaGatePlan const plan = gate_plan(*shape, checked(shape));
-        require(problem, "problem");
-        require(problem->cu_seqlens, "cu_seqlens");
-        require(problem->q, "q");
-        require(problem->k, "k");
-        require(problem->scratch, "scratch");
-        if (plan.slots() == 0) return;
-        require(problem->chosen, "chosen");
-        moba_gate_select(plan,
+        BlockSparseShape const checked_shape = shape_of(shape);
+        require_inputs(problem, checked_shape.slots());
+        if (checked_shape.slots() == 0) return;
+        moba_gate_select(gate_plan(*shape, on_this_gpu(checked_shape)),
                          {.cu_seqlens = problem->cu_seqlens,
                           .q = static_cast<bf16 const*>(problem->q),
                           .k = static_cast<bf16 const*>(problem->k),
@@ -129,24 +146,29 @@ int perigee_moba_select(perigee_moba_shape const* shape, perigee_moba_problem co
 int perigee_moba_forward(perigee_moba_shape const* shape, perigee_moba_problem const* problem, void* o, float* lse,
                          char* message) {
     return guarded(message, [&] {
-        BlockSparseShape const checked_shape = checked(shape);
+        BlockSparseShape const checked_shape = shape_of(shape);
         BlockSparseProblem const attention = attention_problem(problem, checked_shape.slots());
-        require(o, "o");
-        require(lse, "lse");
-        block_sparse_forward(plan_of(checked_shape, AttentionTask::forward), attention, static_cast<bf16*>(o), lse);
+        require(o, "o", kOfTensors);
+        require(lse, "lse", kOfTensors);
+        block_sparse_forward(plan_of(on_this_gpu(checked_shape), AttentionTask::forward), attention,
+                             static_cast<bf16*>(o), lse);
     });
 }
 
 int perigee_moba_backward(perigee_moba_shape const* shape, perigee_moba_problem const* problem,
                           perigee_moba_gradients const* gradients, char* message) {
     return guarded(message, [&] {
-        BlockSparseShape const checked_shape = checked(shape);
+        BlockSparseShape const checked_shape = shape_of(shape);
         BlockSparseProblem const attention = attention_problem(problem, checked_shape.slots());
         require(gradients, "gradients");
-        void const* const pointers[] = {gradients->d_o, gradients->o,  gradients->lse,
-                                        gradients->dq,  gradients->dk, gradients->dv};
-        for (void const* pointer : pointers) require(pointer, "a pointer of gradients");
-        block_sparse_backward(plan_of(checked_shape, AttentionTask::backward), attention,
+        for (auto const& [pointer, name] : {std::pair<void const*, char const*>{gradients->d_o, "d_o"},
+                                            {gradients->o, "o"},
+                                            {gradients->lse, "lse"},
+                                            {gradients->dq, "dq"},
+                                            {gradients->dk, "dk"},
+                                            {gradients->dv, "dv"}})
+            require(pointer, name, kOfTensors);
+        block_sparse_backward(plan_of(on_this_gpu(checked_shape), AttentionTask::backward), attention,
                               {.d_o = static_cast<bf16 const*>(gradients->d_o),
                                .o = static_cast<bf16 const*>(gradients->o),
                                .lse = gradients->lse,

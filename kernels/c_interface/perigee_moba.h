@@ -28,13 +28,13 @@ enum perigee_moba_status {
 #define PERIGEE_MOBA_MESSAGE_BYTES 512
 
 typedef struct perigee_moba_shape {
-    int64_t tokens;     /* T, of all packed documents */
-    int64_t documents;  /* of cu_seqlens, which has one number more; empty ones count */
-    int64_t heads;      /* H */
+    int64_t tokens;     /* T, of all packed documents, less than 2^30; T x H / G is at most 2^26 */
+    int64_t documents;  /* of cu_seqlens, which has one number more; empty ones count; less than 2^30 */
+    int64_t heads;      /* H, at most 65536 */
     int64_t kv_heads;   /* G, a divisor of H */
     int64_t head_dim;   /* K: 32, 64, 96 or 128 */
     int64_t block_size; /* B: keys per block */
-    int64_t top_k;      /* blocks per query, the local one included */
+    int64_t top_k;      /* blocks per query, the local one included: 1 to 64 */
     int force_previous; /* 1: the block before the local one is always selected */
     int per_group;      /* 1: one selection for the heads of a kv head */
     int deterministic;  /* 0: the backward may add in any order: faster, as precise */
@@ -46,13 +46,14 @@ typedef struct perigee_moba_sizes {
     size_t chosen_count;  /* of int32: T x H x (top_k - 1) */
 } perigee_moba_sizes;
 
-/* Pointers into the GPU's memory: tensors aligned to 16 bytes, scratch and routing to 256. Row-major and contiguous. */
+/* Pointers into the GPU's memory: tensors aligned to 16 bytes, scratch and routing to 256, cu_seqlens to 4. Row-major
+ * and contiguous. */
 typedef struct perigee_moba_problem {
     const int32_t* cu_seqlens; /* [documents + 1], from 0 to tokens */
     const void* q;             /* bf16 [T, H, K], after RoPE */
     const void* k;             /* bf16 [T, G, K] */
     const void* v;             /* bf16 [T, G, K]; not read by the gate */
-    double scale;              /* of the scores, positive: 1 / sqrt(K) */
+    double scale;              /* of the scores, positive and finite: 1 / sqrt(K) */
     int32_t* chosen; /* [T, H, top_k - 1]: the gate writes block indices inside the document, ascending, then -1 */
     void* routing;   /* may be null: then the backward builds its own */
     void* scratch;
@@ -71,7 +72,8 @@ typedef struct perigee_moba_gradients {
 /* Each returns a perigee_moba_status. `message`, of PERIGEE_MOBA_MESSAGE_BYTES or null, gets the reason of any but OK.
  */
 
-/* The current GPU decides which kernels run, and so the sizes. */
+/* The current GPU decides which kernels run, and so the sizes. A shape whose partial results need more than 2 GiB even
+ * in the smallest parts is refused. */
 int perigee_moba_get_sizes(const perigee_moba_shape* shape, perigee_moba_sizes* sizes, char* message);
 
 /* The gate: writes all of problem->chosen. */

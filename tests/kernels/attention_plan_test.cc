@@ -312,6 +312,19 @@ TEST(AttentionPlan, RefusesWhatTheKernelsDoNotTake) {
                     s.documents = 1 << 16;
                 }),
                 HasSubstr("65536 documents"));
+    EXPECT_THAT(refusal([](BlockSparseShape& s) { s.documents = 0; }), HasSubstr("in 0 documents"));
+    EXPECT_EQ(refusal([](BlockSparseShape& s) { s.tokens = s.queries = s.documents = 0; }), "");
+    for (int64_t const many : {int64_t{1} << 30, int64_t{1} << 40, INT64_MAX}) {
+        EXPECT_THAT(refusal([&](BlockSparseShape& s) { s.documents = many; }), HasSubstr("too many"));
+        EXPECT_THAT(refusal([&](BlockSparseShape& s) { s.tokens = s.queries = many; }), HasSubstr("too many"));
+        EXPECT_THAT(refusal([&](BlockSparseShape& s) { s.heads = s.kv_heads = many; }), HasSubstr("more than 65536"));
+        EXPECT_EQ(refusal([&](BlockSparseShape& s) { s.block_size = many; }), "") << "one block, whatever its size";
+    }
+    EXPECT_THAT(refusal([](BlockSparseShape& s) {
+                    s.tokens = s.queries = s.block_size = (1 << 30) - 1;
+                    s.heads = s.kv_heads = 1 << 16;
+                }),
+                HasSubstr("too many"));
     BlockSparseShape bad = shape(1024, 64, 3);
     bad.head_dim = 80;
     EXPECT_THROW(plan_attention(bad, AttentionTask::forward), Error);

@@ -209,7 +209,8 @@ Action declare_completion(CLI::App& app) {
     std::map<std::string, Shell> const shells{{"bash", Shell::bash}, {"zsh", Shell::zsh}};
     app.add_option("SHELL", *shell, "bash: source <(perigee completion bash); zsh: the same")
         ->required()
-        ->transform(CLI::CheckedTransformer(shells).description("(bash, zsh)"));
+        ->transform(CLI::CheckedTransformer(shells).description(""))
+        ->transform(CLI::IsMember({"bash", "zsh"}).description("(bash, zsh)"));  // first: the other takes numbers too
     return [shell](FileSystem&) {
         fmt::print("{}", completion_script(*shell));
         return 0;

@@ -43,7 +43,8 @@ void declare(CLI::App& app, TokenizeOptions& options) {
         ->allow_extra_args(false);
     app.add_option("-o,--output", options.text.output, "prefix of the files to write")->required();
     app.add_option("--format", options.text.text.format, "auto: by name, .jsonl and .ndjson are JSONL; text; jsonl")
-        ->transform(CLI::CheckedTransformer(formats).description("(auto, text, jsonl)"));
+        ->transform(CLI::CheckedTransformer(formats).description(""))
+        ->transform(CLI::IsMember({"auto", "text", "jsonl"}).description("(auto, text, jsonl)"));
     app.add_option("--tokenizer", options.text.tokenizer,
                    "bytes, or the path of a tokenizer.json, of a tokenizer.model or of a folder with one; with --chat, "
                    "instead of the configuration's data.tokenizer")

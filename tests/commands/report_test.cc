@@ -112,7 +112,9 @@ TEST_F(ReportTest, OfManyStepsIsSmallAndQuick) {
 
 TEST_F(ReportTest, TellsConfigPositionsSamplesBlocksAndWarnings) {
     write("metrics.jsonl", "{\"step\":1,\"loss\":2.5}\n");
-    write("config.yaml", "# run 1\nseed: 7\ntrain:\n  steps: 12\nattention:\n  full_layers:\n    last: 1\n");
+    write("config.yaml",
+          "# run 1\nseed: 7\ntrain:\n  steps: 12\nattention:\n  full_layers:\n    last: 1\n"
+          "data:\n  train:\n    - path: a\n      weight: 3\n    - path: b\n      weight: 1\n  seed: 2\n");
     write("log.txt", "2026-01-01 00:00:00  step 1\n2026-01-01 00:00:01  warning: the disk is \x1b[31mfull\n");
     write("suites.jsonl",
           "{\"suite\":\"position\",\"attention\":\"moba\",\"begin\":0,\"end\":128,\"weight\":2,\"nll\":3}\n"
@@ -122,7 +124,14 @@ TEST_F(ReportTest, TellsConfigPositionsSamplesBlocksAndWarnings) {
           "{\"step\":1,\"layers\":[{\"layer\":0,\"map\":[[1]]}]}\n{\"step\":2,\"layers\":[{\"map\":[[1,2]]}]}\n");
     json const found = data()["runs"][0];
     EXPECT_EQ(found["name"], "run");
-    EXPECT_EQ(found["config"], json({{"seed", "7"}, {"train.steps", "12"}, {"attention.full_layers.last", "1"}}));
+    EXPECT_EQ(found["config"], json({{"seed", "7"},
+                                     {"train.steps", "12"},
+                                     {"attention.full_layers.last", "1"},
+                                     {"data.train.0.path", "a"},
+                                     {"data.train.0.weight", "3"},
+                                     {"data.train.1.path", "b"},
+                                     {"data.train.1.weight", "1"},
+                                     {"data.seed", "2"}}));
     EXPECT_EQ(found["position"],
               json::parse(R"([{"attention":"moba","begin":0,"end":128,"nll":3,"weight":2,"overrides":""}])"));
     EXPECT_EQ(found["samples"][0]["text"], " upon");

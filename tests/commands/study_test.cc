@@ -48,6 +48,13 @@ TEST_F(StudyTableTest, AMeanSaysOfHowManySeedsItIs) {
               "| b | 1 | 3 | 1.500 (1.000 to 2.000), 2 of 3 | 1.000, 1 of 3 |\n");
 }
 
+TEST_F(StudyTableTest, SmallAndLargeNumbersAreShown) {
+    rows_ = {{&study_.runs[0], {3.07e-5, 275513344.0}}};
+    EXPECT_THAT(to_markdown(study_, rows_), ::testing::EndsWith("| 3.07e-05 | 275513344 |\n"));
+    rows_ = {{&study_.runs[0], {-0.0125, 0.0}}};
+    EXPECT_THAT(to_markdown(study_, rows_), ::testing::EndsWith("| -0.0125 | 0.000 |\n"));
+}
+
 TEST_F(StudyTableTest, LossesOfOtherHeldOutSamplesAreNamed) {
     testing::MemoryFileSystem files;
     auto const evaluated = [&](study::Run const& run, std::string const& data) {

@@ -80,29 +80,36 @@ std::string series_json(std::vector<plot::Point> const& all, Room const& room,
     return text + "}";
 }
 
-/// "train.steps" and its value for each line of what to_yaml() writes.
+/// "train.steps" and its value for each line of what to_yaml() writes; "data.train.0.path" for what a list has.
 json flat_config(std::string_view yaml) {
     json flat = json::object();
-    std::vector<std::pair<size_t, std::string>> parents;
+    struct Parent {
+        size_t indent;
+        std::string name;
+        int items = 0;
+    };
+    std::vector<Parent> parents;
     for (size_t begin = 0; begin < yaml.size();) {
         size_t const end = std::min(yaml.find('\n', begin), yaml.size());
         std::string_view const line = yaml.substr(begin, end - begin);
         begin = end + 1;
-        size_t const indent = line.find_first_not_of(' ');
+        size_t indent = line.find_first_not_of(' ');
         if (indent == line.npos || line[indent] == '#') continue;
-        while (!parents.empty() && parents.back().first >= indent) parents.pop_back();
+        while (!parents.empty() && parents.back().indent >= indent) parents.pop_back();
+        if (line.substr(indent).starts_with("- ") && !parents.empty()) {  // an item, whose first key follows
+            parents.push_back({indent, std::to_string(parents.back().items++)});
+            indent += 2;
+        }
         std::string key;
-        for (auto const& [unused, name] : parents) key += name + ".";
+        for (Parent const& parent : parents) key += parent.name + ".";
         std::string_view const rest = line.substr(indent);
         size_t const colon = rest.find(": ");
-        if (rest.ends_with(':') && !rest.starts_with('-')) {
-            parents.emplace_back(indent, rest.substr(0, rest.size() - 1));
-        } else if (rest.starts_with('-') || colon == rest.npos) {
-            key = key.substr(0, key.find_last_not_of('.') + 1);
-            flat[key] = flat.value(key, std::string()) + (flat.contains(key) ? " " : "") + std::string(rest);
-        } else {
+        if (rest.ends_with(':'))
+            parents.push_back({indent, std::string(rest.substr(0, rest.size() - 1))});
+        else if (colon == rest.npos)
+            flat[key.substr(0, key.find_last_not_of('.') + 1)] = std::string(rest);
+        else
             flat[key + std::string(rest.substr(0, colon))] = std::string(rest.substr(colon + 2));
-        }
     }
     return flat;
 }

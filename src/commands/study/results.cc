@@ -46,6 +46,14 @@ std::string case_name(Study const& study, Run const& run) {
     return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+/// With three decimals, or those that a small number needs, or none.
+std::string number(double x) {
+    double const size = std::abs(x);
+    return size >= 1e4              ? fmt::format("{:.0f}", x)
+           : size > 0 && size < 0.1 ? fmt::format("{:.3g}", x)
+                                    : fmt::format("{:.3f}", x);
+}
+
 /// "5.785 (5.781 to 5.788), 2 of 3": mean and range over the seeds that have a value, and how many where not all have.
 std::string cell(std::vector<Row> const& rows, size_t metric) {
     std::vector<double> found;
@@ -55,10 +63,10 @@ std::string cell(std::vector<Row> const& rows, size_t metric) {
     std::string const part = found.size() < rows.size() ? fmt::format(", {} of {}", found.size(), rows.size()) : "";
     double sum = 0;
     for (double const x : found) sum += x;
-    std::string const mean = fmt::format("{:.3f}", sum / static_cast<double>(found.size()));
+    std::string const mean = number(sum / static_cast<double>(found.size()));
     if (found.size() == 1) return mean + part;
     auto const [low, high] = std::ranges::minmax(found);
-    return fmt::format("{} ({:.3f} to {:.3f}){}", mean, low, high, part);
+    return fmt::format("{} ({} to {}){}", mean, number(low), number(high), part);
 }
 
 /// One of CSV, as RFC 4180 quotes it.

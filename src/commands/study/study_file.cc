@@ -331,9 +331,15 @@ std::string Study::label(std::string const& key) const {
 }
 
 Study read_study(FileSystem& files, Path const& path) {
+    std::string text;
+    try {
+        text = files.read_text(path, kMaxYamlBytes);
+    } catch (Error const& error) {
+        fail(Category::config, "the study cannot be read: {}", error.what());
+    }
     Plan plan;
     Findings findings(path.string(), Findings::Places::shown);
-    auto const tree = parse_yaml(files.read_text(path, kMaxYamlBytes), findings);
+    auto const tree = parse_yaml(text, findings);
     if (tree) Reader(plan, findings).read(*tree);
     if (!findings.empty()) fail(Category::config, "{}", fmt::join(findings.lines(), "\n"));
     return Builder(plan, path.string()).build();

@@ -118,7 +118,12 @@ ExportOptions describe_checkpoint(FileSystem& files, ConvertOptions const& optio
     Path const tokenizer = run.data.tokenizer;
     if (result.origin.empty() && files.exists(tokenizer)) {
         result.companions = files.is_directory(tokenizer) ? tokenizer : tokenizer.parent_path();
-        result.ends.push_back(make_tokenizer(files, tokenizer.string())->end_of_document());
+        try {
+            result.ends.push_back(make_tokenizer(files, tokenizer.string())->end_of_document());
+        } catch (Error const& error) {
+            if (error.category() != Category::config) throw;
+            log::warn("eos_token_id does not name the token that ends a document: {}", error.what());
+        }
     }
     result.model = run.model;
     result.attention = attention_at(run.attention, checkpoint.state().step);

@@ -71,8 +71,8 @@ RunOptions defaults_of(Path const& folder, std::string const& output_dir) {
              : folder.is_relative()            ? "; nothing is downloaded: give the path of a folder"
                                                : "",
              files->exists(checkpoint_root(output_dir))
-                 ? "; a run with checkpoints of all its weights goes on without it: model.init_from='\"\"', and "
-                   "data.tokenizer where it was the folder's"
+                 ? "; a run with checkpoints of all its weights goes on without it: give the keys of model, and "
+                   "data.tokenizer where it was the folder's, the checkpoint's values, and model.init_from='\"\"'"
                  : "");
     if (!says_its_model(*files, folder))
         fail(Category::config, "model.init_from: {} has neither {} nor a checkpoint's manifest", folder.string(),

@@ -31,8 +31,9 @@ std::optional<ChatRecord> read_chat_record(FileSystem& files, Path const& prefix
     if (json.contains("continued") && !json["continued"].is_string())
         fail(Category::data, "{}: \"continued\" must be a text", path.string());
     ChatRecord record{json["template"], json.value("source", ""), json.value("continued", "")};
-    for (auto const& id : json.value("stop", nlohmann::json::array())) {
-        if (!id.is_number_unsigned() || id > std::numeric_limits<int32_t>::max())
+    auto const stop = json.value("stop", nlohmann::json::array());
+    for (auto const& id : stop) {
+        if (!stop.is_array() || !id.is_number_unsigned() || id > std::numeric_limits<int32_t>::max())
             fail(Category::data, "{}: \"stop\" must be a list of tokens", path.string());
         record.stop.push_back(id);
     }

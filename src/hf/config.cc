@@ -17,6 +17,7 @@ using Json = nlohmann::json;  // sorted keys, as transformers writes them
 
 constexpr int kMaxConfigDepth = 16;
 constexpr char kOwnKey[] = "perigee";
+constexpr char kOriginalLength[] = "original_max_position_embeddings";
 
 /// What tells one architecture from another, and what its fields mean where they are absent.
 struct Architecture {
@@ -310,7 +311,7 @@ Json rope_json(RopeScaling scaling) {
     Json const all = Json::parse(write_json(schema_of(scaling)));
     Json rope;
     for (std::string const& key : rope_keys(scaling.type)) rope[key] = all[key];
-    for (char const* key : {"attention_factor", "original_max_position_embeddings"})
+    for (char const* key : {"attention_factor", kOriginalLength})
         if (rope.contains(key) && rope[key] == 0) rope.erase(key);  // 0 stands for the default
     return rope;
 }
@@ -382,6 +383,10 @@ std::string write_hf_config(ModelOptions const& model, AttentionOptions const& a
     root["architectures"] = {architecture->name};
     root["model_type"] = architecture->model_type;
     if (!same) write_model(root, model);
+    if (same && model.rope_scaling.type == RopeType::llama3)
+        for (char const* key : {"rope_scaling", "rope_parameters"})
+            if (root.contains(key) && root[key].is_object())
+                root[key].emplace(kOriginalLength, model.max_position_embeddings);  // where it is missing
     root[root.contains("dtype") ? "dtype" : "torch_dtype"] = config_name(type);
     AttentionOptions own = attention;
     root[kOwnKey] = {{"attention", Json::parse(write_json(schema_of(own)))}};

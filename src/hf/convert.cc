@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
 #include "checkpoint/folders.h"
 #include "comm/host_comm.h"
 #include "hf/merge.h"
@@ -30,11 +31,14 @@ class NewFolder {
         if (!path_.has_filename()) path_ = temporary_ = path_.parent_path();
         temporary_ += ".tmp";
         lock_path_ = temporary_.string() + ".lock";
+        refuse_existing();
         if (path_.has_parent_path()) files_.make_directories(path_.parent_path());
         lock_ = files_.lock(lock_path_, "another conversion");
-        if (files_.exists(path_)) {
+        try {
+            refuse_existing();  // another conversion may have made it meanwhile
+        } catch (Error const&) {
             files_.remove_all(lock_path_);
-            fail(Category::config, "{} exists already: choose another name, or remove it", path_.string());
+            throw;
         }
         files_.remove_all(temporary_);
         make_durable_folder(files_, temporary_);
@@ -63,6 +67,11 @@ class NewFolder {
     }
 
   private:
+    void refuse_existing() const {
+        if (files_.exists(path_))
+            fail(Category::config, "{} exists already: choose another name, or remove it", path_.string());
+    }
+
     FileSystem& files_;
     Path path_, temporary_, lock_path_;
     std::unique_ptr<FileLock> lock_;
@@ -228,9 +237,13 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
     write_text(files, made.path() / kConfigName, with_ends(config, options.ends, kConfigName));
     Path const& companions = options.companions.empty() ? options.origin : options.companions;
     if (!companions.empty()) copy_companions(files, companions, made.path());
-    if (Path const path = made.path() / kGenerationConfigName; files.exists(path)) {
-        std::string const text = files.read_text(path, kMaxConfigBytes);
-        files.replace_text(path, with_ends(text, options.ends, path.string()));
+    if (Path const path = made.path() / kGenerationConfigName; !options.ends.empty() && files.exists(path)) {
+        try {
+            files.replace_text(path, with_ends(files.read_text(path, kMaxConfigBytes), options.ends, path.filename()));
+        } catch (Error const& error) {
+            if (error.category() != Category::config) throw;
+            log::warn("its eos_token_id stays: {}", error.what());
+        }
     }
     // transformers prefers this file to what the tokenizer's configuration says.
     if (!options.chat_template.empty()) write_text(files, made.path() / "chat_template.jinja", options.chat_template);

@@ -5,6 +5,7 @@
 
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <thread>
 
 #include "base/held_signals.h"
@@ -30,12 +31,15 @@ class Workers : public httplib::TaskQueue {
   public:
     using Enqueued = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));  // void or bool, by version
 
-    explicit Workers(size_t most) : most_(most) {}
+    explicit Workers(size_t most) : most_(most) { start_one(); }
     Enqueued enqueue(std::function<void()> task) override {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return tasks_.size() < most_ || stops_; });
         tasks_.push_back(std::move(task));
-        if (tasks_.size() > idle_ && threads_.size() < most_) threads_.emplace_back([this] { work(); });
+        try {
+            if (tasks_.size() > idle_ && threads_.size() < most_) start_one();
+        } catch (std::system_error const&) {  // no more threads are to be had: one of these will take it
+        }
         changed_.notify_all();
         return Enqueued(true);
     }
@@ -49,6 +53,9 @@ class Workers : public httplib::TaskQueue {
     }
 
   private:
+    void start_one() {
+        threads_.emplace_back([this] { work(); });
+    }
     void work() {
         for (;;) {
             std::unique_lock lock(mutex_);
@@ -137,8 +144,9 @@ bool write_some(Open& open, httplib::DataSink& sink) {
 struct HttpServer::Impl {
     explicit Impl(Served const& served) : served(served) {
         server.new_task_queue = [texts = served.texts + served.options.queue] {
-            constexpr int64_t kMore = 64;  // for those that only look, are refused, or are slow to say what they want
-            return new Workers(static_cast<size_t>(texts + kMore));
+            // More: for those that only look, are refused, or are slow to say what they want.
+            constexpr int64_t kMore = 64, kMost = 4096;
+            return new Workers(static_cast<size_t>(std::min(texts + kMore, kMost)));
         };
         server.set_payload_max_length(static_cast<size_t>(served.options.body_mib) << 20);
         server.set_read_timeout(kIoSeconds);

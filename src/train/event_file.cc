@@ -60,12 +60,13 @@ std::string wall_time() {
     return float64(1, std::chrono::duration<double>(now).count());
 }
 
-constexpr std::string_view kPrefix = "events.out.tfevents.";
+constexpr std::string_view kEventFiles = "events.out.tfevents.";
 
 /// The second in a file's name; 0 where it has none.
 int64_t second_of(std::string_view name) {
     int64_t second = 0;
-    if (name.starts_with(kPrefix)) std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), second);
+    if (name.starts_with(kEventFiles))
+        std::from_chars(name.data() + kEventFiles.size(), name.data() + name.size(), second);
     return second;
 }
 
@@ -79,7 +80,7 @@ Path made(FileSystem& files, Path const& folder) {
         for (std::string const& name : files.list(folder)) second = std::max(second, second_of(name) + 1);
     } catch (Error const&) {  // the file will say so
     }
-    return folder / fmt::format("{}{:010}.{}.{}", kPrefix, second, host_name(), ::getpid());
+    return folder / fmt::format("{}{:010}.{}.{}", kEventFiles, second, host_name(), ::getpid());
 }
 
 }  // namespace

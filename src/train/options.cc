@@ -116,7 +116,7 @@ void describe(Schema& schema, ServeOptions& options) {
              "address to listen at; whoever reaches it may use the model, so the default is this machine alone, and "
              "0.0.0.0 is every network that it is in")
         .add("port", options.port, between(0, 65535), "port to listen at; 0: any that is free")
-        .add("queue", options.queue, between(1, 1 << 12),
+        .add("queue", options.queue, between(1, 1 << 16),
              "texts that may wait while generate.batch of them are answered; a request with more gets status 503")
         .add("body_mib", options.body_mib, between(1, 1024), "MiB that the body of a request may have; else status 413")
         .add("request_s", options.request_s, between(0.001, 1e6),

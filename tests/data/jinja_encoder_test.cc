@@ -60,8 +60,8 @@ TEST_F(JinjaEncoderTest, AnAnswerToNothingIsToldWhereTheTemplateWantsAQuestion) 
     use("{% if messages[0].role == 'system' %}S{% endif %}" + std::string(kPlain));
     std::string const line = R"({"messages": [{"role": "assistant", "content": "a")";
     std::string const rest = R"(}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]})";
-    EXPECT_THAT(documents(line + rest), ElementsAre(AllOf(HasSubstr("message 1: what it answers cannot be rendered"),
-                                                          HasSubstr("with \"weight\": 0"))));
+    EXPECT_THAT(documents(line + rest), ElementsAre(AllOf(HasSubstr("message 1: the messages before it cannot be"),
+                                                          HasSubstr("\"weight\": 0 does not"))));
     EXPECT_THAT(documents(line + R"(, "weight": 0)" + rest), ElementsAre(HasSubstr("[b<|im_end|>]")));
 }
 
@@ -514,6 +514,28 @@ TEST_F(JinjaEncoderTest, NamesOfToolsThatOtherTextsHaveAreNotTakenForTools) {
     EXPECT_THAT(documents("{" + calls), ElementsAre(HasSubstr("the template does not write tool calls")));
     use("{{ tools | tojson }}" + std::string(kPlain));  // the list names what is called
     EXPECT_THAT(documents("{" + tools + calls), ElementsAre(HasSubstr("the template does not write tool calls")));
+    std::string const told = R"({% for c in m.tool_calls or [] %})", end = "{% endfor %}";
+    auto const with = [&](std::string const& list, std::string const& call) {
+        use(list + "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}" + told + call + end +
+            "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+        return documents("{" + tools + calls);
+    };
+    auto const taken = ElementsAre(HasSubstr("[a"));
+    EXPECT_THAT(with("{{ tools | tojson }}", "{{ c.function.name }}"), taken);
+    EXPECT_THAT(with("{{ tools | tojson }}", "{{ c.function.name | replace('_', '-') }}"), taken);
+    EXPECT_THAT(with("{{ tools | tojson }}",
+                     "{% for t in tools if t.function.name == c.function.name %}"
+                     "{{ t.function.name }}{% endfor %}"),
+                taken);
+    EXPECT_THAT(
+        with(
+            "{{ tools | tojson }}{% if tools and tools[0].function.name != 'weather' %}{{ raise_exception('unknown') }}"
+            "{% endif %}",
+            "{{ c.function.name }}"),
+        taken)
+        << "a template of certain tools";
+    EXPECT_THAT(with("{{ tools | tojson }}", "{{ c.id }}"),
+                ElementsAre(HasSubstr("the template does not write tool calls")));
 }
 
 TEST_F(JinjaEncoderTest, WeightsOfAnswersAndLossOnAllTokens) {

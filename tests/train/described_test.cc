@@ -210,9 +210,11 @@ TEST_F(Described, TheTokenThatEndsAnswersGoesWithTheWeights) {
     EXPECT_EQ(stop_of("one", {5}), "5");
     EXPECT_EQ(stop_of("two", {5, 6}), "none") << "eos_token_id lists tokens, none of them a sequence";
     EXPECT_EQ(stop_of("unsaid", {}), "none");
-    files_->replace_text(data + ".chat.json", R"({"template": "", "stop": [-1]})");
-    EXPECT_EQ(testing::error_of(Category::data, [&] { read_chat_record(*files_, data); }),
-              data + ".chat.json: \"stop\" must be a list of tokens");
+    for (char const* const bad : {"[-1]", "5", R"({"a": 5})", "[2147483648]", "[\"5\"]"}) {
+        files_->replace_text(data + ".chat.json", fmt::format(R"({{"template": "", "stop": {}}})", bad));
+        EXPECT_EQ(testing::error_of(Category::data, [&] { read_chat_record(*files_, data); }),
+                  data + ".chat.json: \"stop\" must be a list of tokens");
+    }
 }
 
 TEST_F(Described, TheModelOfACheckpointIsTakenWithTheLengthThatItsFrequenciesAreStretchedFrom) {

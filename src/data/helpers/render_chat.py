@@ -12,7 +12,6 @@ The environment is the one that transformers documents for chat templates: sandb
 continue, raise_exception, strftime_now, tojson without HTML escapes, and the generation block, which changes nothing here.
 """
 import datetime
-import itertools
 import json
 import re
 import resource
@@ -78,14 +77,24 @@ def text_of(part):
     return part if isinstance(part, str) else part["text"]
 
 
-def renamed(tool, name):
-    """A tool, or a call of one, with another name; nothing where it has none."""
-    if not isinstance(tool, dict):
-        return None
-    if isinstance(tool.get("function"), dict):
-        inner = renamed(tool["function"], name)
-        return inner and {**tool, "function": inner}
-    return {**tool, "name": name} if isinstance(tool.get("name"), str) else None
+def function_of(tool):
+    """What has the name: of a tool or a call of one, the function where there is one."""
+    return tool["function"] if isinstance(tool, dict) and isinstance(tool.get("function"), dict) else tool
+
+
+def name_of(tool):
+    """None where it has none."""
+    function = function_of(tool)
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def renamed(tool, names):
+    """With names[its name], where it has one."""
+    if name_of(tool) is None:
+        return tool
+    changed = {**function_of(tool), "name": names[name_of(tool)]}
+    return changed if function_of(tool) is tool else {**tool, "function": changed}
 
 
 def in_one_text(message):
@@ -148,28 +157,28 @@ class Chat:
         return text
 
     def check_tools(self, messages, tools, opening):
-        """Whether the template writes tools and calls of them: under names that no other text has."""
-        names = (f"{PROBE}_{i}_" for i in itertools.count())
-        probes = {"tools": [], "tool calls": []}
-
-        def probe(what, items):
-            made = []
-            for item in items or []:
-                name = next(names)
-                changed = renamed(item, name)
-                probes[what] += [name] if changed else []
-                made.append(changed or item)
-            return made
-
-        listed = probe("tools", tools) or tools
-        told = [{**message, "tool_calls": probe("tool calls", message["tool_calls"])} if message.get("tool_calls") else message
+        """Whether the template writes tools and calls of them: with names that no other text has, their number falls when
+        what has them is left out."""
+        called = [name_of(call) for message in messages for call in message.get("tool_calls") or []]
+        names = {name: PROBE + "".join(chr(ord("a") + i // 26 ** k % 26) for k in range(3))  # none begins another
+                 for i, name in enumerate(dict.fromkeys([*map(name_of, tools or []), *called])) if name is not None}
+        given = [renamed(tool, names) for tool in tools or []] or tools
+        told = [{**message,
+                 **({"name": names[name]} if isinstance(name := message.get("name"), str) and name in names else {}),
+                 **({"tool_calls": [renamed(call, names) for call in message["tool_calls"]]} if message.get("tool_calls") else {})}
                 for message in messages]
-        text = self.attempt(told, listed, opening) if any(probes.values()) else None
-        if text is None:  # nothing to look for, or names that the template does not take
-            return
-        if probes["tools"] and not any(name in text for name in probes["tools"]):
-            raise Problem("the template does not write tools: without the key \"tools\" the conversation can be taken")
-        if not all(name in text for name in probes["tool calls"]):
+        whole = self.attempt(told, given, opening)
+        text = self.render(messages, tools, opening) if whole is None else whole  # the template wants its own names
+
+        def lacking(these, *without):
+            rest = None if whole is None else self.attempt(*without, opening)
+            words = [name if whole is None else names[name] for name in these if name is not None]
+            return [word for word in words if text.count(word) <= (rest.count(word) if rest else 0)]
+
+        if tools and len(lacking(map(name_of, tools), told, None)) == len(tools):
+            raise Problem("the template does not write tools: leave out the key \"tools\" to train without the list")
+        without = [{key: value for key, value in message.items() if key != "tool_calls"} for message in told]
+        if lacking(called, without, given):
             raise Problem("the template does not write tool calls")
 
     def after_probe(self, more):
@@ -231,8 +240,8 @@ class Chat:
         try:
             prompt = self.render(messages[:i], tools, opening=True)
         except Problem as problem:
-            raise Problem(f"message {i + 1}: what it answers cannot be rendered without it: {problem}; with \"weight\": 0 it "
-                          "carries no loss, and this is not needed") from None
+            raise Problem(f"message {i + 1}: the messages before it cannot be rendered alone: {problem}. An answer of "
+                          "\"weight\": 0 does not need that") from None
         text = self.render(messages[:i + 1], tools)
         if not text.startswith(prompt):
             prompt, text = prompt.replace(self.guard, ""), text.replace(self.guard, "")
@@ -281,7 +290,8 @@ class Chat:
     def answer_to(self, request, messages):
         self.shown = time.monotonic()
         tools = self.guarded(request.get("tools"))
-        self.check_tools(messages, tools, request["ask"] == "prompt")
+        if tools or any(message.get("tool_calls") for message in messages):
+            self.check_tools(messages, tools, request["ask"] == "prompt")
         if request["ask"] == "documents":
             return self.documents(messages, tools, request["wanted"], request["split"])
         return {"text": self.render(messages, tools, opening=request["ask"] == "prompt")}

@@ -242,7 +242,7 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
             files.replace_text(path, with_ends(files.read_text(path, kMaxConfigBytes), options.ends, path.filename()));
         } catch (Error const& error) {
             if (error.category() != Category::config) throw;
-            log::warn("its eos_token_id stays: {}", error.what());
+            log::warn("the export keeps its eos_token_id: {}", error.what());
         }
     }
     // transformers prefers this file to what the tokenizer's configuration says.

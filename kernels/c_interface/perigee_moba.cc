@@ -42,7 +42,7 @@ void require(void const* pointer, char const* name, size_t alignment = 1) {
 }
 constexpr size_t kOfTensors = 16, kOfScratch = 256;  ///< alignments
 
-/// Throws Category::config where the kernels refuse it, whatever the GPU.
+/// Throws Category::config for a shape that the kernels of no GPU take.
 BlockSparseShape shape_of(perigee_moba_shape const* c) {
     require(c, "shape");
     BlockSparseShape const shape{.tokens = c->tokens,

@@ -42,8 +42,7 @@ void serve(ReportOptions const& options, FileSystem& files) {
     httplib::Server server;
     server.set_socket_options(take_port_alone);
     server.set_pre_routing_handler([](httplib::Request const& request, httplib::Response& response) {
-        std::string const host = host_of(request.get_header_value("Host"));
-        if (host.empty() || is_loopback(host)) return httplib::Server::HandlerResponse::Unhandled;
+        if (is_for_loopback(request.get_header_value("Host"))) return httplib::Server::HandlerResponse::Unhandled;
         response.status = 403;
         response.set_content("this server answers to localhost", "text/plain");
         return httplib::Server::HandlerResponse::Handled;

@@ -97,7 +97,8 @@ class IndexedDatasetWriter {
     WriterState save();
     /// Throws Category::data when there are no tokens: the reader would refuse such files. `all_written` is called when
     /// the files are whole, before they take their names. From then on the work cannot be resumed. `records` then
-    /// writes the files beside the data set, before the index takes its name: until that, nothing can open it.
+    /// writes the files beside the data set, before the index takes its name. Without an index no data set can be
+    /// opened.
     void finish(std::function<void()> const& all_written = {}, std::function<void()> const& records = {});
 
     int64_t documents() const { return static_cast<int64_t>(lengths_.size()); }

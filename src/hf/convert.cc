@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/log.h"
 #include "checkpoint/folders.h"
@@ -24,29 +25,42 @@ constexpr int64_t kBatchBytes = int64_t{128} << 20;  ///< tensors are read from 
 constexpr int64_t kCopyBytes = int64_t{1} << 20;
 constexpr int64_t kSpareBytes = int64_t{64} << 20;  ///< room for all that is not values
 
+/// A lock whose file goes with it.
+class OutputLock {
+  public:
+    OutputLock(FileSystem& files, Path path)
+        : files_(files), path_(std::move(path)), lock_(files.lock(path_, "another conversion")) {}
+    ~OutputLock() {
+        try {
+            files_.remove_all(path_);
+        } catch (std::exception const&) {  // the next conversion takes the file that is there
+        }
+    }
+    OutputLock(OutputLock const&) = delete;
+    OutputLock& operator=(OutputLock const&) = delete;
+
+  private:
+    FileSystem& files_;
+    Path path_;
+    std::unique_ptr<FileLock> lock_;
+};
+
 /// A folder that gets its name when all is in it. Left before, it goes. One at a time makes it.
 class NewFolder {
   public:
     NewFolder(FileSystem& files, Path path) : files_(files), path_(std::move(path)), temporary_(path_) {
         if (!path_.has_filename()) path_ = temporary_ = path_.parent_path();
         temporary_ += ".tmp";
-        lock_path_ = temporary_.string() + ".lock";
         refuse_existing();
         if (path_.has_parent_path()) files_.make_directories(path_.parent_path());
-        lock_ = files_.lock(lock_path_, "another conversion");
-        try {
-            refuse_existing();  // another conversion may have made it meanwhile
-        } catch (Error const&) {
-            files_.remove_all(lock_path_);
-            throw;
-        }
+        lock_.emplace(files_, temporary_.string() + ".lock");
+        refuse_existing();  // another conversion may have made it meanwhile
         files_.remove_all(temporary_);
         make_durable_folder(files_, temporary_);
     }
     ~NewFolder() {
         try {
             files_.remove_all(temporary_);
-            files_.remove_all(lock_path_);
         } catch (std::exception const&) {  // the next conversion to this name removes it
         }
     }
@@ -73,8 +87,8 @@ class NewFolder {
     }
 
     FileSystem& files_;
-    Path path_, temporary_, lock_path_;
-    std::unique_ptr<FileLock> lock_;
+    Path path_, temporary_;
+    std::optional<OutputLock> lock_;
 };
 
 void write_text(FileSystem& files, Path const& path, std::string const& text) {

@@ -9,11 +9,11 @@ namespace perigee {
 /// with other servers of the same user, and requests go to any of these.
 void take_port_alone(int socket);
 
-/// The host that a Host header names, in lower case and without its port.
-std::string host_of(std::string const& header);
-
-/// Whether a host is this machine's loopback. A page of the web must not reach a server there by a name that it made to
-/// point to it, so such a server answers only requests whose Host header passes.
+/// Whether an address or a name is that of this machine's loopback.
 bool is_loopback(std::string const& host);
+
+/// Whether a server at the loopback may answer a request with this Host header: one of the loopback, with or without a
+/// port, or none. A page of the web could otherwise reach the server by a name that it made to point there.
+bool is_for_loopback(std::string const& host_header);
 
 }  // namespace perigee

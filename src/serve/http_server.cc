@@ -213,10 +213,8 @@ struct HttpServer::Impl {
                 {"max_model_len", served.loop.most_tokens()}};
     }
 
-    /// See is_loopback().
     httplib::Server::HandlerResponse check_host(httplib::Request const& request, httplib::Response& response) const {
-        std::string const host = host_of(request.get_header_value("Host"));
-        if (!is_loopback(served.options.host) || host.empty() || is_loopback(host))
+        if (!is_loopback(served.options.host) || is_for_loopback(request.get_header_value("Host")))
             return httplib::Server::HandlerResponse::Unhandled;
         answer_error(response, {.status = 403, .message = "this server answers to localhost"});
         return httplib::Server::HandlerResponse::Handled;

@@ -205,11 +205,20 @@ PY
 python3 "$PERIGEE_SOURCE/tools/studies/rows.py" "$scratch/grid" -o "$scratch/gridrows" >"$scratch/printed" || complain "rows.py of a grid"
 check "reach and participation by layer" grep -q '^few last=1,2,1,0\.5,,0\.375$' "$scratch/gridrows/layers.csv"
 python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all all --draws 200 >"$scratch/printed" || complain "interaction.py"
-check "a run of the grid" grep -Eq '^\| few \| 1 \| [0-9.]+ \([0-9.]+ to [0-9.]+\) \| 1\.600 \| 5, 5 \| 0\.875 \| 0\.650 \(0\.600 to 0\.700\) \| 1\.000, 0\.500 \| 60\.0%, 90\.0% \|$' "$scratch/printed"
+check "a run of the grid" grep -Eq '^\| few \| 1 \| [0-9.]+ \([0-9.]+ to [0-9.]+\) \| 1\.600 \| 5, 5 \| 0\.875 \| 0\.650 \(0\.600 to 0\.700\) \| 1\.000, 0\.500 \| 60\.0%, 90\.0% \| 0\.375 \|$' "$scratch/printed"
 check "its interaction, in pairs" grep -q '^| few | +0\.4000 \[+0\.4000, +0\.4000\] | +0\.3000 \[+0\.3000, +0\.3000\] | +0\.3000, +0\.3000 | +0\.8000, +0\.8000 |$' "$scratch/printed"
 python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" --all all --full 1 --draws 200 -o "$scratch/losses.svg" >"$scratch/printed" || complain "interaction.py --full"
 check "one full layer against none" grep -q '^| few | +0\.2000 .* | +0\.4000, +0\.4000 |$' "$scratch/printed"
 check "a picture: four lines and twelve dots in each of two panels" test "$(grep -c "<polyline" "$scratch/losses.svg") $(grep -c "<circle" "$scratch/losses.svg")" = "4 24"
+
+mkdir -p "$scratch/moreseeds"
+for file in "$scratch"/gridrows/*.csv; do
+    awk -F, -v OFS=, -v curves="$([[ $file == *curves* ]] && echo 1)" 'NR > 1 { $2 += 2; if (curves) $5 *= 2 } 1' "$file" >"$scratch/moreseeds/$(basename "$file")"
+done
+python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" "$scratch/moreseeds" --all all --draws 200 >"$scratch/printed" || complain "interaction.py of two folders"
+# lowest: gains 0.8, 0.8, 1.6, 1.6, mean 1.2 -+ 3.182 * 0.4619 / 2; base 0.2, 0.2, 0.4, 0.4
+check "an interval over the seeds of two folders" grep -q '^| few | .* | +1\.2000 \[+0\.4651, +1\.9349\]: +0\.8000, +0\.8000, +1\.6000, +1\.6000 | +0\.9000 \[+0\.3489, +1\.4511\]: ' "$scratch/printed"
+check "a seed in two folders" grep -q "seed 1 is in several folders" <(python3 "$PERIGEE_SOURCE/tools/studies/interaction.py" "$scratch/gridrows" "$scratch/gridrows" --all all 2>&1)
 
 awk -F, '!($1 == "few last=1" && $2 == 2)' "$scratch/gridrows/samples.csv" >"$scratch/seedless.csv"
 mkdir -p "$scratch/seedless"

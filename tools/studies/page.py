@@ -128,16 +128,19 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
            2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 
 
+def student(by_seed):
+    """95% interval of the mean of 3 to 31 seeds."""
+    half = STUDENT[len(by_seed) - 2] * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
+    middle = sum(by_seed) / len(by_seed)
+    return f"[{middle - half:+.4f}, {middle + half:+.4f}]"
+
+
 def of_seeds(by_seed):
     """Spread of the seeds, and from three on the interval of their mean."""
     if len(by_seed) < 2:
         return ""
     text = f"; seeds {min(by_seed):+.4f} to {max(by_seed):+.4f}"
-    if 3 <= len(by_seed) <= len(STUDENT) + 1:
-        half = STUDENT[len(by_seed) - 2] * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
-        middle = sum(by_seed) / len(by_seed)
-        text += f", t [{middle - half:+.4f}, {middle + half:+.4f}]"
-    return text
+    return f"{text}, t {student(by_seed)}" if 3 <= len(by_seed) <= len(STUDENT) + 1 else text
 
 
 def scatter(found):

@@ -77,7 +77,9 @@ RunOptions resolved(Job const& job, RunOptions options, int world_size) {
         if (options.threads == 0) options.threads = seat.cores;
         options.gpu = std::max(seat.gpu, 0);
     }
-    return resolve(options, job.launch.local_size(), job.files);
+    options = resolve(options, job.launch.local_size(), job.files);
+    if (job.command.command != Command::check) check_alike(options, job.launch.world());  // model.vocab_size may be new
+    return options;
 }
 
 /// A checkpoint, and options for its model.
@@ -90,6 +92,7 @@ struct Trained {
 Trained load_trained(Job const& job) {
     RunOptions options = configured(job);
     HostComm& world = job.launch.world();
+    check_alike(options, world);
     auto found = find_weights(options, world, job.files);
     if (found) follow(options, *found, {job.command.config, job.command.overrides}, world.rank() == 0);
     // Each rank reads and writes at its own pace here, so each has all of the weights.
@@ -142,6 +145,7 @@ int run_suites(Trained const& trained, Job const& job) {
     if (writes) files.emplace(job.files, options.output_dir);
     Session session(options, job.launch.world(), job.files);
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
+    session.data_fingerprints();
     int64_t const step = session.load_weights(trained.checkpoint).step;
     SuiteResults const results = run_suites(session, step, session.selections(step), [&] {
         job.watchdog.enter(Section::eval, step);  // each forward has its limit
@@ -159,6 +163,7 @@ int run_eval(Trained const& trained, Job const& job) {
     Session session(options, job.launch.world(), job.files);
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     auto const validation = session.open(Split::validation);
+    session.data_fingerprints();
     RunState const state = session.load_weights(trained.checkpoint);
     if (job.launch.world().rank() == 0) warn_of_other_template(options.data, state, job.files);
     auto const selections = session.selections(state.step);

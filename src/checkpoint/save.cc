@@ -177,6 +177,7 @@ void CheckpointSave::commit() {
         });
     });
     if (first) folder_->tidy(state_.step, keep_);
+    world_.barrier();  // large checkpoints take long to delete: within the limit of a save, not of the next step
 }
 
 int64_t value_bytes(std::vector<StoredTensor> const& parts) {

@@ -1,5 +1,4 @@
-// AdamW over the flat parameter buffer, the learning-rate schedule, and the guard that keeps non-finite steps away from
-// the weights.
+// AdamW over the flat parameter buffer, and the learning-rate schedule.
 #pragma once
 
 #include <cstdint>

@@ -125,6 +125,8 @@ void Learner::enter(Phase phase) {
 void Learner::add_up(Sums const& sums, StepReport& r) {
     enter(Phase::communication);
     r.loss = mesh_.dp_cp().host().sum(sums.loss) / r.loss_weight;
+    // The groups of the tp ranks may add up in another order, and all ranks must judge alike.
+    mesh_.tp().host().broadcast(TensorView(&r.loss, {1}), 0);
     r.grad_norm = std::sqrt(mesh_.world().sum(sums.squares));
 }
 

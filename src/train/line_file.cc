@@ -18,7 +18,20 @@ void LineFile::append_bytes(std::string const& bytes) {
 bool LineFile::flush() {
     std::scoped_lock const lock(mutex_);
     write();
+    try {
+        if (unsynced_ > 0) file_->sync();
+    } catch (Error const& e) {  // which of the lines are there is not known
+        lost_ += unsynced_;
+        news_ = fmt::format("the last {} lines of {} may be lost: {}", unsynced_, path_.string(), e.what());
+    }
+    unsynced_ = 0;
     return lines_ == 0 && lost_ == 0;
+}
+
+std::string LineFile::take_waiting() {
+    std::scoped_lock const lock(mutex_);
+    lines_ = 0;
+    return std::exchange(waiting_, {});
 }
 
 std::string LineFile::news() {
@@ -41,7 +54,7 @@ void LineFile::write() {
         file_->write_at(end_, std::as_bytes(std::span(waiting_)));
         end_ += std::ssize(waiting_);
         waiting_.clear();
-        lines_ = 0;
+        unsynced_ += std::exchange(lines_, 0);
         if (!std::exchange(failing_, false)) return;
         news_ = fmt::format("{} can be written again: {} lines that waited are in it", path_.string(),
                             std::exchange(delayed_, 0));

@@ -23,8 +23,11 @@ class LineFile {
     void append(std::string const& line) { append_bytes(line + '\n'); }
     /// The same for a record that ends otherwise; it counts as a line.
     void append_bytes(std::string const& bytes);
-    /// Tries again. Returns whether every line ever added is in the file.
+    /// Tries again, and waits until the device has what was written: some file systems report a full disk only then.
+    /// Returns whether every line ever added is in the file.
     bool flush();
+    /// The lines that wait, for whoever replaces this object; they no longer count as missing.
+    std::string take_waiting();
     /// A sentence for the log, once when lines begin to wait and once when they were written; otherwise empty.
     std::string news();
     int64_t missing() const;  ///< lines that wait or were lost
@@ -38,8 +41,9 @@ class LineFile {
     std::unique_ptr<WritableFile> file_;
     int64_t end_ = 0;  ///< of the whole lines in the file; what a failed write left behind them is written over
     std::string waiting_, news_;
-    int64_t lines_ = 0;    ///< in waiting_
-    int64_t delayed_ = 0;  ///< of them, those that a write has failed to write
+    int64_t lines_ = 0;     ///< in waiting_
+    int64_t unsynced_ = 0;  ///< lines that were written since the last sync
+    int64_t delayed_ = 0;   ///< of them, those that a write has failed to write
     int64_t lost_ = 0;
     bool failing_ = false;
 };

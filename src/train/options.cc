@@ -50,7 +50,8 @@ void describe(Schema& schema, TrainOptions& options) {
                 "what to do when a loss or gradient is not finite: skip the step, or stop the run; the weights never "
                 "see it")
         .add("max_skipped_in_a_row", options.max_skipped_in_a_row, between(0, kMostSteps),
-             "with non_finite: skip, stop when more steps than this are skipped one after the other")
+             "with non_finite: skip or guard.spike: skip, stop when more steps than this are skipped one after the "
+             "other; with guard.spike: rollback, roll back then")
         .add("freeze", options.freeze,
              "parameters that are not trained, by Hugging Face name; * matches any text: "
              "[\"model.embed_tokens.weight\", \"model.layers.[0-3].*\"]. They have no gradient and no optimizer state, "
@@ -83,7 +84,9 @@ void describe(Schema& schema, GuardOptions& options) {
              "of a device, and the second one counts")
         .add("hash_every", options.hash_every, between(0, kMostSteps),
              "compare what several ranks hold alike (weights, moments, gradients, as parallel.shard leaves them whole) "
-             "by hashes every so many steps; exit code 9 or 10 where one differs. 0: never")
+             "by hashes every so many steps; exit code 9 or 10 where one differs, a warning where a second look finds "
+             "no "
+             "difference. 0: never")
         .add("slow_factor", options.slow_factor, at_least(0),
              "name a rank whose own work in a step takes more than this times the median rank's, in the mean since the "
              "last look, every 100 steps; 0: never");

@@ -100,12 +100,13 @@ void Trainer::roll_back(StepReport const& r) {
     state_.spikes.rollbacks = before.rollbacks + 1;
     state_.spikes.rolled_back_to = state_.step;
     state_.spikes.kept = before.kept;
-    saved_step_ = found && !is_own(*found, options_.output_dir) ? -1 : state_.step;
+    saved_step_ = -1;  // the checkpoint of this step does not say what was rolled back
     if (folder_) {
         rewind_folder();
         log::warn("step {}: rolled back to step {}; goes on after sample {} (rollback {} of {})", r.step, state_.step,
                   state_.consumed_samples, state_.spikes.rollbacks, options_.guard.max_rollbacks);
     }
+    world.barrier();  // large folders take long: within the limit of this section, not of the next step
     say_what_is_left();
 }
 

@@ -5,9 +5,11 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <random>
 #include <string_view>
+#include <thread>
 
 #include "base/log.h"
 #include "base/printable.h"
@@ -23,7 +25,8 @@ Path checkpoint_root(Path const& output_dir) { return output_dir / "checkpoints"
 namespace {
 
 constexpr char kMetrics[] = "metrics.jsonl", kSamples[] = "samples.jsonl", kBlocks[] = "blocks.jsonl";
-constexpr char kConfig[] = "config.yaml";
+constexpr char kConfig[] = "config.yaml", kLock[] = ".lock";
+constexpr std::chrono::seconds kSharedPatience{30};
 constexpr std::string_view kRunComment = "# run ";
 
 /// A whole line of a file of lines with steps.
@@ -36,10 +39,7 @@ struct MetricLine {
 
 /// Calls `use` with each whole line until it returns false. A kill may have torn the last one.
 template <class Use>
-void for_each_line(FileSystem& files, Path const& path, Use&& use) {
-    if (!files.exists(path) || files.file_size(path) == 0) return;
-    auto const mapped = files.map(path);
-    std::string_view const text(reinterpret_cast<char const*>(mapped->bytes().data()), mapped->bytes().size());
+void for_each_line(std::string_view text, Use&& use) {
     MetricLine line;
     for (size_t begin = 0; begin < text.size(); begin = static_cast<size_t>(line.end)) {
         size_t const end = text.find('\n', begin);
@@ -48,6 +48,14 @@ void for_each_line(FileSystem& files, Path const& path, Use&& use) {
                 text.find('\n', end + 1) == std::string_view::npos};
         if (!use(line)) return;
     }
+}
+
+template <class Use>
+void for_each_line(FileSystem& files, Path const& path, Use&& use) {
+    if (!files.exists(path) || files.file_size(path) == 0) return;
+    auto const mapped = files.map(path);
+    for_each_line(std::string_view(reinterpret_cast<char const*>(mapped->bytes().data()), mapped->bytes().size()),
+                  std::forward<Use>(use));
 }
 
 struct Metric {
@@ -109,13 +117,32 @@ RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::
         fail(Category::config, "output_dir cannot be written: {}", e.what());
     }
     try {
-        lock_ = files_->lock(path_ / ".lock", fmt::format("process {} on host {}", ::getpid(), host_name()));
+        holder_ = fmt::format("process {} on host {}", ::getpid(), host_name());
+        lock_ = files_->lock(path_ / kLock, holder_);
     } catch (LockedError const& e) {
         fail(Category::config, "output_dir {} is in use by another job ({})", path_.string(), e.holder());
     } catch (IoError const& e) {
         fail(Category::config, "output_dir cannot be written: {}", e.what());
     }
     remove_failures(*files_, path_);
+}
+
+void check_shared(FileSystem& files, Path const& output_dir, std::string const& holder) {
+    auto const until = std::chrono::steady_clock::now() + kSharedPatience;
+    for (;;) {  // a network file system may show it late
+        std::string found;
+        try {
+            found = files.read_text(output_dir / kLock, 4096);
+        } catch (IoError const&) {
+        }
+        if (found == holder) return;
+        if (std::chrono::steady_clock::now() > until) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    fail(Category::config,
+         "output_dir {} on host {} is not the folder that rank 0 ({}) has: all hosts must share it, as every rank "
+         "writes its part of the checkpoints there",
+         output_dir.string(), host_name(), holder);
 }
 
 RunFolder::~RunFolder() {
@@ -149,16 +176,34 @@ void RunFolder::mirror_log() {
     log::mirror([log = log_.get()](std::string const& text) { log->append(text); });
 }
 
+template <class Again>
+void RunFolder::rewind(std::unique_ptr<LineFile>& file, char const* name, Again&& is_done_again) {
+    std::string waiting;
+    if (file) {
+        file->flush();
+        waiting = file->take_waiting();
+        lost_ += file->missing();
+        file.reset();
+    }
+    cut(*files_, path_ / name, is_done_again);
+    for_each_line(waiting, [&](MetricLine const& line) {  // that a full disk did not take
+        auto const metric = read_metric(line, path_ / name);
+        if (!metric || is_done_again(*metric)) return false;
+        append(file, name, std::string(line.text));
+        return true;
+    });
+}
+
 std::vector<std::string> RunFolder::rewind_metrics(int64_t step, bool evaluates) {
-    metrics_.reset(), samples_.reset(), blocks_.reset();
     std::vector<std::string> of_step;
     auto const again = [=](Metric const& metric) { return metric.step > step || (evaluates && metric.step == step); };
-    cut(*files_, path_ / kMetrics, [&](Metric const& metric) {
+    rewind(metrics_, kMetrics, [&](Metric const& metric) {
         bool const goes = metric.step > step || (again(metric) && metric.object.contains("eval_loss"));
         if (!goes && metric.step == step) of_step.push_back(metric.object.dump());
         return goes;
     });
-    for (char const* const of_evaluations : {kSamples, kBlocks}) cut(*files_, path_ / of_evaluations, again);
+    rewind(samples_, kSamples, again);
+    rewind(blocks_, kBlocks, again);
     return of_step;
 }
 
@@ -225,10 +270,14 @@ void RunFolder::append_sample(std::string const& json_object) { append(samples_,
 void RunFolder::append_blocks(std::string const& json_object) { append(blocks_, kBlocks, json_object); }
 
 int64_t RunFolder::finish_metrics() {
-    for (LineFile* const file : {metrics_.get(), samples_.get(), blocks_.get()})
-        if (file != nullptr) file->flush();
+    int64_t missing = lost_;
+    for (LineFile* const file : {metrics_.get(), samples_.get(), blocks_.get()}) {
+        if (file == nullptr) continue;
+        file->flush();
+        missing += file->missing();
+    }
     tell_news();
-    return metrics_ ? metrics_->missing() : 0;
+    return missing;
 }
 
 void RunFolder::tell_news() {

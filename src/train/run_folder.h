@@ -33,6 +33,8 @@ class RunFolder {
     void write_record(std::string const& json);
     /// Copies every log line into log.txt from now on.
     void mirror_log();
+    /// Who holds the folder, as its lock says.
+    std::string const& holder() const { return holder_; }
     /// Drops what a run resumed at `step` will do again, of metrics, samples and blocks: all later steps and, where it
     /// `evaluates` first, the evaluation of this one. Returns the metrics of this step that stay.
     std::vector<std::string> rewind_metrics(int64_t step, bool evaluates);
@@ -44,19 +46,24 @@ class RunFolder {
     /// The same to samples.jsonl and blocks.jsonl, lines with a step.
     void append_sample(std::string const& json_object);
     void append_blocks(std::string const& json_object);
-    /// Tries to write the lines that wait; returns how many are not in the metrics.
+    /// Tries to write the lines that wait; returns how many of metrics, samples and blocks are lost.
     int64_t finish_metrics();
 
   private:
     void append(std::unique_ptr<LineFile>& file, char const* name, std::string const& json_object);
+    /// Drops the lines from the first one on that `is_done_again`, whether they are written or wait.
+    template <class Again>
+    void rewind(std::unique_ptr<LineFile>& file, char const* name, Again&& is_done_again);
     void tell_news();
 
     FileSystem* files_;
     Path path_;
+    std::string holder_;
     std::unique_ptr<FileLock> lock_;
     std::unique_ptr<LineFile> metrics_;
     std::unique_ptr<LineFile> samples_;
     std::unique_ptr<LineFile> blocks_;
+    int64_t lost_ = 0;  ///< lines of files that were rewound
     std::unique_ptr<LineFile> log_;
     std::unique_ptr<EventFile> events_;
 };
@@ -69,6 +76,10 @@ Path checkpoint_root(Path const& output_dir);
 
 /// Whether the checkpoint is the one of its step in the run's folder, however its path is written.
 bool is_own(Checkpoint const& found, Path const& output_dir);
+
+/// Throws Category::config unless output_dir is the folder that `holder` has locked, waiting up to 30 s for a network
+/// file system to show it.
+void check_shared(FileSystem& files, Path const& output_dir, std::string const& holder);
 
 /// The evaluation with the lowest loss, by the run's metrics, of those on this held_out_data() whose checkpoint exists;
 /// of equal ones the earliest. Evaluations of older programs do not say on which data they were, and count. A

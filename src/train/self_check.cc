@@ -67,6 +67,11 @@ void Learner::check_replicas(Work const& work) {
     if (!faulty.empty())
         fail(Category::faulty_device, "{}; the step computed twice has two results on {}: a lasting fault", what,
              faulty);
+    std::string const see = those(mesh_.world(), names, differ(first.squares, second.squares, kSquaresTolerance));
+    if (!see.empty())
+        fail(Category::faulty_device,
+             "{}; the step computed twice has one loss on every rank, but two gradients, seen by {}: a lasting fault",
+             what, see);
     fail(Category::corruption,
          "{}; the step computed twice has one result on every rank: a passing fault. The next start goes on from the "
          "last checkpoint",

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -10,6 +12,7 @@
 #include "checkpoint/agree.h"
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
+#include "data/fingerprint.h"
 #include "data/tokenizer/tokenizer_files.h"
 #include "hf/base_fingerprint.h"
 #include "hf/peft.h"
@@ -275,6 +278,22 @@ std::unique_ptr<DataSource> Session::open(Split split) const {
     return open_data(options_.data, split, static_cast<uint64_t>(options_.seed), options_.model.vocab_size, *files_);
 }
 
+std::map<std::string, std::string> Session::data_fingerprints() const {
+    auto const found = fingerprints(options_.data, *files_);
+    std::string const mine = nlohmann::json(found).dump();
+    auto const all = mesh_.world().gather_text(mine);
+    for (size_t rank = 1; rank < all.size(); ++rank) {
+        if (all[rank] == all[0]) continue;
+        nlohmann::json const first = nlohmann::json::parse(all[0]), other = nlohmann::json::parse(all[rank]);
+        for (auto const& [name, contents] : first.items())
+            if (other.value(name, "") != contents)
+                fail(Category::data,
+                     "data.{}.path holds other files for rank {} than for rank 0 ({}, {}): all hosts must see the same",
+                     name, rank, other.value(name, ""), contents.get<std::string>());
+    }
+    return found;
+}
+
 std::vector<Selection> Session::selections(int64_t step) const {
     return layer_selections(options_.attention, options_.model.num_hidden_layers, step,
                             static_cast<uint64_t>(options_.seed));
@@ -419,7 +438,8 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
             return true;
         });
     };
-    if (!adapters && files_->exists(from / kManifestName)) {
+    bool const sees_checkpoint = mesh_.world().rank() == 0 && !adapters && files_->exists(from / kManifestName);
+    if (mesh_.world().any(sees_checkpoint)) {
         Checkpoint const checkpoint = Checkpoint::open(*files_, mesh_.world(), from);
         leave_out([&](std::string const& name) { return !checkpoint.tensors().contains(name); });
         refuse_part(checkpoint, parts);

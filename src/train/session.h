@@ -1,6 +1,7 @@
 // What train, eval and generate share: a model on a device, its weights, and the data it was configured with.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -83,6 +84,8 @@ class Session {
     ShardedWeights& weights() { return weights_.trained(); }
     ShardedWeights const& weights() const { return weights_.trained(); }
     std::unique_ptr<DataSource> open(Split split) const;
+    /// fingerprints() of the run's data. Collective; throws Category::data where ranks read different files.
+    std::map<std::string, std::string> data_fingerprints() const;
     std::vector<Selection> selections(int64_t step) const;
     /// Bytes of text that each token id of the tokenizer stands for, 0 for special tokens; empty for made-up data,
     /// which stands for none.

@@ -14,7 +14,6 @@
 #include "checkpoint/folders.h"
 #include "checkpoint/manifest.h"
 #include "data/chat_record.h"
-#include "data/fingerprint.h"
 #include "device/peak_flops.h"
 #include "train/described.h"
 #include "train/evaluate.h"
@@ -68,7 +67,9 @@ Trainer::Trainer(RunOptions const& options, HostComm& world, FileSystem& files, 
       profile_(options_.train.profile, session_.ops().device(), files, options_.output_dir, world.rank()),
       peak_flops_(peak_bf16_flops(session_.ops().device().name())),
       asked_(watchdog, [this] { return mesh_.failure(); }) {
-    world.barrier();  // the folder exists, or rank 0 has failed and ends the job
+    // The folder exists after this, or rank 0 has failed and ends the job.
+    std::string const holder = world.broadcast_text(folder_ ? folder_->holder() : "", 0);
+    check_shared(files, options_.output_dir, holder);
     if (watchdog_ != nullptr) watchdog_->report_into(options_.output_dir);
     if (folder_) {
         folder_->mirror_log();
@@ -99,8 +100,9 @@ void Trainer::start() {
     state_.seed = static_cast<uint64_t>(options_.seed);
     state_.info = {{"layout", layout_text(mesh_, session_.ops())}, {kDataSummary, train_data_->summary()}};
     state_.options = options_text(options_);
+    auto const data = session_.data_fingerprints();
     if (folder_) {
-        state_.data = fingerprints(options_.data, session_.files());
+        state_.data = data;
         held_out_ = held_out_data(options_, state_.data);
         note_chat_template();
     }
@@ -118,9 +120,11 @@ void Trainer::start() {
     }
     first_step_ = state_.step;
     say_attention();
-    if (!folder_) return;
-    clean_up(session_.files(), checkpoint_root(options_.output_dir));
-    rewind_folder();
+    if (folder_) {
+        clean_up(session_.files(), checkpoint_root(options_.output_dir));
+        rewind_folder();
+    }
+    world.barrier();  // what takes long here does not count as a part of the first step
 }
 
 void Trainer::rewind_folder() {
@@ -194,7 +198,7 @@ void Trainer::resume(Checkpoint const& found, std::string const& run_id) {
     take_run_id(found, run_id);
     state_ = state_of(found);
     if (std::string const from = origin(found); !from.empty()) state_.info[RunState::kBeganFrom] = from;
-    saved_step_ = is_own(found, options_.output_dir) ? state_.step : -1;
+    saved_step_ = is_own(found) ? state_.step : -1;
     say_what_is_left();
     for (int64_t const step : state_.spikes.kept) saver_.keep(step);
     log::info("resumed at step {} from {}", state_.step, found.folder().string());
@@ -224,10 +228,14 @@ void Trainer::warn_of_other_numbers(RunState const& then) const {
                   then.seed);
 }
 
+bool Trainer::is_own(Checkpoint const& found) {
+    return mesh_.world().any(folder_ && perigee::is_own(found, options_.output_dir));
+}
+
 void Trainer::take_run_id(Checkpoint const& found, std::string const& run_id) {
     // A run that begins in a folder of its own from another one's checkpoint is a new run.
     std::string const& then = found.state().run_id;
-    bool const own = is_own(found, options_.output_dir);
+    bool const own = is_own(found);
     std::string const now = !run_id.empty() ? run_id : own && !then.empty() ? then : new_run_id();
     state_.run_id = mesh_.world().broadcast_text(now, 0);
     if (!then.empty() && then != state_.run_id)
@@ -259,7 +267,7 @@ Outcome Trainer::run() {
         enter(Section::eval);
         check_loss(session_, *validation_data_);
     }
-    if (options_.checkpoint.asynchronous && options_.checkpoint.every > 0 && state_.step < options_.train.steps) {
+    if (options_.checkpoint.every > 0 && state_.step < options_.train.steps) {
         enter(Section::save);  // pinning 100 GB takes minutes
         saver_.reserve(learner_.tensors(learner_.owned()));
     }
@@ -270,8 +278,8 @@ Outcome Trainer::run() {
             return leave();
         }
         if (state_.step >= options_.train.steps) break;
-        if (state_.step == first_step_ && !may_begin()) return Outcome::preempted;
-        enter(state_.step == first_step_ ? Section::first_step : Section::step);
+        if (!began_ && !may_begin()) return Outcome::preempted;
+        enter(std::exchange(began_, true) ? Section::step : Section::first_step);
         try {
             StepReport const r = step();
             report(r);
@@ -279,7 +287,13 @@ Outcome Trainer::run() {
         } catch (Error const& e) {
             // All ranks judge alike: the last good state is worth keeping before they leave.
             bool const alike = e.category() == Category::numeric || e.category() == Category::corruption;
-            if (alike && saver_.in_flight()) finish_save(/*last=*/false);
+            if (alike && saver_.in_flight()) {
+                try {
+                    finish_save(/*last=*/false);
+                } catch (Error const& of_save) {
+                    if (folder_) log::warn("{}", of_save.what());
+                }
+            }
             throw;
         }
         bool const stop = told_to_stop();
@@ -294,8 +308,9 @@ Outcome Trainer::run() {
         log::warn("no step has changed the weights: no token carried loss, or no step was finite");
     if (int64_t const missing = mesh_.world().sum(folder_ ? folder_->finish_metrics() : int64_t{0}); missing > 0)
         fail(Category::data,
-             "the run is finished and saved at step {}, but {} lines of {}/metrics.jsonl could not be written and are "
-             "lost: make room there before the next run",
+             "the run is finished and saved at step {}, but {} lines of metrics.jsonl, samples.jsonl and blocks.jsonl "
+             "in "
+             "{} could not be written and are lost: make room there before the next run",
              state_.step, missing, options_.output_dir);
     return Outcome::finished;
 }
@@ -310,7 +325,8 @@ Outcome Trainer::leave() {
     profile_.finish();
     log::info("told to stop: saved at step {}", state_.step);
     if (int64_t const missing = folder_ ? folder_->finish_metrics() : 0; missing > 0)
-        log::warn("{} lines of metrics.jsonl could not be written and are lost", missing);
+        log::warn("{} lines of metrics.jsonl, samples.jsonl and blocks.jsonl could not be written and are lost",
+                  missing);
     return Outcome::preempted;
 }
 

@@ -60,6 +60,8 @@ class Trainer {
     /// Warns where the layout, the data or the seed differ from those of the checkpoint.
     void warn_of_other_numbers(RunState const& then) const;
     void take_run_id(Checkpoint const& found, std::string const& run_id);
+    /// Whether a checkpoint lies in output_dir. Collective: rank 0 looks.
+    bool is_own(Checkpoint const& found);
     /// Where no step is left after the checkpoint, or other data than train.epochs says.
     void say_what_is_left() const;
     /// As checkpoint.resume says; but a run that began from the folder named there goes on from its own checkpoints, so
@@ -134,6 +136,7 @@ class Trainer {
     std::chrono::steady_clock::time_point save_began_;
     double save_waited_ = 0;       ///< seconds of the latest save in which training waited
     int64_t first_step_ = 0;       ///< of this process, for the time left
+    bool began_ = false;           ///< a step, in this process
     double seconds_per_step_ = 0;  ///< smoothed
     LogTable table_;
     StepReport since_line_;  ///< tokens, FLOPs and seconds of the steps since the last line

@@ -116,11 +116,16 @@ class MemoryFileSystem::Lock : public FileLock {
 };
 
 std::unique_ptr<FileLock> MemoryFileSystem::lock(Path const& path, std::string const& holder) {
-    append(path);
-    std::lock_guard const lock(mutex_);
-    auto const [held, free] = holders_.try_emplace(path.lexically_normal(), holder);
-    if (!free) throw LockedError(path, held->second);
-    return std::make_unique<Lock>(*this, held->first);
+    auto const file = append(path);
+    auto const key = path.lexically_normal();
+    {
+        std::lock_guard const lock(mutex_);
+        auto const [held, free] = holders_.try_emplace(key, holder);
+        if (!free) throw LockedError(path, held->second);
+    }
+    file->truncate(0);
+    file->write_at(0, std::as_bytes(std::span(holder)));
+    return std::make_unique<Lock>(*this, key);
 }
 
 MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()) { root_->directory = true; }

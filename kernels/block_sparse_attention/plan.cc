@@ -10,7 +10,6 @@
 namespace perigee {
 namespace {
 
-constexpr int64_t kMaxChunks = 256;
 constexpr int64_t kMinChunkQueries = 128;
 constexpr int64_t kMinRowTile = 64;  ///< of any kernel
 // Splits of a pass, about: several per multiprocessor, at least two where memory is short. Tile groups need fewer, as
@@ -172,7 +171,8 @@ BlockSparseShape as_full_attention(BlockSparseShape shape, int64_t longest_docum
 }
 
 std::string attention_refusal(BlockSparseShape const& s) {
-    constexpr int64_t kMostHeads = 1 << 16, kTooMany = 1 << 30;
+    constexpr int64_t kMostHeads = 65535, kTooMany = 1 << 30;  // grids have as many thread blocks along y and z
+    constexpr int64_t kMostBlocks = kMostHeads * kFillRange;
     if (!kernels::attention_takes_head(s.head_dim))
         return fmt::format("head_dim {} is not 32, 64, 96 or 128", s.head_dim);
     if (s.heads > kMostHeads) return fmt::format("{} heads are more than {}", s.heads, kMostHeads);
@@ -186,9 +186,12 @@ std::string attention_refusal(BlockSparseShape const& s) {
         return fmt::format("{} tokens in {} documents in one pack are too many", s.tokens, s.documents);
     if (s.queries * s.group() > int64_t{1} << 26 || s.slots_per_kv_head() >= int64_t{1} << 31)
         return fmt::format("{} queries x {} heads of a group x {} slots are too many", s.queries, s.group(), s.slots());
+    if (s.queries * s.heads >= int64_t{1} << 31)
+        return fmt::format("{} queries x {} heads are too many", s.queries, s.heads);
     int64_t const block = std::min(s.block_size, s.tokens);
     double const row_tiles = static_cast<double>(ceil_div(block * s.group(), kMinRowTile));  // a product may overflow
-    if (row_tiles * static_cast<double>(max_blocks(s)) * static_cast<double>(s.kv_heads) >= 0x1p31)
+    if (row_tiles * static_cast<double>(max_blocks(s)) * static_cast<double>(s.kv_heads) >= 0x1p31 ||
+        max_blocks(s) > kMostBlocks)
         return fmt::format("{} tokens in up to {} documents of blocks of {} are too many", s.tokens, s.documents,
                            block);
     return "";

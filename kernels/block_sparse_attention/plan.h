@@ -101,6 +101,9 @@ struct BlockSparsePlan {
 
 char const* name_of(KernelArch arch);  ///< "sm80", "sm90"
 
+constexpr int64_t kMaxChunks = 256;  ///< of queries, in which the routing counts
+constexpr int kFillRange = 1024;     ///< blocks whose counters a thread block of the routing holds
+
 /// Upper bound of the blocks of all documents.
 int64_t max_blocks(BlockSparseShape const& shape);
 

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
     extern __shared__ int32_t counts[];
     int const thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     auto const chunk = static_cast<int32_t>(blockIdx.y);
-    Part const p = part_of(a, chunk, 1, kCountRange);
+    RoutingRange const p = part_of(a, chunk, 1, kCountRange);
     int32_t const width = p.high - p.low;
     if (chunk == 0 && thread == 0) a.arrived[p.g] = 0;
     for (int b = thread; b < width; b += threads) counts[b] = 0;
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(1024, 2) count_entries(RoutingArgs const a) {
     for (int32_t b = range + thread; b < end; b += threads) out[b] = b >= p.low && b < p.high ? counts[b - p.low] : 0;
 }
 
-constexpr int kScanBlocks = 32;                         // of a thread block, one for each lane
-constexpr int kScanChunks = 256 / (kScanThreads / 32);  // at most, of a warp
+constexpr int kScanBlocks = 32;                                // of a thread block, one for each lane
+constexpr int kScanChunks = kMaxChunks / (kScanThreads / 32);  // at most, of a warp
 
 /// Turns counts per chunk into the begin of each chunk in its block's entries. The last thread block of a kv head scans
 /// the blocks' totals into `offsets`.
@@ -85,10 +85,10 @@ __global__ void __launch_bounds__(kScanThreads, 2) scan_routing(RoutingArgs cons
 
 constexpr int kFillThreads = 256;
 constexpr int kFillWarps = kFillThreads / 32;
-constexpr int kFillSteps = 8;                                // of 16 rows of a warp
-constexpr int kTileRows = kFillWarps * kFillSteps * 16;      // that are sorted at a time
-constexpr int kBlocksPerThread = 4;                          // neighbouring blocks that a thread looks after
-constexpr int kFillRange = kBlocksPerThread * kFillThreads;  // blocks whose counters a thread block holds
+constexpr int kFillSteps = 8;                            // of 16 rows of a warp
+constexpr int kTileRows = kFillWarps * kFillSteps * 16;  // that are sorted at a time
+constexpr int kBlocksPerThread = 4;                      // neighbouring blocks that a thread looks after
+static_assert(kBlocksPerThread * kFillThreads == kFillRange);
 
 // A fill sorts a tile of rows by block, in three phases. What its 32-bit words hold in each:
 //
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kFillThreads, 3) fill_routing(RoutingArgs cons
     extern __shared__ __align__(16) unsigned char memory[];
     auto& shared = *reinterpret_cast<FillShared<kPairs>*>(memory);
     int const thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-    Part const p = part_of(a, static_cast<int32_t>(blockIdx.y) * a.part_chunks, a.part_chunks, kFillRange);
+    RoutingRange const p = part_of(a, static_cast<int32_t>(blockIdx.y) * a.part_chunks, a.part_chunks, kFillRange);
     int32_t const width = p.high - p.low;
     if (width <= 0) return;
     int32_t start[kBlocksPerThread];  // in the routing, of the tile

@@ -18,12 +18,12 @@ struct RoutingArgs : AttentionArgs {
 
 /// What a thread block counts or fills in: batches [begin, end) of key/value head g, all those of a range of query
 /// chunks. Only entries for blocks [low, high) count.
-struct Part {
+struct RoutingRange {
     int32_t g, begin, end, low, high;
     int32_t first;  ///< of the one document of all rows, or -1
 };
-__device__ inline Part part_of(RoutingArgs const& a, int32_t chunk, int32_t chunks, int32_t range_blocks) {
-    Part p;
+__device__ inline RoutingRange part_of(RoutingArgs const& a, int32_t chunk, int32_t chunks, int32_t range_blocks) {
+    RoutingRange p;
     p.g = static_cast<int32_t>(blockIdx.x);
     int32_t const begin = chunk * a.chunk_queries, end = min(begin + chunks * a.chunk_queries, a.queries);
     int32_t const of_query = a.group * a.batches;
@@ -56,8 +56,8 @@ struct BatchCursor {
 /// The blocks that a lane's slots chose, counted from the part's first; -1 for none, or none that counts: not in the
 /// row's past, or not in the part's range. Of kSteps batches below `end`.
 template <int kSteps, int kPairs>
-__device__ __forceinline__ void load_selection(RoutingArgs const& a, Part const& p, BatchCursor& walk, int32_t end,
-                                               int32_t (*block)[kPairs]) {
+__device__ __forceinline__ void load_selection(RoutingArgs const& a, RoutingRange const& p, BatchCursor& walk,
+                                               int32_t end, int32_t (*block)[kPairs]) {
     int const parity = static_cast<int>(threadIdx.x) % 2;
     int32_t local[kSteps];
 #pragma unroll

@@ -30,7 +30,7 @@ enum perigee_moba_status {
 typedef struct perigee_moba_shape {
     int64_t tokens;     /* T, of all packed documents, less than 2^30; T x H / G is at most 2^26 */
     int64_t documents;  /* of cu_seqlens, which has one number more; empty ones count; less than 2^30 */
-    int64_t heads;      /* H, at most 65536 */
+    int64_t heads;      /* H, at most 65535 */
     int64_t kv_heads;   /* G, a divisor of H */
     int64_t head_dim;   /* K: 32, 64, 96 or 128 */
     int64_t block_size; /* B: keys per block */

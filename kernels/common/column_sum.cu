@@ -46,9 +46,8 @@ void add_columns(std::initializer_list<ColumnSum> sums, cudaStream_t stream) {
             columns = std::max(columns, sum.columns);
         }
     if (count == 0) return;
-    follow(sum_columns, dim3(static_cast<unsigned>(ceil_div(columns, kColumns)), count), dim3(kColumns, kStrands), 0,
-           stream, wanted);
-    check_launch("add_columns");
+    follow("add_columns", sum_columns, dim3(static_cast<unsigned>(ceil_div(columns, kColumns)), count),
+           dim3(kColumns, kStrands), 0, stream, wanted);
 }
 
 }  // namespace perigee::kernels

@@ -32,17 +32,17 @@ inline cudaLaunchAttribute early_launch() {
     return attribute;
 }
 
-/// Launches a kernel that calls wait_for_previous(). Its blocks take room as it becomes free: all that there is, or
-/// they are spread unevenly.
+/// Launches a kernel that calls wait_for_previous(). Its thread blocks become resident while the grid before it drains;
+/// a grid that does not fill the GPU may crowd on the multiprocessors that are free first. Errors say `name`.
 template <class... Args>
-void follow(void (*kernel)(Args...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
+void follow(char const* name, void (*kernel)(Args...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
             std::type_identity_t<Args>... args) {
     cudaLaunchAttribute early = early_launch();
     cudaLaunchConfig_t config{};
     config.gridDim = blocks, config.blockDim = threads;
     config.dynamicSmemBytes = shared, config.stream = stream;
     config.attrs = &early, config.numAttrs = built_for() >= BuiltFor::early ? 1 : 0;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
+    check_cuda(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
 
 }  // namespace perigee::kernels

@@ -14,6 +14,15 @@ inline constexpr int kPoolLoads = 8;  // that a thread has in flight
 /// Threads of a thread block that pools blocks of this size: sums depend on it.
 constexpr int pool_threads(int64_t block_size) { return block_size <= 256 ? 128 : 512; }
 
+/// Calls f.operator()<pool_threads(block_size)>().
+template <class F>
+__host__ __device__ __forceinline__ void with_pool_threads(int64_t block_size, F f) {
+    if (pool_threads(block_size) == 128)
+        f.template operator()<128>();
+    else
+        f.template operator()<512>();
+}
+
 /// Shared memory in which pool_block adds up rows.
 template <int D, int kThreads>
 using PoolSums = float[kThreads / (D / 8)][D];

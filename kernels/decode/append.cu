@@ -59,28 +59,20 @@ __global__ void __launch_bounds__(kThreads) pool_pages_kernel(PoolArgs const a) 
 }  // namespace
 
 void append(Cache const& cache, bf16 const* k, bf16 const* v, cudaStream_t stream) {
-    auto const run = [&]<int kThreads>(auto kernel) {
-        launch({"kv_append", cache.sequences, cache.kv_heads, kThreads, 0, stream, 1, true}, kernel,
-               AppendArgs{cache, k, v});
-    };
     with_head_dim(cache.head_dim, [&]<int D>() {
-        if (pool_threads(cache.block_size) == 128)
-            run.operator()<128>(append_kernel<D, 128>);
-        else
-            run.operator()<512>(append_kernel<D, 512>);
+        with_pool_threads(cache.block_size, [&]<int kThreads>() {
+            launch({"kv_append", cache.sequences, cache.kv_heads, kThreads, 0, stream, 1, true},
+                   append_kernel<D, kThreads>, AppendArgs{cache, k, v});
+        });
     });
 }
 
 void pool(Cache const& cache, int64_t first, int64_t count, cudaStream_t stream) {
-    auto const run = [&]<int kThreads>(auto kernel) {
-        launch({"pool_pages", count, cache.kv_heads, kThreads, 0, stream, 1, true}, kernel,
-               PoolArgs{cache, static_cast<int32_t>(first)});
-    };
     with_head_dim(cache.head_dim, [&]<int D>() {
-        if (pool_threads(cache.block_size) == 128)
-            run.operator()<128>(pool_pages_kernel<D, 128>);
-        else
-            run.operator()<512>(pool_pages_kernel<D, 512>);
+        with_pool_threads(cache.block_size, [&]<int kThreads>() {
+            launch({"pool_pages", count, cache.kv_heads, kThreads, 0, stream, 1, true}, pool_pages_kernel<D, kThreads>,
+                   PoolArgs{cache, static_cast<int32_t>(first)});
+        });
     });
 }
 

@@ -8,8 +8,6 @@
 
 namespace perigee::decode {
 
-constexpr int64_t kFewPooled = 256;  // up to this block size fewer threads pool a block
-
 constexpr int kPoolBytes = 16 << 10;  // shared memory in which a block is pooled
 
 /// Every kMergeRuns-th partial result is summed first; the sums are then added in order.
@@ -25,15 +23,11 @@ __device__ __forceinline__ void pool_completed(Cache const& c, int32_t s, int32_
     Pages const pages(c, s);
     auto const key = [&](int row) { return c.k + pages.row(block * c.block_size + row, g) * D; };
     bf16* const mean = c.means + pages.mean_row(block, g) * D;
-    auto const pool = [&]<int kThreads>() {
+    with_pool_threads(c.block_size, [&]<int kThreads>() {
         static_assert(sizeof(PoolSums<D, kThreads>) <= kPoolBytes);
         pool_block<D, kThreads, kPresent>(c.block_size, c.block_size, key, mean,
                                           *static_cast<PoolSums<D, kThreads>*>(memory));
-    };
-    if (c.block_size <= kFewPooled)
-        pool.template operator()<pool_threads(kFewPooled)>();
-    else
-        pool.template operator()<pool_threads(kFewPooled + 1)>();
+    });
 }
 
 }  // namespace perigee::decode

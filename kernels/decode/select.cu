@@ -32,8 +32,9 @@ __global__ void __launch_bounds__(kPositionThreads) position_kernel(PositionArgs
 template <class Rule>
 void select_by_position(Select const& x, Rule const& rule) {
     PositionArgs const args{x.cache, x.chosen, x.heads, x.first_head, static_cast<int32_t>(rule.top_k - 1)};
-    follow(position_kernel<Rule>, dim3(static_cast<unsigned>(ceil_div(x.cache.sequences * x.heads, kPositionThreads))),
-           dim3(kPositionThreads), 0, x.stream, args, rule);
+    follow("decode_select", position_kernel<Rule>,
+           dim3(static_cast<unsigned>(ceil_div(x.cache.sequences * x.heads, kPositionThreads))), dim3(kPositionThreads),
+           0, x.stream, args, rule);
 }
 
 }  // namespace

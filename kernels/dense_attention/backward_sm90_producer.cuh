@@ -80,9 +80,9 @@ struct Step;
 template <>
 struct Step<false> {
     int32_t tile = 0;  ///< row tiles past the first
-    int32_t heads;     ///< of the group, from this one on
+    int32_t heads;     ///< query heads of the item, from this one on
 
-    __device__ Step(int32_t, int32_t group) : heads(group) {}
+    __device__ Step(int32_t, int32_t item_heads) : heads(item_heads) {}
     __device__ bool any() const { return heads > 0; }
     __device__ void next(int32_t tiles, int32_t) {
         if (++tile == tiles) tile = 0, --heads;

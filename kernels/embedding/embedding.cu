@@ -316,9 +316,9 @@ void launch_backward(EmbeddingBackward const& args, cudaStream_t stream) {
     while (ceil_div(args.vocab, 1 << bits) > bins) ++bits;
     auto const shared = static_cast<size_t>(ceil_div(args.vocab, 1 << bits) * bytes);
     allow_shared(sort, shared);
-    follow(sort, dim3(1u << bits), dim3(32 * kSortWarps), shared, stream, args, s, bits);
-    follow(add<N>, dim3(static_cast<unsigned>(s.units * s.pieces)), dim3(kThreads), 0, stream, args, s);
-    check_launch("embedding_backward");
+    follow("embedding_backward_sort", sort, dim3(1u << bits), dim3(32 * kSortWarps), shared, stream, args, s, bits);
+    follow("embedding_backward", add<N>, dim3(static_cast<unsigned>(s.units * s.pieces)), dim3(kThreads), 0, stream,
+           args, s);
 }
 
 }  // namespace
@@ -327,10 +327,9 @@ void embedding_forward(EmbeddingForward const& args, cudaStream_t stream) {
     if (args.tokens == 0 || args.width == 0) return;
     auto const blocks = static_cast<unsigned>(ceil_div(args.tokens, kForwardThreads / 32));
     if (in_runs_of_eight(args.width, {args.x, args.table}))
-        follow(forward<8, 4>, dim3(blocks), dim3(kForwardThreads), 0, stream, args);
+        follow("embedding_forward", forward<8, 4>, dim3(blocks), dim3(kForwardThreads), 0, stream, args);
     else
-        follow(forward<1, 8>, dim3(blocks), dim3(kForwardThreads), 0, stream, args);
-    check_launch("embedding_forward");
+        follow("embedding_forward", forward<1, 8>, dim3(blocks), dim3(kForwardThreads), 0, stream, args);
 }
 
 size_t embedding_backward_scratch(int64_t tokens, int64_t width) {

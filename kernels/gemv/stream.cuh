@@ -295,8 +295,8 @@ void run(Gemv const& g, int64_t tiles, Finish const& finish, cudaStream_t stream
     auto* const chosen = g.norm != nullptr ? pick.template operator()<true>() : pick.template operator()<false>();
     size_t const bytes = shared_bytes(g, stages);
     allow_shared(chosen, bytes);
-    follow(chosen, dim3(static_cast<unsigned>(std::min(tiles, multiprocessors()))), dim3(kThreads), bytes, stream, args,
-           finish);
+    follow("gemv", chosen, dim3(static_cast<unsigned>(std::min(tiles, multiprocessors()))), dim3(kThreads), bytes,
+           stream, args, finish);
 }
 
 }  // namespace perigee::kernels::gemv_detail

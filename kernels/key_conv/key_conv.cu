@@ -162,8 +162,9 @@ void with_taps(int taps, Body body) {
 
 void key_conv_forward(KeyConvForward const& args, cudaStream_t stream) {
     if (args.shape.tokens == 0) return;
-    with_taps(args.shape.taps, [&]<int W>() { follow(forward<W>, grid(args.shape), dim3(kThreads), 0, stream, args); });
-    check_launch("key_conv_forward");
+    with_taps(args.shape.taps, [&]<int W>() {
+        follow("key_conv_forward", forward<W>, grid(args.shape), dim3(kThreads), 0, stream, args);
+    });
 }
 
 size_t key_conv_backward_scratch(KeyConvShape const& shape) {
@@ -173,8 +174,8 @@ size_t key_conv_backward_scratch(KeyConvShape const& shape) {
 void key_conv_backward(KeyConvBackward const& args, cudaStream_t stream) {
     KeyConvShape const& shape = args.shape;
     if (shape.tokens == 0) return;
-    with_taps(shape.taps, [&]<int W>() { follow(backward<W>, grid(shape), dim3(kThreads), 0, stream, args); });
-    check_launch("key_conv_backward");
+    with_taps(shape.taps,
+              [&]<int W>() { follow("key_conv_backward", backward<W>, grid(shape), dim3(kThreads), 0, stream, args); });
     add_columns({{args.dw_accumulated, args.scratch, stretches(shape), int64_t{shape.channels} * shape.taps}}, stream);
 }
 

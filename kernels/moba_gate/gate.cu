@@ -71,14 +71,11 @@ GateArgs gate_args(Stage const& stage, int32_t* chosen) {
 
 void pool_centroids(Stage const& stage) {
     GateArgs const args = gate_args(stage);
-    auto const pool = [&]<int kThreads>(auto kernel) {
-        launch({"pool", stage.plan.blocks, args.kv_heads, kThreads, 0, stage.problem.stream, 1, true}, kernel, args);
-    };
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
-        if (pool_threads(args.block_size) == 128)
-            pool.operator()<128>(pool_kernel<D, 128>);
-        else
-            pool.operator()<512>(pool_kernel<D, 512>);
+        with_pool_threads(args.block_size, [&]<int kThreads>() {
+            launch({"pool", stage.plan.blocks, args.kv_heads, kThreads, 0, stage.problem.stream, 1, true},
+                   pool_kernel<D, kThreads>, args);
+        });
     });
 }
 

@@ -218,9 +218,9 @@ struct Plan {
 
     /// kernel(args..., lanes, heads)
     template <class Kernel, class... Args>
-    void launch(Kernel* kernel, cudaStream_t stream, Args const&... args) const {
+    void launch(char const* name, Kernel* kernel, cudaStream_t stream, Args const&... args) const {
         dim3 const grid(static_cast<unsigned>(blocks_per_token), static_cast<unsigned>(token_groups));
-        follow(kernel, grid, dim3(threads), shared, stream, args..., lanes, heads);
+        follow(name, kernel, grid, dim3(threads), shared, stream, args..., lanes, heads);
     }
 };
 

@@ -149,7 +149,7 @@ void launch_backward(QkvBackward const& args, cudaStream_t stream) {
         plan<Ring>(shape, N * V, kThreads<kBias, kNorm, kNarrow>, kBias || kNorm ? 1 : kBlocksWithoutSums, kernel);
     float* const q_sums = args.scratch + (kBias ? p.token_groups * width_of(shape) : 0);
     float* const k_sums = q_sums + p.token_groups * p.blocks_per_token * shape.size;
-    p.launch(kernel, stream, args, Partials{args.scratch, q_sums, k_sums});
+    p.launch("qkv_backward", kernel, stream, args, Partials{args.scratch, q_sums, k_sums});
     int64_t const blocks = p.token_groups * p.blocks_per_token;
     add_columns({{args.dbias_accumulated, args.scratch, p.token_groups, width_of(shape)},
                  {args.q_norm != nullptr ? args.dq_norm_accumulated : nullptr, q_sums, blocks, shape.size},

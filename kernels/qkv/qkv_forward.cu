@@ -70,9 +70,8 @@ void qkv_forward(QkvForward const& args, cudaStream_t stream) {
     with_options(args.shape, aligned, args.bias != nullptr, norm, [&]<int N, int V, bool kBias, bool kNorm>() {
         auto* const kernel = forward<N, V, kBias, kNorm>;
         plan<typename Fetched<N, V>::Ring>(args.shape, N * V, kThreadsWithoutSums, kBlocksWithoutSums, kernel)
-            .launch(kernel, stream, args);
+            .launch("qkv_forward", kernel, stream, args);
     });
-    check_launch("qkv_forward");
 }
 
 }  // namespace perigee::kernels

@@ -220,7 +220,8 @@ void rmsnorm_forward(RmsNormForward const& args, cudaStream_t stream) {
         // few blocks that do fetch ahead would crowd on the multiprocessors that are free first if they began early.
         if (args.residual != nullptr)
             launch.template operator()<1>([&](auto* kernel, size_t shared) {
-                follow(kernel, dim3(static_cast<unsigned>(args.tokens)), dim3(threads), shared, stream, args);
+                follow("rmsnorm_forward", kernel, dim3(static_cast<unsigned>(args.tokens)), dim3(threads), shared,
+                       stream, args);
             });
         else
             launch.template operator()<H::stages(2)>([&](auto* kernel, size_t shared) {
@@ -228,7 +229,6 @@ void rmsnorm_forward(RmsNormForward const& args, cudaStream_t stream) {
                 kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(args);
             });
     });
-    check_launch("rmsnorm_forward");
 }
 
 size_t rmsnorm_backward_scratch(int64_t tokens, int64_t width) {
@@ -252,13 +252,13 @@ void rmsnorm_backward(RmsNormBackward const& args, cudaStream_t stream) {
             size_t const shared = side_by_side * bytes;
             allow_shared(kernel, shared);
             blocks = std::min(most_backward_blocks(args.tokens), ceil_div(args.tokens, side_by_side));
-            follow(kernel, dim3(static_cast<unsigned>(blocks)), dim3(side_by_side * threads), shared, stream, args,
-                   static_cast<int>(threads));
+            follow("rmsnorm_backward", kernel, dim3(static_cast<unsigned>(blocks)), dim3(side_by_side * threads),
+                   shared, stream, args, static_cast<int>(threads));
             return true;
         };
-        if (!launch.template operator()<H::stages(3)>()) launch.template operator()<H::stages(2)>();
+        bool const launched = launch.template operator()<H::stages(3)>() || launch.template operator()<H::stages(2)>();
+        PERIGEE_CHECK(launched, "rows of {} values do not fit the shared memory of a thread block", args.width);
     });
-    check_launch("rmsnorm_backward");
     add_columns({{args.dw_accumulated, args.scratch, blocks, args.width}}, stream);
 }
 

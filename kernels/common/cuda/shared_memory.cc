@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <mutex>
 
 #include "base/error.h"
 #include "kernels/common/launch.h"
@@ -23,11 +24,13 @@ int64_t limit() {
     return asked;
 }
 
-int64_t static_shared(void const* kernel) {
+cudaFuncAttributes attributes_of(void const* kernel) {
     cudaFuncAttributes found{};
     check_cuda(cudaFuncGetAttributes(&found, kernel), "cudaFuncGetAttributes");
-    return static_cast<int64_t>(found.sharedSizeBytes);
+    return found;
 }
+
+int64_t static_shared(void const* kernel) { return static_cast<int64_t>(attributes_of(kernel).sharedSizeBytes); }
 
 }  // namespace
 
@@ -43,6 +46,10 @@ void allow_shared(void const* kernel, size_t bytes) {
     if (size_t const room = room_for_shared(kernel); bytes > room)
         fail(Category::internal,
              "a kernel wants {} bytes of shared memory for a thread block, and the GPU has {} for it", bytes, room);
+    // Launches of several threads may need different amounts: the limit never falls.
+    static std::mutex one_at_a_time;
+    std::scoped_lock const lock(one_at_a_time);
+    if (static_cast<int64_t>(bytes) <= attributes_of(kernel).maxDynamicSharedSizeBytes) return;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
                "cudaFuncSetAttribute");
 }

@@ -1,4 +1,5 @@
 // Attention over listed blocks, or over all: attend.cuh, then merge.cu.
+#include "base/error.h"
 #include "kernels/common/head_dim.h"
 #include "kernels/decode/attend.cuh"
 

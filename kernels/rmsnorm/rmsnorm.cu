@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/error.h"
 #include "kernels/common/ahead.cuh"
 #include "kernels/common/column_sum.h"
 #include "kernels/common/follow.cuh"

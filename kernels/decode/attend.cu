@@ -59,11 +59,10 @@ void attend(Attend const& x) {
     AttendArgs const args = attend_args(x);
     with_head_dim(x.cache.head_dim, [&]<int D>() {
         size_t const bytes = sizeof(AttendShared<D>) + list_bytes(args);
-        if (size_t const room = room_for_shared(attend_kernel<D>); bytes > room)
-            fail(Category::config,
-                 "decoding on this GPU: groups of {} query heads with {} selected blocks each take {} bytes of shared "
-                 "memory, and a thread block has {}",
-                 args.group, args.slots, bytes, room);
+        if (bytes > room_for_shared(attend_kernel<D>))
+            throw Error(Category::config,
+                        "decoding: the blocks that a group of query heads selects are too many for the shared memory "
+                        "of this GPU's thread blocks: use a smaller top_k");
         int64_t const columns = grid_columns(args, resident_blocks(attend_kernel<D>, kAttendThreads, bytes));
         launch({"decode_attend", columns, x.cache.kv_heads, kAttendThreads, bytes, x.stream, x.cache.sequences, true},
                attend_kernel<D>, args);

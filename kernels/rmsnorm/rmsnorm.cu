@@ -258,7 +258,7 @@ void rmsnorm_backward(RmsNormBackward const& args, cudaStream_t stream) {
             return true;
         };
         bool const launched = launch.template operator()<H::stages(3)>() || launch.template operator()<H::stages(2)>();
-        PERIGEE_CHECK(launched, "rows of {} values do not fit the shared memory of a thread block", args.width);
+        if (!launched) throw Error(Category::internal, "rmsnorm_backward: rows do not fit a thread block's memory");
     });
     add_columns({{args.dw_accumulated, args.scratch, blocks, args.width}}, stream);
 }

@@ -29,6 +29,9 @@ void allow_shared(void (*kernel)(Args...), size_t bytes) {
     allow_shared(reinterpret_cast<void const*>(kernel), bytes);
 }
 
+/// Throws Category::config: for CUDA code, which cannot format messages.
+[[noreturn]] void refuse_shape(char const* why);
+
 /// Blocks of a kernel that the GPU works on at a time, each with `shared` bytes of dynamic shared memory.
 int64_t resident_blocks(void const* kernel, unsigned threads, size_t shared);
 template <class... Args>

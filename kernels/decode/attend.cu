@@ -1,5 +1,4 @@
 // Attention over listed blocks, or over all: attend.cuh, then merge.cu.
-#include "base/error.h"
 #include "kernels/common/head_dim.h"
 #include "kernels/decode/attend.cuh"
 
@@ -60,9 +59,9 @@ void attend(Attend const& x) {
     with_head_dim(x.cache.head_dim, [&]<int D>() {
         size_t const bytes = sizeof(AttendShared<D>) + list_bytes(args);
         if (bytes > room_for_shared(attend_kernel<D>))
-            throw Error(Category::config,
-                        "decoding: the blocks that a group of query heads selects are too many for the shared memory "
-                        "of this GPU's thread blocks: use a smaller top_k");
+            refuse_shape(
+                "decoding: the blocks that a group of query heads selects are too many for the shared memory of this "
+                "GPU's thread blocks: use a smaller top_k");
         int64_t const columns = grid_columns(args, resident_blocks(attend_kernel<D>, kAttendThreads, bytes));
         launch({"decode_attend", columns, x.cache.kv_heads, kAttendThreads, bytes, x.stream, x.cache.sequences, true},
                attend_kernel<D>, args);

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 
-#include "base/error.h"
 #include "kernels/common/ahead.cuh"
 #include "kernels/common/column_sum.h"
 #include "kernels/common/follow.cuh"
@@ -242,13 +241,13 @@ void rmsnorm_backward(RmsNormBackward const& args, cudaStream_t stream) {
     int64_t blocks = 0;
     with_row_in_registers(args.width, eights, [&]<class H>(H, unsigned threads) {
         constexpr int kN = H::kRun, kV = H::kRuns;
-        auto const launch = [&]<int kStages>() {
+        auto const launch = [&]<int kStages>(bool may_fail) {
             auto* const kernel = backward<kN, kV, kStages>;
             // Of a row. The sums over its tokens come later, into the same memory.
             size_t const bytes = std::max(Rows<kN, kV, 3, kStages>::Ring::bytes(threads),
                                           static_cast<size_t>(args.width) * sizeof(float));
             auto const fit = static_cast<unsigned>(room_for_shared(kernel) / bytes);
-            if (fit == 0 && kStages > 1) return false;
+            if (fit == 0 && may_fail) return false;
             unsigned const side_by_side = std::clamp(kThreadsOfBackward<kN, kV> / threads, 1u, std::max(fit, 1u));
             size_t const shared = side_by_side * bytes;
             allow_shared(kernel, shared);
@@ -257,8 +256,7 @@ void rmsnorm_backward(RmsNormBackward const& args, cudaStream_t stream) {
                    shared, stream, args, static_cast<int>(threads));
             return true;
         };
-        bool const launched = launch.template operator()<H::stages(3)>() || launch.template operator()<H::stages(2)>();
-        if (!launched) throw Error(Category::internal, "rmsnorm_backward: rows do not fit a thread block's memory");
+        if (!launch.template operator()<H::stages(3)>(true)) launch.template operator()<H::stages(2)>(false);
     });
     add_columns({{args.dw_accumulated, args.scratch, blocks, args.width}}, stream);
 }

@@ -54,6 +54,8 @@ void allow_shared(void const* kernel, size_t bytes) {
                "cudaFuncSetAttribute");
 }
 
+void refuse_shape(char const* why) { throw Error(Category::config, why); }
+
 int64_t resident_blocks(void const* kernel, unsigned threads, size_t shared) {
     allow_shared(kernel, shared);
     int blocks = 0;

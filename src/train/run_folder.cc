@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <random>
 #include <string_view>
@@ -26,7 +25,6 @@ namespace {
 
 constexpr char kMetrics[] = "metrics.jsonl", kSamples[] = "samples.jsonl", kBlocks[] = "blocks.jsonl";
 constexpr char kConfig[] = "config.yaml", kLock[] = ".lock";
-constexpr std::chrono::seconds kSharedPatience{30};
 constexpr std::string_view kRunComment = "# run ";
 
 /// A whole line of a file of lines with steps.
@@ -127,8 +125,8 @@ RunFolder::RunFolder(FileSystem& files, Path path) : files_(&files), path_(std::
     remove_failures(*files_, path_);
 }
 
-void check_shared(FileSystem& files, Path const& output_dir, std::string const& holder) {
-    auto const until = std::chrono::steady_clock::now() + kSharedPatience;
+void check_shared(FileSystem& files, Path const& output_dir, std::string const& holder, std::chrono::seconds patience) {
+    auto const until = std::chrono::steady_clock::now() + patience;
     for (;;) {  // a network file system may show it late
         std::string found;
         try {

@@ -77,9 +77,10 @@ Path checkpoint_root(Path const& output_dir);
 /// Whether the checkpoint is the one of its step in the run's folder, however its path is written.
 bool is_own(Checkpoint const& found, Path const& output_dir);
 
-/// Throws Category::config unless output_dir is the folder that `holder` has locked, waiting up to 30 s for a network
-/// file system to show it.
-void check_shared(FileSystem& files, Path const& output_dir, std::string const& holder);
+/// Throws Category::config unless output_dir is the folder that `holder` has locked, waiting so long for a network file
+/// system to show it.
+void check_shared(FileSystem& files, Path const& output_dir, std::string const& holder,
+                  std::chrono::seconds patience = std::chrono::seconds(30));
 
 /// The evaluation with the lowest loss, by the run's metrics, of those on this held_out_data() whose checkpoint exists;
 /// of equal ones the earliest. Evaluations of older programs do not say on which data they were, and count. A

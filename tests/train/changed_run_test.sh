@@ -36,6 +36,10 @@ train=("$PERIGEE_BIN/perigee" train "$scratch/run.yaml" output_dir="$scratch/unl
 ranks 1 "${train[@]}" : -n 1 "${train[@]}" optimizer.lr=1 && complain "ranks with other options train"
 says 'rank 1 has other options than rank 0' '  optimizer.lr: 0.0003 -> 1.0'
 
+eval=("$PERIGEE_BIN/perigee" eval "$scratch/run.yaml" output_dir="$folder")
+ranks 1 "${eval[@]}" : -n 1 "${eval[@]}" checkpoint.resume=never && complain "ranks with other options evaluate"
+says 'rank 1 has other options than rank 0' '  checkpoint.resume: "auto" -> "never"'
+
 use b
 run 2 "$folder" perigee "${options[@]}" train.steps=8 model.rope_theta=500000 optimizer.lr=0.001 \
     optimizer.weight_decay=0.3 schedule.decay=linear train.global_batch_size=2

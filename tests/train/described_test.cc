@@ -9,6 +9,7 @@
 #include "data/fingerprint.h"
 #include "data/indexed_dataset.h"
 #include "hf/hf_folder.h"
+#include "support/memory_file_system.h"
 #include "support/temporary_folder.h"
 #include "support/thread_comm.h"
 #include "train/described.h"
@@ -314,6 +315,35 @@ TEST_F(Described, RanksWithOtherOptionsAreRefusedOnEveryRank) {
     EXPECT_THAT(messages({"seed=7", "parallel.tensor=2"}),
                 ::testing::Each("rank 1 has other options than rank 0, whose value comes first:\n  seed: 1234 -> 7\n  "
                                 "parallel.tensor: 1 -> 2"));
+}
+
+TEST_F(Described, RanksThatReadOtherDataAreNamed) {
+    RunOptions o =
+        options({"data.mock_data=false", "data.train=[{path: a}, {path: b}]", "data.validation=[{path: a}]"});
+    for (bool const alike : {true, false}) {
+        auto const errors = testing::try_ranks(3, [&](HostComm& world) {
+            testing::MemoryFileSystem files;
+            for (char const* const name : {"a", "b"}) {
+                bool const other = !alike && world.rank() == 2 && std::string_view(name) == "b";
+                files.replace_text(fmt::format("{}.idx", name), other ? "xyz" : "xy");
+                files.replace_text(fmt::format("{}.bin", name), "same");
+            }
+            auto const found = Session(o, world, files).data_fingerprints();
+            EXPECT_EQ(found, fingerprints(o.data, files));
+            EXPECT_EQ(found.size(), 3u);
+        });
+        for (auto const& error : errors) {
+            EXPECT_EQ(error == nullptr, alike);
+            if (!error) continue;
+            try {
+                std::rethrow_exception(error);
+            } catch (Error const& e) {
+                EXPECT_EQ(e.category(), Category::data);
+                EXPECT_THAT(e.what(),
+                            HasSubstr("data.train.1.path holds other files for rank 2 than for rank 0 (7 bytes"));
+            }
+        }
+    }
 }
 
 TEST_F(Described, ACheckpointOfAnotherRunIsSetAsideOrWhereItIsNamedSaid) {

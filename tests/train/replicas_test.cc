@@ -55,8 +55,9 @@ Machine machine_of(FaultyOps::Do before, FaultyOps::Do after) {
     return {std::move(device), std::move(ops)};
 }
 
-/// What is flipped before the update; `lasting`: in a weight, and from then on in every other loss too.
-enum class Where { weight, gradient, moment, lasting };
+/// What is flipped before the update. From then on also, with `lasting`, in every third loss, and with `backward` in
+/// the gradient of every third micro-batch.
+enum class Where { weight, gradient, moment, lasting, backward };
 
 struct Fault {
     int rank;
@@ -71,14 +72,18 @@ Machine machine_with(Fault const& fault, int rank, int64_t const& step) {
         if (adamw == nullptr || step != fault.step || std::exchange(*flipped, true)) return;
         ConstView const g = adamw->g;
         if (fault.where == Where::gradient) flip(TensorView(const_cast<std::byte*>(g.data), g.dtype, g.shape), 17, 30);
-        if (fault.where == Where::weight || fault.where == Where::lasting) flip(adamw->w, 17, 3);
+        if (fault.where == Where::weight || fault.where == Where::lasting || fault.where == Where::backward)
+            flip(adamw->w, 17, 3);
         if (fault.where == Where::moment) flip(adamw->v, 17, 30);
     };
     auto const losses = std::make_shared<int>(0);
     auto const after = [=, &step](Operation const& operation) {
+        if (rank != fault.rank || step < fault.step) return;
         auto const* const loss = std::get_if<CrossEntropy>(&operation);
-        if (loss == nullptr || fault.where != Where::lasting || rank != fault.rank || step < fault.step) return;
-        if (++*losses == 3) flip(loss->nll_T, 3, 20);
+        if (loss != nullptr && fault.where == Where::lasting && ++*losses == 3) flip(loss->nll_T, 3, 20);
+        auto const* const embedding = std::get_if<EmbeddingBackward>(&operation);
+        if (embedding != nullptr && fault.where == Where::backward && ++*losses == 3)
+            flip(embedding->dtable_accumulated_VD, 3, 29);
     };
     return machine_of(before, after);
 }
@@ -150,6 +155,13 @@ TEST(Replicas, a_rank_that_computes_two_results_has_a_lasting_fault) {
     EXPECT_EQ(ended.step, 3);
     EXPECT_EQ(ended.category, Category::faulty_device) << ended.message;
     EXPECT_THAT(ended.message, HasSubstr("two results on rank 1 (on the CPU of host "));
+}
+
+TEST(Replicas, a_rank_that_computes_two_gradients_has_a_lasting_fault) {
+    Ended const ended = train(tiny_hashed("parallel: {shard: none}"), 4, {1, 3, Where::backward});
+    EXPECT_EQ(ended.step, 3);
+    EXPECT_EQ(ended.category, Category::faulty_device) << ended.message;
+    EXPECT_THAT(ended.message, HasSubstr("has one loss on every rank, but two gradients, seen by rank "));
 }
 
 TEST(Replicas, names_the_tensor) {

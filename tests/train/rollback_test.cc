@@ -148,6 +148,21 @@ TEST_F(Rollback, returns_to_the_last_good_checkpoint_and_goes_on_after_the_data)
     for (auto const& [step, line] : all) EXPECT_FALSE(line.spike || line.skipped) << step;
 }
 
+TEST_F(Rollback, a_stop_right_after_it_saves_what_it_changed) {
+    RunOptions const o = options("stopped", SpikePolicy::rollback);
+    testing::run_ranks(1, [&](HostComm& world) {
+        Trainer trainer(o, world, *files_, "");
+        while (trainer.accept(trainer.step()))
+            if (trainer.state().step % o.checkpoint.every == 0) trainer.save(false);
+        ASSERT_EQ(trainer.state().step, 80);
+        trainer.save(true);
+        auto const saved = Checkpoint::open(*files_, world, checkpoint_root(o.output_dir) / step_name(80));
+        EXPECT_EQ(saved.state().consumed_samples, kBadStep * kBatch);
+        EXPECT_EQ(saved.state().consumed_samples, trainer.state().consumed_samples);
+        EXPECT_EQ(saved.state().spikes.rollbacks, 1);
+    });
+}
+
 TEST_F(Rollback, is_said_once_with_its_reason) {
     RunOptions const o = options("said", SpikePolicy::rollback);
     ::testing::internal::CaptureStderr();

@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cstdlib>
 
 #include "base/log.h"
 #include "checkpoint/folders.h"
+#include "support/fault_file_system.h"
 
 namespace perigee {
 namespace {
@@ -60,6 +62,59 @@ TEST_F(RunFolderTest, rewinding_drops_later_steps_the_last_evaluation_and_a_torn
     EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
     folder.rewind_metrics(0, true);
     EXPECT_EQ(text("metrics.jsonl"), "");
+}
+
+TEST_F(RunFolderTest, rewinding_keeps_lines_that_wait_for_the_disk) {
+    testing::FaultFileSystem disk(*files_);
+    bool full = false;
+    disk.before = [&](testing::FaultFileSystem::Operation const& operation) {
+        if (full && operation.name == "write") throw IoError("write", operation.path, ENOSPC);
+    };
+    RunFolder folder(disk, path_);
+    folder.append_metrics(R"({"step":1})");
+    full = true;
+    for (int step = 2; step <= 5; ++step) folder.append_metrics(fmt::format(R"({{"step":{}}})", step));
+    folder.append_sample(R"({"step":5})");
+    EXPECT_EQ(folder.finish_metrics(), 5);
+    EXPECT_THAT(folder.rewind_metrics(3, false), ElementsAre(R"({"step":3})"));
+    EXPECT_EQ(folder.finish_metrics(), 2);
+    EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n");
+    full = false;
+    folder.append_metrics(R"({"step":4})");
+    EXPECT_EQ(folder.finish_metrics(), 0);
+    EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4}\n");
+}
+
+TEST_F(RunFolderTest, lines_that_the_disk_refuses_at_the_end_are_counted) {
+    testing::FaultFileSystem disk(*files_);
+    disk.before = [&](testing::FaultFileSystem::Operation const& operation) {
+        if (operation.name == "sync" && operation.path.filename() == "metrics.jsonl")
+            throw IoError("sync", operation.path, EDQUOT);
+    };
+    RunFolder folder(disk, path_);
+    folder.append_metrics(R"({"step":1})");
+    folder.append_metrics(R"({"step":2})");
+    folder.append_sample(R"({"step":2})");
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(folder.finish_metrics(), 2);
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("the last 2 lines of "));
+}
+
+TEST_F(RunFolderTest, a_host_that_sees_another_folder_is_named) {
+    RunFolder const folder(*files_, path_);
+    EXPECT_NO_THROW(check_shared(*files_, path_, folder.holder()));
+    Path const other = path_ / "other";
+    files_->make_directories(other);
+    for (bool const locked : {false, true}) {
+        if (locked) files_->replace_text(other / ".lock", "process 1 on host elsewhere");
+        try {
+            check_shared(*files_, other, folder.holder(), std::chrono::seconds(0));
+            FAIL() << "two folders are taken for one";
+        } catch (Error const& e) {
+            EXPECT_EQ(e.category(), Category::config);
+            EXPECT_THAT(e.what(), HasSubstr("is not the folder that rank 0 (" + folder.holder() + ") has"));
+        }
+    }
 }
 
 TEST_F(RunFolderTest, rewinding_drops_what_evaluations_of_the_step_and_later_ones_left) {

@@ -83,7 +83,7 @@ Machine machine_with(Fault const& fault, int rank, int64_t const& step) {
         if (loss != nullptr && fault.where == Where::lasting && ++*losses == 3) flip(loss->nll_T, 3, 20);
         auto const* const embedding = std::get_if<EmbeddingBackward>(&operation);
         if (embedding != nullptr && fault.where == Where::backward && ++*losses == 3)
-            flip(embedding->dtable_accumulated_VD, 3, 29);
+            flip(embedding->dtable_accumulated_VD, 3, 30);
     };
     return machine_of(before, after);
 }

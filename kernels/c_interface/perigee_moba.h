@@ -28,7 +28,7 @@ enum perigee_moba_status {
 #define PERIGEE_MOBA_MESSAGE_BYTES 512
 
 typedef struct perigee_moba_shape {
-    int64_t tokens;     /* T, of all packed documents, less than 2^30; T x H / G is at most 2^26 */
+    int64_t tokens;     /* T, of all packed documents, less than 2^30; T x H / G at most 2^26, T x H less than 2^31 */
     int64_t documents;  /* of cu_seqlens, which has one number more; empty ones count; less than 2^30 */
     int64_t heads;      /* H, at most 65535 */
     int64_t kv_heads;   /* G, a divisor of H */

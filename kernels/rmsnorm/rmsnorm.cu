@@ -227,6 +227,7 @@ void rmsnorm_forward(RmsNormForward const& args, cudaStream_t stream) {
             launch.template operator()<H::stages(2)>([&](auto* kernel, size_t shared) {
                 int64_t const blocks = std::min(args.tokens, multiprocessors() * ceil_div(kForwardThreads, threads));
                 kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(args);
+                check_launch("rmsnorm_forward");
             });
     });
 }

@@ -145,7 +145,7 @@ int run_suites(Trained const& trained, Job const& job) {
     if (writes) files.emplace(job.files, options.output_dir);
     Session session(options, job.launch.world(), job.files);
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
-    session.data_fingerprints();
+    session.data_fingerprints(/*training=*/false);
     int64_t const step = session.load_weights(trained.checkpoint).step;
     SuiteResults const results = run_suites(session, step, session.selections(step), [&] {
         job.watchdog.enter(Section::eval, step);  // each forward has its limit
@@ -163,7 +163,7 @@ int run_eval(Trained const& trained, Job const& job) {
     Session session(options, job.launch.world(), job.files);
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     auto const validation = session.open(Split::validation);
-    session.data_fingerprints();
+    session.data_fingerprints(/*training=*/options.eval.reach);
     RunState const state = session.load_weights(trained.checkpoint);
     if (job.launch.world().rank() == 0) warn_of_other_template(options.data, state, job.files);
     auto const selections = session.selections(state.step);

@@ -130,6 +130,10 @@ Checkpoint Checkpoint::open(FileSystem& files, HostComm& world, Path const& fold
     });
     text = world.broadcast_text(std::move(text), 0);
     std::string const where = (folder / kManifestName).string();
+    agree(world, [&] {
+        if (world.rank() > 0 && reading([&] { return read_manifest(files, folder); }) != text)
+            fail(Category::checkpoint, "{} is another file than for rank 0: all hosts must see the same folder", where);
+    });
     auto const manifest = std::make_shared<Manifest const>(Manifest::parse(text, where));
     check_expected(manifest->state, expected, where);
     manifest->check_pieces(where);

@@ -30,17 +30,21 @@ int64_t add(Sha256& hash, FileSystem& files, Path const& path) {
     return size;
 }
 
-std::string fingerprint(Path const& prefix, FileSystem& files) {
-    Sha256 hash;
-    int64_t bytes = 0;
-    for (char const* extension : {".idx", ".bin", ".mask", ".weights"}) {
-        Path const path = prefix.string() + extension;
-        if (files.exists(path)) bytes += add(hash, files, path);
-    }
-    return fmt::format("{} bytes, {:.16}", bytes, hash.finish());
+std::string fingerprint(std::string const& prefix, FileSystem& files) {
+    std::vector<Path> paths;
+    for (char const* extension : {".idx", ".bin", ".mask", ".weights"})
+        if (Path const path = prefix + extension; files.exists(path)) paths.push_back(path);
+    return fingerprint(paths, files);
 }
 
 }  // namespace
+
+std::string fingerprint(std::vector<Path> const& paths, FileSystem& files) {
+    Sha256 hash;
+    int64_t bytes = 0;
+    for (Path const& path : paths) bytes += add(hash, files, path);
+    return fmt::format("{} bytes, {:.16}", bytes, hash.finish());
+}
 
 std::map<std::string, std::string> fingerprints(DataOptions const& options, FileSystem& files) {
     std::map<std::string, std::string> found;

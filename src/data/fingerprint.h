@@ -3,15 +3,18 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "data/options.h"
 #include "io/file_system.h"
 
 namespace perigee {
 
-/// By place in the options ("train.0", "validation.1"): a text that differs where the files' contents do, such as
-/// "12345 bytes, 0123456789abcdef". Files of up to 64 MiB are hashed whole, larger ones in 256 pieces spread over
-/// them. Empty for made-up data. Throws IoError where a file cannot be read.
+/// Of one or several files together, such as "12345 bytes, 0123456789abcdef". Files of up to 64 MiB are hashed whole,
+/// larger ones in 256 pieces spread over them. Throws IoError where a file cannot be read.
+std::string fingerprint(std::vector<Path> const& paths, FileSystem& files);
+
+/// By place in the options ("train.0", "validation.1"): fingerprint() of a data set's files. Empty for made-up data.
 std::map<std::string, std::string> fingerprints(DataOptions const& options, FileSystem& files);
 
 }  // namespace perigee

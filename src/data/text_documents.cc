@@ -72,7 +72,7 @@ class TextFinder : public nlohmann::json_sax<json> {
     int depth_ = 0;
 };
 
-constexpr std::string_view kBlanks = " \t\r\n\f\v";
+constexpr std::string_view kBlanks = " \t\r\n\f\v", kByteOrderMark = "\xEF\xBB\xBF";
 constexpr char kFromArray[] = "a JSON array is converted by: jq -c '.[]' FILE > FILE.jsonl";
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(kBlanks) == line.npos; }
@@ -104,6 +104,7 @@ void read_text(TextReader& reader, TextOptions const& options, UseDocument const
     std::string document, blanks, line;
     int64_t blank_run = 0;
     while (reader.read_line(line, kMaxDocumentBytes)) {
+        if (reader.line_number() == 1 && line.starts_with(kByteOrderMark)) line.erase(0, kByteOrderMark.size());
         if (options.blank_lines > 0 && is_blank(line)) {
             ++blank_run;
             blanks += line;
@@ -147,7 +148,7 @@ void refuse_binary(TextReader& reader) {
 
 void refuse_array(TextReader& reader) {
     std::string_view ahead = reader.ahead();
-    if (constexpr std::string_view kMark = "\xEF\xBB\xBF"; ahead.starts_with(kMark)) ahead.remove_prefix(kMark.size());
+    if (ahead.starts_with(kByteOrderMark)) ahead.remove_prefix(kByteOrderMark.size());
     size_t const first = ahead.find_first_not_of(kBlanks);
     if (first != ahead.npos && ahead[first] == '[')
         fail(Category::data, "{}: begins with \"[\", where one JSON object per line is read; {}",

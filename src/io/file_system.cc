@@ -183,6 +183,9 @@ class PosixFileLock : public FileLock {
             retry([&] { return ::pwrite(file_.fd(), holder.data(), holder.size(), 0); }) < 0) {
             throw IoError("write", path, errno);
         }
+        // Other hosts look for the holder. Some file systems cannot sync.
+        if (retry([&] { return ::fsync(file_.fd()); }) < 0 && errno != EINVAL && errno != ENOTSUP)
+            throw IoError("sync", path, errno);
     }
 
   private:

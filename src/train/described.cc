@@ -167,7 +167,10 @@ std::optional<RunOptions> stored_options(RunState const& state) {
 std::optional<RunOptions> options_in(FileSystem& files, Path const& folder) {
     Path const manifest = folder / kManifestName;
     if (!files.exists(manifest)) return std::nullopt;
-    return stored_options(Manifest::parse(files.read_text(manifest, kMaxManifestBytes), manifest.string()).state);
+    RunState const state = Manifest::parse(files.read_text(manifest, kMaxManifestBytes), manifest.string()).state;
+    auto stored = stored_options(state);
+    if (stored) stored->attention = attention_at(stored->attention, state.step);
+    return stored;
 }
 
 std::string held_out_data(RunOptions const& options, std::map<std::string, std::string> const& contents) {

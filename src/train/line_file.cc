@@ -44,6 +44,11 @@ int64_t LineFile::missing() const {
     return lines_ + lost_;
 }
 
+void LineFile::was_cut() {
+    std::scoped_lock const lock(mutex_);
+    if (file_) end_ = files_->file_size(path_);
+}
+
 void LineFile::write() {
     if (waiting_.empty()) return;
     try {

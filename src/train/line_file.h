@@ -26,8 +26,10 @@ class LineFile {
     /// Tries again, and waits until the device has what was written: some file systems report a full disk only then.
     /// Returns whether every line ever added is in the file.
     bool flush();
-    /// The lines that wait, for whoever replaces this object; they no longer count as missing.
+    /// The lines that wait, for whoever adds them again; they no longer count as missing.
     std::string take_waiting();
+    /// Somebody has cut the file after a whole line: lines come after what it holds now.
+    void was_cut();
     /// A sentence for the log, once when lines begin to wait and once when they were written; otherwise empty.
     std::string news();
     int64_t missing() const;  ///< lines that wait or were lost

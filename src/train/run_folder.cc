@@ -131,7 +131,7 @@ void check_shared(FileSystem& files, Path const& output_dir, std::string const& 
         std::string found;
         try {
             found = files.read_text(output_dir / kLock, 4096);
-        } catch (IoError const&) {
+        } catch (Error const&) {  // not there yet, or cut while it is read
         }
         if (found == holder) return;
         if (std::chrono::steady_clock::now() > until) break;
@@ -176,14 +176,9 @@ void RunFolder::mirror_log() {
 
 template <class Again>
 void RunFolder::rewind(std::unique_ptr<LineFile>& file, char const* name, Again&& is_done_again) {
-    std::string waiting;
-    if (file) {
-        file->flush();
-        waiting = file->take_waiting();
-        lost_ += file->missing();
-        file.reset();
-    }
+    std::string const waiting = file ? file->take_waiting() : "";
     cut(*files_, path_ / name, is_done_again);
+    if (file) file->was_cut();
     for_each_line(waiting, [&](MetricLine const& line) {  // that a full disk did not take
         auto const metric = read_metric(line, path_ / name);
         if (!metric || is_done_again(*metric)) return false;
@@ -268,7 +263,7 @@ void RunFolder::append_sample(std::string const& json_object) { append(samples_,
 void RunFolder::append_blocks(std::string const& json_object) { append(blocks_, kBlocks, json_object); }
 
 int64_t RunFolder::finish_metrics() {
-    int64_t missing = lost_;
+    int64_t missing = 0;
     for (LineFile* const file : {metrics_.get(), samples_.get(), blocks_.get()}) {
         if (file == nullptr) continue;
         file->flush();

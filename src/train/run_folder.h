@@ -63,7 +63,6 @@ class RunFolder {
     std::unique_ptr<LineFile> metrics_;
     std::unique_ptr<LineFile> samples_;
     std::unique_ptr<LineFile> blocks_;
-    int64_t lost_ = 0;  ///< lines of files that were rewound
     std::unique_ptr<LineFile> log_;
     std::unique_ptr<EventFile> events_;
 };

@@ -49,8 +49,9 @@ std::vector<bf16> rounded(Ops& ops, ConstView values) {
 
 /// Says where these weights were trained as another model.
 void say_changes(Checkpoint const& checkpoint, RunOptions const& options) {
-    auto const stored = stored_options(checkpoint.state());
+    auto stored = stored_options(checkpoint.state());
     if (!stored) return;
+    stored->attention = attention_at(stored->attention, checkpoint.state().step);
     if (auto const found = model_changes(*stored, options); !found.empty())
         log::info("the model is not the one of {}, whose value comes first:\n{}", checkpoint.folder().string(),
                   to_string(found));
@@ -278,8 +279,10 @@ std::unique_ptr<DataSource> Session::open(Split split) const {
     return open_data(options_.data, split, static_cast<uint64_t>(options_.seed), options_.model.vocab_size, *files_);
 }
 
-std::map<std::string, std::string> Session::data_fingerprints() const {
-    auto const found = fingerprints(options_.data, *files_);
+std::map<std::string, std::string> Session::data_fingerprints(bool training) const {
+    DataOptions data = options_.data;
+    if (!training && !data.validation.empty()) data.train.clear();
+    auto const found = fingerprints(data, *files_);
     std::string const mine = nlohmann::json(found).dump();
     auto const all = mesh_.world().gather_text(mine);
     for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -426,6 +429,22 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
     }
 }
 
+void Session::check_weights_alike(Path const& folder) const {
+    if (mesh_.world().size() == 1) return;
+    std::string mine;
+    agree(mesh_.world(), [&] {
+        std::vector<Path> paths;
+        for (std::string const& name : files_->list(folder))
+            if (name.ends_with(".safetensors")) paths.push_back(folder / name);
+        mine = fingerprint(paths, *files_);
+    });
+    auto const all = mesh_.world().gather_text(mine);
+    auto const other = std::ranges::find_if(all, [&](std::string const& its) { return its != all.front(); });
+    if (other == all.end()) return;
+    fail(Category::config, "{} holds other weights for rank {} than for rank 0 ({}, {}): all hosts must see the same",
+         folder.string(), other - all.begin(), *other, all.front());
+}
+
 void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> const& all) const {
     ModelOptions const& model = options_.model;
     bool const adapters = is_adapter(layout.entries().front().spec.name);
@@ -448,6 +467,7 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
         say_changes(checkpoint, options_);
     } else {
         leave_out([](std::string const&) { return true; });
+        check_weights_alike(from);
         agree(mesh_.world(), [&] {
             HfWeights const stored = adapters ? open_adapters(*files_, from, model.lora) : HfWeights(*files_, from);
             stored.check(adapters ? peft_params(model) : base_params(model));

@@ -84,8 +84,9 @@ class Session {
     ShardedWeights& weights() { return weights_.trained(); }
     ShardedWeights const& weights() const { return weights_.trained(); }
     std::unique_ptr<DataSource> open(Split split) const;
-    /// fingerprints() of the run's data. Collective; throws Category::data where ranks read different files.
-    std::map<std::string, std::string> data_fingerprints() const;
+    /// fingerprints() of the data that a run reads, or only an evaluation. Collective; throws Category::data where
+    /// ranks read different files.
+    std::map<std::string, std::string> data_fingerprints(bool training = true) const;
     std::vector<Selection> selections(int64_t step) const;
     /// Bytes of text that each token id of the tokenizer stands for, 0 for special tokens; empty for made-up data,
     /// which stands for none.
@@ -112,6 +113,8 @@ class Session {
     /// Fills parts of a layout's weights, which lie on the device, from the folder in `model.init_from`
     /// (`lora.init_from` for adapters). A rank reads only the bytes of its parts. Collective: all ranks succeed or
     /// throw the same Category::checkpoint.
+    /// Throws Category::config unless every rank sees the same weights in this Hugging Face folder. Collective.
+    void check_weights_alike(Path const& folder) const;
     void read_initial(ParamLayout const& layout, std::vector<StoredTensor> const& parts) const;
     /// Initial weights of a new run: read_initial() if a folder is named, else random numbers, each a function of
     /// (seed, name, index) only. Collective.

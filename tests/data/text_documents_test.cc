@@ -67,6 +67,10 @@ class TextTest : public ::testing::Test {
     std::unique_ptr<FileSystem> files_ = make_file_system();
 };
 
+TEST_F(TextTest, AByteOrderMarkIsNoText) {
+    EXPECT_THAT(documents(text_file("a.txt", "\xEF\xBB\xBFone\n\xEF\xBB\xBFtwo")), ElementsAre("one\n\xEF\xBB\xBFtwo"));
+}
+
 TEST_F(TextTest, AFileIsOneDocumentByteForByte) {
     for (std::string const text : {"one\ntwo", "one\r\n\r\n\n two\n", "", "\n", "\xff\xfe binary \x01"}) {
         EXPECT_THAT(documents(text_file("a.txt", text)), ElementsAre(text));

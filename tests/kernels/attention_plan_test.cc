@@ -317,14 +317,29 @@ TEST(AttentionPlan, RefusesWhatTheKernelsDoNotTake) {
     for (int64_t const many : {int64_t{1} << 30, int64_t{1} << 40, INT64_MAX}) {
         EXPECT_THAT(refusal([&](BlockSparseShape& s) { s.documents = many; }), HasSubstr("too many"));
         EXPECT_THAT(refusal([&](BlockSparseShape& s) { s.tokens = s.queries = many; }), HasSubstr("too many"));
-        EXPECT_THAT(refusal([&](BlockSparseShape& s) { s.heads = s.kv_heads = many; }), HasSubstr("more than 65536"));
+        EXPECT_THAT(refusal([&](BlockSparseShape& s) { s.heads = s.kv_heads = many; }), HasSubstr("more than 65535"));
         EXPECT_EQ(refusal([&](BlockSparseShape& s) { s.block_size = many; }), "") << "one block, whatever its size";
     }
     EXPECT_THAT(refusal([](BlockSparseShape& s) {
                     s.tokens = s.queries = s.block_size = (1 << 30) - 1;
-                    s.heads = s.kv_heads = 1 << 16;
+                    s.heads = s.kv_heads = 65535;
                 }),
                 HasSubstr("too many"));
+    EXPECT_THAT(refusal([](BlockSparseShape& s) {
+                    s.tokens = s.queries = s.block_size = 1 << 24;
+                    s.heads = 128;
+                    s.kv_heads = 64;
+                }),
+                HasSubstr("16777216 queries x 128 heads are too many"));
+    auto const with_blocks = [&](int64_t blocks) {
+        return refusal([&](BlockSparseShape& s) {
+            s.tokens = blocks;
+            s.queries = s.block_size = s.top_k = 1;
+            s.heads = s.kv_heads = 1;
+        });
+    };
+    EXPECT_EQ(with_blocks(65535 * 1024), "");
+    EXPECT_THAT(with_blocks(65535 * 1024 + 1), HasSubstr("too many"));
     BlockSparseShape bad = shape(1024, 64, 3);
     bad.head_dim = 80;
     EXPECT_THROW(plan_attention(bad, AttentionTask::forward), Error);

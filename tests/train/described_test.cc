@@ -240,6 +240,15 @@ TEST_F(Described, ARunThatBeginsWithACheckpointsWeightsHasItsModelByDefault) {
                 HasSubstr("whose value comes first:\n  model.rope_theta: 500000.0 -> 10000.0"));
 }
 
+TEST_F(Described, ARunThatBeginsWithACheckpointsWeightsHasTheAttentionOfItsStep) {
+    train(options({"attention.schedule=[{step: 1, kind: full}, {step: 100, kind: moba}]"}));
+    std::string const from = (checkpoint_root(folder_.path() / "run") / step_name(2)).string();
+    RunOptions const o = parse_config("{model: {init_from: " + from + "}}", "yaml", {});
+    EXPECT_EQ(o.attention.kind, AttentionKind::full);
+    EXPECT_TRUE(o.attention.schedule.empty());
+    EXPECT_EQ(o.attention.moba.block_size, 16);
+}
+
 TEST_F(Described, OtherDifferencesAreListedInOneBlockAndTrainingGoesOn) {
     train(options());
     std::string const said =

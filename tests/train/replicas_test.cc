@@ -55,8 +55,8 @@ Machine machine_of(FaultyOps::Do before, FaultyOps::Do after) {
     return {std::move(device), std::move(ops)};
 }
 
-/// What is flipped before the update. From then on also, with `lasting`, in every third loss, and with `backward` in
-/// the gradient of every third micro-batch.
+/// What is flipped before the update; with `lasting` also in the third loss from then on, which is that of the step
+/// computed a second time, and with `backward` in its gradient.
 enum class Where { weight, gradient, moment, lasting, backward };
 
 struct Fault {

@@ -129,7 +129,9 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 
 def student(by_seed):
-    """95% interval of the mean of 3 to 31 seeds."""
+    """95% interval of the mean of 3 to 31 seeds; empty for other numbers of them."""
+    if not 3 <= len(by_seed) <= len(STUDENT) + 1:
+        return ""
     half = STUDENT[len(by_seed) - 2] * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
     middle = sum(by_seed) / len(by_seed)
     return f"[{middle - half:+.4f}, {middle + half:+.4f}]"
@@ -140,7 +142,8 @@ def of_seeds(by_seed):
     if len(by_seed) < 2:
         return ""
     text = f"; seeds {min(by_seed):+.4f} to {max(by_seed):+.4f}"
-    return f"{text}, t {student(by_seed)}" if 3 <= len(by_seed) <= len(STUDENT) + 1 else text
+    interval = student(by_seed)
+    return f"{text}, t {interval}" if interval else text
 
 
 def scatter(found):

@@ -326,33 +326,78 @@ TEST_F(Described, RanksWithOtherOptionsAreRefusedOnEveryRank) {
                                 "parallel.tensor: 1 -> 2"));
 }
 
+/// Every rank of three does this with files of its own, where rank 2 has other ones unless `alike`; the common error.
+std::string error_of_ranks(bool alike, Category category,
+                           std::function<void(HostComm&, FileSystem&, bool other)> const& act) {
+    std::string found;
+    for (auto const& error : testing::try_ranks(3, [&](HostComm& world) {
+             testing::MemoryFileSystem files;
+             act(world, files, !alike && world.rank() == 2);
+         })) {
+        EXPECT_EQ(error == nullptr, alike);
+        if (!error) continue;
+        try {
+            std::rethrow_exception(error);
+        } catch (Error const& e) {
+            EXPECT_EQ(e.category(), category);
+            found = e.what();
+        }
+    }
+    return found;
+}
+
 TEST_F(Described, RanksThatReadOtherDataAreNamed) {
     RunOptions o =
         options({"data.mock_data=false", "data.train=[{path: a}, {path: b}]", "data.validation=[{path: a}]"});
-    for (bool const alike : {true, false}) {
-        auto const errors = testing::try_ranks(3, [&](HostComm& world) {
-            testing::MemoryFileSystem files;
-            for (char const* const name : {"a", "b"}) {
-                bool const other = !alike && world.rank() == 2 && std::string_view(name) == "b";
-                files.replace_text(fmt::format("{}.idx", name), other ? "xyz" : "xy");
-                files.replace_text(fmt::format("{}.bin", name), "same");
+    auto const open = [&](bool alike, bool training) {
+        return error_of_ranks(alike, Category::data, [&](HostComm& world, FileSystem& files, bool other) {
+            for (std::string const name : {"a", "b"}) {
+                files.replace_text(name + ".idx", other && name == "b" ? "xyz" : "xy");
+                files.replace_text(name + ".bin", "same");
             }
-            auto const found = Session(o, world, files).data_fingerprints();
-            EXPECT_EQ(found, fingerprints(o.data, files));
-            EXPECT_EQ(found.size(), 3u);
+            auto const found = Session(o, world, files).data_fingerprints(training);
+            EXPECT_EQ(found.size(), training ? 3u : 1u);
         });
-        for (auto const& error : errors) {
-            EXPECT_EQ(error == nullptr, alike);
-            if (!error) continue;
-            try {
-                std::rethrow_exception(error);
-            } catch (Error const& e) {
-                EXPECT_EQ(e.category(), Category::data);
-                EXPECT_THAT(e.what(),
-                            HasSubstr("data.train.1.path holds other files for rank 2 than for rank 0 (7 bytes"));
-            }
-        }
-    }
+    };
+    EXPECT_EQ(open(true, true), "");
+    EXPECT_THAT(open(false, true),
+                HasSubstr("data.train.1.path holds other files for rank 2 than for rank 0 (7 bytes"));
+}
+
+TEST_F(Described, AnEvaluationComparesOnlyTheDataThatItReads) {
+    RunOptions o = options({"data.mock_data=false", "data.train=[{path: b}]", "data.validation=[{path: a}]"});
+    testing::run_ranks(2, [&](HostComm& world) {
+        testing::MemoryFileSystem files;
+        files.replace_text("a.idx", "xy");
+        if (world.rank() == 0) files.replace_text("b.idx", "xy");
+        EXPECT_THAT(Session(o, world, files).data_fingerprints(false), ElementsAre(::testing::Key("validation.0")));
+    });
+}
+
+TEST_F(Described, RanksThatReadOtherWeightsAreNamed) {
+    RunOptions o = options();
+    o.model.init_from = "folder";
+    std::string const found =
+        error_of_ranks(false, Category::config, [&](HostComm& world, FileSystem& files, bool other) {
+            files.make_directories("folder");
+            files.replace_text("folder/model.safetensors", other ? "xyz" : "xy");
+            Session session(o, world, files);
+            Learner(session).initialise(1);
+        });
+    EXPECT_THAT(found, HasSubstr("folder holds other weights for rank 2 than for rank 0 (3 bytes"));
+}
+
+TEST_F(Described, RanksThatReadAnotherCheckpointAreNamed) {
+    train(options());
+    Path const folder = checkpoint_root(folder_.path() / "run") / step_name(2);
+    std::string const manifest = files_->read_text(folder / kManifestName, kMaxManifestBytes);
+    std::string const found =
+        error_of_ranks(false, Category::checkpoint, [&](HostComm& world, FileSystem& files, bool other) {
+            files.make_directories("step");
+            files.replace_text(Path("step") / kManifestName, manifest + (other ? " " : ""));
+            Checkpoint::open(files, world, "step");
+        });
+    EXPECT_THAT(found, AllOf(HasSubstr("rank 2: "), HasSubstr("is another file than for rank 0")));
 }
 
 TEST_F(Described, ACheckpointOfAnotherRunIsSetAsideOrWhereItIsNamedSaid) {

@@ -99,9 +99,13 @@ void preprocess_backward(Stage const& stage, BlockSparseGradients const& gradien
         int64_t const key_blocks = ceil_div(s.tokens * s.kv_heads * D / 8, kProductThreads);
         int64_t const row_blocks = ceil_div(s.queries * s.heads, kRowsAtOnce * (kProductThreads / kLanesOfRow<D>));
         if (args.adds_to_dq)
-            launch({"largest_keys", std::min(key_blocks, 8 * multiprocessors()), 2, kProductThreads, 0, stream},
+            launch({.name = "largest_keys",
+                    .grid = {std::min(key_blocks, 8 * multiprocessors()), 2},
+                    .threads = kProductThreads,
+                    .stream = stream},
                    max_abs_kernel<D>, args);
-        launch({"preprocess_backward", row_blocks, 1, kProductThreads, 0, stream}, preprocess_kernel<D>, args);
+        launch({.name = "preprocess_backward", .grid = {row_blocks}, .threads = kProductThreads, .stream = stream},
+               preprocess_kernel<D>, args);
     });
 }
 

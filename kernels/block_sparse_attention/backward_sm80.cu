@@ -196,8 +196,11 @@ template <bool kLocal>
 void launch_dq(Stage const& stage, AttentionArgs const& args, int64_t tiles) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         static_assert(sizeof(QueryShared<D>) <= kLeastShared);
-        launch({kLocal ? "dq_local_sm80" : "dq_selected_sm80", tiles * args.pass_heads, 1, kThreads,
-                sizeof(QueryShared<D>), stage.problem.stream},
+        launch({.name = kLocal ? "dq_local_sm80" : "dq_selected_sm80",
+                .grid = {tiles * args.pass_heads},
+                .threads = kThreads,
+                .shared_bytes = sizeof(QueryShared<D>),
+                .stream = stage.problem.stream},
                dq_kernel<D, kLocal>, args);
     });
 }
@@ -209,8 +212,11 @@ void dkv_sm80(Stage const& stage, BlockSparseGradients const& gradients) {
     args.tiles_per_block = tiles_per_block(stage.plan, 1, kTileKeys);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         static_assert(sizeof(KeyShared<D>) <= kLeastShared);
-        launch({"dkv_sm80", stage.plan.blocks * args.tiles_per_block, args.kv_heads, kThreads, sizeof(KeyShared<D>),
-                stage.problem.stream},
+        launch({.name = "dkv_sm80",
+                .grid = {stage.plan.blocks * args.tiles_per_block, args.kv_heads},
+                .threads = kThreads,
+                .shared_bytes = sizeof(KeyShared<D>),
+                .stream = stage.problem.stream},
                dkv_kernel<D>, args);
     });
 }

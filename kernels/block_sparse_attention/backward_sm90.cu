@@ -278,8 +278,11 @@ void attend_backward_sm90(Stage const& stage, Pass const& pass, BlockSparseGradi
         return hopper::rows_map(x, shape.tokens, shape.kv_heads, shape.head_dim, kKvTile);
     };
     with_sm90_head_dim(shape.head_dim, [&]<int D>() {
-        launch({"attend_backward_sm90", multiprocessors(), 1, kProducers + kConsumers, sizeof(BackwardShared<D>),
-                stage.problem.stream},
+        launch({.name = "attend_backward_sm90",
+                .grid = {multiprocessors()},
+                .threads = kProducers + kConsumers,
+                .shared_bytes = sizeof(BackwardShared<D>),
+                .stream = stage.problem.stream},
                f.adds_to_dq ? backward_kernel<D, true> : backward_kernel<D, false>, ProductArgs{f, map(f.k), map(f.v)});
     });
 }

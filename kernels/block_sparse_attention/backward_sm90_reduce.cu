@@ -142,13 +142,21 @@ void reduce_gradients_sm90(Stage const& stage, Pass const& pass, BlockSparseGrad
     with_sm90_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         int64_t const rows = int64_t{f.pass_end - f.pass_begin} * f.group, vectors = rows * f.kv_heads * (D / 8);
         if (f.adds_to_dq)  // one pass
-            launch({"lay_query_gradients_out", ceil_div(vectors, kLayoutsAtOnce * kLayoutThreads), 1, kLayoutThreads, 0,
-                    stream},
+            launch({.name = "lay_query_gradients_out",
+                    .grid = {ceil_div(vectors, kLayoutsAtOnce * kLayoutThreads)},
+                    .threads = kLayoutThreads,
+                    .stream = stream},
                    query_layout_kernel<D>, f);
         else
-            launch({"sum_query_gradients", ceil_div(rows, kSumThreads / (D / 8)), pass.heads, kSumThreads, 0, stream},
+            launch({.name = "sum_query_gradients",
+                    .grid = {ceil_div(rows, kSumThreads / (D / 8)), pass.heads},
+                    .threads = kSumThreads,
+                    .stream = stream},
                    query_sums_kernel<D>, f);
-        launch({"sum_key_gradients", stage.plan.blocks * f.kv_tiles, pass.heads, kConsumers, 0, stream},
+        launch({.name = "sum_key_gradients",
+                .grid = {stage.plan.blocks * f.kv_tiles, pass.heads},
+                .threads = kConsumers,
+                .stream = stream},
                key_sums_kernel<D>, f);
     });
 }

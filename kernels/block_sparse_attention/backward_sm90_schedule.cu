@@ -160,8 +160,12 @@ BackwardArgs backward_args(Stage const& stage, Pass const& pass, BlockSparseGrad
 
 void schedule_work_items(Stage const& stage, Pass const& pass) {
     BackwardArgs const args = backward_args(stage, pass, {});
-    launch({"count_work_items", pass.heads, 1, kScanThreads, 0, stage.problem.stream}, count_work_items, args);
-    launch({"fill_work_items", ceil_div(stage.plan.blocks, 8), pass.heads, 256, 0, stage.problem.stream},
+    launch({.name = "count_work_items", .grid = {pass.heads}, .threads = kScanThreads, .stream = stage.problem.stream},
+           count_work_items, args);
+    launch({.name = "fill_work_items",
+            .grid = {ceil_div(stage.plan.blocks, 8), pass.heads},
+            .threads = 256,
+            .stream = stage.problem.stream},
            fill_work_items, args);
 }
 

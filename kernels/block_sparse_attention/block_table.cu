@@ -48,8 +48,11 @@ void build_block_table(BlockTable const& table, BlockSparseShape const& shape, i
     auto const narrow = [](int64_t x) { return static_cast<int32_t>(std::min<int64_t>(x, int64_t{1} << 30)); };
     TableArgs const args{
         table, cu_seqlens, narrow(shape.documents), narrow(shape.tokens), narrow(capacity), narrow(shape.block_size)};
-    launch({"count_blocks", 1, 1, kScanThreads, 0, stream, 1, true}, count_blocks, args);
-    launch({"fill_table", ceil_div(shape.tokens, 256), 1, 256, 0, stream, 1, true}, fill_table, args);
+    launch({.name = "count_blocks", .grid = {1}, .threads = kScanThreads, .stream = stream, .early = true},
+           count_blocks, args);
+    launch(
+        {.name = "fill_table", .grid = {ceil_div(shape.tokens, 256)}, .threads = 256, .stream = stream, .early = true},
+        fill_table, args);
 }
 
 }  // namespace perigee::block_sparse

@@ -106,8 +106,11 @@ template <bool kLocal>
 void launch_forward(Stage const& stage, AttentionArgs const& args, int64_t tiles) {
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         static_assert(sizeof(ForwardShared<D>) <= kLeastShared);
-        launch({kLocal ? "attend_local" : "attend_selected", tiles * args.pass_heads, 1, kThreads,
-                sizeof(ForwardShared<D>), stage.problem.stream},
+        launch({.name = kLocal ? "attend_local" : "attend_selected",
+                .grid = {tiles * args.pass_heads},
+                .threads = kThreads,
+                .shared_bytes = sizeof(ForwardShared<D>),
+                .stream = stage.problem.stream},
                forward_kernel<D, kLocal>, args);
     });
 }

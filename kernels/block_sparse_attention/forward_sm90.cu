@@ -42,8 +42,11 @@ void launch_forward(Stage const& stage, AttentionArgs const& attention, int64_t 
         ForwardArgs const args{attention, map(attention.k), map(attention.v),
                                !T::kLocal && shape.block_size <= T::kKeys * T::kKeyStages};
         int64_t const blocks = std::min(multiprocessors(), tiles * attention.pass_heads);
-        launch({T::kLocal ? "attend_local" : "attend_selected", blocks, 1, T::kThreads, sizeof(ForwardShared<T>),
-                stage.problem.stream},
+        launch({.name = T::kLocal ? "attend_local" : "attend_selected",
+                .grid = {blocks},
+                .threads = T::kThreads,
+                .shared_bytes = sizeof(ForwardShared<T>),
+                .stream = stage.problem.stream},
                forward_sm90_kernel<T>, args);
     });
 }

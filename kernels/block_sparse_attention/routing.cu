@@ -271,12 +271,25 @@ void build_routing(Stage const& stage, RoutingArgs const& a) {
     int64_t const chunk_rows = int64_t{a.chunk_queries} * a.group * a.batches;
     auto const threads = static_cast<int>(std::clamp<int64_t>(ceil_div(chunk_rows, 2 * 32) * 32, 256, 1024));
     size_t const counters = sizeof(int32_t) * static_cast<size_t>(std::min(a.capacity, kCountRange));
-    launch({"count_entries", a.kv_heads, a.chunks, threads, counters, stream, ceil_div(a.capacity, kCountRange), true},
+    launch({.name = "count_entries",
+            .grid = {a.kv_heads, a.chunks, ceil_div(a.capacity, kCountRange)},
+            .threads = threads,
+            .shared_bytes = counters,
+            .stream = stream,
+            .early = true},
            count_entries<kPairs>, a);
-    launch({"scan_routing", ceil_div(a.capacity, kScanBlocks), a.kv_heads, kScanThreads, 0, stream, 1, true},
+    launch({.name = "scan_routing",
+            .grid = {ceil_div(a.capacity, kScanBlocks), a.kv_heads},
+            .threads = kScanThreads,
+            .stream = stream,
+            .early = true},
            scan_routing, a);
-    launch({"fill_routing", a.kv_heads, ceil_div(a.chunks, a.part_chunks), kFillThreads, sizeof(FillShared<kPairs>),
-            stream, ceil_div(a.capacity, kFillRange), true},
+    launch({.name = "fill_routing",
+            .grid = {a.kv_heads, ceil_div(a.chunks, a.part_chunks), ceil_div(a.capacity, kFillRange)},
+            .threads = kFillThreads,
+            .shared_bytes = sizeof(FillShared<kPairs>),
+            .stream = stream,
+            .early = true},
            fill_routing<kPairs>, a);
 }
 
@@ -293,8 +306,12 @@ void build_routing(Stage const& stage) {
 }
 
 void count_tiles(Stage const& stage, Pass const& pass) {
-    launch({"count_tiles", pass.heads, 1, kScanThreads, 0, stage.problem.stream, 1, true}, count_tiles,
-           routing_args(stage, pass));
+    launch({.name = "count_tiles",
+            .grid = {pass.heads},
+            .threads = kScanThreads,
+            .stream = stage.problem.stream,
+            .early = true},
+           count_tiles, routing_args(stage, pass));
 }
 
 }  // namespace perigee::block_sparse

@@ -8,17 +8,21 @@
 
 namespace perigee::kernels {
 
-/// A grid of `x` times `y` times `z` blocks; none is fine.
+/// Thread blocks along each axis; none is fine.
+struct Grid {
+    int64_t x;
+    int64_t y = 1;
+    int64_t z = 1;
+};
+
 struct Launch {
     char const* name;
-    int64_t x;
-    int64_t y;
+    Grid grid;
     int threads;
-    size_t shared_bytes;
+    size_t shared_bytes = 0;  ///< dynamic
     cudaStream_t stream;
-    int64_t z = 1;
     bool early = false;    ///< thread blocks may come while the kernel before still runs: start_early is called first
-    unsigned cluster = 1;  ///< thread blocks per cluster, along x; x is a multiple of it
+    unsigned cluster = 1;  ///< thread blocks per cluster, along x; grid.x is a multiple of it
 };
 
 /// The first act of a kernel that is launched `early`, in every thread: until the kernels before it are done. The next
@@ -38,7 +42,8 @@ inline cudaLaunchAttribute in_clusters(unsigned blocks) {
 
 template <class Args>
 void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
-    if (how.x == 0 || how.y == 0 || how.z == 0) return;
+    auto const [x, y, z] = how.grid;
+    if (x == 0 || y == 0 || z == 0) return;
     if (how.shared_bytes > 48 << 10) allow_shared(kernel, how.shared_bytes);
     // What no grid can have is refused by the launch.
     auto const extent = [](int64_t blocks) { return static_cast<unsigned>(std::min<int64_t>(blocks, UINT_MAX)); };
@@ -47,7 +52,7 @@ void launch(Launch const& how, void (*kernel)(Args const), Args const& args) {
     if (how.early && built_for() >= BuiltFor::early) attributes[count++] = early_launch();
     if (how.cluster > 1) attributes[count++] = in_clusters(how.cluster);
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(extent(how.x), extent(how.y), extent(how.z));
+    config.gridDim = dim3(extent(x), extent(y), extent(z));
     config.blockDim = dim3(static_cast<unsigned>(how.threads));
     config.dynamicSmemBytes = how.shared_bytes;
     config.stream = how.stream;

@@ -10,11 +10,11 @@ namespace perigee::kernels {
 /// Factors that rescale the earlier results of the lane's two rows after another tile of keys.
 struct Rescale {
     float factor[2];
-    bool less;  ///< some row of the warp may need rescaling; else the factors are not set
+    bool needed;  ///< some row of the warp may need rescaling; else the factors are not set
 
     template <int kCount>
     __device__ void apply(float (&o)[kCount]) const {
-        if (!less) return;
+        if (!needed) return;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) o[i] *= factor[i % 4 / 2];
     }
@@ -30,8 +30,8 @@ struct Softmax {
 
     /// Turns scores into weights relative to the maxima from here on. `first`: they are known to be the rows' first.
     __device__ void absorb(float (&s)[kKeys / 2], float scale_log2, Rescale& rescale, bool first = false) {
-        rescale.less = first || __any_sync(kAllLanes, may_have_grown(s, scale_log2));
-        if (rescale.less) {
+        rescale.needed = first || __any_sync(kAllLanes, may_have_grown(s, scale_log2));
+        if (rescale.needed) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 float most = top[half];

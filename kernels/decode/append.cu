@@ -61,7 +61,11 @@ __global__ void __launch_bounds__(kThreads) pool_pages_kernel(PoolArgs const a) 
 void append(Cache const& cache, bf16 const* k, bf16 const* v, cudaStream_t stream) {
     with_head_dim(cache.head_dim, [&]<int D>() {
         with_pool_threads(cache.block_size, [&]<int kThreads>() {
-            launch({"kv_append", cache.sequences, cache.kv_heads, kThreads, 0, stream, 1, true},
+            launch({.name = "kv_append",
+                    .grid = {cache.sequences, cache.kv_heads},
+                    .threads = kThreads,
+                    .stream = stream,
+                    .early = true},
                    append_kernel<D, kThreads>, AppendArgs{cache, k, v});
         });
     });
@@ -70,8 +74,12 @@ void append(Cache const& cache, bf16 const* k, bf16 const* v, cudaStream_t strea
 void pool(Cache const& cache, int64_t first, int64_t count, cudaStream_t stream) {
     with_head_dim(cache.head_dim, [&]<int D>() {
         with_pool_threads(cache.block_size, [&]<int kThreads>() {
-            launch({"pool_pages", count, cache.kv_heads, kThreads, 0, stream, 1, true}, pool_pages_kernel<D, kThreads>,
-                   PoolArgs{cache, static_cast<int32_t>(first)});
+            launch({.name = "pool_pages",
+                    .grid = {count, cache.kv_heads},
+                    .threads = kThreads,
+                    .stream = stream,
+                    .early = true},
+                   pool_pages_kernel<D, kThreads>, PoolArgs{cache, static_cast<int32_t>(first)});
         });
     });
 }

@@ -63,7 +63,12 @@ void attend(Attend const& x) {
                 "decoding: the blocks that a group of query heads selects are too many for the shared memory of this "
                 "GPU's thread blocks: use a smaller top_k");
         int64_t const columns = grid_columns(args, resident_blocks(attend_kernel<D>, kAttendThreads, bytes));
-        launch({"decode_attend", columns, x.cache.kv_heads, kAttendThreads, bytes, x.stream, x.cache.sequences, true},
+        launch({.name = "decode_attend",
+                .grid = {columns, x.cache.kv_heads, x.cache.sequences},
+                .threads = kAttendThreads,
+                .shared_bytes = bytes,
+                .stream = x.stream,
+                .early = true},
                attend_kernel<D>, args);
     });
     merge(args, x.stream);

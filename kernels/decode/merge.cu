@@ -68,8 +68,12 @@ __global__ void __launch_bounds__(kMergeThreads, 1) merge_kernel(AttendArgs cons
 
 void merge(AttendArgs const& args, cudaStream_t stream) {
     with_head_dim(args.cache.head_dim, [&]<int D>() {
-        launch({"decode_merge", args.heads, args.cache.sequences, kMergeThreads, 0, stream, 1, true}, merge_kernel<D>,
-               args);
+        launch({.name = "decode_merge",
+                .grid = {args.heads, args.cache.sequences},
+                .threads = kMergeThreads,
+                .stream = stream,
+                .early = true},
+               merge_kernel<D>, args);
     });
 }
 

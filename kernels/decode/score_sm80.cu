@@ -46,8 +46,12 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
 
 void score_sm80(ScoreArgs const& args, cudaStream_t stream) {
     with_head_dim(args.cache.head_dim, [&]<int D>() {
-        launch({"decode_scores", ceil_div(args.cache.most_blocks(), kScoreBlocks), args.cache.kv_heads, kScoreThreads,
-                tile_bytes<D>(kScoreBlocks), stream, args.cache.sequences, true},
+        launch({.name = "decode_scores",
+                .grid = {ceil_div(args.cache.most_blocks(), kScoreBlocks), args.cache.kv_heads, args.cache.sequences},
+                .threads = kScoreThreads,
+                .shared_bytes = tile_bytes<D>(kScoreBlocks),
+                .stream = stream,
+                .early = true},
                score_kernel<D>, args);
     });
 }

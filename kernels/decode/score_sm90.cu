@@ -76,8 +76,12 @@ __global__ void __launch_bounds__(kScoreThreads) score_kernel(ScoreArgs const a)
 
 void score_sm90(ScoreArgs const& args, cudaStream_t stream) {
     with_sm90_head_dim(args.cache.head_dim, [&]<int D>() {
-        launch({"decode_scores", ceil_div(args.cache.most_blocks(), kScoreBlocks), args.cache.kv_heads, kScoreThreads,
-                sizeof(ScoreShared<D>), stream, args.cache.sequences, true},
+        launch({.name = "decode_scores",
+                .grid = {ceil_div(args.cache.most_blocks(), kScoreBlocks), args.cache.kv_heads, args.cache.sequences},
+                .threads = kScoreThreads,
+                .shared_bytes = sizeof(ScoreShared<D>),
+                .stream = stream,
+                .early = true},
                args.summed > 1 ? score_kernel<D, true> : score_kernel<D, false>, args);
     });
 }

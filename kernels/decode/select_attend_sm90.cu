@@ -217,8 +217,12 @@ void select_attend(Select const& select, Attend const& attend, MobaOptions const
         // blocks then share another.
         int64_t const rows = int64_t{attend.cache.kv_heads} * attend.cache.sequences, sms = multiprocessors();
         if (rows * columns < 3 * sms) columns = std::min(columns, std::max<int64_t>(2 * sms / rows, 1));
-        launch({"decode_select_attend", columns, attend.cache.kv_heads, kAttendThreads, bytes, attend.stream,
-                attend.cache.sequences, true},
+        launch({.name = "decode_select_attend",
+                .grid = {columns, attend.cache.kv_heads, attend.cache.sequences},
+                .threads = kAttendThreads,
+                .shared_bytes = bytes,
+                .stream = attend.stream,
+                .early = true},
                select_attend_kernel<D>, args);
     });
 }

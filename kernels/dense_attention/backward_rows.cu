@@ -79,13 +79,20 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(__grid_constant__ Bac
 
 template <int D>
 void preprocess_backward(BackwardArgs const& args, cudaStream_t stream) {
-    launch({"dense_attention_row_stats", args.row_tiles, args.pass_kv_heads * args.group, kThreads, 0, stream, 1, true},
+    launch({.name = "dense_attention_row_stats",
+            .grid = {args.row_tiles, args.pass_kv_heads * args.group},
+            .threads = kThreads,
+            .stream = stream,
+            .early = true},
            preprocess_kernel<D>, args);
 }
 template <int D>
 void convert_query_gradient(BackwardArgs const& args, cudaStream_t stream) {
-    launch({"dense_attention_query_gradient", args.row_tiles, args.pass_kv_heads * args.group, kThreads, 0, stream, 1,
-            true},
+    launch({.name = "dense_attention_query_gradient",
+            .grid = {args.row_tiles, args.pass_kv_heads * args.group},
+            .threads = kThreads,
+            .stream = stream,
+            .early = true},
            convert_kernel<D>, args);
 }
 template void preprocess_backward<64>(BackwardArgs const&, cudaStream_t);

@@ -404,8 +404,12 @@ void dense_attention_backward(DenseAttentionProblem const& p, DenseAttentionGrad
                                     .row_tiles = static_cast<int32_t>(plan.kv_tiles * T::kTilesOfKv),
                                     .window = window_of(shape)};
             preprocess_backward<D>(args, p.stream);
-            launch({"dense_attention_backward", std::min(multiprocessors(), plan.kv_tiles * heads * parts), 1,
-                    kProducers + kConsumers, sizeof(BackwardShared<D>), p.stream, 1, true},
+            launch({.name = "dense_attention_backward",
+                    .grid = {std::min(multiprocessors(), plan.kv_tiles * heads * parts)},
+                    .threads = kProducers + kConsumers,
+                    .shared_bytes = sizeof(BackwardShared<D>),
+                    .stream = p.stream,
+                    .early = true},
                    shape.deterministic ? backward_kernel<D, true, kWindowed> : backward_kernel<D, false, kWindowed>,
                    args);
             convert_query_gradient<D>(args, p.stream);

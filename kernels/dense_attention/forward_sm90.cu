@@ -70,8 +70,13 @@ void dense_attention_forward(DenseAttentionProblem const& p, bf16* o, float* lse
                                window_of(p.shape)};
         int64_t const items = (p.queries / tiling.rows + p.shape.documents) * tiling.heads;
         int64_t const clusters = std::min(std::max<int64_t>(kernels::multiprocessors() / T::kCluster, 1), items);
-        kernels::launch({"dense_attention_forward", clusters * T::kCluster, 1, T::kThreads, sizeof(ForwardShared<T>),
-                         p.stream, 1, true, T::kCluster},
+        kernels::launch({.name = "dense_attention_forward",
+                         .grid = {clusters * T::kCluster},
+                         .threads = T::kThreads,
+                         .shared_bytes = sizeof(ForwardShared<T>),
+                         .stream = p.stream,
+                         .early = true,
+                         .cluster = T::kCluster},
                         forward_kernel<T>, args);
     };
     with_tiling(p.shape, [&]<int D, bool kWindowed>() {

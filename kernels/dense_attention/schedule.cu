@@ -79,7 +79,9 @@ Schedule schedule_tiles(DenseAttentionProblem const& p, void* scratch, Tiling co
                             tiling.rows,
                             tiling.group,
                             tiling.bytes_per_token};
-    launch({"schedule_dense_attention", 1, 1, kScanThreads, 0, p.stream, 1, true}, schedule_kernel, args);
+    launch(
+        {.name = "schedule_dense_attention", .grid = {1}, .threads = kScanThreads, .stream = p.stream, .early = true},
+        schedule_kernel, args);
     return schedule;
 }
 

@@ -73,7 +73,11 @@ void pool_centroids(Stage const& stage) {
     GateArgs const args = gate_args(stage);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         with_pool_threads(args.block_size, [&]<int kThreads>() {
-            launch({"pool", stage.plan.blocks, args.kv_heads, kThreads, 0, stage.problem.stream, 1, true},
+            launch({.name = "pool",
+                    .grid = {stage.plan.blocks, args.kv_heads},
+                    .threads = kThreads,
+                    .stream = stage.problem.stream,
+                    .early = true},
                    pool_kernel<D, kThreads>, args);
         });
     });

@@ -146,8 +146,12 @@ void select_blocks_sm80(Stage const& stage, int32_t* chosen) {
     GateArgs const args = gate_args(stage, chosen);
     with_head_dim(stage.plan.shape.head_dim, [&]<int D>() {
         size_t const bytes = sizeof(GateShared<D>) + sizeof(Slot) * static_cast<size_t>(args.slots);
-        launch({"gate", ceil_div(args.queries, kGateRows), args.heads / args.summed, kGateThreads, bytes,
-                stage.problem.stream, 1, true},
+        launch({.name = "gate",
+                .grid = {ceil_div(args.queries, kGateRows), args.heads / args.summed},
+                .threads = kGateThreads,
+                .shared_bytes = bytes,
+                .stream = stage.problem.stream,
+                .early = true},
                gate_kernel<D>, args);
     });
 }

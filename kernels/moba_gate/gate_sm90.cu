@@ -280,8 +280,12 @@ void launch_gate(Stage const& stage, int32_t* chosen) {
     int32_t const tile_queries = 64 * kWarpgroups / heads;
     int32_t const tiles = (args.queries + tile_queries - 1) / tile_queries;
     auto const centroids = hopper::rows_map(args.centroids, stage.plan.blocks, s.kv_heads, D, kStepBlocks);
-    launch({"gate", std::min(tiles * s.kv_heads, multiprocessors()), 1, 128 * (kWarpgroups + 1),
-            sizeof(GateShared<D, kSlots, kWarpgroups, kSummed>), stage.problem.stream, 1, true},
+    launch({.name = "gate",
+            .grid = {std::min(tiles * s.kv_heads, multiprocessors())},
+            .threads = 128 * (kWarpgroups + 1),
+            .shared_bytes = sizeof(GateShared<D, kSlots, kWarpgroups, kSummed>),
+            .stream = stage.problem.stream,
+            .early = true},
            gate_kernel<D, kSlots, kWarpgroups, kSummed>,
            TileArgs{args, hopper::rows_map(args.q, s.queries, s.heads, D, tile_queries, heads), centroids, tile_queries,
                     tiles});

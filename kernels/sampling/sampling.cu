@@ -311,9 +311,17 @@ size_t sample_zeros(int64_t rows) { return static_cast<size_t>(rows) * sizeof(Ro
 void sample_tokens(SampleTokens const& s, cudaStream_t stream) {
     Args const args{s, reinterpret_cast<Row*>(s.zeros), static_cast<Wide*>(s.scratch)};
     int64_t const slices = ceil_div(s.allowed, kSlice);
-    launch({"sample_best", slices, s.rows, kThreads, 0, stream, 1, true}, best_kernel, args);
-    launch({"sample_histogram", slices, s.rows, kThreads, 0, stream, 1, true}, histogram_kernel, args);
-    launch({"sample_draw", slices, s.rows, kThreads, sizeof(Sorted), stream, 1, true}, draw_kernel, args);
+    launch({.name = "sample_best", .grid = {slices, s.rows}, .threads = kThreads, .stream = stream, .early = true},
+           best_kernel, args);
+    launch({.name = "sample_histogram", .grid = {slices, s.rows}, .threads = kThreads, .stream = stream, .early = true},
+           histogram_kernel, args);
+    launch({.name = "sample_draw",
+            .grid = {slices, s.rows},
+            .threads = kThreads,
+            .shared_bytes = sizeof(Sorted),
+            .stream = stream,
+            .early = true},
+           draw_kernel, args);
 }
 
 }  // namespace perigee::kernels

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/folders.h"
+#include "checkpoint/manifest.h"
 #include "config/config.h"
 #include "data/chat_record.h"
 #include "data/fingerprint.h"

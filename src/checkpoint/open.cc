@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "base/log.h"
 #include "checkpoint/agree.h"
@@ -119,6 +121,24 @@ Checkpoint::Checkpoint(FileSystem& files, Path folder, std::shared_ptr<Manifest 
 
 RunState const& Checkpoint::state() const { return manifest_->state; }
 
+namespace {
+
+/// Whether the folder's manifest has this text; waits some seconds for a network file system to show it.
+bool sees(FileSystem& files, Path const& folder, std::string const& text) {
+    constexpr int kAttempts = 50;
+    for (int i = 0; i < kAttempts; ++i) {
+        try {
+            if (read_manifest(files, folder) == text) return true;
+        } catch (Error const& e) {
+            if (e.category() == Category::memory) throw;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return false;
+}
+
+}  // namespace
+
 Checkpoint Checkpoint::open(FileSystem& files, Path const& folder) {
     return open(files, *make_single_host_comm(), folder);
 }
@@ -131,8 +151,9 @@ Checkpoint Checkpoint::open(FileSystem& files, HostComm& world, Path const& fold
     text = world.broadcast_text(std::move(text), 0);
     std::string const where = (folder / kManifestName).string();
     agree(world, [&] {
-        if (world.rank() > 0 && reading([&] { return read_manifest(files, folder); }) != text)
-            fail(Category::checkpoint, "{} is another file than for rank 0: all hosts must see the same folder", where);
+        if (!sees(files, folder, text))
+            fail(Category::checkpoint, "{} is not the file that rank 0 sees: all hosts must see the same folder",
+                 where);
     });
     auto const manifest = std::make_shared<Manifest const>(Manifest::parse(text, where));
     check_expected(manifest->state, expected, where);

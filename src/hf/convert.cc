@@ -23,9 +23,7 @@ constexpr char const* kCompanions[] = {
 constexpr char kTypeKey[] = "hf_dtype";
 constexpr int64_t kBatchBytes = int64_t{128} << 20;  ///< tensors are read from a checkpoint in groups of this size
 constexpr int64_t kCopyBytes = int64_t{1} << 20;
-
-/// Room for values of so many bytes, and for all else: headers, configuration, tokenizer.
-constexpr int64_t with_the_rest(int64_t bytes) { return bytes + bytes / 100 + (int64_t{16} << 20); }
+constexpr int64_t kSpareBytes = int64_t{16} << 20;  ///< room for all that is not values
 
 /// A lock whose file goes with it.
 class OutputLock {
@@ -229,7 +227,7 @@ void export_folder(FileSystem& files, Checkpoint const& checkpoint, ExportOption
     ReadTensors const read = [&](std::vector<StoredTensor> const& parts) { weights.read(parts); };
     int64_t const element = size_of(options.type), total = total_elements(specs) * element;
     NewFolder made(files, output);
-    made.need(with_the_rest(total));
+    made.need(total + kSpareBytes);
     std::vector<std::vector<ParamSpec>> shards;
     for (size_t begin = 0; begin < specs.size();) {
         size_t const end = group_end(specs, begin, element, options.shard_bytes);
@@ -274,7 +272,7 @@ void export_adapters(FileSystem& files, Checkpoint const& checkpoint, ExportOpti
              options.model.key_conv);
     std::vector<ParamSpec> const specs = peft_params(options.model);
     NewFolder made(files, output);
-    made.need(with_the_rest(total_elements(specs) * size_of(options.type)));
+    made.need(total_elements(specs) * size_of(options.type) + kSpareBytes);
     size_t const prefix = peft_name("").size();
     ReadTensors const read = [&](std::vector<StoredTensor> parts) {
         for (StoredTensor& part : parts) part.name.erase(0, prefix);

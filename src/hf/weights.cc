@@ -50,6 +50,12 @@ HfWeights::HfWeights(FileSystem& files, Path const& folder, std::string const& n
     find_places();
 }
 
+std::vector<Path> HfWeights::files() const {
+    std::vector<Path> paths;
+    for (SafetensorsFile const& file : files_) paths.push_back(file.path());
+    return paths;
+}
+
 void HfWeights::find_places() {
     for (size_t i = 0; i < files_.size(); ++i) {
         for (auto const& [name, tensor] : files_[i].tensors()) {

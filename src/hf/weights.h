@@ -23,6 +23,7 @@ class HfWeights {
     HfWeights(FileSystem& files, Path const& folder, std::string const& name);
 
     Path const& folder() const { return folder_; }
+    std::vector<Path> files() const;  ///< that hold the weights
     std::map<std::string, Shape> shapes() const;
     std::string const& dtype(std::string const& name) const { return find(name).tensor->dtype; }
     /// The type that holds every value of the tensors `specs` names.

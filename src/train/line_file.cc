@@ -30,7 +30,7 @@ bool LineFile::flush() {
 
 std::string LineFile::take_waiting() {
     std::scoped_lock const lock(mutex_);
-    lines_ = 0;
+    lines_ = delayed_ = 0;
     return std::exchange(waiting_, {});
 }
 
@@ -46,7 +46,10 @@ int64_t LineFile::missing() const {
 
 void LineFile::was_cut() {
     std::scoped_lock const lock(mutex_);
-    if (file_) end_ = files_->file_size(path_);
+    if (!file_) return;
+    file_ = files_->append(path_);  // the file may be another one, or a new one
+    end_ = files_->file_size(path_);
+    unsynced_ = 0;
 }
 
 void LineFile::write() {

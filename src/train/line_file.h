@@ -28,7 +28,7 @@ class LineFile {
     bool flush();
     /// The lines that wait, for whoever adds them again; they no longer count as missing.
     std::string take_waiting();
-    /// Somebody has cut the file after a whole line: lines come after what it holds now.
+    /// Somebody has cut the file after a whole line, synced it, or removed it: lines come after what it holds now.
     void was_cut();
     /// A sentence for the log, once when lines begin to wait and once when they were written; otherwise empty.
     std::string news();

@@ -87,7 +87,10 @@ void cut(FileSystem& files, Path const& path, Again&& is_done_again) {
         keep = line.end;
         return true;
     });
-    if (files.exists(path)) files.append(path)->truncate(keep);
+    if (!files.exists(path)) return;
+    auto const file = files.append(path);
+    file->truncate(keep);
+    file->sync();
 }
 
 /// Calls `use` with each evaluation that has a loss.
@@ -176,8 +179,8 @@ void RunFolder::mirror_log() {
 
 template <class Again>
 void RunFolder::rewind(std::unique_ptr<LineFile>& file, char const* name, Again&& is_done_again) {
-    std::string const waiting = file ? file->take_waiting() : "";
     cut(*files_, path_ / name, is_done_again);
+    std::string const waiting = file ? file->take_waiting() : "";
     if (file) file->was_cut();
     for_each_line(waiting, [&](MetricLine const& line) {  // that a full disk did not take
         auto const metric = read_metric(line, path_ / name);

@@ -57,6 +57,17 @@ void say_changes(Checkpoint const& checkpoint, RunOptions const& options) {
                   to_string(found));
 }
 
+constexpr int64_t kWeightPieces = 16;  ///< of each file that tell its weights from others
+
+/// Collective. `sample` tells the weights that this rank sees in the folder.
+void check_alike(HostComm& world, Path const& folder, std::string const& sample) {
+    auto const all = world.gather_text(sample);
+    auto const other = std::ranges::find_if(all, [&](std::string const& its) { return its != all.front(); });
+    if (other == all.end()) return;
+    fail(Category::config, "{} holds other weights for rank {} than for rank 0 ({}, {}): all hosts must see the same",
+         folder.string(), other - all.begin(), *other, all.front());
+}
+
 /// Says where the folder that the weights come from has a tokenizer, and the data are bytes all the same.
 void say_other_tokenizer(FileSystem& files, Path const& from, DataOptions const& data) {
     if (data.mock_data || data.tokenizer != DataOptions{}.tokenizer || !has_tokenizer(files, from)) return;
@@ -429,22 +440,6 @@ void Session::read(Checkpoint const& checkpoint, std::vector<StoredTensor> const
     }
 }
 
-void Session::check_weights_alike(Path const& folder) const {
-    if (mesh_.world().size() == 1) return;
-    std::string mine;
-    agree(mesh_.world(), [&] {
-        std::vector<Path> paths;
-        for (std::string const& name : files_->list(folder))
-            if (name.ends_with(".safetensors")) paths.push_back(folder / name);
-        mine = fingerprint(paths, *files_);
-    });
-    auto const all = mesh_.world().gather_text(mine);
-    auto const other = std::ranges::find_if(all, [&](std::string const& its) { return its != all.front(); });
-    if (other == all.end()) return;
-    fail(Category::config, "{} holds other weights for rank {} than for rank 0 ({}, {}): all hosts must see the same",
-         folder.string(), other - all.begin(), *other, all.front());
-}
-
 void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> const& all) const {
     ModelOptions const& model = options_.model;
     bool const adapters = is_adapter(layout.entries().front().spec.name);
@@ -467,14 +462,19 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
         say_changes(checkpoint, options_);
     } else {
         leave_out([](std::string const&) { return true; });
-        check_weights_alike(from);
+        std::optional<HfWeights> stored;
+        std::string sample;
         agree(mesh_.world(), [&] {
-            HfWeights const stored = adapters ? open_adapters(*files_, from, model.lora) : HfWeights(*files_, from);
-            stored.check(adapters ? peft_params(model) : base_params(model));
+            stored = adapters ? open_adapters(*files_, from, model.lora) : HfWeights(*files_, from);
+            stored->check(adapters ? peft_params(model) : base_params(model));
+            sample = fingerprint(stored->files(), *files_, kWeightPieces);
+        });
+        check_alike(mesh_.world(), from, sample);
+        agree(mesh_.world(), [&] {
             std::vector<float> values;
             for (StoredTensor const& part : parts) {
                 values.resize(static_cast<size_t>(part.values.size()));
-                stored.read(adapters ? peft_name(part.name) : part.name, part.shard, values);
+                stored->read(adapters ? peft_name(part.name) : part.name, part.shard, values);
                 upload(ops(), part.values, values.data());
             }
         });

@@ -111,10 +111,9 @@ class Session {
     /// Fills `parts`, which lie on the device, from a checkpoint: rounded or widened where it stores another type.
     void read(Checkpoint const& checkpoint, std::vector<StoredTensor> const& parts) const;
     /// Fills parts of a layout's weights, which lie on the device, from the folder in `model.init_from`
-    /// (`lora.init_from` for adapters). A rank reads only the bytes of its parts. Collective: all ranks succeed or
-    /// throw the same Category::checkpoint.
-    /// Throws Category::config unless every rank sees the same weights in this Hugging Face folder. Collective.
-    void check_weights_alike(Path const& folder) const;
+    /// (`lora.init_from` for adapters). A rank reads only the bytes of its parts, and a sample of every file.
+    /// Collective: all ranks succeed or throw the same Category::checkpoint; Category::config where they see other
+    /// weights.
     void read_initial(ParamLayout const& layout, std::vector<StoredTensor> const& parts) const;
     /// Initial weights of a new run: read_initial() if a folder is named, else random numbers, each a function of
     /// (seed, name, index) only. Collective.

@@ -255,7 +255,7 @@ TEST(Convert, the_output_must_be_new_and_room_is_checked_first) {
               "/checkpoint exists already: choose another name, or remove it");
     FaultFileSystem files(memory);
     files.set_free_bytes(1000);
-    int64_t bytes = int64_t{64} << 20;
+    int64_t bytes = int64_t{16} << 20;
     for (ParamSpec const& spec : llama_params(read_hf_config(memory, "/there").model)) bytes += 2 * spec.shape.size();
     EXPECT_EQ(error_of(Category::config, [&] { convert_out(files, "/checkpoint", "/back"); }),
               fmt::format("no room for /back: {} bytes needed, 1000 bytes free", bytes));

@@ -113,7 +113,7 @@ class Pipeline {
 };
 
 std::string describe_inputs(TextInputs const& inputs, FileSystem& files) {
-    return fmt::format("text {} {} {} {} {} {} {} {}", static_cast<int>(inputs.text.format), inputs.text.key,
+    return fmt::format("text 2 {} {} {} {} {} {} {} {}", static_cast<int>(inputs.text.format), inputs.text.key,
                        inputs.text.blank_lines, inputs.special, inputs.prepend_bos, inputs.append_eod,
                        tokenizer_fingerprint(files, inputs.tokenizer), fingerprint_of(files, inputs.files));
 }

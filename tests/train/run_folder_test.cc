@@ -85,6 +85,20 @@ TEST_F(RunFolderTest, rewinding_keeps_lines_that_wait_for_the_disk) {
     EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":4}\n");
 }
 
+TEST_F(RunFolderTest, rewinding_goes_on_in_the_file_that_is_there) {
+    RunFolder folder(*files_, path_);
+    for (int step = 1; step <= 3; ++step) folder.append_metrics(fmt::format(R"({{"step":{}}})", step));
+    files_->replace_text(path_ / "metrics.jsonl", "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"edited\":1}\n");
+    folder.rewind_metrics(2, false);
+    folder.append_metrics(R"({"step":3})");
+    EXPECT_EQ(text("metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
+    files_->remove_all(path_ / "metrics.jsonl");
+    folder.rewind_metrics(2, false);
+    folder.append_metrics(R"({"step":3})");
+    EXPECT_EQ(text("metrics.jsonl"), "{\"step\":3}\n");
+    EXPECT_EQ(folder.finish_metrics(), 0);
+}
+
 TEST_F(RunFolderTest, lines_that_the_disk_refuses_at_the_end_are_counted) {
     testing::FaultFileSystem disk(*files_);
     disk.before = [&](testing::FaultFileSystem::Operation const& operation) {

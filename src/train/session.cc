@@ -60,7 +60,7 @@ void say_changes(Checkpoint const& checkpoint, RunOptions const& options) {
 constexpr int64_t kWeightPieces = 16;  ///< of each file that tell its weights from others
 
 /// Collective. `sample` tells the weights that this rank sees in the folder.
-void check_alike(HostComm& world, Path const& folder, std::string const& sample) {
+void refuse_other_weights(HostComm& world, Path const& folder, std::string const& sample) {
     auto const all = world.gather_text(sample);
     auto const other = std::ranges::find_if(all, [&](std::string const& its) { return its != all.front(); });
     if (other == all.end()) return;
@@ -469,7 +469,7 @@ void Session::read_initial(ParamLayout const& layout, std::vector<StoredTensor> 
             stored->check(adapters ? peft_params(model) : base_params(model));
             sample = fingerprint(stored->files(), *files_, kWeightPieces);
         });
-        check_alike(mesh_.world(), from, sample);
+        refuse_other_weights(mesh_.world(), from, sample);
         agree(mesh_.world(), [&] {
             std::vector<float> values;
             for (StoredTensor const& part : parts) {

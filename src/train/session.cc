@@ -299,11 +299,13 @@ std::map<std::string, std::string> Session::data_fingerprints(bool training) con
     for (size_t rank = 1; rank < all.size(); ++rank) {
         if (all[rank] == all[0]) continue;
         nlohmann::json const first = nlohmann::json::parse(all[0]), other = nlohmann::json::parse(all[rank]);
-        for (auto const& [name, contents] : first.items())
-            if (other.value(name, "") != contents)
+        for (auto const& [name, contents] : first.items()) {
+            std::string const its = other.value(name, ""), of_first = contents.get<std::string>();
+            if (its != of_first)
                 fail(Category::data,
                      "data.{}.path holds other files for rank {} than for rank 0 ({}, {}): all hosts must see the same",
-                     name, rank, other.value(name, ""), contents.get<std::string>());
+                     name, rank, its, of_first);
+        }
     }
     return found;
 }

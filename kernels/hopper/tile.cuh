@@ -1,7 +1,7 @@
 // Operand tiles in shared memory, as the tensor cores and TMA like them best. A tile [rows, columns] of
-// bf16 is ceil(columns / 64) panels one after the other; a panel has 128 bytes a row, and the 16-byte piece p of row r
-// lies at piece p ^ (r % 8) ("128-byte swizzle"), so that eight rows' pieces of one column meet all banks. Tiles begin
-// at multiples of 1024 bytes.
+// bf16 is ceil(columns / 64) panels one after the other; a panel has 128 bytes a row, and the 16-byte vector v of row r
+// lies at vector v ^ (r % 8) ("128-byte swizzle"), so that the vectors of one column in eight rows lie in all banks.
+// Tiles begin at multiples of 1024 bytes.
 #pragma once
 
 #include <cstdint>

@@ -14,9 +14,8 @@ void describe(Schema& schema, CheckpointOptions& options) {
              "besides, keep the checkpoint with the lowest validation loss so far; eval.every must then be a multiple "
              "of every")
         .add("async", options.asynchronous,
-             "write checkpoints beside training; false: training waits until they are written. Either way they are "
-             "written "
-             "from a copy of the state in host memory")
+             "training goes on while a checkpoint is written; false: it waits. Both write a copy of the state in host "
+             "memory")
         .add("resume", options.resume,
              "auto: from the newest whole checkpoint of the run's folder, if there is one; damaged newer ones are "
              "renamed "

@@ -7,7 +7,7 @@
 namespace perigee {
 
 void follow(RunOptions& options, Checkpoint const& checkpoint, OptionSources const& sources, bool speaks) {
-    auto stored = stored_options(checkpoint.state());
+    auto const stored = options_at_step(checkpoint.state());  // an override of the kind holds at every step
     if (!stored) {
         if (speaks)
             log::warn(
@@ -16,8 +16,6 @@ void follow(RunOptions& options, Checkpoint const& checkpoint, OptionSources con
                 checkpoint.folder().string());
         return;
     }
-    // An override of the kind holds at every step.
-    stored->attention = attention_at(stored->attention, checkpoint.state().step);
     std::string const tokenizer = options.data.tokenizer;
     take_model(options, *stored);
     apply_overrides(options, sources.overrides);

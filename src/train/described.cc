@@ -164,13 +164,16 @@ std::optional<RunOptions> stored_options(RunState const& state) {
     return options;
 }
 
-std::optional<RunOptions> options_in(FileSystem& files, Path const& folder) {
-    Path const manifest = folder / kManifestName;
-    if (!files.exists(manifest)) return std::nullopt;
-    RunState const state = Manifest::parse(files.read_text(manifest, kMaxManifestBytes), manifest.string()).state;
+std::optional<RunOptions> options_at_step(RunState const& state) {
     auto stored = stored_options(state);
     if (stored) stored->attention = attention_at(stored->attention, state.step);
     return stored;
+}
+
+std::optional<RunOptions> options_in(FileSystem& files, Path const& folder) {
+    Path const manifest = folder / kManifestName;
+    if (!files.exists(manifest)) return std::nullopt;
+    return options_at_step(Manifest::parse(files.read_text(manifest, kMaxManifestBytes), manifest.string()).state);
 }
 
 std::string held_out_data(RunOptions const& options, std::map<std::string, std::string> const& contents) {

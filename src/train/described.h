@@ -19,8 +19,11 @@ std::string options_text(RunOptions const& options);
 /// say, as those of older programs, or where this program cannot read it.
 std::optional<RunOptions> stored_options(RunState const& state);
 
-/// The same of the checkpoint in `folder`, with attention as it was at its step and without a schedule; its tensors are
-/// neither read nor verified. Nothing where there is none.
+/// The same, with attention as it was at the checkpoint's step and without a schedule.
+std::optional<RunOptions> options_at_step(RunState const& state);
+
+/// options_at_step() of the checkpoint in `folder`, whose tensors are neither read nor verified; nothing where there is
+/// none.
 std::optional<RunOptions> options_in(FileSystem& files, Path const& folder);
 
 /// What tells held-out losses that compare from others: a hash of the held-out data, by `contents` (as fingerprints()

@@ -84,9 +84,8 @@ void describe(Schema& schema, GuardOptions& options) {
              "of a device, and the second one counts")
         .add("hash_every", options.hash_every, between(0, kMostSteps),
              "compare what several ranks hold alike (weights, moments, gradients, as parallel.shard leaves them whole) "
-             "by hashes every so many steps; exit code 9 or 10 where one differs, a warning where a second look finds "
-             "no "
-             "difference. 0: never")
+             "by hashes every so many steps; exit code 9 or 10 where one differs, a warning where it no longer differs "
+             "when read again. 0: never")
         .add("slow_factor", options.slow_factor, at_least(0),
              "name a rank whose own work in a step takes more than this times the median rank's, in the mean since the "
              "last look, every 100 steps; 0: never");

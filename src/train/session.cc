@@ -49,9 +49,8 @@ std::vector<bf16> rounded(Ops& ops, ConstView values) {
 
 /// Says where these weights were trained as another model.
 void say_changes(Checkpoint const& checkpoint, RunOptions const& options) {
-    auto stored = stored_options(checkpoint.state());
+    auto const stored = options_at_step(checkpoint.state());
     if (!stored) return;
-    stored->attention = attention_at(stored->attention, checkpoint.state().step);
     if (auto const found = model_changes(*stored, options); !found.empty())
         log::info("the model is not the one of {}, whose value comes first:\n{}", checkpoint.folder().string(),
                   to_string(found));

@@ -141,6 +141,8 @@ std::string content_of(Json const& content) {
     return text;
 }
 
+/// Keys of a message that say what it is for; a template does not see them.
+constexpr std::array kOfLoss{"weight", "train", "training"};
 constexpr std::array kOnlyJinja{"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"};
 
 bool is_empty(Json const& value) {
@@ -160,7 +162,7 @@ class Collector {
         } catch (Problem const& problem) {
             refuse("message {}: {}", count_, problem.text);
         }
-        message.erase("weight");
+        for (char const* const key : kOfLoss) message.erase(key);
         list_.push_back(std::move(message));
     }
     void add(char const* role, std::string const& content, double weight = 1) {
@@ -203,13 +205,28 @@ class Collector {
                 refuse("\"content\" is {}, where text is expected", kind(content));
             read.content = content_of(content);
         }
-        Json const& weight = value_of(message, "weight");
-        if (weight.is_null()) return read;
-        if (!weight.is_number()) refuse("\"weight\" is {}, where a number is expected", kind(weight));
-        read.weight = weight.get<double>();
-        if (!(read.weight >= 0 && read.weight <= kLargestMessageWeight))
-            refuse("\"weight\" is {}; it must be between 0 and {}", read.weight, kLargestMessageWeight);
+        read.weight = weight_of(message);
         return read;
+    }
+
+    static double weight_of(Json const& message) {
+        Json const& weight = value_of(message, "weight");
+        double value = 1;
+        if (!weight.is_null()) {
+            if (!weight.is_number()) refuse("\"weight\" is {}, where a number is expected", kind(weight));
+            value = weight.get<double>();
+            if (!(value >= 0 && value <= kLargestMessageWeight))
+                refuse("\"weight\" is {}; it must be between 0 and {}", value, kLargestMessageWeight);
+        }
+        for (char const* const key : {"train", "training"}) {
+            Json const& taught = value_of(message, key);
+            if (taught.is_null()) continue;
+            if (!taught.is_boolean()) refuse("\"{}\" is {}, where true or false is expected", key, kind(taught));
+            if (!weight.is_null() && taught.get<bool>() != (value > 0))
+                refuse("\"{}\" is {}, but \"weight\" is {}", key, taught.get<bool>(), value);
+            if (!taught.get<bool>()) value = 0;
+        }
+        return value;
     }
 
     Json list_ = Json::array();
@@ -245,7 +262,8 @@ Json message_of_turn(Json const& turn) {
         for (Json const& one : call.is_array() ? call : Json::array({call}))
             message["tool_calls"].push_back({{"type", "function"}, {"function", one}});
     }
-    if (turn.contains("weight")) message["weight"] = turn.at("weight");
+    for (char const* const key : kOfLoss)
+        if (turn.contains(key)) message[key] = turn.at(key);
     return message;
 }
 

@@ -31,8 +31,8 @@ struct ConversationLine {
 inline constexpr double kLargestMessageWeight = 1e6;
 
 /// Trusts nothing: malformed or deeply nested JSON, wrong types, repeated keys, weights out of range and content that
-/// is no text are problems. Other keys of the line are left alone, those of messages are the template's. Memory is
-/// bounded by some times the line.
+/// is no text are problems. "train": false is a weight of 0. Other keys of the line are left alone, those of messages
+/// are the template's. Memory is bounded by some times the line.
 ConversationLine parse_conversation(std::string_view line, RecordFormat format = RecordFormat::automatic);
 
 }  // namespace perigee

@@ -8,6 +8,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(Conversation, ReadsMessagesAndLeavesOtherKeysAlone) {
     auto const line = parse_conversation(
@@ -69,6 +70,12 @@ TEST(Conversation, EveryMistakeHasItsReason) {
              {R"({"messages": [{"role": "user", "content": "x", "weight": 1e7}]})", "between 0 and 1000000"},
              {R"({"messages": [{"role": "user", "content": "x", "weight": "1"}]})", "\"weight\" is a text"},
              {R"({"messages": [{"role": "user", "content": "x", "weight": 1e999}]})", "malformed JSON"},
+             {R"({"messages": [{"role": "user", "content": "x", "train": 0}]})",
+              "\"train\" is a number, where true or false is expected"},
+             {R"({"messages": [{"role": "assistant", "content": "x", "train": false, "weight": 0.5}]})",
+              "\"train\" is false, but \"weight\" is 0.5"},
+             {R"({"messages": [{"role": "assistant", "content": "x", "training": true, "weight": 0}]})",
+              "\"training\" is true, but \"weight\" is 0"},
              {R"({"chosen": [], "rejected": []})", "preferences between answers are not supported"},
              {R"({"conversations": [{"from": "human"}]})", "turn 1: no \"value\""},
              {R"({"conversations": [{"from": "narrator", "value": "x"}]})", "turn 1: \"from\" is \"narrator\""},
@@ -128,6 +135,21 @@ TEST(Conversation, ShareGptTurnsAreMessages) {
     EXPECT_EQ(line.tools_json, R"([{"name":"f"}])");
     EXPECT_THAT(line.messages_json,
                 HasSubstr(R"("tool_calls":[{"type":"function","function":{"name":"f","arguments":{}}}])"));
+}
+
+TEST(Conversation, TrainFalseIsWeightZero) {
+    auto const line = parse_conversation(
+        R"({"messages": [{"role": "user", "content": "u", "train": true}, {"role": "assistant", "content": "a", "train": false},
+            {"role": "assistant", "content": "b", "train": true}, {"role": "assistant", "content": "c", "training": false},
+            {"role": "assistant", "content": "d", "train": true, "weight": 2}]})");
+    EXPECT_EQ(line.problem, "");
+    EXPECT_THAT(line.messages,
+                ElementsAre(Message{"user", "u"}, Message{"assistant", "a", 0}, Message{"assistant", "b"},
+                            Message{"assistant", "c", 0}, Message{"assistant", "d", 2}));
+    EXPECT_THAT(line.messages_json, Not(HasSubstr("train"))) << "a template does not see it";
+    EXPECT_THAT(said(parse_conversation(R"({"conversations": [{"from": "human", "value": "u"},
+                    {"from": "gpt", "value": "a", "train": false}, {"from": "gpt", "value": "b"}]})")),
+                ElementsAre("user: u", "[assistant: a]", "assistant: b"));
 }
 
 TEST(Conversation, AKeyThatIsNullIsNotThere) {

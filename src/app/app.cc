@@ -67,10 +67,17 @@ RunOptions const& configured(Job const& job) {
     return job.config.options;
 }
 
+/// Needed to train, for the reach of gradients, and where a fraction of it is held out; `check` looks at training.
+TrainingData training_data_of(Command command, RunOptions const& options) {
+    bool const needed = command == Command::train || command == Command::check ||
+                        (command == Command::eval && (options.eval.reach || options.data.validation_fraction > 0));
+    return needed ? TrainingData::needed : TrainingData::not_needed;
+}
+
 /// With what is left open filled in; throws every problem with them at once. But for `check`, the process takes its
 /// place.
 RunOptions resolved(Job const& job, RunOptions options, int world_size) {
-    refuse_problems(options, world_size, job.command.config);
+    refuse_problems(options, world_size, job.command.config, training_data_of(job.command.command, options));
     if (job.command.command != Command::check) {
         check_alike(options, job.launch.world());
         Seat const seat = take_seat(options, job.launch);
@@ -160,6 +167,9 @@ int run_suites(Trained const& trained, Job const& job) {
 int run_eval(Trained const& trained, Job const& job) {
     RunOptions const& options = trained.options;
     if (!suites_of(options.eval.suites).empty()) return run_suites(trained, job);
+    if (!has_validation(options.data))
+        fail(Category::config,
+             "there is no held-out data to evaluate on: give data.validation or a data.validation_fraction above 0");
     Session session(options, job.launch.world(), job.files);
     AskedByWatchdog const asked(&job.watchdog, [&session] { return session.mesh().failure(); });
     auto const validation = session.open(Split::validation);

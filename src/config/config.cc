@@ -133,8 +133,8 @@ std::string config_reference() {
     return kReferenceHead + write_reference(schema);
 }
 
-void refuse_problems(RunOptions const& options, int world_size, std::string const& file) {
-    auto const found = problems(options, world_size);
+void refuse_problems(RunOptions const& options, int world_size, std::string const& file, TrainingData training_data) {
+    auto const found = problems(options, world_size, training_data);
     if (!found.empty()) fail(Category::config, "{}: {}", file, fmt::join(found, fmt::format("\n{}: ", file)));
 }
 

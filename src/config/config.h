@@ -22,7 +22,8 @@ void apply_file(RunOptions& options, std::string const& path);
 void apply_overrides(RunOptions& options, std::vector<std::string> const& overrides);
 
 /// Throws Category::config with all problems between the keys of `file`, for a job of so many ranks.
-void refuse_problems(RunOptions const& options, int world_size, std::string const& file);
+void refuse_problems(RunOptions const& options, int world_size, std::string const& file,
+                     TrainingData training_data = TrainingData::needed);
 
 /// Complete YAML of these options, every key present, which parses to the same options.
 std::string to_yaml(RunOptions const& options);

@@ -109,9 +109,6 @@ std::vector<std::string> problems(DataOptions const& options) {
             "packing: best_fit puts documents together that have nothing to do with each other, so "
             "document_mask must be true");
     }
-    if (options.train.empty() && !options.mock_data) {
-        found.push_back("train: no data sets given; list some, or set data.mock_data: true");
-    }
     if (!options.validation.empty() && options.validation_fraction > 0) {
         found.push_back(fmt::format("validation_fraction: {} and {} validation data sets exclude each other",
                                     options.validation_fraction, options.validation.size()));

@@ -385,12 +385,14 @@ TokensOfRank tokens_of_rank(RunOptions const& options, MeshShape const& mesh) {
     return {all, options.train.mlp_chunk == 0 ? all : std::min(options.train.mlp_chunk, all)};
 }
 
-std::vector<std::string> problems(RunOptions const& options, int world_size) {
+std::vector<std::string> problems(RunOptions const& options, int world_size, TrainingData training_data) {
     Sentences out;
     out.add_all(problems(options.model));
     out.add_all(problems(options.attention, options.model));
     out.add_all(problems(options.precision, options.model));
     for (std::string const& problem : problems(options.data)) out.add("data.{}", problem);
+    if (training_data == TrainingData::needed && options.data.train.empty() && !options.data.mock_data)
+        out.add("data.train: no data sets given; list some, or set data.mock_data: true");
     out.add_all(problems(options.chat));
     int const dp = check_layout(options, world_size, out);
     check_batch(options, dp, out);

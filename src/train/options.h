@@ -129,8 +129,10 @@ struct TokensOfRank {
 TokensOfRank tokens_of_rank(RunOptions const& options, MeshShape const& mesh);
 
 /// Every contradiction between fields, sections and the number of ranks, each as a sentence that names keys and both
-/// numbers; empty when the run can start. Fills nothing in.
-std::vector<std::string> problems(RunOptions const& options, int world_size);
+/// numbers; empty when the run can start. Fills nothing in. What reads no training data needs none.
+enum class TrainingData { needed, not_needed };
+std::vector<std::string> problems(RunOptions const& options, int world_size,
+                                  TrainingData training_data = TrainingData::needed);
 /// Those of the schedule, which problems() leaves out while train.steps is still to follow from train.epochs.
 std::vector<std::string> schedule_problems(RunOptions const& options);
 

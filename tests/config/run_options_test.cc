@@ -281,6 +281,12 @@ TEST(Problems, WantHeldOutDataForEvaluation) {
     EXPECT_THAT(fraction, ::testing::Not(::testing::Contains(HasSubstr("held-out"))));
 }
 
+TEST(Problems, WantTrainingDataWhereItIsRead) {
+    RunOptions const none = parse_config("eval: {every: 0}", "f.yaml", {});
+    EXPECT_THAT(problems(none, 1), ElementsAre(HasSubstr("data.train: no data sets given")));
+    EXPECT_THAT(problems(none, 1, TrainingData::not_needed), IsEmpty());
+}
+
 TEST(ReferencePage, IsTheGeneratedOne) {
     EXPECT_EQ(read(source() / "docs/config.md"), config_reference())
         << "docs/config.md is out of date: build/cpu/bin/config_reference > docs/config.md";

@@ -70,12 +70,6 @@ TEST(Conversation, EveryMistakeHasItsReason) {
              {R"({"messages": [{"role": "user", "content": "x", "weight": 1e7}]})", "between 0 and 1000000"},
              {R"({"messages": [{"role": "user", "content": "x", "weight": "1"}]})", "\"weight\" is a text"},
              {R"({"messages": [{"role": "user", "content": "x", "weight": 1e999}]})", "malformed JSON"},
-             {R"({"messages": [{"role": "user", "content": "x", "train": 0}]})",
-              "\"train\" is a number, where true or false is expected"},
-             {R"({"messages": [{"role": "assistant", "content": "x", "train": false, "weight": 0.5}]})",
-              "\"train\" is false, but \"weight\" is 0.5"},
-             {R"({"messages": [{"role": "assistant", "content": "x", "training": true, "weight": 0}]})",
-              "\"training\" is true, but \"weight\" is 0"},
              {R"({"chosen": [], "rejected": []})", "preferences between answers are not supported"},
              {R"({"conversations": [{"from": "human"}]})", "turn 1: no \"value\""},
              {R"({"conversations": [{"from": "narrator", "value": "x"}]})", "turn 1: \"from\" is \"narrator\""},
@@ -150,6 +144,17 @@ TEST(Conversation, TrainFalseIsWeightZero) {
     EXPECT_THAT(said(parse_conversation(R"({"conversations": [{"from": "human", "value": "u"},
                     {"from": "gpt", "value": "a", "train": false}, {"from": "gpt", "value": "b"}]})")),
                 ElementsAre("user: u", "[assistant: a]", "assistant: b"));
+}
+
+TEST(Conversation, TrainIsTrueOrFalseAndAgreesWithTheWeight) {
+    for (auto const& [text, reason] : std::vector<std::pair<std::string, std::string>>{
+             {R"({"messages": [{"role": "user", "content": "x", "train": 0}]})",
+              "\"train\" is a number, where true or false is expected"},
+             {R"({"messages": [{"role": "assistant", "content": "x", "train": false, "weight": 0.5}]})",
+              "\"train\" is false, but \"weight\" is 0.5"},
+             {R"({"messages": [{"role": "assistant", "content": "x", "training": true, "weight": 0}]})",
+              "\"training\" is true, but \"weight\" is 0"}})
+        EXPECT_THAT(parse_conversation(text).problem, HasSubstr(reason)) << text;
 }
 
 TEST(Conversation, AKeyThatIsNullIsNotThere) {

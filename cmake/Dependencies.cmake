@@ -65,9 +65,6 @@ endif()
 option(PERIGEE_WERROR "Warnings of the C++ compiler are errors" ${werror})
 target_compile_options(perigee_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${PERIGEE_WERROR}>:-Werror>>)
-if(CMAKE_UNITY_BUILD)  # GCC takes anonymous namespaces of files that are included for those of headers
-    target_compile_options(perigee_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
-endif()
 # Programs that read strangers' files are hardened, all of them: what an overflow would need is missing or checked.
 # Sanitizers bring checks of their own, which _FORTIFY_SOURCE would hide from them.
 include(CheckPIESupported)

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, builds and runs every test but the long ones (`ctest --preset cpu -L long`). With nvcc it builds the preset
 # `cuda`, which holds all CPU tests too; tests that need a GPU show as skipped without one. Without nvcc it builds `cpu`.
-# Arguments are passed to cmake.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 launch/setup.sh --developer
@@ -14,6 +13,6 @@ if [ -x "$nvcc" ]; then
     launch/setup_cuda.sh || echo "tests: building without cuDNN"
 fi
 # The other architectures of a default build compile the same code once more.
-cmake --preset $preset -DPERIGEE_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES="${PERIGEE_ARCHITECTURES:-80-real;90a-real}" "$@" >/dev/null
+cmake --preset $preset -DPERIGEE_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES="${PERIGEE_ARCHITECTURES:-80-real;90a-real}" >/dev/null
 cmake --build --preset $preset -- --quiet
 ctest --preset $preset --parallel 2 --label-exclude long

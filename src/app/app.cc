@@ -67,17 +67,16 @@ RunOptions const& configured(Job const& job) {
     return job.config.options;
 }
 
-/// Needed to train, for the reach of gradients, and where a fraction of it is held out; `check` looks at training.
-TrainingData training_data_of(Command command, RunOptions const& options) {
-    bool const needed = command == Command::train || command == Command::check ||
-                        (command == Command::eval && (options.eval.reach || options.data.validation_fraction > 0));
-    return needed ? TrainingData::needed : TrainingData::not_needed;
+/// Only generation does without.
+TrainingData training_data_of(Command command) {
+    bool const generates = command == Command::generate || command == Command::serve;
+    return generates ? TrainingData::not_needed : TrainingData::needed;
 }
 
 /// With what is left open filled in; throws every problem with them at once. But for `check`, the process takes its
 /// place.
 RunOptions resolved(Job const& job, RunOptions options, int world_size) {
-    refuse_problems(options, world_size, job.command.config, training_data_of(job.command.command, options));
+    refuse_problems(options, world_size, job.command.config, training_data_of(job.command.command));
     if (job.command.command != Command::check) {
         check_alike(options, job.launch.world());
         Seat const seat = take_seat(options, job.launch);

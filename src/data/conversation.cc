@@ -141,7 +141,7 @@ std::string content_of(Json const& content) {
     return text;
 }
 
-/// Keys of a message that say what it is for; a template does not see them.
+/// Keys that set a message's loss. Templates do not see them.
 constexpr std::array kOfLoss{"weight", "train", "training"};
 constexpr std::array kOnlyJinja{"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"};
 

@@ -30,7 +30,7 @@ void check_inputs(Args const& args) {
 }
 
 template <class Args>
-void check_operands(Args const& args) {
+void check_attention(Args const& args) {
     check_inputs(args);
     Shape const& q = args.q_THK.shape;
     PERIGEE_CHECK(
@@ -264,10 +264,10 @@ void check(EmbeddingBackward const& args) {
     expect("dx", args.dx_TD, {args.ids_T.size(), args.dtable_accumulated_VD[1]});
 }
 
-void check(AttentionForward const& args) { check_operands(args); }
+void check(AttentionForward const& args) { check_attention(args); }
 
 void check(AttentionBackward const& args) {
-    check_operands(args);
+    check_attention(args);
     PERIGEE_CHECK(args.do_THK.shape == args.q_THK.shape && args.dq_THK.shape == args.q_THK.shape &&
                       args.dk_TGK.shape == args.k_TGK.shape && args.dv_TGK.shape == args.k_TGK.shape,
                   "gradients do not have the shapes of q {} and k {}", args.q_THK.shape.str(), args.k_TGK.shape.str());

@@ -128,9 +128,11 @@ struct TokensOfRank {
 };
 TokensOfRank tokens_of_rank(RunOptions const& options, MeshShape const& mesh);
 
-/// Every contradiction between fields, sections and the number of ranks, each as a sentence that names keys and both
-/// numbers; empty when the run can start. Fills nothing in. What reads no training data needs none.
+/// Whether a command reads data.train.
 enum class TrainingData { needed, not_needed };
+
+/// Every contradiction between fields, sections and the number of ranks, each as a sentence that names keys and both
+/// numbers; empty when the run can start. Fills nothing in.
 std::vector<std::string> problems(RunOptions const& options, int world_size,
                                   TrainingData training_data = TrainingData::needed);
 /// Those of the schedule, which problems() leaves out while train.steps is still to follow from train.epochs.

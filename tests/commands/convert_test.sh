@@ -102,15 +102,14 @@ perigee eval run.yaml attention.top_k=1 >narrow 2>log || fail "eval: $(cat log)"
 perigee eval run.yaml attention.top_k=1 attention.kind=full >full 2>log || fail "eval: $(cat log)"
 [ "$(loss narrow)" != "$(loss full)" ] || fail "the run's schedule wins over attention.kind on the command line"
 perigee generate next.yaml output_dir=next --prompt a --max-tokens 2 >said 2>log || fail "generate: $(cat log)"
-# Without data: what trains or evaluates needs them, what generates does not.
+# Training and evaluation need data, generation does not.
 echo 'model: {init_from: hf}' >bare.yaml
 bare=(bare.yaml data.tokenizer=bytes watchdog.enabled=false output_dir=bare)
 perigee generate "${bare[@]}" --prompt a --max-tokens 2 >out 2>log || fail "generate without data: $(cat log)"
 cmp said out || fail "generate without data says $(cat out) instead of $(cat said)"
 expect_failure 2 'data.train: no data sets given' perigee train "${bare[@]}"
 expect_failure 2 'data.train: no data sets given' perigee check "${bare[@]}"
-expect_failure 2 'data.train: no data sets given' perigee eval "${bare[@]}" data.validation_fraction=0.1
-expect_failure 2 'no held-out data to evaluate on: give data.validation' perigee eval "${bare[@]}"
+expect_failure 2 'data.train: no data sets given' perigee eval "${bare[@]}"
 expect_failure 2 'no held-out data to evaluate on: give data.validation' perigee eval "${bare[@]}" data.train.0.path=x
 perigee train next.yaml output_dir=next >log 2>&1 || fail "training: $(cat log)"
 grep -q 'weights from hf' next/log.txt || fail "log: $(cat next/log.txt)"

@@ -218,15 +218,15 @@ class Collector {
             if (!(value >= 0 && value <= kLargestMessageWeight))
                 refuse("\"weight\" is {}; it must be between 0 and {}", value, kLargestMessageWeight);
         }
-        for (char const* const key : {"train", "training"}) {
-            Json const& taught = value_of(message, key);
-            if (taught.is_null()) continue;
-            if (!taught.is_boolean()) refuse("\"{}\" is {}, where true or false is expected", key, kind(taught));
-            if (!weight.is_null() && taught.get<bool>() != (value > 0))
-                refuse("\"{}\" is {}, but \"weight\" is {}", key, taught.get<bool>(), value);
-            if (!taught.get<bool>()) value = 0;
-        }
-        return value;
+        Json const &train = value_of(message, "train"), &training = value_of(message, "training");
+        if (!train.is_null() && !training.is_null()) refuse("both \"train\" and \"training\": keep one");
+        char const* const key = train.is_null() ? "training" : "train";
+        Json const& trained = train.is_null() ? training : train;
+        if (trained.is_null()) return value;
+        if (!trained.is_boolean()) refuse("\"{}\" is {}, where true or false is expected", key, kind(trained));
+        if (!weight.is_null() && trained.get<bool>() != (value > 0))
+            refuse("\"{}\" is {}, but \"weight\" is {}", key, trained.get<bool>(), value);
+        return trained.get<bool>() ? value : 0;
     }
 
     Json list_ = Json::array();

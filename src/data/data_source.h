@@ -42,7 +42,7 @@ class DataSource {
 /// Opens and checks all files. Throws Category::data naming file and place: missing or truncated files, foreign
 /// formats, no sample of sequence_length + 1 tokens, too few documents to split, and, while reading, token ids outside
 /// [0, vocab_size). Throws Category::config where `tokenize` wrote a data set with another tokenizer. The options must
-/// be free of problems(); Split::validation needs has_validation().
+/// be free of problems(); data.train may not be empty without mock_data, and Split::validation needs has_validation().
 std::unique_ptr<DataSource> open_data(DataOptions const& options, Split split, uint64_t seed, int64_t vocab_size,
                                       FileSystem& files);
 

@@ -153,7 +153,9 @@ TEST(Conversation, TrainIsTrueOrFalseAndAgreesWithTheWeight) {
              {R"({"messages": [{"role": "assistant", "content": "x", "train": false, "weight": 0.5}]})",
               "\"train\" is false, but \"weight\" is 0.5"},
              {R"({"messages": [{"role": "assistant", "content": "x", "training": true, "weight": 0}]})",
-              "\"training\" is true, but \"weight\" is 0"}})
+              "\"training\" is true, but \"weight\" is 0"},
+             {R"({"messages": [{"role": "assistant", "content": "x", "train": true, "training": false}]})",
+              "both \"train\" and \"training\": keep one"}})
         EXPECT_THAT(parse_conversation(text).problem, HasSubstr(reason)) << text;
 }
 

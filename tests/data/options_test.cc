@@ -23,10 +23,6 @@ TEST(DataOptionsProblems, GoodOptionsHaveNone) {
     EXPECT_THAT(problems(mock), IsEmpty());
 }
 
-TEST(DataOptionsProblems, TrainingNeedsData) {
-    EXPECT_THAT(problems(DataOptions{}), ElementsAre(HasSubstr("set data.mock_data: true")));
-}
-
 TEST(DataOptionsProblems, TwoSourcesOfValidationExcludeEachOther) {
     auto options = good();
     options.validation = {{"c"}};
